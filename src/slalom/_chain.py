@@ -1,0 +1,230 @@
+"""Transforms one after another."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from ._transform import AbstractTransform, Context, Part, fluent, segments
+from ._types import Params, Updates
+
+_LINE = 88  # a chain that prints longer than this is printed a link a line
+
+
+class Identity(AbstractTransform):
+    """Passes updates through unchanged: a chain of no links."""
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        del params
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params, context
+        return updates, None
+
+
+@fluent
+class Chain(AbstractTransform):
+    """Transforms one after another: the updates of each go into the next.
+
+    Made with `|`, `sl.chain` and `sl.named_chain`. Links are reached by position, name or
+    class: `tx[0]`, `tx["clip"]`, `tx[sl.ScaleByAdam]`.
+
+    **Arguments:**
+
+    - `links`: the transforms, first to last.
+    - `names`: the name of each link, or `None` for its class name in snake case.
+    """
+
+    links: tuple[AbstractTransform, ...]
+    names: tuple[str | None, ...] = eqx.field(static=True)
+
+    def __check_init__(self):
+        for link, name in list(zip(self.links, self.names, strict=True))[:-1]:
+            if link.stands_last:
+                raise ValueError(
+                    f"{name or type(link).__name__} writes the parameters itself, so nothing may "
+                    "follow it: make it the last link of the chain."
+                )
+
+    @classmethod
+    def join(cls, *links: AbstractTransform) -> AbstractTransform:
+        """A chain of these; chains among them are flattened, and one link stays what it is."""
+        flat: list[tuple[str | None, AbstractTransform]] = []
+        for link in links:
+            if isinstance(link, Chain):
+                flat += zip(link.names, link.links, strict=True)
+            else:
+                flat.append((None, link))
+        _check_unique([name for name, _ in flat])
+        if not flat:
+            return Identity()
+        if len(flat) == 1 and flat[0][0] is None:
+            return flat[0][1]
+        return cls(tuple(link for _, link in flat), tuple(name for name, _ in flat))
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        return tuple(link.init(params) for link in self.links)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, tuple[Any, ...]]:
+        states = []
+        for part in self.inside(state, context, params):
+            with part.scope():
+                updates, new = part.transform.update(updates, part.state, params, context)
+            states.append(new)
+        return updates, tuple(states)
+
+    def step(
+        self, grads: Updates, state: Any, params: Params, context: Context | None = None
+    ) -> tuple[Params, tuple[Any, ...]]:
+        *before, last = self.inside(state, context, params)
+        states = []
+        for part in before:
+            with part.scope():
+                grads, new = part.transform.update(grads, part.state, params, context)
+            states.append(new)
+        with last.scope():
+            params, new = last.transform.step(grads, last.state, params, context)
+        return params, (*states, new)
+
+    def inside(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        states = (None,) * len(self.links) if state is None else state
+        return tuple(
+            Part(path, link, s, context, params, lambda chain, i=i: chain.links[i])
+            for i, (path, link, s) in enumerate(zip(self._paths(), self.links, states, strict=True))
+        )
+
+    def _paths(self) -> list[tuple[str, ...]]:
+        taken: dict[str, int] = {name: 1 for name in self.names if name is not None}
+        paths = []
+        for name, link in zip(self.names, self.links, strict=True):
+            if name is not None:
+                paths.append((name,))
+                continue
+            (own,) = segments(link) or ("chain",)
+            taken[own] = taken.get(own, 0) + 1
+            paths.append((own if taken[own] == 1 else f"{own}_{taken[own]}",))
+        return paths
+
+    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+        # An idle link makes zeros, and they stay zeros through links such as Scale. Adam, fed
+        # zeros, still writes.
+        wrote: Any = True
+        for link, link_state in zip(self.links, state, strict=True):
+            own = link.emitted(link_state)
+            wrote = jnp.logical_and(wrote, own) if link.keeps_zeros or own is not True else own
+        return wrote
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        columns = zip(*(link.signs(params) for link in self.links), strict=True)
+        return tuple(_through(column) for column in columns)
+
+    def __getitem__(self, which: Any) -> AbstractTransform:
+        if isinstance(which, int):
+            return self.links[which]
+        return super().__getitem__(which)
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def __repr__(self) -> str:
+        pieces = self._pieces()
+        line = " | ".join(pieces)
+        if len(line) <= _LINE or len(pieces) == 1:
+            return line
+        return "(\n    " + "\n    | ".join(pieces) + "\n)"
+
+    def _pieces(self) -> list[str]:
+        """The links as code; runs of named links as one `sl.named_chain`."""
+        pieces: list[str] = []
+        run: list[str] = []
+        for name, link in zip(self.names, self.links, strict=True):
+            if name is not None:
+                run.append(f"{name}={link!r}")
+                continue
+            if run:
+                pieces.append(f"sl.named_chain({', '.join(run)})")
+                run = []
+            pieces.append(repr(link))
+        if run:
+            pieces.append(f"sl.named_chain({', '.join(run)})")
+        return pieces
+
+
+def chain(*links: AbstractTransform) -> AbstractTransform:
+    """Transforms one after another, as `|` does; of none, `Identity`.
+
+    **Arguments:**
+
+    - `links`: the transforms, first to last; chains among them are flattened.
+
+    **Returns:** a chain.
+
+    ```python
+    >>> sl.chain(sl.ClipByGlobalNorm(1.0), sl.Scale(-0.1))
+    sl.ClipByGlobalNorm(1.0) | sl.Scale(-0.1)
+
+    ```
+    """
+    _check_links(links)
+    return Chain.join(*links)
+
+
+def named_chain(**links: AbstractTransform) -> Chain:
+    """A chain whose links are reached, and appear in every path, by the given names.
+
+    **Arguments:**
+
+    - `links`: the transforms by name, first to last.
+
+    **Returns:** a chain.
+
+    ```python
+    >>> tx = sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.sgd(0.1))
+    >>> tx["clip"]
+    sl.ClipByGlobalNorm(1.0)
+
+    ```
+    """
+    _check_links(tuple(links.values()))
+    return Chain(tuple(links.values()), tuple(links))
+
+
+def _check_links(links: Sequence[Any]) -> None:
+    for i, link in enumerate(links):
+        if not isinstance(link, AbstractTransform):
+            raise TypeError(
+                f"Link {i} is no transform: got {link!r} of type {type(link).__name__}."
+            )
+
+
+def _check_unique(names: list[str | None]) -> None:
+    given = [name for name in names if name is not None]
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"Two links of this chain are named '{name}'; names must differ.")
+
+
+def _through(signs: tuple[int | None, ...]) -> int | None:
+    """The sign after several links. Flipped twice counts as flipped: it was meant."""
+    for sign in (0, -1, None):
+        if sign in signs:
+            return sign
+    return 1

@@ -1,0 +1,128 @@
+"""Reading and replacing hyperparameters by their paths."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from . import _tree as tree
+from ._fields import bind_number, hyperparameter_fields
+from ._module import CHECK, shortest
+from ._paths import candidates, glob_pattern, has_suffix
+from ._schedule import AbstractSchedule
+from ._transform import AbstractTransform, Context, Part, parts
+from ._types import Scalar, Tracer
+
+
+class Hyperparams(Mapping[str, Scalar]):
+    """Hyperparameters by path; any unambiguous suffix of a path works as a key."""
+
+    def __init__(self, values: dict[str, Any]):
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[_one(name, list(self._values))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self._values.items()) + "}"
+
+
+def _one(name: str, known: list[str]) -> str:
+    """The one path that a name means."""
+    found = [name] if name in known else [path for path in known if has_suffix(path, name)]
+    if len(found) != 1:
+        what = "is ambiguous" if found else "is no hyperparameter here"
+        raise KeyError(f"'{name}' {what}. Candidates: {candidates(name, found or known)}.")
+    return found[0]
+
+
+def _targets(
+    transform: AbstractTransform, name: str
+) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
+    """The hyperparameters that a path, suffix or glob means."""
+    known: dict[str, tuple[str, Any, Any]] = {}
+    for part in parts(transform):
+        for field in hyperparameter_fields(part.transform):
+            path = ".".join((*part.path, field.name))
+            known[path] = (path, part, field)
+            known |= _inside_schedule(path, part, field)
+    if "*" not in name:
+        return [known[_one(name, list(known))]]
+    found = [path for path in known if glob_pattern(name).fullmatch(path)]
+    if not found:
+        raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, known)}.")
+    return [known[path] for path in found]
+
+
+def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, Any, Any]]:
+    """The numbers of a schedule, reached as `….learning_rate.peak_value`."""
+    schedule = getattr(part.transform, field.name)
+    if not isinstance(schedule, AbstractSchedule):
+        return {}
+
+    inner = part._replace(
+        transform=schedule,  # pyright: ignore[reportArgumentType]  a schedule has fields alike
+        get=lambda t: getattr(part.get(t), field.name),
+    )
+    return {
+        f"{path}.{number.name}": (f"{path}.{number.name}", inner, number)
+        for number in hyperparameter_fields(schedule)
+    }
+
+
+def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules: bool) -> Any:
+    """A new value as a leaf in the old one's place."""
+    if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
+        value = value(old)
+    new = field.metadata["converter"](value)
+    field.metadata[CHECK](path, new)
+    if isinstance(new, AbstractSchedule):
+        return jax.tree.map(bind_number, new)
+    if isinstance(old, AbstractSchedule):
+        if not replace_schedules:
+            raise ValueError(
+                f"'{path}' is the schedule {old!r}. To put the number {shortest(new)} in its "
+                "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
+                f"one of its numbers, name it: '{path}.<field>'."
+            )
+        return bind_number(new)
+    new = jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape)
+    settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
+    return jax.device_put(new, old.sharding) if settled else new
+
+
+def read(transform: AbstractTransform, state: Any, context: Context) -> Hyperparams:
+    """What the next update uses for each hyperparameter, each schedule on its own clock."""
+    values = {}
+    for part in parts(transform, state, context):
+        now = part.transform.at(part.context)
+        for field in hyperparameter_fields(part.transform):
+            value = getattr(now, field.name)
+            if value is not None:
+                values[".".join((*part.path, field.name))] = value
+    return Hyperparams(values)
+
+
+def replace(
+    transform: AbstractTransform, values: Mapping[str, Any], replace_schedules: bool
+) -> AbstractTransform:
+    """The transform with other hyperparameters, as `Optimizer.with_hyperparams` says."""
+    for name, value in values.items():
+        for path, part, field in _targets(transform, name):
+            old = getattr(part.transform, field.name)
+            transform = eqx.tree_at(
+                lambda t, part=part, field=field: getattr(part.get(t), field.name),
+                transform,
+                _replacement(path, field, old, value, replace_schedules),
+                is_leaf=lambda x: x is None or isinstance(x, AbstractSchedule),
+            )
+    return transform

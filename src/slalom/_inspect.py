@@ -1,0 +1,61 @@
+"""Tables for people: what a transform does to each parameter."""
+
+from typing import Any
+
+import jax
+
+from . import _tree as tree
+from ._model import Split
+from ._paths import dotted, leaf_paths
+from ._transform import AbstractTransform, parts
+
+
+class Description:
+    """A table with a row for each array of a model."""
+
+    def __init__(self, rows: list[dict[str, Any]]):
+        self._rows = rows
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The rows by path, each with `path`, `group`, `transform` and `trainable`."""
+        return {row["path"]: dict(row) for row in self._rows}
+
+    def __repr__(self) -> str:
+        columns = ("path", "group", "transform", "trainable")
+        table = [columns] + [
+            tuple("yes" if row[c] is True else str(row[c] or "–") for c in columns)
+            for row in self._rows
+        ]
+        widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in table
+        )
+
+
+def describe(transform: AbstractTransform, model: Split) -> Description:
+    """What happens to each array of a model."""
+    links: dict[str, list[str]] = {}
+    groups: dict[str, tuple[str, ...]] = {}
+    for part in parts(transform, params=model.params):
+        for path in leaf_paths(part.params):
+            if len(part.group) > len(groups.get(path, ())):
+                groups[path] = part.group
+            if not part.transform.inside():
+                links.setdefault(path, []).append(part.name)
+    rows = []
+    leaves = jax.tree_util.tree_leaves_with_path(
+        model.structure.unflatten(list(range(len(model.leaves))))
+    )
+    for (key_path, i), trained in zip(leaves, model.trained, strict=True):
+        path = dotted(key_path)
+        if tree.is_array(model.leaves[i]):
+            rows.append(
+                {
+                    "path": path,
+                    "group": ".".join(groups.get(path, ())),
+                    "transform": " | ".join(links.get(path, [])),
+                    "trainable": trained,
+                }
+            )
+    return Description(rows)

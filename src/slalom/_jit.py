@@ -1,0 +1,278 @@
+"""The one compile: arrays are traced, the rest is static, and nothing waits for the result.
+
+The meaning is that of `eqx.filter_jit`. The implementation is not: that one waits for every
+result and costs more host time. Here a call flattens its arguments once, and everything that
+follows from their structure (what is static, what is carried forward) is worked out once per
+structure and kept in a `Plan`, which is also the static argument of the compiled function.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.interpreters.partial_eval import DynamicJaxprTracer
+
+from ._paths import dotted
+from ._types import Tracer
+
+_STATIC, _CONCRETE, _TRACED = 0, 1, 2
+_kinds: dict[type, int] = {}
+
+DONATED = """This model or optimizer was donated: an earlier call of the training step took its \
+buffers for its own result, so it can no longer be read ({paths}). Go on with what the step \
+returned:
+    model, opt, loss = step(model, opt, ...)
+or keep what you pass, at the cost of a copy in memory:
+    step = sl.train_step(loss_fn, donate=False)"""
+
+UNHASHABLE = """The leaf '{path}' of type {type} is no array, so it is static and must be \
+hashable, which it is not. Wrap it in an array, or mark the field that holds it as static."""
+
+
+def under_jit(x: Any) -> bool:
+    """Whether `x` is being traced by `jax.jit` itself, not by `vmap` or `grad`."""
+    return isinstance(x, DynamicJaxprTracer)
+
+
+class Plan:
+    """What follows from the structure of a call's arguments alone."""
+
+    def __init__(self, structure: Any, statics: dict[int, Any], carried: tuple[int, ...]):
+        self.structure = structure
+        self.statics = statics
+        self.carried = carried
+        others = {*carried, *statics}
+        self.kept = tuple(i for i in range(structure.num_leaves) if i not in others)
+
+    def arguments(self, carried: Any, kept: Any) -> Any:
+        """The arguments, put together again."""
+        leaves = [self.statics.get(i) for i in range(self.structure.num_leaves)]
+        for positions, arrays in ((self.carried, carried), (self.kept, kept)):
+            for i, array in zip(positions, arrays, strict=True):
+                leaves[i] = array
+        return self.structure.unflatten(leaves)
+
+
+class _Result:
+    """A tree on its way out of a compiled function: arrays as children, the rest as structure.
+
+    The structure travels with the compiled program. Kept in a cell beside it, it would go stale
+    as soon as one program is replaced by another in the cache.
+    """
+
+    def __init__(self, arrays: list[Any], rest: Any):
+        self.arrays = arrays
+        self.rest = rest
+
+
+jax.tree_util.register_pytree_node(
+    _Result, lambda r: (r.arrays, r.rest), lambda rest, arrays: _Result(list(arrays), rest)
+)
+
+
+def pack(tree: Any) -> _Result:
+    """A tree of arrays and anything else as a tree of arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    statics = {i: x for i, x in enumerate(leaves) if _kind(x) == _STATIC}
+    arrays = [x for i, x in enumerate(leaves) if i not in statics]
+    return _Result(arrays, (structure, tuple(statics.items())))
+
+
+def unpack(result: _Result) -> Any:
+    """Undoes `pack`."""
+    structure, statics = result.rest
+    if not statics:
+        return structure.unflatten(result.arrays)
+    leaves, arrays = dict(statics), iter(result.arrays)
+    return structure.unflatten(
+        [leaves[i] if i in leaves else next(arrays) for i in range(structure.num_leaves)]
+    )
+
+
+class _HasRuntimeChecks(Exception):
+    """Raised inside a trace to leave it: this program must be compiled by `eqx.filter_jit`."""
+
+
+class Program:
+    """A function that carries some of its arguments forward, compiled once per structure.
+
+    **Arguments:**
+
+    - `body`: from the arguments, one tree, to the new values of the carried leaves, in order,
+        and any other tree.
+    - `carried`: from the arguments to a tree of bools like them: the leaves that get new values.
+        Asked once per structure.
+    - `donate`: whether the carried leaves' memory is given away for their new values.
+    """
+
+    def __init__(
+        self,
+        body: Callable[[Any], tuple[list[Any], Any]],
+        carried: Callable[[Any], Any],
+        *,
+        donate: bool = False,
+    ):
+        self._body = body
+        self._carried = carried
+        self._plans: dict[Hashable, Plan] = {}
+        self._waits = False
+
+        def program(plan: Plan, carried: list[Any], kept: list[Any]) -> _Result:
+            # Traced here and inlined below, so that the body runs once and its program is seen
+            # before it is compiled.
+            inner = jax.jit(lambda c, k: pack(body(plan.arguments(c, k))), inline=True)
+            if _has_runtime_checks(inner.trace(carried, kept).jaxpr.jaxpr):
+                raise _HasRuntimeChecks
+            return inner(carried, kept)
+
+        program.__name__ = program.__qualname__ = body.__name__.strip("_")
+        self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
+        self._nested = jax.jit(program, static_argnums=0) if donate else self._compiled
+        self._waiting = eqx.filter_jit(body)
+
+    def __call__(self, arguments: Any) -> tuple[Any, Any]:
+        """The arguments with the carried leaves' new values, and what else the body returned."""
+        leaves, structure = jax.tree.flatten(arguments)
+        kinds = [_kinds.get(type(x)) for x in leaves]
+        if None in kinds:
+            kinds = [_kind(x) for x in leaves]
+        plan = self._plan(arguments, leaves, structure, kinds)
+        if _TRACED in kinds:
+            new, other = self._inline(arguments, plan, leaves, kinds)
+        else:
+            new, other = self._run(arguments, plan, leaves)
+        for i, array in zip(plan.carried, new, strict=True):
+            leaves[i] = array
+        return structure.unflatten(leaves), other
+
+    def lower(self, arguments: Any) -> Any:
+        """The lowered program for these arguments, to look at what is compiled."""
+        leaves, structure = jax.tree.flatten(arguments)
+        plan = self._plan(arguments, leaves, structure, [_kind(x) for x in leaves])
+        return self._compiled.lower(plan, *_sorted(plan, leaves))
+
+    def _run(self, arguments: Any, plan: Plan, leaves: list[Any]) -> tuple[list[Any], Any]:
+        if not self._waits:
+            carried, kept = _sorted(plan, leaves)
+            # A donated tree lost all its buffers at once: two are enough to ask.
+            if any(getattr(x, "is_deleted", bool)() for x in carried[:1] + carried[-1:]):
+                raise ValueError(DONATED.format(paths=_deleted(arguments)))
+            try:
+                return unpack(self._compiled(plan, _own_buffers(_strong(carried), kept), kept))
+            except _HasRuntimeChecks:
+                self._waits = True
+            except (RuntimeError, ValueError) as error:
+                paths = _deleted(arguments) if "deleted" in str(error) else ""
+                if not paths:
+                    raise
+                raise ValueError(DONATED.format(paths=paths)) from None
+        return self._waiting(arguments)
+
+    def _inline(
+        self, arguments: Any, plan: Plan, leaves: list[Any], kinds: Any
+    ) -> tuple[list[Any], Any]:
+        """Under an outer transformation: nothing is donated."""
+        traced = (x for x, kind in zip(leaves, kinds, strict=True) if kind == _TRACED)
+        if not all(map(under_jit, traced)):
+            # Under an eager `vmap` or `grad`, a jit makes one program of the step.
+            try:
+                return unpack(self._nested(plan, *_sorted(plan, leaves)))
+            except _HasRuntimeChecks:
+                pass
+        return self._body(arguments)
+
+    def _plan(self, arguments: Any, leaves: list[Any], structure: Any, kinds: Any) -> Plan:
+        statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
+        key = _key(arguments, statics, structure)
+        plan = self._plans.get(key)
+        if plan is None:
+            flags = structure.flatten_up_to(self._carried(arguments))
+            carried = tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
+            plan = self._plans[key] = Plan(structure, statics, carried)
+        return plan
+
+
+def _sorted(plan: Plan, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+    return [leaves[i] for i in plan.carried], [leaves[i] for i in plan.kept]
+
+
+def _strong(arrays: list[Any]) -> list[Any]:
+    """Weakly typed arrays made strong, so that the second call finds what the first one left."""
+    if not any(getattr(x, "weak_type", False) for x in arrays):
+        return arrays
+    return [jax.numpy.asarray(x, x.dtype) for x in arrays]
+
+
+def _key(arguments: Any, statics: dict[int, Any], structure: Any) -> Hashable:
+    # With the types: 1 == True == 1.0 would otherwise share a program.
+    key = (structure, tuple((i, type(x), x) for i, x in statics.items()))
+    try:
+        hash(key)
+    except TypeError:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+            try:
+                hash(leaf if _kind(leaf) == _STATIC else None)
+            except TypeError:
+                message = UNHASHABLE.format(path=dotted(path), type=type(leaf).__name__)
+                raise TypeError(message) from None
+        raise
+    return key
+
+
+def _kind(x: Any) -> int:
+    """Whether a leaf is static, an array, or a tracer; looked up by type after the first."""
+    kind = _kinds.get(type(x))
+    if kind is None:
+        if isinstance(x, Tracer):
+            kind = _TRACED
+        elif isinstance(x, jax.Array | np.ndarray | np.generic):
+            kind = _CONCRETE
+        else:
+            kind = _STATIC
+        _kinds[type(x)] = kind
+    return kind
+
+
+def _own_buffers(carried: list[Any], kept: list[Any]) -> list[Any]:
+    """The carried arrays, with a copy of each that stands at a second place or is also kept."""
+    taken = {id(x) for x in carried}
+    if len(taken) == len(carried) and taken.isdisjoint(map(id, kept)):
+        return carried
+    seen = {id(x) for x in kept}
+    own = []
+    for x in carried:
+        own.append(jax.numpy.copy(x) if id(x) in seen else x)
+        seen.add(id(x))
+    return own
+
+
+def _deleted(arguments: Any) -> str:
+    """The paths of the arrays that were donated before, the first few of them."""
+    paths = [
+        dotted(path)
+        for path, x in jax.tree_util.tree_leaves_with_path(arguments)
+        if isinstance(x, jax.Array) and x.is_deleted()
+    ]
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(paths[:3]) + more
+
+
+# --- runtime checks -------------------------------------------------------------------------
+
+
+def _has_runtime_checks(jaxpr: Any) -> bool:
+    """Whether `eqx.error_if` stands anywhere in a program: it calls back to raise."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pure_callback":
+            callback = equation.params.get("callback")
+            function = getattr(callback, "callback_func", callback)
+            if getattr(function, "__module__", "") == "equinox._errors":
+                return True
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns") and _has_runtime_checks(inner):
+                    return True
+    return False

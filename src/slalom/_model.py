@@ -1,0 +1,196 @@
+"""From a whole model to its trainable parameters and back."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from . import _tree as tree
+from ._paths import dotted, first_difference, leaf_paths
+from ._selector import Where, check_matches, mask
+from ._types import Params, Tracer, Updates
+
+
+class Split(NamedTuple):
+    """A model taken apart: its leaves, and which of them are trained.
+
+    The contents of an `eqx.nn.StateIndex` belong to `eqx.nn.State` and are never trained, so
+    such an index counts as one leaf.
+    """
+
+    leaves: list[Any]
+    structure: Any
+    trained: tuple[bool, ...]
+
+    @property
+    def params(self) -> Params:
+        """The model with holes at everything that is not trained."""
+        return self.structure.unflatten(
+            [x if t else None for x, t in zip(self.leaves, self.trained, strict=True)]
+        )
+
+    def join(self, trained: list[Any]) -> PyTree:
+        """The model with these arrays as its trained leaves; everything else is the very object."""
+        new = iter(trained)
+        return self.structure.unflatten(
+            [next(new) if t else x for x, t in zip(self.leaves, self.trained, strict=True)]
+        )
+
+    def flags(self, model: PyTree) -> PyTree:
+        """The model with a bool at each leaf: whether it is trained."""
+        flags = self.structure.unflatten(self.trained)
+        return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: flag, part), flags, model)
+
+    def align(self, grads: PyTree) -> Updates:
+        """Gradients as a tree with the parameters' holes; refused where they do not fit."""
+        try:
+            leaves = self.structure.flatten_up_to(grads)
+        except (ValueError, TypeError):
+            raise ValueError(
+                "The gradients have another structure than the model (first: the gradients, "
+                f"second: the model): {first_difference(grads, self.params)}. Differentiate the "
+                "same model that you pass, for example with `eqx.filter_grad(loss)(model)`."
+            ) from None
+        paths = leaf_paths(self.structure.unflatten(range(len(self.leaves))))
+        for path, g, p, trained in zip(paths, leaves, self.leaves, self.trained, strict=True):
+            if trained:
+                _check_gradient(path, g, p)
+        return self.structure.unflatten(
+            [g if t else None for g, t in zip(leaves, self.trained, strict=True)]
+        )
+
+
+def _check_gradient(path: str, grad: Any, param: Any) -> None:
+    if grad is None:
+        raise ValueError(
+            f"The gradient at '{path}' is None, but the parameter there is trainable. Either it "
+            "was frozen while differentiating: then bind with "
+            f"`sl.Optimizer(tx, model, trainable=~sl.where.path({path!r}))`; or differentiate it "
+            "too."
+        )
+    if not tree.is_inexact(grad):
+        what = f"a {grad.dtype} array" if tree.is_array(grad) else f"a {type(grad).__name__}"
+        raise TypeError(
+            f"The gradient at '{path}' must be a floating or complex array, got {what}."
+        )
+    if np.shape(grad) != np.shape(param):
+        raise ValueError(
+            f"The gradient at '{path}' has shape {np.shape(grad)}, but the parameter there has "
+            f"shape {np.shape(param)}. Shapes must be equal: nothing is broadcast. Average over "
+            "a batch axis before the step."
+        )
+
+
+def split(model: PyTree, trainable: Where | None) -> Split:
+    """Takes a model apart. Trained are its inexact arrays, narrowed by `trainable`."""
+    leaves, structure = jax.tree.flatten(model, is_leaf=_is_state_index)
+    inexact = [tree.is_inexact(x) and not _overlooked(x) for x in leaves]
+    if trainable is None:
+        return Split(leaves, structure, tuple(inexact))
+    params = Split(leaves, structure, tuple(inexact)).params
+    chosen = iter(mask(trainable, params))
+    return Split(leaves, structure, tuple(i and next(chosen) for i in inexact))
+
+
+def check_model(model: PyTree, trainable: Where | None) -> None:
+    """Refuses, at binding, a model that could not be trained as its owner believes."""
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_state_index)
+    for path, x in leaves:
+        if _overlooked(x):
+            raise TypeError(
+                f"The leaf '{dotted(path)}' is a NumPy array of dtype {x.dtype}, which Equinox "
+                "does not see as a floating array: it would get no gradient and never be "
+                "trained. Pass `jnp.asarray(leaf)` in its place."
+            )
+    if trainable is not None:
+        check_matches(trainable, split(model, None).params)
+    parts = split(model, trainable)
+    if not any(parts.trained):
+        kinds = sorted({_kind(x) for _, x in leaves}) or ["no leaf at all"]
+        because = "none that `trainable` selects" if any(split(model, None).trained) else "none"
+        raise ValueError(
+            "There is no parameter to train: parameters are floating or complex arrays, and the "
+            f"model holds {because}. It holds: {', '.join(kinds)}."
+        )
+    _warn_tied(parts)
+
+
+def _warn_tied(parts: Split) -> None:
+    paths = leaf_paths(parts.structure.unflatten(range(len(parts.leaves))))
+    first: dict[int, str] = {}
+    for path, x, trained in zip(paths, parts.leaves, parts.trained, strict=True):
+        if not trained or isinstance(x, Tracer):
+            continue
+        if id(x) in first:
+            warnings.warn(
+                f"One array stands at two places of the model, '{first[id(x)]}' and '{path}'. "
+                "They are trained as two parameters and will drift apart. To tie them, make one "
+                "a reference to the other with `eqx.nn.Shared`.",
+                stacklevel=4,
+            )
+        first[id(x)] = path
+
+
+def _overlooked(x: Any) -> bool:
+    """Whether a leaf is a floating array to JAX but not to Equinox: NumPy's bfloat16 and such."""
+    return tree.is_inexact(x) and not eqx.is_inexact_array(x)
+
+
+def _is_state_index(x: Any) -> bool:
+    return isinstance(x, eqx.nn.StateIndex)
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype} arrays" if tree.is_array(x) else f"leaves of type {type(x).__name__}"
+
+
+def check_bound(params: Params, bound: Any) -> None:
+    """Refuses a model whose trainable parameters are not where they were at binding."""
+    structure = jax.tree.structure(params)
+    if structure != bound:
+        before = bound.unflatten(range(bound.num_leaves))
+        raise ValueError(
+            "This optimizer was bound to a model with other trainable parameters (first: the "
+            f"model given now, second: the model at binding): {first_difference(params, before)}. "
+            "Bind a new one with `sl.Optimizer(tx, model)`."
+        )
+
+
+def strong(model_leaf: Any) -> Any:
+    """A weakly typed array made strong; anything else as it is."""
+    if getattr(model_leaf, "weak_type", False):
+        return jnp.asarray(model_leaf, model_leaf.dtype)
+    return model_leaf
+
+
+def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
+    """Adds updates to a model.
+
+    **Arguments:**
+
+    - `model`: any tree; everything at which the updates have a hole stays the very object.
+    - `updates`: what `opt.update` or `tx.update` returned: arrays shaped as the parameters, and
+        `None` elsewhere.
+
+    **Returns:** the model, every leaf in its own dtype.
+
+    ```python
+    >>> sl.apply_updates({"w": jnp.ones(2), "name": "net"}, {"w": jnp.ones(2), "name": None})
+    {'name': 'net', 'w': Array([2., 2.], dtype=float32)}
+
+    ```
+    """
+    leaves, structure = jax.tree.flatten(model, is_leaf=_is_state_index)
+    try:
+        given = structure.flatten_up_to(updates)
+    except (ValueError, TypeError):
+        raise ValueError(
+            "The updates have another structure than the model (first: the updates, second: the "
+            f"model): {first_difference(updates, model)}."
+        ) from None
+    parts = Split(leaves, structure, tuple(tree.is_array(u) for u in given))
+    return parts.join(jax.tree.leaves(tree.add(parts.params, parts.align(updates))))

@@ -1,0 +1,80 @@
+"""Modules whose fields are declared: checked when made, printed as the code that makes them."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from ._types import Tracer
+
+CHECK = "slalom.check"
+"""Where a field's metadata keeps its check, a function of a name and a value."""
+
+
+class AbstractDeclared(eqx.Module):
+    """The base of transforms and schedules."""
+
+    def __check_init__(self):
+        for field in dataclasses.fields(self):
+            check = field.metadata.get(CHECK)
+            value = getattr(self, field.name)
+            optional = field.default is None and value is None
+            if check is not None and not optional:
+                check(f"{type(self).__name__}.{field.name}", value)
+
+    def __repr__(self) -> str:
+        return call(self)
+
+
+def shortest(value: Any) -> str:
+    """A number in the fewest digits that name it in its own precision."""
+    if isinstance(value, Tracer):
+        return f"<traced {value.dtype}>"
+    if isinstance(value, jax.Array | np.ndarray):
+        if value.shape != ():
+            return f"<{value.dtype}{list(value.shape)}>"
+        value = np.asarray(value)[()]
+        if value.dtype.type not in (np.float32, np.float64):
+            return str(value)  # integers, and ml_dtypes, which print their own shortest form
+        return repr(float(np.format_float_scientific(value)))
+    return repr(value)
+
+
+def code(value: Any) -> str:
+    """A declared module or plain value as the code that makes it."""
+    if isinstance(value, np.dtype):
+        return repr(value.name)
+    if isinstance(value, float | jax.Array | np.ndarray | np.generic):
+        return shortest(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(code, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(code, value))}{',' * (len(value) == 1)})"
+    return repr(value)
+
+
+def call(module: Any) -> str:
+    """`Name(required, field=…)`, the fields at their defaults left out."""
+    arguments = []
+    for field in dataclasses.fields(module):
+        value = getattr(module, field.name)
+        if field.default is dataclasses.MISSING:
+            arguments.append(code(value))
+        elif code(value) != code(_default(field)):
+            arguments.append(f"{field.name}={code(value)}")
+    return f"{_prefix(type(module))}{type(module).__name__}({', '.join(arguments)})"
+
+
+def _prefix(cls: type) -> str:
+    """How the library's own names are reached; a user's own classes are called by name."""
+    package, _, rest = cls.__module__.partition(".")
+    if package != __name__.partition(".")[0]:
+        return ""
+    return "sl.schedules." if rest == "schedules" else "sl."
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    converter = field.metadata.get("converter")
+    return field.default if converter is None else converter(field.default)

@@ -1,0 +1,385 @@
+"""The optimizer: a transform, its state and a clock, bound to one model's parameters."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from . import _tree as tree
+from ._fields import bind_number
+from ._hyperparams import Hyperparams, read, replace
+from ._inspect import Description, describe
+from ._jit import Program
+from ._model import Split, check_model, split, strong
+from ._module import shortest
+from ._paths import leaf_paths
+from ._selector import Where, WhereLike, as_where, check_matches
+from ._step import KNOWN, as_known, run
+from ._transform import (
+    AbstractTransform,
+    Context,
+    count_from_zero,
+    find,
+    operand,
+    parts,
+    segments,
+)
+from ._types import Params, Tracer, Updates
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """What an optimizer is beside its arrays."""
+
+    structure: Any
+    """The tree of (transform, (state, count)), leaves being arrays."""
+    rules: int
+    """How many of the leaves, the first ones, belong to the transform."""
+    statics: tuple[tuple[int, type, Any], ...]
+    """Leaves that are no arrays, such as the functions in a learned optimizer's network."""
+    trainable: Where | None
+    params: Any
+    """The structure of the trainable parameters at binding."""
+
+
+class Optimizer(eqx.Module):
+    """A transform bound to a model: it holds the state, and gives each step a new optimizer.
+
+    ```python
+    >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
+    >>> opt = sl.Optimizer(sl.adam(1e-3), model)
+    >>> grads = eqx.filter_grad(lambda m: jnp.sum(m(jnp.ones(2))))(model)
+    >>> model, opt = opt.step(model, grads)
+
+    ```
+
+    An optimizer is immutable, and every leaf of it is a JAX array: it can be a `scan` carry, go
+    through plain `jax.jit`, be `vmap`ped over its hyperparameters, differentiated and saved.
+    """
+
+    leaves: tuple[Array, ...]
+    binding: Binding = eqx.field(static=True)
+
+    def __init__(
+        self,
+        transform: AbstractTransform,
+        model: PyTree,
+        *,
+        trainable: WhereLike | None = None,
+        hyperparam_dtype: Any | None = None,
+    ):
+        """Binds a transform to a model.
+
+        **Arguments:**
+
+        - `transform`: the rule. Its numbers become 0-d arrays: float32 (float64 under x64), or
+            the dtype of the array that was given.
+        - `model`: any tree: a module with functions and ints inside, a dict of arrays, a tuple
+            of models. It is looked at, not kept.
+        - `trainable`: which of its floating and complex arrays are trained: a selector, a
+            function or a tree of bools; all of them without it. The others get no state, no
+            decay and no share in norms, and keep every bit.
+        - `hyperparam_dtype`: the dtype of all hyperparameters.
+        """
+        if not isinstance(transform, AbstractTransform):
+            call = f" Call it first: `{getattr(transform, '__name__', '')}(...)`."
+            raise TypeError(
+                f"An optimizer takes a transform such as `sl.adam(1e-3)`, got {transform!r}."
+                + (call if callable(transform) and hasattr(transform, "__name__") else "")
+            )
+        where = None if trainable is None else as_where(trainable)
+        check_model(model, where)
+        params = jax.tree.map(strong, split(model, where).params)
+        _check_transform(transform, params)
+        bound = jax.tree.map(lambda x: bind_number(x, hyperparam_dtype), transform)
+        made = (bound, (bound.init(params), count_from_zero()))
+        leaves, binding = _bind(_at_home(made, params), where, jax.tree.structure(params))
+        self.leaves = leaves
+        self.binding = binding
+
+    # --- parts ------------------------------------------------------------------------------
+
+    @property
+    def transform(self) -> AbstractTransform:
+        """The rule, its numbers as arrays."""
+        return self._tree[0]
+
+    @property
+    def state(self) -> Any:
+        """What the rule remembers."""
+        return self._tree[1][0]
+
+    @property
+    def count(self) -> Int[Array, ""]:
+        """How often `step` or `update` was called: the clock of the outermost transform."""
+        return self._tree[1][1]
+
+    @property
+    def _tree(self) -> Any:
+        leaves = list(self.leaves)
+        for i, _, static in self.binding.statics:
+            leaves.insert(i, static)
+        return self.binding.structure.unflatten(leaves)
+
+    def state_of(self, which: str | type[AbstractTransform]) -> Any:
+        """The state of one part of the transform.
+
+        **Arguments:**
+
+        - `which`: its path, such as `"scale_by_adam"` or `"partition.disc.scale_by_adam"`, any
+            unambiguous suffix of it, or its class.
+
+        **Returns:** the state that this part's `init` made; an error lists the candidates.
+        """
+        return find(self.transform, which, self.state).state
+
+    @property
+    def emitted(self) -> Bool[Array, ""]:
+        """Whether the last step wrote any parameter. Before the first step, it did not."""
+        return jnp.logical_and(self.transform.emitted(self.state), self.count > 0)
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def step(
+        self,
+        model: PyTree,
+        grads: PyTree,
+        *,
+        value: Any = None,
+        grad: PyTree | None = None,
+        value_fn: Callable[[PyTree], Any] | None = None,
+        key: Any = None,
+        weight: Any = None,
+        per_param: Mapping[str, PyTree] | None = None,
+        **extra: Any,
+    ) -> "tuple[PyTree, Optimizer]":
+        """Gradients in, model out. Compiled on first use, inlined under an outer `jit`.
+
+        **Arguments:**
+
+        - `model`: the model, as bound: the whole of it.
+        - `grads`: its gradients, as `eqx.filter_grad` returns them: arrays, and `None` where
+            nothing is trained. Complex gradients are expected conjugated: `jax.grad` gives the
+            conjugate of the direction of steepest ascent. (`sl.train_step` conjugates itself.)
+        - `value`, `grad`, `value_fn`: the loss, its gradient, and the loss as a function of the
+            model, for transforms that need them; always welcome.
+        - `key`: a PRNG key for this step.
+        - `weight`: how much this mini-batch counts in an accumulated mean.
+        - `per_param`: trees like the parameters, by name, for transforms that need them.
+        - `extra`: what a custom transform declared under `needs`.
+
+        **Returns:** the new model, leaves in their dtypes and everything untrained the very
+        object, and the new optimizer.
+
+        **Raises:** before anything is computed: `ValueError` or `TypeError` for gradients that
+        do not fit the model, another model than the bound one, something a transform needs and
+        was not given, or an undeclared keyword.
+        """
+        known = _given(value, grad, value_fn, key, weight, per_param, extra)
+        after, _ = _step({"grads": grads, "known": known, "model": model, "opt": self})
+        return after["model"], after["opt"]
+
+    def update(
+        self,
+        model: PyTree,
+        grads: PyTree,
+        *,
+        value: Any = None,
+        grad: PyTree | None = None,
+        value_fn: Callable[[PyTree], Any] | None = None,
+        key: Any = None,
+        weight: Any = None,
+        per_param: Mapping[str, PyTree] | None = None,
+        **extra: Any,
+    ) -> "tuple[PyTree, Optimizer]":
+        """Gradients in, updates out, for those who add them themselves.
+
+        **Arguments:** as for `step`.
+
+        **Returns:** the updates, in the parameters' dtypes and `None` where nothing is trained,
+        to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
+        """
+        known = _given(value, grad, value_fn, key, weight, per_param, extra)
+        after, updates = _update({"grads": grads, "known": known, "model": model, "opt": self})
+        return updates, after["opt"]
+
+    # --- hyperparameters --------------------------------------------------------------------
+
+    @property
+    def hyperparams(self) -> Hyperparams:
+        """The value that the *next* step uses for each hyperparameter, by path.
+
+        Schedules are asked on the clock of the transform they belong to. Any unambiguous suffix
+        of a path works as a key: `opt.hyperparams["learning_rate"]`.
+        """
+        return read(self.transform, self.state, Context(step=self.count))
+
+    def with_hyperparams(
+        self,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace_schedules: bool = False,
+        **named: Any,
+    ) -> "Optimizer":
+        """The optimizer with other hyperparameters. A number for a number never recompiles.
+
+        **Arguments:**
+
+        - `values`: new values by path: a full one, an unambiguous suffix, or a glob such as
+            `"partition.disc.**.learning_rate"`, which sets every hyperparameter it matches. A
+            number takes the old leaf's dtype, shape and sharding. A function is applied to the
+            old value: `lambda lr: lr / 2`. A schedule takes the old one's place.
+        - `replace_schedules`: whether a number may take the place of a schedule. That changes
+            the program: the next step recompiles, once.
+        - `named`: the same as keywords: `learning_rate=1e-4`.
+
+        **Returns:** a new optimizer; state and clock are kept.
+
+        **Raises:** `KeyError` for a name that is unknown or ambiguous, with the candidates;
+        `ValueError` for a value outside its interval.
+        """
+        transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
+        made = (transform, (self.state, self.count))
+        leaves, binding = _bind(made, self.binding.trainable, self.binding.params)
+        return _make(leaves, self.binding if binding == self.binding else binding)
+
+    # --- inspection -------------------------------------------------------------------------
+
+    def describe(self, model: PyTree) -> Description:
+        """What happens to each parameter: path, group, transforms, whether it is trained.
+
+        **Arguments:**
+
+        - `model`: the bound model.
+
+        **Returns:** a table; `print` it, or take `.to_dict()`.
+        """
+        return describe(self.transform, split(model, self.binding.trainable))
+
+    def __repr__(self) -> str:
+        state = jax.tree.leaves(self.state)
+        size = sum(x.size * x.dtype.itemsize for x in state if hasattr(x, "dtype"))
+        facts = [
+            repr(self.transform).replace("\n", "\n    "),
+            f"count={shortest(self.count)}",
+            f"parameters={self.binding.params.num_leaves} arrays",
+            f"state={len(state)} arrays, {_bytes(size)}",
+        ]
+        if self.binding.trainable is not None:
+            facts.insert(1, f"trainable={self.binding.trainable!r}")
+        return "Optimizer(\n    " + ",\n    ".join(facts) + ",\n)"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+# --- binding --------------------------------------------------------------------------------
+
+
+def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
+    """An optimizer from its parts. Called once a step: going through `__init__` would bind anew."""
+    optimizer = object.__new__(Optimizer)
+    object.__setattr__(optimizer, "leaves", leaves)
+    object.__setattr__(optimizer, "binding", binding)
+    return optimizer
+
+
+def _bind(made: Any, trainable: Where | None, params: Any) -> tuple[tuple[Any, ...], Binding]:
+    """Takes (transform, (state, count)) apart into arrays and the rest."""
+    leaves, structure = jax.tree.flatten(made)
+    statics = tuple((i, type(x), x) for i, x in enumerate(leaves) if not tree.is_array(x))
+    skip = {i for i, _, _ in statics}
+    arrays = tuple(x for i, x in enumerate(leaves) if i not in skip)
+    total = jax.tree.structure(made[0]).num_leaves
+    rules = total - sum(i < total for i in skip)
+    return arrays, Binding(structure, rules, statics, trainable, params)
+
+
+def _check_transform(transform: AbstractTransform, params: Params) -> None:
+    """Refuses, before anything is computed, a transform that these parameters would suffer from."""
+    for part in parts(transform):
+        for where in part.transform.selectors():
+            check_matches(where, params)
+    signs = transform.signs(params)
+    if 1 in signs and -1 in signs:
+        raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
+        listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
+        name = " | ".join(segments(transform)) or f"the chain {operand(transform)}"
+        raise ValueError(
+            f"Raw gradients would be added to {listed}: {name} turns gradients into descending "
+            "steps for other parameters, and lets these pass through, so that they would climb. "
+            "Write `.only(where)` instead of `.mask(where)` to leave them alone, or mask links "
+            "further left and let the last one, with the learning rate, act on all."
+        )
+
+
+def _at_home(made: PyTree, params: Params) -> PyTree:
+    """Everything on the devices of the parameters: what is not parameter-shaped, replicated."""
+    first = next((p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)), None)
+    if first is None or isinstance(first, Tracer) or not first.committed:
+        return made
+    home = first.sharding
+    if isinstance(home, jax.sharding.NamedSharding):
+        home = jax.sharding.NamedSharding(home.mesh, jax.sharding.PartitionSpec())
+
+    def put(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+            return x
+        there = x.committed and x.sharding.device_set == home.device_set
+        return x if there else jax.device_put(x, home)
+
+    return jax.tree.map(put, made)
+
+
+def _given(*known: Any) -> dict[str, Any]:
+    """The keywords of `step` and `update`, in order, as what this step knows."""
+    *always, extra = known
+    return as_known(dict(zip(KNOWN, always, strict=True)) | extra)
+
+
+# --- the compiled step ----------------------------------------------------------------------
+
+
+def carried(arguments: Any, *, model: bool = True) -> Any:
+    """The leaves that a step gives new values: the trained ones, the state and the count."""
+    opt = arguments["opt"]
+    flags = jax.tree.map(lambda _: False, arguments)
+    flags["opt"] = _make(tuple(i >= opt.binding.rules for i in range(len(opt.leaves))), opt.binding)
+    if model:
+        flags["model"] = split(arguments["model"], opt.binding.trainable).flags(arguments["model"])
+    return flags
+
+
+def advance(opt: Optimizer, model: Split, grads: Any, known: Any, verb: str = "step") -> Any:
+    """One step of an optimizer on traced arrays, as `run` says."""
+    transform, (state, count) = opt._tree
+    return run(verb, transform, state, count, opt.binding.params, model, grads, known)
+
+
+def _step_body(arguments: Any) -> tuple[list[Array], None]:
+    opt, known = arguments["opt"], arguments["known"]
+    model = split(arguments["model"], opt.binding.trainable)
+    params, state = advance(opt, model, arguments["grads"], known)
+    return jax.tree.leaves(params) + state, None
+
+
+def _update_body(arguments: Any) -> tuple[list[Array], Updates]:
+    opt, known = arguments["opt"], arguments["known"]
+    model = split(arguments["model"], opt.binding.trainable)
+    updates, state = advance(opt, model, arguments["grads"], known, "update")
+    return state, updates
+
+
+_step = Program(_step_body, carried)
+_update = Program(_update_body, functools.partial(carried, model=False))

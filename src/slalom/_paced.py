@@ -1,0 +1,61 @@
+"""Transforms that decide whether another one runs."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._transform import AbstractTransform, Context
+from ._types import Params, Updates
+
+
+class AbstractPacedTransform(AbstractTransform):
+    """A wrapper that decides *whether* its inner transform runs.
+
+    A subclass writes `init` and `pace`. What is held back costs nothing: the inner transform
+    stands in one branch of a `lax.cond`, and the other branch is the identity.
+    """
+
+    @abc.abstractmethod
+    def pace(
+        self,
+        grads: Updates,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+        inner: Callable[..., tuple[Any, Any]],
+        hold: Callable[[Any], Any],
+    ) -> tuple[Any, Any]:
+        """Runs `inner(grads, inner_state, params, context)`, or returns what holds still.
+
+        **Arguments:**
+
+        - `grads`, `state`, `params`, `context`: as for `update`.
+        - `inner`: the inner transform's `update` or `step`.
+        - `hold`: from the shapes of what `inner` would return to what stands still: zeros for
+            `update`, the parameters themselves for `step`.
+
+        **Returns:** updates or parameters, and the new state.
+        """
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, Any]:
+        def zeros(shapes: Any) -> Any:
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+        return self.pace(updates, state, params, context, self._inner().update, zeros)
+
+    def step(
+        self, grads: Updates, state: Any, params: Params, context: Context | None = None
+    ) -> tuple[Params, Any]:
+        return self.pace(grads, state, params, context, self._inner().step, lambda _: params)
+
+    def _inner(self) -> AbstractTransform:
+        return self.inside()[0].transform

@@ -1,0 +1,82 @@
+"""The one path grammar: dotted names of leaves, links and hyperparameters, and globs over them."""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+
+def dotted(key_path: Sequence[Any]) -> str:
+    """A JAX key path as a dotted name: fields, dict keys and indices joined by dots."""
+    return ".".join(_segment(key) for key in key_path)
+
+
+def _segment(key: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def leaf_paths(tree: PyTree, is_leaf: Any = None) -> list[str]:
+    """The dotted name of each leaf, in order. A tree that is one leaf has the name `''`."""
+    return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
+
+
+def snake_case(name: str) -> str:
+    """`ClipByGlobalNorm` → `clip_by_global_norm`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def glob_pattern(glob: str) -> re.Pattern[str]:
+    """A glob over dotted names: `*` stays within a segment, `**` spans any number of them."""
+    pattern = ""
+    segments = glob.split(".")
+    for i, segment in enumerate(segments):
+        last = i == len(segments) - 1
+        if segment == "**":
+            # Takes its own dot along, so that it can also stand for no segment at all.
+            pattern += r"(?:[^.]+(?:\.[^.]+)*)?" if last else r"(?:[^.]+\.)*"
+        else:
+            # A segment that is only `*` must be there; within a name it may be empty.
+            part = r"[^.]+" if segment == "*" else re.escape(segment).replace(r"\*", r"[^.]*")
+            pattern += part
+            if not last:
+                pattern += r"(?:\.|$)" if segments[i + 1 :] == ["**"] else r"\."
+    return re.compile(pattern)
+
+
+def has_suffix(path: str, suffix: str) -> bool:
+    """Whether `path` ends with `suffix`, segment by segment."""
+    return path == suffix or path.endswith("." + suffix)
+
+
+def candidates(name: str, known: Iterable[str], limit: int = 8) -> str:
+    """Those of `known` that a message should offer instead of `name`, the closest first."""
+    known = list(dict.fromkeys(known))
+    close = difflib.get_close_matches(name, known, n=limit, cutoff=0.4)
+    # A short name is often meant as the last segment of a long one.
+    close += [k for k in known if k not in close and name.split(".")[-1] in k]
+    listed = (close + [k for k in known if k not in close])[:limit]
+    text = ", ".join(f"'{k}'" for k in listed)
+    more = len(known) - len(listed)
+    return (text or "none") + (f" and {more} more" if more > 0 else "")
+
+
+def first_difference(left: PyTree, right: PyTree) -> str:
+    """Where two trees of arrays first differ in structure, in words."""
+    lefts = dict.fromkeys(leaf_paths(left))
+    rights = dict.fromkeys(leaf_paths(right))
+    for path in lefts:
+        if path not in rights:
+            return f"'{path}' is in the first and missing in the second"
+    for path in rights:
+        if path not in lefts:
+            return f"'{path}' is in the second and missing in the first"
+    left_type, right_type = type(left).__name__, type(right).__name__
+    if left_type != right_type:
+        return f"the first is a {left_type}, the second a {right_type}"
+    return "a container or a static field inside differs"

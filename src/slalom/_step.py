@@ -1,0 +1,137 @@
+"""One step on traced arrays: what it is given is checked here, before anything is computed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from . import _tree as tree
+from ._fields import params_like_fields
+from ._model import Split, check_bound
+from ._paths import dotted, leaf_paths
+from ._schedule import canonical_float
+from ._transform import AbstractTransform, Context, missing, parts
+from ._types import Params
+
+KNOWN = ("value", "grad", "value_fn", "key", "weight", "per_param")
+"""What a caller may always pass beside the gradients; transforms that do not need it ignore it."""
+
+
+def run(
+    verb: str,
+    transform: AbstractTransform,
+    state: Any,
+    count: Any,
+    bound: Any,
+    model: Split,
+    grads: Any,
+    known: Mapping[str, Any],
+) -> tuple[PyTree, list[Array]]:
+    """One `step` or `update`: what it made, in the parameters' dtypes, and new state and count.
+
+    **Arguments:**
+
+    - `verb`: `"step"` or `"update"`.
+    - `transform`, `state`, `count`: the parts of an optimizer.
+    - `bound`: the structure of the parameters at binding.
+    - `model`: the model, taken apart.
+    - `grads`: gradients of the whole model.
+    - `known`: what the caller passed for the context.
+
+    **Returns:** parameters or updates, and the leaves of the new state and count.
+    """
+    params = model.params
+    check_bound(params, bound)
+    grads = model.align(grads)
+    context = _context(transform, count, model, dict(known))
+    _check_shapes(transform, state, params)
+    (root, *_) = parts(transform)
+    with root.scope():
+        made, new = getattr(transform, verb)(grads, state, params, context)
+    return tree.cast_like(made, params), _as_before((state, count), (new, tree.increment(count)))
+
+
+def as_known(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller passed, without what was left out; numbers as arrays, so they are traced."""
+    known = {name: x for name, x in given.items() if x is not None}
+    for name in ("value", "weight"):
+        if isinstance(known.get(name), bool | int | float):
+            known[name] = jnp.asarray(known[name], canonical_float())
+    return known
+
+
+def _context(
+    transform: AbstractTransform, count: Any, model: Split, known: dict[str, Any]
+) -> Context:
+    """The context of one step, checked against what the transform needs and declares."""
+    for name in ("value", "weight"):
+        if name in known and jnp.shape(known[name]) != ():
+            raise ValueError(
+                f"`{name}` must be a scalar, got an array of shape {jnp.shape(known[name])}."
+            )
+    if "grad" in known:
+        known["grad"] = model.align(known["grad"])
+    if "per_param" in known:
+        known["per_param"] = {k: model.align(v) for k, v in known["per_param"].items()}
+    if "value_fn" in known:
+        of_model = known["value_fn"]
+        known["value_fn"] = lambda params: of_model(model.join(jax.tree.leaves(params)))
+    extra = {name: known.pop(name) for name in list(known) if name not in KNOWN}
+    context = Context(step=count, **known, extra=extra)
+
+    declared = set()
+    for part in parts(transform):
+        declared.update(part.transform.needs)
+        for name in part.transform.needs:
+            if name != "params" and not context.has(name):
+                raise TypeError(missing(f"{type(part.transform).__name__} ('{part.name}')", name))
+    for name in extra:
+        if name not in declared:
+            own = sorted(declared - {*KNOWN, "params", "step"})
+            raise TypeError(
+                f"No transform here declares '{name}'. Always welcome are {', '.join(KNOWN)}; "
+                f"declared by these transforms: {', '.join(own) or 'nothing else'}."
+            )
+    return context
+
+
+def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
+    """Refuses parameters of other shapes than those the state was made for."""
+    for part in parts(transform, state, params=params):
+        for name in params_like_fields(part.state):
+            marked = jax.tree.leaves(getattr(part.state, name))
+            named = zip(leaf_paths(part.params), jax.tree.leaves(part.params), strict=True)
+            for s, (path, p) in zip(marked, named, strict=True):
+                if jnp.shape(s) != jnp.shape(p):
+                    raise ValueError(
+                        f"The state '{part.name}.{name}' was made for a parameter of shape "
+                        f"{jnp.shape(s)} at '{path}', where there is one of shape {jnp.shape(p)} "
+                        "now. Bind a new optimizer with `sl.Optimizer(tx, model)`."
+                    )
+
+
+def _as_before(old: PyTree, new: PyTree) -> list[Array]:
+    """The new leaves, refused where structure, shape or dtype differ from what `init` made."""
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        before, after = set(leaf_paths(old[0])), set(leaf_paths(new[0]))
+        differ = f"gone: {sorted(before - after)[:3]}, new: {sorted(after - before)[:3]}"
+        raise TypeError(
+            "The state that `update` returned has another structure than the one that `init` "
+            f"made ({differ}). They must be equal, so that a second call does not compile again."
+        )
+    leaves = []
+    paths = jax.tree_util.tree_leaves_with_path(old)
+    for (path, before), after in zip(paths, jax.tree.leaves(new), strict=True):
+        if not tree.is_array(before):
+            continue
+        after = jnp.asarray(after)
+        if before.shape != after.shape or before.dtype != after.dtype:
+            raise TypeError(
+                f"The state at '{dotted(path[1:])}' was {before.dtype}{list(before.shape)} and "
+                f"`update` made it {after.dtype}{list(after.shape)}. It must stay what `init` "
+                "made: cast the new value, for example with `.astype(old.dtype)`."
+            )
+        leaves.append(jnp.asarray(after, before.dtype))
+    return leaves

@@ -1,0 +1,415 @@
+"""The protocol: what a transform is, what one step knows, and the methods that shape transforms.
+
+This is the file to read first. A transform is an immutable module: its fields are its
+hyperparameters and its parts. Its state is a separate module that `init` makes and `update`
+returns anew.
+"""
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
+
+from . import _tree as tree
+from ._fields import hyperparameter_fields
+from ._module import AbstractDeclared
+from ._paths import candidates, has_suffix, snake_case
+from ._schedule import AbstractSchedule, as_float
+from ._selector import WhereLike
+from ._types import Params, Scalar, Step, Updates
+
+_Class = TypeVar("_Class")
+
+
+class Context(eqx.Module):
+    """What one step knows beside the gradients. It lasts for that step only.
+
+    **Arguments:**
+
+    - `step`: how often this transform was asked before: the clock that schedules see.
+    - `value`: the loss, a scalar.
+    - `grad`: the gradient of the loss, before any transform.
+    - `value_fn`: the loss as a function of the parameters.
+    - `key`: a PRNG key for this step.
+    - `weight`: how much this mini-batch counts in a mean over several, a scalar.
+    - `per_param`: parameter-shaped trees by name; masks and partitions cut them along.
+    - `extra`: what custom transforms declared under `needs`, by name.
+    """
+
+    step: Step | None = None
+    value: Any = None
+    grad: Updates | None = None
+    value_fn: Callable[[Params], Any] | None = None
+    key: Any = None
+    weight: Any = None
+    per_param: Mapping[str, PyTree] | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether this step knows `name`."""
+        return self.extra.get(name, getattr(self, name, None)) is not None
+
+    def at(self, step: Step, **known: Any) -> "Context":
+        """The same step as an inner transform with its own clock sees it."""
+        return dataclasses.replace(self, step=step, **known)
+
+    def cut(self, keep: tuple[bool, ...]) -> "Context":
+        """The same step as a transform sees it that acts on some leaves only."""
+        per_param = self.per_param and {k: tree.cut(v, keep) for k, v in self.per_param.items()}
+        grad = None if self.grad is None else tree.cut(self.grad, keep)
+        return dataclasses.replace(self, per_param=per_param, grad=grad)
+
+
+class Part(NamedTuple):
+    """One transform inside another: where it stands and what it sees there.
+
+    `inside` returns the direct parts; `parts` walks all of them. Inspection, hyperparameters,
+    validation and state access all go along this one walk.
+    """
+
+    path: tuple[str, ...]
+    transform: "AbstractTransform"
+    state: Any
+    context: Context | None
+    params: Params | None
+    get: Callable[[Any], Any]
+    """From the outer transform to this one, for `eqx.tree_at`."""
+    group: tuple[str, ...] = ()
+    """The labels of the partitions it stands in."""
+
+    @property
+    def name(self) -> str:
+        """The dotted path."""
+        return ".".join(self.path)
+
+    def scope(self) -> Any:
+        """The part's name in profiles and in the compiled program."""
+        return jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext()
+
+
+class AbstractTransform(AbstractDeclared):
+    """A gradient transformation: updates in, updates out, to be *added* to the parameters.
+
+    To write one, subclass this, declare the fields, and write `init` and `update`:
+
+    ```python
+    >>> class ScaleBySign(sl.AbstractTransform):
+    ...     def init(self, params):
+    ...         return None
+    ...     def update(self, updates, state, params=None, context=None):
+    ...         return jax.tree.map(jnp.sign, updates), state
+    >>> ScaleBySign() | sl.ScaleByLearningRate(0.1)
+    ScaleBySign() | sl.ScaleByLearningRate(0.1)
+
+    ```
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What `update` cannot do without: names of the context's entries, or `"params"`."""
+
+    keeps_zeros: ClassVar[bool] = False
+    """Whether zero updates stay zero whatever the state is."""
+
+    stands_last: ClassVar[bool] = False
+    """Whether this writes parameters itself, so that no link may follow it."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        clashes = sorted(set(cls.__annotations__) & _FLUENT)
+        if clashes:
+            raise TypeError(
+                f"{cls.__name__} has a field '{clashes[0]}', which is the name of a method of "
+                f"every transform. Rename the field."
+            )
+
+    # --- the protocol -----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def init(self, params: Params) -> Any:
+        """Fresh state for these parameters.
+
+        **Arguments:**
+
+        - `params`: a tree of floating or complex arrays; `None` is a hole.
+
+        **Returns:** the state, or `None` where there is nothing to remember.
+        """
+
+    @abc.abstractmethod
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, Any]:
+        """Transforms updates.
+
+        **Arguments:**
+
+        - `updates`: the gradients, or what the link before made of them; shaped as the
+            parameters. Complex gradients are expected conjugated: `jax.grad` gives the
+            conjugate of the direction of steepest ascent.
+        - `state`: what `init` or the last `update` returned.
+        - `params`: the parameters, for transforms that need them.
+        - `context`: what else this step knows, above all its position on the clock.
+
+        **Returns:** the new updates, in the accumulation dtype (float32 for half-precision
+        leaves), and the new state, which has the structure, shapes and dtypes of the old one.
+        """
+
+    def step(
+        self,
+        grads: Updates,
+        state: Any,
+        params: Params,
+        context: Context | None = None,
+    ) -> tuple[Params, Any]:
+        """Gradients in, parameters out: `update` and one addition in the accumulation dtype.
+
+        Transforms that decide *whether* something is written replace this, so that nothing is
+        computed, and nothing subtracted, when nothing is.
+
+        **Arguments:** as `update`; `params` is required.
+
+        **Returns:** the new parameters and the new state.
+        """
+        updates, state = self.update(grads, state, params, context)
+        return tree.add(params, updates), state
+
+    # --- for authors of transforms ----------------------------------------------------------
+
+    def at(self, context: Context | None) -> SimpleNamespace:
+        """The hyperparameters as this step uses them, as strongly typed 0-d arrays.
+
+        Schedules are asked at `context.step`. Unbound numbers take the same path as bound ones,
+        so that both give the same bits.
+        """
+        return SimpleNamespace(
+            **{f.name: self._read(f.name, context) for f in hyperparameter_fields(self)}
+        )
+
+    def _read(self, name: str, context: Context | None) -> Scalar | None:
+        value = getattr(self, name)
+        if isinstance(value, AbstractSchedule):
+            step = None if context is None else context.step
+            if step is None:
+                raise TypeError(
+                    f"{type(self).__name__}.{name} is a schedule and must be told the time: pass "
+                    "`context=sl.Context(step=n)` with the number of updates made before."
+                )
+            value = value(step)
+        return None if value is None else as_float(value)
+
+    def demand(self, name: str, value: Any) -> Any:
+        """`value`, or an error that says what this transform misses and how to pass it."""
+        if value is None:
+            raise TypeError(missing(type(self).__name__, name))
+        return value
+
+    # --- the walk ---------------------------------------------------------------------------
+
+    def inside(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        """The direct parts, each with its state, the context and the leaves that it sees."""
+        del state, context, params
+        return ()
+
+    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+        """Whether the last call of `step` wrote any parameter."""
+        del state
+        return True
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        """For each leaf, which way the result points when gradients go in.
+
+        1: along them; −1: against them, as a descent must; 0: nothing comes out; `None`: unknown.
+        """
+        return (1,) * len(jax.tree.leaves(params))
+
+    def selectors(self) -> tuple[Any, ...]:
+        """The selectors this transform itself holds, for validation at binding."""
+        return ()
+
+    def __getitem__(self, which: int | str | type) -> "AbstractTransform":
+        """A part by its path or a suffix of it, by class, or (in a chain) by position."""
+        if isinstance(which, int):
+            raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
+        return find(self, which).transform
+
+    # --- composition ------------------------------------------------------------------------
+
+    def __or__(self, other: "AbstractTransform") -> "AbstractTransform":
+        """This transform, then the other."""
+        if not isinstance(other, AbstractTransform):
+            return NotImplemented
+        return _wrapper("Chain").join(self, other)
+
+    def mask(self, where: WhereLike) -> "AbstractTransform":
+        """This transform on the selected leaves; the others pass through unchanged.
+
+        For links of a chain. As a whole optimizer the leaves that pass through would receive
+        raw gradients: use `.only` there.
+
+        **Arguments:**
+
+        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+
+        **Returns:** a transform.
+        """
+        return _wrapper("Masked")(self, where)
+
+    def only(self, where: WhereLike) -> "AbstractTransform":
+        """This transform on the selected leaves; the others get no update at all.
+
+        **Arguments:**
+
+        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+
+        **Returns:** a transform.
+        """
+        return _wrapper("Only")(self, where)
+
+    def partition(
+        self,
+        others: "Mapping[WhereLike, AbstractTransform]",
+        names: tuple[Hashable, ...] | None = None,
+    ) -> "AbstractTransform":
+        """Other transforms for some leaves, and this one for the rest.
+
+        **Arguments:**
+
+        - `others`: a mapping from selectors (or functions of the parameters) to transforms;
+            where several match, the first one counts.
+        - `names`: a name for each of the `others`, for paths; their positions without it.
+
+        **Returns:** a transform.
+        """
+        return _wrapper("Partition").by_cases(self, others, names)
+
+    def every_k(
+        self, k: Any, *, mean: bool = True, accumulator_dtype: Any | None = None
+    ) -> "AbstractTransform":
+        """This transform once in `k` mini-steps, on the mean of their gradients.
+
+        **Arguments:**
+
+        - `k`: how many mini-steps make a window: an int ≥ 1, or a schedule of the number of
+            windows before, sampled at the window's start.
+        - `mean`: the weighted mean of the window's gradients; `False` for their sum.
+        - `accumulator_dtype`: the accumulator's dtype; at least float32 without it.
+
+        **Returns:** a transform.
+        """
+        return _wrapper("EveryK")(self, k, mean=mean, accumulator_dtype=accumulator_dtype)
+
+
+_FLUENT = frozenset(
+    name for name, value in vars(AbstractTransform).items() if callable(value) and name[0] != "_"
+)
+
+
+# --- the one joint --------------------------------------------------------------------------
+# The methods above return wrappers, which are subclasses and so stand in files above this one.
+# Importing them here would be a cycle, inside a function as much as at the top. Instead each
+# wrapper enters itself below when its file is imported, which `slalom/__init__.py` does.
+
+_wrappers: dict[str, Any] = {}
+
+
+def fluent(cls: type[_Class]) -> type[_Class]:
+    """Class decorator: makes a wrapper known to the method above that builds it."""
+    _wrappers[cls.__name__] = cls
+    return cls
+
+
+def _wrapper(name: str) -> Any:
+    return _wrappers[name]
+
+
+# --- walking --------------------------------------------------------------------------------
+
+
+def segments(transform: AbstractTransform) -> tuple[str, ...]:
+    """What a transform without a given name adds to a path; a chain adds nothing."""
+    return () if _is_chain(transform) else (snake_case(type(transform).__name__),)
+
+
+def operand(transform: AbstractTransform) -> str:
+    """The code of a transform, fit to stand left of a method call."""
+    text = repr(transform)
+    return f"({text})" if " | " in text and text[0] != "(" else text
+
+
+def _is_chain(transform: AbstractTransform) -> bool:
+    return isinstance(transform, _wrapper("Chain"))
+
+
+def parts(
+    transform: AbstractTransform,
+    state: Any = None,
+    context: Context | None = None,
+    params: Params | None = None,
+) -> Iterator[Part]:
+    """The transform itself and everything inside it, depth first, with full paths."""
+    root = Part(segments(transform), transform, state, context, params, lambda outer: outer)
+    yield from _walk(root)
+
+
+def _walk(outer: Part) -> Iterator[Part]:
+    yield outer
+    for part in outer.transform.inside(outer.state, outer.context, outer.params):
+        yield from _walk(
+            part._replace(
+                path=outer.path + part.path,
+                group=outer.group + part.group,
+                get=lambda root, part=part: part.get(outer.get(root)),
+            )
+        )
+
+
+def find(transform: AbstractTransform, which: str | type, state: Any = None) -> Part:
+    """The one part with this path (or suffix of it) or class; an error lists the candidates."""
+    known = [part for part in parts(transform, state) if part.path]
+    if isinstance(which, str):
+        found = [part for part in known if part.name == which] or [
+            part for part in known if has_suffix(part.name, which)
+        ]
+        wanted = f"'{which}'"
+    else:
+        found = [part for part in known if type(part.transform) is which]
+        wanted = which.__name__
+    if len(found) != 1:
+        many = "is ambiguous" if found else "is not in this transform"
+        among = [part.name for part in (found or known)]
+        raise KeyError(f"{wanted} {many}. Candidates: {candidates(str(which), among)}.")
+    return found[0]
+
+
+_HOW = {
+    "params": "pass the parameters: `tx.update(grads, state, params)`",
+    "step": "pass `context=sl.Context(step=n)` with the number of updates made before",
+    "value": "pass the loss: `opt.step(model, grads, value=loss)`, or `sl.Context(value=loss)`",
+    "grad": "pass the gradient of the loss: `opt.step(model, grads, grad=grads)`",
+    "value_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
+    "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
+}
+
+
+def missing(who: str, name: str) -> str:
+    """The message for something a transform needs and was not given."""
+    how = _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`")
+    return f"{who} needs '{name}': {how}. `sl.train_step` passes value, grad and value_fn itself."
+
+
+def count_from_zero() -> Any:
+    """A fresh clock."""
+    return jnp.zeros((), jnp.int32)

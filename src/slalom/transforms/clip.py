@@ -1,0 +1,82 @@
+"""Transforms that bound updates."""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from .. import _tree as tree
+from .._fields import Hyperparameter, hyperparameter
+from .._transform import AbstractTransform, Context
+from .._types import Params, Updates
+
+
+class Clip(AbstractTransform):
+    """Bounds each number of the updates: u ↦ min(max(u, −δ), δ).
+
+    For complex leaves real and imaginary part are bounded each.
+
+    **Arguments:**
+
+    - `max_delta`: δ, ≥ 0.
+    """
+
+    max_delta: Hyperparameter = hyperparameter(within="[0, inf]")
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        del params
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+
+        def rule(u: Any, delta: Any) -> Any:
+            if jnp.iscomplexobj(u):
+                return jnp.clip(u.real, -delta, delta) + 1j * jnp.clip(u.imag, -delta, delta)
+            return jnp.clip(u, -delta, delta)
+
+        return tree.map_leaves(rule, (updates,), (self.at(context).max_delta,)), None
+
+
+class ClipByGlobalNorm(AbstractTransform):
+    """Scales all updates together so that their Euclidean norm is at most c: u ↦ u·min(1, c / ‖u‖).
+
+    The norm is summed in at least float32 over all leaves that this transform sees: inside a
+    mask or a group of a partition, over those of the mask or group. A norm that is not finite
+    makes the updates not finite, so that it can be seen.
+
+    **Arguments:**
+
+    - `max_norm`: c, ≥ 0.
+
+    ??? cite "Pascanu et al., [On the difficulty of training recurrent neural
+        networks](https://arxiv.org/abs/1211.5063), 2012"
+    """
+
+    max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        del params
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+        norm = tree.global_norm(updates)
+        max_norm = jnp.asarray(self.at(context).max_norm, norm.dtype)
+        # One division of scalars: divided leaf by leaf, XLA would write the clipped updates to
+        # memory. Compared this way round, a NaN norm is not mistaken for a small one.
+        scale = jnp.where(norm <= max_norm, 1, max_norm / jnp.where(norm == 0, 1, norm))
+        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None

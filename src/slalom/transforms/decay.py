@@ -1,0 +1,43 @@
+"""Transforms that pull parameters towards zero."""
+
+from typing import Any, ClassVar
+
+from .. import _tree as tree
+from .._fields import Hyperparameter, hyperparameter
+from .._transform import AbstractTransform, Context
+from .._types import Params, Updates
+
+
+class AddDecayedWeights(AbstractTransform):
+    """Adds the decayed parameters to the updates: u ↦ u + λ·p.
+
+    Behind the rule and before `ScaleByLearningRate` (as in `sl.adamw`) the decay is decoupled
+    from the gradient's scale and follows the learning rate: a step subtracts η·λ·p. In front of
+    the rule it is L2 regularisation. To decay some parameters only, use `.mask(decay_where)`.
+
+    **Arguments:**
+
+    - `weight_decay`: λ, ≥ 0.
+
+    ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
+        Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> None:
+        del params
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state
+        params = self.demand("params", params)
+        weight_decay = self.at(context).weight_decay
+        return tree.map_leaves(lambda u, p, s: u + s * p, (updates, params), (weight_decay,)), None

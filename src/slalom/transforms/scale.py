@@ -1,0 +1,111 @@
+"""Transforms that multiply updates by one number."""
+
+from typing import Any, ClassVar
+
+import jax
+
+from .. import _tree as tree
+from .._fields import Hyperparameter, hyperparameter
+from .._transform import AbstractTransform, Context
+from .._types import Params, Scalar, Tracer, Updates
+
+
+class Scale(AbstractTransform):
+    """Multiplies updates by a factor: u ↦ s·u.
+
+    **Arguments:**
+
+    - `step_size`: the factor s. Negative to descend.
+    """
+
+    step_size: Hyperparameter = hyperparameter()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        del params
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+        return _scale(updates, self.at(context).step_size), None
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (_sign(self.step_size),) * len(jax.tree.leaves(params))
+
+
+class ScaleByLearningRate(AbstractTransform):
+    """Multiplies updates by the negative learning rate: u ↦ −η·u. The usual last link.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    """
+
+    learning_rate: Hyperparameter = hyperparameter()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        del params
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+        return _scale(updates, -self.at(context).learning_rate), None
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))
+
+
+class ScaleBySchedule(AbstractTransform):
+    """Multiplies updates by a function of the clock: u ↦ s(n)·u.
+
+    The sign is the schedule's own: to descend with a learning-rate schedule, use
+    `ScaleByLearningRate(schedule)`.
+
+    **Arguments:**
+
+    - `step_size`: the schedule s, or any function of the step to a scalar.
+    """
+
+    step_size: Hyperparameter = hyperparameter()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        del params
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+        return _scale(updates, self.at(context).step_size), None
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (_sign(self.step_size),) * len(jax.tree.leaves(params))
+
+
+def _scale(updates: Updates, factor: Scalar) -> Updates:
+    return tree.map_leaves(lambda u, s: u * s, (updates,), (factor,))
+
+
+def _sign(factor: Hyperparameter) -> int | None:
+    """The sign of a factor, where it is known."""
+    if callable(factor) or isinstance(factor, Tracer):
+        return None
+    return 0 if factor == 0 else (-1 if factor < 0 else 1)

@@ -1,0 +1,212 @@
+"""One step of the inner transform for several mini-steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .. import _tree as tree
+from .._fields import dtype_field, param_like
+from .._paced import AbstractPacedTransform
+from .._schedule import AbstractSchedule, as_schedule, canonical_float
+from .._transform import (
+    AbstractTransform,
+    Context,
+    Part,
+    count_from_zero,
+    fluent,
+    operand,
+    segments,
+)
+from .._types import Params, Scalar, Updates
+
+
+class EveryKState(eqx.Module):
+    """What `EveryK` remembers."""
+
+    mini_step: Int[Array, ""]
+    """How many mini-steps of this window are done."""
+    weight: Float[Array, ""]
+    """Their weights, added up."""
+    value: Float[Array, ""]
+    """The weighted mean of their losses, where these are passed."""
+    count: Int[Array, ""]
+    """How many windows are done: the inner transform's clock."""
+    inner: Any
+    """The inner transform's state."""
+    accumulated: PyTree = param_like()
+    """The window's weighted mean so far (its sum, with `mean=False`)."""
+
+
+@fluent
+class EveryK(AbstractPacedTransform):
+    """The inner transform once in `k` mini-steps, on the mean of their gradients.
+
+    Made with `tx.every_k(k)`. With weights wᵢ (`context.weight`, else 1) the accumulator holds
+    the running mean
+
+        a₁ = g₁,   aᵢ = aᵢ₋₁ + (gᵢ − aᵢ₋₁)·wᵢ / (w₁ + … + wᵢ)
+
+    so it needs no division before the inner step, and a window begins by overwriting: a NaN
+    ends with its window. The inner transform sees one step per window, with the window's mean
+    `value` and its total `weight`. On the other mini-steps `update` returns zeros, `step` the
+    parameters themselves, and nothing of the inner transform is executed.
+
+    Under a `vmap` that batches this wrapper's own counters, `lax.cond` becomes a selection:
+    values stay right, and idle steps cost what emitting ones cost.
+
+    **Arguments:**
+
+    - `inner`: the transform.
+    - `k`: how many mini-steps make a window: an int ≥ 1, or a schedule of the number of
+        windows before, rounded to the nearest integer ≥ 1 and sampled at the window's start.
+    - `mean`: the weighted mean; `False` for the weighted sum.
+    - `accumulator_dtype`: the accumulator's dtype. Without it float32 for half-precision
+        leaves and the leaf's own for wider ones.
+    """
+
+    inner: AbstractTransform
+    fixed: int | None = eqx.field(static=True)
+    scheduled: AbstractSchedule | None
+    mean: bool = eqx.field(static=True)
+    accumulator_dtype: np.dtype | None = dtype_field()
+
+    def __init__(
+        self,
+        inner: AbstractTransform,
+        k: int | AbstractSchedule | Callable[[Any], Any],
+        *,
+        mean: bool = True,
+        accumulator_dtype: Any | None = None,
+    ):
+        self.inner = inner
+        self.fixed = int(k) if isinstance(k, int | np.integer) else None
+        self.scheduled = as_schedule(k) if callable(k) else None
+        self.mean = mean
+        self.accumulator_dtype = accumulator_dtype
+        if isinstance(k, bool) or (self.fixed is None and self.scheduled is None):
+            raise TypeError(
+                f"EveryK.k must be an int or a schedule, got {k!r} of type {type(k).__name__}."
+            )
+        if self.fixed is not None and self.fixed < 1:
+            raise ValueError(f"EveryK.k must be at least 1 mini-step, got {k}.")
+
+    @property
+    def k(self) -> int | AbstractSchedule | None:
+        """How many mini-steps make a window."""
+        return self.scheduled if self.fixed is None else self.fixed
+
+    def init(self, params: Params) -> EveryKState:
+        def dtype(own: np.dtype) -> np.dtype:
+            if self.accumulator_dtype is None:
+                return tree.accumulation_dtype(own)
+            return tree.storage_dtype(own, self.accumulator_dtype)
+
+        return EveryKState(
+            accumulated=tree.zeros_like(params, dtype),
+            mini_step=count_from_zero(),
+            weight=jnp.zeros((), canonical_float()),
+            value=jnp.zeros((), canonical_float()),
+            count=count_from_zero(),
+            inner=self.inner.init(params),
+        )
+
+    def pace(
+        self,
+        grads: Updates,
+        state: EveryKState,
+        params: Params | None,
+        context: Context | None,
+        inner: Callable[..., tuple[Any, Any]],
+        hold: Callable[[Any], Any],
+    ) -> tuple[Any, EveryKState]:
+        weight = jnp.ones((), canonical_float())
+        if context is not None and context.weight is not None:
+            weight = jnp.asarray(context.weight, canonical_float())
+        # Mini-batches of weight 0 leave no trace, also as the first ones of a window.
+        first = (state.mini_step == 0) | (state.weight == 0)
+        total = jnp.where(state.mini_step == 0, 0, state.weight) + weight
+        share = weight / jnp.where(total == 0, 1, total)
+
+        accumulated = self._accumulate(state.accumulated, grads, first, weight, share)
+        value = None
+        if context is not None and context.value is not None:
+            loss = jnp.asarray(context.value, canonical_float())
+            value = jnp.where(first, loss, state.value + (loss - state.value) * share)
+
+        outer = Context() if context is None else context
+        seen = outer.at(state.count, value=value, weight=total)
+        if outer.grad is not None:
+            seen = seen.at(state.count, grad=accumulated)
+
+        def emit(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
+            return inner(accumulated, inner_state, params, seen)
+
+        held = hold(jax.eval_shape(emit, accumulated, state.inner)[0])
+
+        def idle(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
+            del accumulated
+            return held, inner_state
+
+        done = state.mini_step + 1 >= self._window(state.count)
+        result, inner_state = jax.lax.cond(done, emit, idle, accumulated, state.inner)
+        return result, EveryKState(
+            accumulated=accumulated,
+            mini_step=jnp.where(done, 0, state.mini_step + 1),
+            weight=total,
+            value=state.value if value is None else value,
+            count=jnp.where(done, tree.increment(state.count), state.count),
+            inner=inner_state,
+        )
+
+    def _accumulate(
+        self, accumulated: PyTree, grads: Updates, first: Any, weight: Scalar, share: Scalar
+    ) -> PyTree:
+        def add_to_mean(a: Any, g: Any, weight: Any, share: Any) -> Any:
+            mean = jnp.where(first, g, a + (g - a) * share)
+            return jnp.where(weight == 0, jnp.where(first, 0, a), mean)
+
+        def add_to_sum(a: Any, g: Any, weight: Any, share: Any) -> Any:
+            del share
+            before = jnp.where(first, 0, a)
+            return jnp.where(weight == 0, before, before + g * weight)
+
+        rule = add_to_mean if self.mean else add_to_sum
+        new = tree.map_leaves(rule, (accumulated, grads), (weight, share))
+        return tree.cast_like(new, accumulated)
+
+    def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
+        # The count stands still within a window, so sampling at any of its mini-steps is
+        # sampling at its start.
+        if self.scheduled is None:
+            assert self.fixed is not None
+            return self.fixed
+        return jnp.maximum(jnp.round(self.scheduled(count)).astype(jnp.int32), 1)
+
+    def inside(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        inner_state = None if state is None else state.inner
+        if context is not None and state is not None:
+            context = context.at(state.count)
+        path = segments(self.inner)
+        return (Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner),)
+
+    def emitted(self, state: EveryKState) -> Bool[Array, ""]:
+        wrote = (state.mini_step == 0) & (state.count > 0)
+        return wrote & self.inner.emitted(state.inner)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return self.inner.signs(params)
+
+    def __repr__(self) -> str:
+        options = [repr(self.k)]
+        if not self.mean:
+            options.append("mean=False")
+        if self.accumulator_dtype is not None:
+            options.append(f"accumulator_dtype={self.accumulator_dtype.name!r}")
+        return f"{operand(self.inner)}.every_k({', '.join(options)})"

@@ -1,0 +1,198 @@
+"""Different transforms for different leaves."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool
+
+from .. import _tree as tree
+from .._paths import candidates, leaf_paths
+from .._selector import Cases, Where, WhereLike, as_labels, as_where, labels
+from .._transform import AbstractTransform, Context, Part, fluent, operand, segments
+from .._types import Params, Updates
+
+REST = "rest"
+"""The label of the leaves that no case of `.partition({...})` takes."""
+
+
+@fluent
+class Partition(AbstractTransform):
+    """Different transforms for different leaves; each holds state for its own leaves only.
+
+    Made with `tx.partition({where: other})` or `sl.partition(transforms, labels)`. A norm
+    inside a group is the norm of that group; to clip by the norm of all parameters, put the
+    clip in front: `sl.ClipByGlobalNorm(1.0) | a.partition({where: b})`.
+
+    **Arguments:**
+
+    - `groups`: the transforms.
+    - `names`: the label of each.
+    - `labelling`: what gives each leaf its label.
+    """
+
+    groups: tuple[AbstractTransform, ...]
+    names: tuple[Hashable, ...] = eqx.field(static=True)
+    labelling: Where = eqx.field(static=True)
+
+    def __check_init__(self):
+        for name, group in zip(self.names, self.groups, strict=True):
+            if not isinstance(group, AbstractTransform):
+                raise TypeError(
+                    f"Group {name!r} of a partition is no transform: got {group!r} of type "
+                    f"{type(group).__name__}."
+                )
+
+    @classmethod
+    def by_cases(
+        cls,
+        rest: AbstractTransform,
+        others: Mapping[WhereLike, AbstractTransform],
+        names: tuple[Hashable, ...] | None,
+    ) -> "Partition":
+        """What `rest.partition(others, names)` returns."""
+        if names is None:
+            names = tuple(range(len(others)))
+        if len(names) != len(others) or len({*names, REST}) != len(others) + 1:
+            raise ValueError(
+                f"`names` must give a name to each of the {len(others)} groups, all different "
+                f"and none of them {REST!r}, got {names!r}."
+            )
+        cases = tuple(zip(map(as_where, others), names, strict=True))
+        return cls((*others.values(), rest), (*names, REST), Cases(cases, REST))
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        return tuple(
+            group.init(tree.cut(params, keep))
+            for group, keep in zip(self.groups, self._masks(params), strict=True)
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, tuple[Any, ...]]:
+        return self._run("update", updates, state, params, context)
+
+    def step(
+        self, grads: Updates, state: Any, params: Params, context: Context | None = None
+    ) -> tuple[Params, tuple[Any, ...]]:
+        return self._run("step", grads, state, params, context)
+
+    def inside(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        states = (None,) * len(self.groups) if state is None else state
+        masks = (None,) * len(self.groups) if params is None else self._masks(params)
+        return tuple(
+            Part(
+                path=(str(name), *segments(group)),
+                transform=group,
+                state=group_state,
+                context=context if context is None or keep is None else context.cut(keep),
+                params=None if keep is None else tree.cut(params, keep),
+                get=lambda outer, i=i: outer.groups[i],
+                group=(str(name),),
+            )
+            for i, (name, group, group_state, keep) in enumerate(
+                zip(self.names, self.groups, states, masks, strict=True)
+            )
+        )
+
+    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+        wrote: Any = False
+        for group, group_state in zip(self.groups, state, strict=True):
+            wrote = wrote | group.emitted(group_state)
+        return wrote
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        masks = self._masks(params)
+        signs = [
+            iter(group.signs(tree.cut(params, keep)))
+            for group, keep in zip(self.groups, masks, strict=True)
+        ]
+        return tuple(next(signs[column.index(True)]) for column in zip(*masks, strict=True))
+
+    def selectors(self) -> tuple[Where, ...]:
+        return (self.labelling,)
+
+    def _run(
+        self,
+        verb: str,
+        updates: Updates,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        structure = jax.tree.structure(updates)
+        masks = self._masks(updates if params is None else params)
+        whole: list[Any] = [None] * structure.num_leaves
+        states = []
+        for part, keep in zip(self.inside(state, context, params), masks, strict=True):
+            with part.scope():
+                result, new = getattr(part.transform, verb)(
+                    tree.cut(updates, keep), part.state, part.params, part.context
+                )
+            states.append(new)
+            chosen = (i for i, k in enumerate(keep) if k)
+            for i, leaf in zip(chosen, jax.tree.leaves(result), strict=True):
+                whole[i] = leaf
+        return structure.unflatten(whole), tuple(states)
+
+    def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
+        """Which leaves belong to each group."""
+        given = labels(self.labelling, params)
+        for path, label in zip(leaf_paths(params), given, strict=True):
+            if label is None:
+                raise ValueError(
+                    f"The parameter '{path}' has no label. Give every leaf one, for example with "
+                    "`sl.where.everything()` as the last case."
+                )
+            if label not in self.names:
+                raise ValueError(
+                    f"The parameter '{path}' has the label {label!r}, for which there is no "
+                    f"transform. Labels with a transform: {candidates('', map(str, self.names))}."
+                )
+        return tuple(tuple(label == name for label in given) for name in self.names)
+
+    def __repr__(self) -> str:
+        if isinstance(self.labelling, Cases) and self.labelling.rest == REST:
+            *others, rest = self.groups
+            pairs = zip(self.labelling.cases, others, strict=True)
+            mapping = ", ".join(f"{where!r}: {group!r}" for (where, _), group in pairs)
+            names = self.names[:-1]
+            named = "" if names == tuple(range(len(names))) else f", names={names!r}"
+            return f"{operand(rest)}.partition({{{mapping}}}{named})"
+        transforms = ", ".join(
+            f"{name!r}: {group!r}" for name, group in zip(self.names, self.groups, strict=True)
+        )
+        labelling = repr(self.labelling)
+        if isinstance(self.labelling, Cases):
+            cases = (f"{where!r}: {label!r}" for where, label in self.labelling.cases)
+            labelling = f"{{{', '.join(cases)}}}"
+        return f"sl.partition({{{transforms}}}, {labelling})"
+
+
+def partition(transforms: Mapping[Hashable, AbstractTransform], labels: Any) -> Partition:
+    """A transform for each label.
+
+    **Arguments:**
+
+    - `transforms`: a mapping from label (any hashable) to transform.
+    - `labels`: a tree of labels like the parameters or a prefix of one, a function of the
+        parameters to such a tree, or a mapping from selectors to labels (first match wins).
+
+    **Returns:** a transform. A leaf without a label, or with one that has no transform, is an
+    error; a transform whose label no leaf has is not.
+
+    ```python
+    >>> tx = sl.partition({"g": sl.adam(0.1), "d": sl.adam(0.5)}, ("g", "d"))
+    >>> generator, discriminator = jnp.ones(2), jnp.ones(3)
+    >>> state = tx.init((generator, discriminator))
+
+    ```
+    """
+    return Partition(tuple(transforms.values()), tuple(transforms), as_labels(labels))

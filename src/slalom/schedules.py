@@ -14,14 +14,8 @@ import jax.numpy as jnp
 from ._fields import Hyperparameter, hyperparameter, steps
 from ._schedule import (
     AbstractSchedule as AbstractSchedule,
-)
-from ._schedule import (
     FunctionSchedule as FunctionSchedule,
-)
-from ._schedule import (
     ModuleSchedule as ModuleSchedule,
-)
-from ._schedule import (
     as_float,
     as_schedule,
     canonical_float,

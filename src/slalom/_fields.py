@@ -16,14 +16,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Real
 
 from ._module import CHECK, shortest
 from ._schedule import AbstractSchedule, as_schedule, canonical_float
 from ._types import Tracer
 
-Hyperparameter: TypeAlias = float | Float[Array, ""] | Float[np.ndarray, ""] | AbstractSchedule
+Hyperparameter: TypeAlias = float | Real[Array, ""] | Real[np.ndarray, ""] | AbstractSchedule
 """What a real-valued field holds: a number, a 0-d array, or a schedule of either."""
+
+HyperparameterLike: TypeAlias = Hyperparameter | int | np.number | Callable[..., Any]
+"""What a real-valued field can be given: functions of the step become schedules."""
 
 _KIND = "slalom.kind"
 _HYPERPARAMETER, _STEPS, _PARAM_LIKE, _PER_LEAF = "hyperparameter", "steps", "param", "per_leaf"

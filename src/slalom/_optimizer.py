@@ -276,12 +276,11 @@ class Optimizer(eqx.Module):
         return "Optimizer(\n    " + ",\n    ".join(facts) + ",\n)"
 
 
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
+def _bytes(size: int) -> str:
+    for power, unit in enumerate(("B", "kB", "MB")):
+        if size < 1000 ** (power + 1):
+            return f"{size / 1000**power:.3g} {unit}"
+    return f"{size / 1000**3:.3g} GB"
 
 
 # --- binding --------------------------------------------------------------------------------

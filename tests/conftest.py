@@ -1,0 +1,23 @@
+"""A strict world: types checked at run time, no implicit promotion, four fake devices."""
+
+import os
+
+# Before JAX and Slalom are imported: they read these once.
+os.environ["SLALOM_TYPECHECK"] = "1"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield

@@ -27,7 +27,6 @@ with _checked:
     )
     from ._fields import (
         Hyperparameter as Hyperparameter,
-        HyperparameterLike as HyperparameterLike,
         hyperparameter as hyperparameter,
         map_params as map_params,
         param_like as param_like,

@@ -22,11 +22,11 @@ from ._module import CHECK, shortest
 from ._schedule import AbstractSchedule, as_schedule, canonical_float
 from ._types import Tracer
 
-Hyperparameter: TypeAlias = float | Real[Array, ""] | Real[np.ndarray, ""] | AbstractSchedule
-"""What a real-valued field holds: a number, a 0-d array, or a schedule of either."""
-
-HyperparameterLike: TypeAlias = Hyperparameter | int | np.number | Callable[..., Any]
-"""What a real-valued field can be given: functions of the step become schedules."""
+Hyperparameter: TypeAlias = (
+    float | int | np.number | Real[Array, ""] | Real[np.ndarray, ""] | Callable[..., Any]
+)
+"""What a real-valued field takes: a number, a 0-d array, or a schedule, that is an
+`sl.schedules` module or any function of the step."""
 
 _KIND = "slalom.kind"
 _HYPERPARAMETER, _STEPS, _PARAM_LIKE, _PER_LEAF = "hyperparameter", "steps", "param", "per_leaf"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .._chain import chain
-from .._fields import HyperparameterLike
+from .._fields import Hyperparameter
 from .._selector import WhereLike
 from .._transform import AbstractTransform
 from ..transforms import (
@@ -18,8 +18,8 @@ from ..transforms import (
 
 
 def sgd(
-    learning_rate: HyperparameterLike,
-    momentum: HyperparameterLike | None = None,
+    learning_rate: Hyperparameter,
+    momentum: Hyperparameter | None = None,
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
 ) -> AbstractTransform:
@@ -45,11 +45,11 @@ def sgd(
 
 
 def adam(
-    learning_rate: HyperparameterLike,
-    b1: HyperparameterLike = 0.9,
-    b2: HyperparameterLike = 0.999,
-    eps: HyperparameterLike = 1e-8,
-    eps_root: HyperparameterLike = 0.0,
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
     mu_dtype: Any | None = None,
     *,
     nesterov: bool = False,
@@ -79,13 +79,13 @@ def adam(
 
 
 def adamw(
-    learning_rate: HyperparameterLike,
-    b1: HyperparameterLike = 0.9,
-    b2: HyperparameterLike = 0.999,
-    eps: HyperparameterLike = 1e-8,
-    eps_root: HyperparameterLike = 0.0,
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
     mu_dtype: Any | None = None,
-    weight_decay: HyperparameterLike = 1e-4,
+    weight_decay: Hyperparameter = 1e-4,
     decay_where: WhereLike | None = None,
     *,
     nesterov: bool = False,
@@ -122,11 +122,11 @@ def adamw(
 
 
 def lion(
-    learning_rate: HyperparameterLike,
-    b1: HyperparameterLike = 0.9,
-    b2: HyperparameterLike = 0.99,
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.99,
     mu_dtype: Any | None = None,
-    weight_decay: HyperparameterLike = 1e-3,
+    weight_decay: Hyperparameter = 1e-3,
     decay_where: WhereLike | None = None,
 ) -> AbstractTransform:
     """Lion: p ↦ p − η·(sign(β₁·m + (1 − β₁)·g) + λ·p).
@@ -154,13 +154,13 @@ def lion(
 
 
 def rmsprop(
-    learning_rate: HyperparameterLike,
-    decay: HyperparameterLike = 0.9,
-    eps: HyperparameterLike = 1e-8,
-    initial_scale: HyperparameterLike = 0.0,
+    learning_rate: Hyperparameter,
+    decay: Hyperparameter = 0.9,
+    eps: Hyperparameter = 1e-8,
+    initial_scale: Hyperparameter = 0.0,
     eps_in_sqrt: bool = True,
     centered: bool = False,
-    momentum: HyperparameterLike | None = None,
+    momentum: Hyperparameter | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
     *,
@@ -190,9 +190,7 @@ def rmsprop(
     )
 
 
-def _weight_decay(
-    weight_decay: HyperparameterLike, decay_where: WhereLike | None
-) -> AbstractTransform:
+def _weight_decay(weight_decay: Hyperparameter, decay_where: WhereLike | None) -> AbstractTransform:
     """Weight decay on the selected parameters, or on all."""
     link = AddDecayedWeights(weight_decay)
     return link if decay_where is None else link.mask(decay_where)

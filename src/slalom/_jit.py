@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.interpreters.partial_eval import DynamicJaxprTracer
+from jax.sharding import NamedSharding
 
 from ._paths import dotted
 from ._types import Tracer
@@ -39,10 +40,17 @@ def under_jit(x: Any) -> bool:
 class Plan:
     """What follows from the structure of a call's arguments alone."""
 
-    def __init__(self, structure: Any, statics: dict[int, Any], carried: tuple[int, ...]):
+    def __init__(
+        self,
+        structure: Any,
+        statics: dict[int, Any],
+        carried: tuple[int, ...],
+        shardings: tuple[Any, ...],
+    ):
         self.structure = structure
         self.statics = statics
         self.carried = carried
+        self.shardings = shardings
         others = {*carried, *statics}
         self.kept = tuple(i for i in range(structure.num_leaves) if i not in others)
 
@@ -53,6 +61,18 @@ class Plan:
             for i, array in zip(positions, arrays, strict=True):
                 leaves[i] = array
         return self.structure.unflatten(leaves)
+
+    def settle(self, new: list[Any]) -> list[Any]:
+        """New values of the carried leaves, sharded as the old ones were.
+
+        Left to itself the partitioner may choose otherwise, and the next call would compile anew.
+        """
+        if not self.shardings:
+            return new
+        return [
+            x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+            for x, sharding in zip(new, self.shardings, strict=True)
+        ]
 
 
 class _Result:
@@ -122,7 +142,11 @@ class Program:
         def program(plan: Plan, carried: list[Any], kept: list[Any]) -> _Result:
             # Traced here and inlined below, so that the body runs once and its program is seen
             # before it is compiled.
-            inner = jax.jit(lambda c, k: pack(body(plan.arguments(c, k))), inline=True)
+            def settled(carried: list[Any], kept: list[Any]) -> _Result:
+                new, other = body(plan.arguments(carried, kept))
+                return pack((plan.settle(new), other))
+
+            inner = jax.jit(settled, inline=True)
             if _has_runtime_checks(inner.trace(carried, kept).jaxpr.jaxpr):
                 raise _HasRuntimeChecks
             return inner(carried, kept)
@@ -138,10 +162,10 @@ class Program:
         kinds = [_kinds.get(type(x)) for x in leaves]
         if None in kinds:
             kinds = [_kind(x) for x in leaves]
-        plan = self._plan(arguments, leaves, structure, kinds)
         if _TRACED in kinds:
-            new, other = self._inline(arguments, plan, leaves, kinds)
+            plan, (new, other) = self._inline(arguments, leaves, structure, kinds)
         else:
+            plan = self._plan(arguments, leaves, structure, kinds)
             new, other = self._run(arguments, plan, leaves)
         for i, array in zip(plan.carried, new, strict=True):
             leaves[i] = array
@@ -171,27 +195,46 @@ class Program:
         return self._waiting(arguments)
 
     def _inline(
-        self, arguments: Any, plan: Plan, leaves: list[Any], kinds: Any
-    ) -> tuple[list[Any], Any]:
+        self, arguments: Any, leaves: list[Any], structure: Any, kinds: Any
+    ) -> tuple[Plan, tuple[list[Any], Any]]:
         """Under an outer transformation: nothing is donated."""
         traced = (x for x, kind in zip(leaves, kinds, strict=True) if kind == _TRACED)
-        if not all(map(under_jit, traced)):
-            # Under an eager `vmap` or `grad`, a jit makes one program of the step.
-            try:
-                return unpack(self._nested(plan, *_sorted(plan, leaves)))
-            except _HasRuntimeChecks:
-                pass
-        return self._body(arguments)
+        if all(map(under_jit, traced)):
+            # Not remembered: a function among the arguments may hold tracers of this trace.
+            statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
+            plan = self._make_plan(arguments, structure, statics)
+            return plan, self._body(arguments)
+        # Under an eager `vmap` or `grad`, a jit makes one program of the step.
+        plan = self._plan(arguments, leaves, structure, kinds)
+        try:
+            return plan, unpack(self._nested(plan, *_sorted(plan, leaves)))
+        except _HasRuntimeChecks:
+            return plan, self._body(arguments)
 
     def _plan(self, arguments: Any, leaves: list[Any], structure: Any, kinds: Any) -> Plan:
         statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
         key = _key(arguments, statics, structure)
         plan = self._plans.get(key)
         if plan is None:
-            flags = structure.flatten_up_to(self._carried(arguments))
-            carried = tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
-            plan = self._plans[key] = Plan(structure, statics, carried)
-        return plan
+            plan = self._plans[key] = self._make_plan(arguments, structure, statics)
+        if not plan.carried or _mesh_sharding(leaves[plan.carried[0]]) is None:
+            return plan
+        shardings = tuple(_mesh_sharding(leaves[i]) for i in plan.carried)
+        key = (plan, shardings)
+        if key not in self._plans:
+            self._plans[key] = Plan(structure, statics, plan.carried, shardings)
+        return self._plans[key]
+
+    def _make_plan(self, arguments: Any, structure: Any, statics: dict[int, Any]) -> Plan:
+        flags = structure.flatten_up_to(self._carried(arguments))
+        carried = tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
+        return Plan(structure, statics, carried, ())
+
+
+def _mesh_sharding(x: Any) -> Any:
+    """How a concrete array lies on a mesh of several devices, or `None`."""
+    sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
 def _sorted(plan: Plan, leaves: list[Any]) -> tuple[list[Any], list[Any]]:

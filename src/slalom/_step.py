@@ -100,6 +100,8 @@ def _context(
 def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
     """Refuses parameters of other shapes than those the state was made for."""
     for part in parts(transform, state, params=params):
+        if any(inner.state is part.state for inner in part.transform.inside(part.state)):
+            continue  # a mask has no state of its own: its inner transform sees the same one
         for name in params_like_fields(part.state):
             marked = jax.tree.leaves(getattr(part.state, name))
             named = zip(leaf_paths(part.params), jax.tree.leaves(part.params), strict=True)

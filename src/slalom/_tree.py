@@ -30,13 +30,12 @@ def is_inexact(x: Any) -> bool:
 
 
 def accumulation_dtype(*dtypes: Any) -> np.dtype:
-    """The dtype to compute in where these meet: their promotion, and at least float32."""
-    dtype = np.dtype(dtypes[0])
-    for other in dtypes[1:]:
-        dtype = jnp.promote_types(dtype, other)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return np.dtype(dtype)
-    return np.dtype(jnp.promote_types(dtype, jnp.float32))
+    """The dtype to compute in where these meet: as wide as the widest, and at least float32."""
+    # Not `jnp.promote_types`: under strict promotion, which users may choose, it refuses.
+    wide = any(jnp.finfo(dtype).bits > 32 for dtype in dtypes)
+    if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
+        return np.dtype(np.complex128 if wide else np.complex64)
+    return np.dtype(np.float64 if wide else np.float32)
 
 
 def real_dtype(dtype: Any) -> np.dtype:
@@ -62,9 +61,9 @@ def cast_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def storage_dtype(leaf_dtype: Any, dtype: Any) -> np.dtype:
-    """`dtype`, or its complex twin where the leaf is complex."""
+    """`dtype`, or its complex twin (complex64 for half precision) where the leaf is complex."""
     if jnp.issubdtype(leaf_dtype, jnp.complexfloating):
-        dtype = jnp.promote_types(dtype, jnp.complex64)
+        return accumulation_dtype(dtype, np.complex64)
     return np.dtype(dtype)
 
 
@@ -76,8 +75,10 @@ def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) 
     check_inexact(params)
 
     def full(x: Any) -> Array:
-        # The dtype is always given: without one the result would inherit a weak type.
-        return jnp.full_like(x, jnp.asarray(value, dtype(np.dtype(x.dtype))), dtype(x.dtype))
+        # The dtype is always given: without one the result would inherit a weak type. Added, not
+        # filled in: filled in, a 0-d leaf would share its buffer with the value.
+        zeros = jnp.zeros_like(x, dtype=dtype(np.dtype(x.dtype)))
+        return zeros if isinstance(value, int) else zeros + jnp.asarray(value, zeros.dtype)
 
     return jax.tree.map(full, params)
 
@@ -139,7 +140,12 @@ def map_leaves(
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
         real = real_dtype(dtype)
         numbers = tuple(jnp.asarray(s, real) for s in numbers)
-        return rule(*(_in_precision_of(x, dtype) for x in leaves), *numbers)
+        leaves = tuple(_in_precision_of(x, dtype) for x in leaves)
+        if dtype == real:
+            return rule(*leaves, *numbers)
+        # Under strict promotion, which users may choose, real times complex would be refused.
+        with jax.numpy_dtype_promotion("standard"):
+            return rule(*leaves, *numbers)
 
     if any(under_jit(x) for column in columns for x in column):
         # Tracing costs 2 ms a leaf in Python; an inlined jit traces once per shape. Outside of

@@ -170,12 +170,11 @@ class join(AbstractSchedule):
 
     def __call__(self, step: Step) -> Scalar:
         step = jnp.asarray(step)
-        value = self.schedules[0](step)
+        value = self.schedules[0](step).astype(canonical_float())
         for boundary, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
-            dtype = jnp.promote_types(value.dtype, canonical_float())
             # Before its own beginning a schedule is not asked for negative steps.
-            later = schedule(jnp.maximum(step - boundary, 0)).astype(dtype)
-            value = jnp.where(step < boundary, value.astype(dtype), later)
+            later = schedule(jnp.maximum(step - boundary, 0)).astype(value.dtype)
+            value = jnp.where(step < boundary, value, later)
         return value
 
 

@@ -1,0 +1,53 @@
+"""Everything public that transforms updates, in a representative form: the rows of many tests."""
+
+import slalom as sl
+
+matrices = sl.where.ndim(min=2)
+halving = sl.schedules.linear(1.0, 0.5, transition_steps=10)
+
+# The rules: one row for each class and for each option that changes what is computed.
+RULES = {
+    "Identity": sl.Identity(),
+    "SetToZero": sl.SetToZero(),
+    "Scale": sl.Scale(-0.1),
+    "ScaleByLearningRate": sl.ScaleByLearningRate(0.1),
+    "ScaleByLearningRate, scheduled": sl.ScaleByLearningRate(halving),
+    "ScaleBySchedule": sl.ScaleBySchedule(halving),
+    "ScaleByAdam": sl.ScaleByAdam(),
+    "ScaleByAdam, nesterov": sl.ScaleByAdam(nesterov=True),
+    "ScaleByAdam, dtypes": sl.ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    "ScaleByLion": sl.ScaleByLion(),
+    "ScaleByRms": sl.ScaleByRms(),
+    "ScaleByRms, bias correction": sl.ScaleByRms(bias_correction=True, eps_in_sqrt=False),
+    "ScaleByStddev": sl.ScaleByStddev(),
+    "ScaleByStddev, bias correction": sl.ScaleByStddev(bias_correction=True, eps_in_sqrt=False),
+    "Trace": sl.Trace(0.9),
+    "Trace, nesterov": sl.Trace(0.9, nesterov=True),
+    "AddDecayedWeights": sl.AddDecayedWeights(0.1),
+    "Clip": sl.Clip(0.5),
+    "ClipByGlobalNorm": sl.ClipByGlobalNorm(1.0),
+}
+
+RECIPES = {
+    "sgd": sl.sgd(0.1),
+    "sgd, momentum": sl.sgd(0.1, momentum=0.9),
+    "adam": sl.adam(0.1),
+    "adamw": sl.adamw(0.1, decay_where=matrices),
+    "lion": sl.lion(0.01),
+    "rmsprop": sl.rmsprop(0.01, momentum=0.9),
+    "rmsprop, centered": sl.rmsprop(0.01, centered=True),
+}
+
+WRAPPERS = {
+    "Chain": sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1),
+    "Masked": sl.Trace(0.9).mask(matrices) | sl.Scale(-0.1),
+    "Only": sl.adam(0.1).only(matrices),
+    "Partition": sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
+    "partition": sl.partition({2: sl.adam(0.1), 1: sl.sgd(0.1)}, {matrices: 2, ~matrices: 1}),
+    "EveryK": sl.adam(0.1).every_k(2),
+    "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
+    "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),
+    "nested": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).only(matrices)).every_k(2).every_k(2),
+}
+
+EVERYTHING = RULES | RECIPES | WRAPPERS

@@ -50,12 +50,19 @@ class AbstractPacedTransform(AbstractTransform):
         def zeros(shapes: Any) -> Any:
             return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-        return self.pace(updates, state, params, context, self._inner().update, zeros)
+        return self.pace(updates, state, params, context, self._inner("update"), zeros)
 
     def step(
         self, grads: Updates, state: Any, params: Params, context: Context | None = None
     ) -> tuple[Params, Any]:
-        return self.pace(grads, state, params, context, self._inner().step, lambda _: params)
+        return self.pace(grads, state, params, context, self._inner("step"), lambda _: params)
 
-    def _inner(self) -> AbstractTransform:
-        return self.inside()[0].transform
+    def _inner(self, verb: str) -> Callable[..., tuple[Any, Any]]:
+        """The inner transform's `update` or `step`, under its name."""
+        (part,) = self.inside()
+
+        def run(*arguments: Any) -> tuple[Any, Any]:
+            with part.scope():
+                return getattr(part.transform, verb)(*arguments)
+
+        return run

@@ -1,0 +1,121 @@
+"""What the compiled step does to memory: scratch, copies, and where the work stands."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import slalom as sl
+
+SHAPE = (256, 512)
+LEAVES = 3
+params = {f"layer{i}": jnp.full(SHAPE, 0.1 * (i + 1)) for i in range(LEAVES)}
+size = sum(p.nbytes for p in jax.tree.leaves(params))
+
+clip = sl.ClipByGlobalNorm(1.0)
+first = sl.where.path("layer0")
+
+
+def compiled(tx, verb="step"):
+    opt = sl.Optimizer(tx, params)
+    step = jax.jit(
+        lambda params, opt, grads: getattr(opt, verb)(params, grads), donate_argnums=(0, 1)
+    )
+    return step.lower(params, opt, params).compile()
+
+
+LEAN = {
+    "adamw": sl.adamw(1e-3),
+    "clip, adamw": clip | sl.adamw(1e-3),
+    "lion": sl.lion(1e-3),
+    "clip, lion": clip | sl.lion(1e-3),
+    "rmsprop": sl.rmsprop(1e-3, centered=True, momentum=0.9),
+    "sgd, momentum": sl.sgd(1e-3, momentum=0.9),
+    "decay on some": sl.adamw(1e-3, decay_where=first),
+    "partition": sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}),
+    "only": sl.adamw(1e-3).only(first),
+    "every_k": sl.adamw(1e-3).every_k(4),
+    "every_k of clip, adamw": (clip | sl.adamw(1e-3)).every_k(4),
+    "every_k of partition": sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}).every_k(4),
+    "every_k in partition": sl.adamw(1e-3).every_k(4).partition({first: sl.sgd(1e-2)}),
+    "every_k of every_k": sl.adamw(1e-3).every_k(2).every_k(2),
+    "every_k, scheduled": sl.adamw(1e-3).every_k(lambda n: n + 1),
+}
+
+
+@pytest.mark.parametrize("tx", LEAN.values(), ids=LEAN.keys())
+def test_scratch_is_at_most_one_percent_of_the_parameters(tx):
+    program = compiled(tx)
+    assert program.memory_analysis().temp_size_in_bytes <= 0.01 * size
+    shape = ",".join(map(str, SHAPE))
+    assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", program.as_text())
+
+
+@pytest.mark.parametrize("tx", LEAN.values(), ids=LEAN.keys())
+def test_parameters_and_state_are_written_in_place(tx):
+    opt = sl.Optimizer(tx, params)
+    state = sum(leaf.nbytes for leaf in opt.leaves[opt.binding.rules :])
+    alias = compiled(tx).memory_analysis().alias_size_in_bytes
+    assert alias >= 0.99 * (size + state)
+
+
+@pytest.mark.parametrize("verb", ["step", "update"])
+def test_idle_mini_steps_execute_nothing_of_the_inner_transform(verb):
+    text = compiled((clip | sl.adamw(1e-3)).every_k(4), verb).as_text()
+    branches = set(re.findall(r"branch_computations=\{([^}]*)\}", text)) or set(
+        re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", text)
+    )
+    assert branches, "there is no conditional"
+    # Adam takes square roots; the accumulator takes none. None may stand outside a branch.
+    entry = text[text.index("ENTRY") :]
+    reachable = _reachable(text, entry, stop_at_conditionals=True)
+    assert "sqrt" not in reachable
+    assert "sqrt" in text
+
+
+def _reachable(text, entry, stop_at_conditionals):
+    """The text of the entry computation and of everything it calls outside of conditionals."""
+    bodies = dict(re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S))
+    seen, todo, out = set(), [entry], []
+    while todo:
+        body = todo.pop()
+        out.append(body)
+        for line in body.splitlines():
+            if stop_at_conditionals and " conditional(" in line:
+                continue
+            for name in re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", line):
+                if name not in seen and name in bodies:
+                    seen.add(name)
+                    todo.append(bodies[name])
+    # Names in metadata would count as uses otherwise.
+    return re.sub(r"metadata=\{[^}]*\}", "", "\n".join(out))
+
+
+def test_leaves_of_equal_shape_share_one_trace_of_the_rule():
+    calls = 0
+
+    class Count(sl.AbstractTransform):
+        def init(self, params):
+            return None
+
+        def update(self, updates, state, params=None, context=None):
+            from slalom._tree import map_leaves
+
+            def rule(u):
+                nonlocal calls
+                calls += 1
+                return u * 2
+
+            return map_leaves(rule, (updates,)), state
+
+    compiled(Count())
+    assert calls == 1
+
+
+def test_every_transform_has_its_path_in_the_profile():
+    tx = clip | sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}, names=("first",)).every_k(2)
+    text = compiled(tx).as_text()
+    # Between a wrapper that paces and its inner transform JAX names the branch it stands in.
+    for scope in ("clip_by_global_norm/", "every_k/", "partition/rest/scale_by_adam/", "first/"):
+        assert scope in text

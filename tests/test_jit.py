@@ -1,0 +1,295 @@
+"""One compile, no forced wait, safe donation, readable runtime errors."""
+
+import gc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import slalom as sl
+from slalom._train import _programs
+
+x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
+
+
+def make_model(seed=0):
+    return eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(seed))
+
+
+def make_loss():
+    """A loss that counts how often Python runs it, which is how often it is traced."""
+
+    def loss_fn(model, x, y):
+        loss_fn.traces += 1
+        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+    loss_fn.traces = 0
+    return loss_fn
+
+
+tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-2)).every_k(2)
+
+
+def test_train_step_traces_once_for_any_number_of_steps_and_values():
+    loss_fn, model = make_loss(), make_model()
+    step, opt = sl.train_step(loss_fn), sl.Optimizer(tx, model)
+    for learning_rate in (1e-3, 1, np.float32(1e-2), jnp.float32(0.1), jnp.asarray(0.2)):
+        opt = opt.with_hyperparams(learning_rate=learning_rate)
+        model, opt, _ = step(model, opt, x, y)
+    assert loss_fn.traces == 1
+    assert step._program._compiled._cache_size() == 1
+
+
+def test_making_the_step_anew_does_not_trace_anew():
+    loss_fn, model = make_loss(), make_model()
+    opt = sl.Optimizer(tx, model)
+    for _ in range(3):
+        model, opt, _ = sl.train_step(loss_fn)(model, opt, x, y)
+    assert loss_fn.traces == 1
+
+
+def test_steps_of_a_dead_loss_are_forgotten():
+    gc.collect()
+    before = len(_programs)
+    model = make_model()
+    step = sl.train_step(make_loss())
+    step(model, sl.Optimizer(tx, model), x, y)
+    assert len(_programs) == before + 1
+    del step
+    jax.clear_caches()
+    gc.collect()
+    assert len(_programs) == before
+
+
+def test_two_optimizers_with_other_numbers_share_one_program():
+    loss_fn = make_loss()
+    step = sl.train_step(loss_fn)
+    for rate, warmup in ((1e-2, 5), (1e-3, 7)):
+        schedule = sl.schedules.warmup_cosine_decay(0.0, rate, warmup_steps=warmup, decay_steps=20)
+        model = make_model()
+        step(model, sl.Optimizer(sl.adam(schedule), model), x, y)
+    assert loss_fn.traces == 1
+
+
+def test_static_arguments_that_are_equal_across_types_are_not_mixed_up():
+    seen = []
+
+    def loss_fn(model, flag):
+        seen.append(flag)
+        return jnp.sum(model["w"] ** 2)
+
+    model = {"w": jnp.ones(2)}
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+    step = sl.train_step(loss_fn, donate=False)
+    for flag in (1, True, 1.0, 1):
+        step(model, opt, flag)
+    assert [(type(flag), flag) for flag in seen] == [(int, 1), (bool, True), (float, 1.0)]
+
+
+def test_arguments_that_cannot_be_hashed_are_named():
+    class Settings:
+        __hash__ = None
+
+    model = {"w": jnp.ones(2)}
+    step = sl.train_step(lambda model, settings: jnp.sum(model["w"]))
+    with pytest.raises(TypeError, match=r"'args\.0' of type Settings"):
+        step(model, sl.Optimizer(sl.sgd(0.1), model), Settings())
+
+
+def test_the_call_returns_before_the_work_is_done():
+    # About a second of work, where a call that does not wait takes a millisecond.
+    def loss_fn(model, matrix):
+        matrix = jax.lax.fori_loop(0, 1000, lambda _, m: jnp.tanh(m @ matrix), matrix)
+        return jnp.sum(model["w"] * matrix)
+
+    model, matrix = {"w": jnp.ones((256, 256))}, jnp.eye(256)
+    step = sl.train_step(loss_fn, donate=False)
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+    step(model, opt, matrix)[2].block_until_ready()  # compiled
+    assert not step(model, opt, matrix)[2].is_ready()
+
+
+def test_a_donated_model_is_refused_by_name():
+    loss_fn, model = make_loss(), make_model()
+    opt = sl.Optimizer(tx, model)
+    step = sl.train_step(loss_fn)
+    new, new_opt, _ = step(model, opt, x, y)
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.weight.*\n.*\n.*\n.*donate=False"):
+        step(model, new_opt, x, y)
+    with pytest.raises(ValueError, match=r"was donated"):
+        step(new, opt, x, y)
+
+
+def test_without_donation_everything_can_be_used_again():
+    loss_fn, model = make_loss(), make_model()
+    opt = sl.Optimizer(tx, model)
+    step = sl.train_step(loss_fn, donate=False)
+    first, second = step(model, opt, x, y), step(model, opt, x, y)
+    assert eqx.tree_equal(first[0], second[0])
+
+
+def test_what_is_not_trained_is_not_donated():
+    model = {"w": jnp.ones(2), "frozen": jnp.ones(3), "key": jax.random.key(0), "n": jnp.array(3)}
+    batch = jnp.ones(2)
+    opt = sl.Optimizer(sl.adam(1e-2), model, trainable=sl.where.path("w"))
+    step = sl.train_step(lambda model, batch: jnp.sum(model["w"] * batch) + model["frozen"].sum())
+    new, new_opt, _ = step(model, opt, batch)
+    assert model["w"].is_deleted()
+    for kept in (model["frozen"], model["n"], batch, opt.leaves[0]):
+        assert not kept.is_deleted()
+    assert new["frozen"] is model["frozen"]
+    assert new_opt.leaves[0] is opt.leaves[0]
+
+
+def test_a_buffer_at_two_places_is_copied_not_donated_twice():
+    def loss_fn(model, target):
+        return jnp.mean((jax.vmap(model)(x) - jax.vmap(target)(x) - 1) ** 2)
+
+    model = make_model()
+    step = sl.train_step(loss_fn)
+    new, _, loss = step(model, sl.Optimizer(sl.sgd(0.1), model), model)
+    assert float(loss) == 1.0
+    assert jnp.all(jnp.isfinite(jax.vmap(model)(x)))
+    assert not eqx.tree_equal(new, model)
+
+
+def test_a_runtime_check_in_the_loss_fails_with_its_own_message():
+    def loss_fn(model):
+        loss = jnp.sum(model["w"] ** 2)
+        return eqx.error_if(loss, loss > 1, "the loss is too large")
+
+    model = {"w": jnp.ones(2)}
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+    step = sl.train_step(loss_fn)
+    for _ in range(2):
+        with pytest.raises(eqx.EquinoxRuntimeError, match="the loss is too large"):
+            step(model, opt)
+    assert not model["w"].is_deleted()
+    small, _, loss = step({"w": jnp.full(2, 0.5)}, opt)
+    np.testing.assert_allclose(loss, 0.5)
+    np.testing.assert_allclose(small["w"], 0.4)
+
+
+def test_a_runtime_check_in_a_transform_fails_with_its_own_message():
+    class Refuse(sl.AbstractTransform):
+        def init(self, params):
+            return None
+
+        def update(self, updates, state, params=None, context=None):
+            return eqx.error_if(updates, updates["w"][0] > 0, "uphill"), state
+
+    model = {"w": jnp.ones(2)}
+    opt = sl.Optimizer(Refuse(), model)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="uphill"):
+        opt.step(model, model)
+
+
+def test_under_a_users_own_jit_the_step_is_inlined():
+    loss_fn, model = make_loss(), make_model()
+    opt = sl.Optimizer(tx, model)
+    step = sl.train_step(loss_fn)
+
+    @eqx.filter_jit
+    def twice(model, opt, x, y):
+        for _ in range(2):
+            model, opt, _ = step(model, opt, x, y)
+        return model, opt
+
+    expected = model, opt
+    alone = sl.train_step(loss_fn, donate=False)
+    for _ in range(2):
+        *expected, _ = alone(*expected, x, y)
+    got = twice(model, opt, x, y)
+    for a, b in zip(
+        jax.tree.leaves(eqx.filter(got, eqx.is_array)),
+        jax.tree.leaves(eqx.filter(tuple(expected), eqx.is_array)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert not jax.tree.leaves(eqx.filter(model, eqx.is_array))[0].is_deleted()
+
+
+def test_eight_learning_rates_in_one_program():
+    loss_fn, model = make_loss(), make_model()
+
+    def train_briefly(learning_rate):
+        m, opt = model, sl.Optimizer(sl.adam(learning_rate), model)
+        for _ in range(5):
+            m, opt, loss = sl.train_step(loss_fn, donate=False)(m, opt, x, y)
+        return loss
+
+    rates = jnp.logspace(-4, -1, 8)
+    losses = eqx.filter_vmap(train_briefly)(rates)
+    assert loss_fn.traces <= 2  # once with the model as it is, once batched
+    np.testing.assert_allclose(losses[3], train_briefly(rates[3]), rtol=1e-5)
+
+
+def test_the_hyperparameters_can_be_differentiated():
+    model = {"w": jnp.ones(2)}
+
+    def after(learning_rate):
+        opt = sl.Optimizer(sl.sgd(learning_rate), model)
+        new, _ = opt.step(model, {"w": jnp.full(2, 3.0)})
+        return jnp.sum(new["w"])
+
+    np.testing.assert_allclose(jax.grad(after)(0.1), -6.0, rtol=1e-6)
+
+
+def test_no_tracer_outlives_the_step():
+    model = {"w": jnp.ones(2)}
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+
+    @jax.jit
+    def run(model, opt, scale):
+        return opt.step(model, model, value_fn=lambda m: jnp.sum(m["w"]) * scale)
+
+    with jax.checking_leaks():
+        run(model, opt, jnp.float32(2.0))
+
+
+# --- meshes ---------------------------------------------------------------------------------
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+replicated = NamedSharding(mesh, PartitionSpec())
+
+
+def placed(model, sharding_of):
+    return jax.tree.map(
+        lambda a: jax.device_put(np.asarray(a), sharding_of(a)) if eqx.is_array(a) else a, model
+    )
+
+
+def rows(a):
+    return NamedSharding(mesh, PartitionSpec("data")) if a.shape[0] % 4 == 0 else replicated
+
+
+@pytest.mark.parametrize("sharding_of", [lambda a: replicated, rows], ids=["replicated", "rows"])
+def test_on_a_mesh_nothing_moves_and_nothing_compiles_twice(sharding_of):
+    loss_fn = make_loss()
+    model = placed(make_model(), sharding_of)
+    opt = sl.Optimizer(tx, model)
+    batch = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+
+    def shardings(tree):
+        return [a.sharding for a in jax.tree.leaves(eqx.filter(tree, eqx.is_array))]
+
+    before = shardings((model, opt))
+    assert all(s.device_set == replicated.device_set for s in before)
+
+    step = sl.train_step(loss_fn)
+    for _ in range(3):
+        model, opt, _ = step(model, opt, batch, batch)
+    assert shardings((model, opt)) == before
+    assert loss_fn.traces == 1
+    assert step._program._compiled._cache_size() == 1
+
+
+def test_a_model_on_another_device_takes_its_optimizer_along():
+    device = jax.devices()[2]
+    model = {"w": jax.device_put(np.ones(2, np.float32), device)}
+    opt = sl.Optimizer(tx, model)
+    model, opt = opt.step(model, model)
+    assert {d for leaf in opt.leaves for d in leaf.devices()} == {device}

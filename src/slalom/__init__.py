@@ -37,6 +37,7 @@ with _checked:
     from ._paced import AbstractPacedTransform as AbstractPacedTransform
     from ._train import train_step as train_step
     from ._transform import AbstractTransform as AbstractTransform, Context as Context
+    from ._types import Params as Params, Scalar as Scalar, Updates as Updates
     from .optimizers import (
         adam as adam,
         adamw as adamw,

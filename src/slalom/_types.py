@@ -12,8 +12,12 @@ Scalar: TypeAlias = Float[Array, ""]
 Step: TypeAlias = int | Int[Array, ""] | Int[np.ndarray, ""]
 """A position on a clock: a number of steps, counted from 0."""
 
-Params: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."]]
-"""Parameters: a tree of floating or complex arrays. `None` is a hole: not there."""
+Params: TypeAlias = PyTree[Inexact[Array | np.ndarray, "?*shape"], "Params"]
+"""Parameters: a tree of floating or complex arrays. `None` is a hole: nothing is there."""
 
-Updates: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."]]
-"""Gradients on their way to become a step; same structure and shapes as the parameters."""
+Updates: TypeAlias = PyTree[Inexact[Array | np.ndarray, "?*shape"], "Params"]
+"""Gradients on their way to become a step: like the parameters in structure and shapes.
+
+With `SLALOM_TYPECHECK=1` that is checked wherever both stand in one signature: the names bind
+the structure and, leaf by leaf, the shape.
+"""

@@ -29,13 +29,18 @@ def is_inexact(x: Any) -> bool:
 # --- dtypes ---------------------------------------------------------------------------------
 
 
+def canonical(dtype: Any) -> np.dtype:
+    """The dtype that JAX makes of it: NumPy's doubles are single precision without x64."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
 def accumulation_dtype(*dtypes: Any) -> np.dtype:
     """The dtype to compute in where these meet: as wide as the widest, and at least float32."""
     # Not `jnp.promote_types`: under strict promotion, which users may choose, it refuses.
     wide = any(jnp.finfo(dtype).bits > 32 for dtype in dtypes)
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
-        return np.dtype(np.complex128 if wide else np.complex64)
-    return np.dtype(np.float64 if wide else np.float32)
+        return canonical(np.complex128 if wide else np.complex64)
+    return canonical(np.float64 if wide else np.float32)
 
 
 def real_dtype(dtype: Any) -> np.dtype:
@@ -57,7 +62,7 @@ def _in_precision_of(x: Any, dtype: np.dtype) -> Array:
 
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
     """Each leaf in the dtype, strongly typed, of the leaf of `like` at its place."""
-    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, like)
+    return jax.tree.map(lambda x, y: jnp.asarray(x, canonical(y.dtype)), tree, like)
 
 
 def storage_dtype(leaf_dtype: Any, dtype: Any) -> np.dtype:
@@ -77,7 +82,7 @@ def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) 
     def full(x: Any) -> Array:
         # The dtype is always given: without one the result would inherit a weak type. Added, not
         # filled in: filled in, a 0-d leaf would share its buffer with the value.
-        zeros = jnp.zeros_like(x, dtype=dtype(np.dtype(x.dtype)))
+        zeros = jnp.zeros_like(x, dtype=dtype(canonical(x.dtype)))
         return zeros if isinstance(value, int) else zeros + jnp.asarray(value, zeros.dtype)
 
     return jax.tree.map(full, params)
@@ -251,7 +256,7 @@ def add(params: Params, updates: Updates) -> Params:
         if jnp.iscomplexobj(u) and not jnp.iscomplexobj(p):
             raise TypeError(f"A {u.dtype} update cannot be added to a {p.dtype} parameter.")
         dtype = accumulation_dtype(p.dtype, u.dtype)
-        return jnp.asarray(jnp.asarray(p, dtype) + jnp.asarray(u, dtype), p.dtype)
+        return jnp.asarray(jnp.asarray(p, dtype) + jnp.asarray(u, dtype), canonical(p.dtype))
 
     return jax.tree.map(add_leaf, updates, params)
 

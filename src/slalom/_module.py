@@ -56,14 +56,19 @@ def code(value: Any) -> str:
 
 
 def call(module: Any) -> str:
-    """`Name(required, field=…)`, the fields at their defaults left out."""
+    """`Name(field=…)` with the fields that are not at their defaults.
+
+    The name of a required field is left out where it is the only one.
+    """
+    fields = dataclasses.fields(module)
+    required = [f for f in fields if f.default is dataclasses.MISSING]
     arguments = []
-    for field in dataclasses.fields(module):
-        value = getattr(module, field.name)
-        if field.default is dataclasses.MISSING:
-            arguments.append(code(value))
-        elif code(value) != code(_default(field)):
-            arguments.append(f"{field.name}={code(value)}")
+    for field in fields:
+        text = code(getattr(module, field.name))
+        if field.default is not dataclasses.MISSING and text == code(_default(field)):
+            continue
+        alone = len(required) == 1 and field is required[0]
+        arguments.append(text if alone else f"{field.name}={text}")
     return f"{_prefix(type(module))}{type(module).__name__}({', '.join(arguments)})"
 
 

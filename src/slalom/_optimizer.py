@@ -27,7 +27,6 @@ from ._transform import (
     find,
     operand,
     parts,
-    segments,
 )
 from ._types import Params, Tracer, Updates
 
@@ -314,12 +313,12 @@ def _check_transform(transform: AbstractTransform, params: Params) -> None:
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
         listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
-        name = " | ".join(segments(transform)) or f"the chain {operand(transform)}"
         raise ValueError(
-            f"Raw gradients would be added to {listed}: {name} turns gradients into descending "
-            "steps for other parameters, and lets these pass through, so that they would climb. "
-            "Write `.only(where)` instead of `.mask(where)` to leave them alone, or mask links "
-            "further left and let the last one, with the learning rate, act on all."
+            f"Raw gradients would be added to {listed}, which would climb: {operand(transform)} "
+            "lets them pass through there, and turns them into descending steps elsewhere. To "
+            "leave those parameters alone, write `.only(where)` instead of `.mask(where)`, or in "
+            "a partition give them `sl.SetToZero()`. To train them too, mask links further left "
+            "and let the last one, with the learning rate, act on all."
         )
 
 

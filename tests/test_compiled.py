@@ -100,7 +100,7 @@ def test_leaves_of_equal_shape_share_one_trace_of_the_rule():
             return None
 
         def update(self, updates, state, params=None, context=None):
-            from slalom._tree import map_leaves
+            from slalom.tree import map_leaves
 
             def rule(u):
                 nonlocal calls

@@ -18,7 +18,7 @@ else:
     _checked = _contextlib.nullcontext()
 
 with _checked:
-    from . import schedules as schedules, where as where
+    from . import schedules as schedules, tree as tree, where as where
     from ._chain import (
         Chain as Chain,
         Identity as Identity,

@@ -1,16 +1,16 @@
 """Transforms one after another."""
 
-from collections.abc import Sequence
+import itertools
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from ._transform import AbstractTransform, Context, Part, fluent, segments
+from . import tree
+from ._module import LINE, indented
+from ._transform import AbstractTransform, Context, Part, check_transform, fluent, segments
 from ._types import Params, Updates
-
-_LINE = 88  # a chain that prints longer than this is printed a link a line
 
 
 class Identity(AbstractTransform):
@@ -19,7 +19,7 @@ class Identity(AbstractTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,
@@ -112,15 +112,17 @@ class Chain(AbstractTransform):
         )
 
     def _paths(self) -> list[tuple[str, ...]]:
-        taken: dict[str, int] = {name: 1 for name in self.names if name is not None}
+        taken = {name for name in self.names if name is not None}
         paths = []
         for name, link in zip(self.names, self.links, strict=True):
             if name is not None:
                 paths.append((name,))
                 continue
             (own,) = segments(link) or ("chain",)
-            taken[own] = taken.get(own, 0) + 1
-            paths.append((own if taken[own] == 1 else f"{own}_{taken[own]}",))
+            numbered = itertools.chain([own], (f"{own}_{i}" for i in itertools.count(2)))
+            path = next(name for name in numbered if name not in taken)
+            taken.add(path)
+            paths.append((path,))
         return paths
 
     def emitted(self, state: Any) -> Bool[Array, ""] | bool:
@@ -147,9 +149,9 @@ class Chain(AbstractTransform):
     def __repr__(self) -> str:
         pieces = self._pieces()
         line = " | ".join(pieces)
-        if len(line) <= _LINE or len(pieces) == 1:
+        if (len(line) <= LINE and "\n" not in line) or len(pieces) == 1:
             return line
-        return "(\n    " + "\n    | ".join(pieces) + "\n)"
+        return "(\n    " + indented("\n| ".join(pieces)) + "\n)"
 
     def _pieces(self) -> list[str]:
         """The links as code; runs of named links as one `sl.named_chain`."""
@@ -183,7 +185,8 @@ def chain(*links: AbstractTransform) -> AbstractTransform:
 
     ```
     """
-    _check_links(links)
+    for i, link in enumerate(links):
+        check_transform(f"Link {i}", link)
     return Chain.join(*links)
 
 
@@ -203,16 +206,9 @@ def named_chain(**links: AbstractTransform) -> Chain:
 
     ```
     """
-    _check_links(tuple(links.values()))
+    for name, link in links.items():
+        check_transform(f"Link '{name}'", link)
     return Chain(tuple(links.values()), tuple(links))
-
-
-def _check_links(links: Sequence[Any]) -> None:
-    for i, link in enumerate(links):
-        if not isinstance(link, AbstractTransform):
-            raise TypeError(
-                f"Link {i} is no transform: got {link!r} of type {type(link).__name__}."
-            )
 
 
 def _check_unique(names: list[str | None]) -> None:

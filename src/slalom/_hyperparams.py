@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from . import _tree as tree
+from . import tree
 from ._fields import bind_number, hyperparameter_fields
 from ._module import CHECK, shortest
 from ._paths import candidates, glob_pattern, has_suffix
@@ -104,9 +104,8 @@ def read(transform: AbstractTransform, state: Any, context: Context) -> Hyperpar
     """What the next update uses for each hyperparameter, each schedule on its own clock."""
     values = {}
     for part in parts(transform, state, context):
-        now = part.transform.at(part.context)
         for field in hyperparameter_fields(part.transform):
-            value = getattr(now, field.name)
+            value = part.transform.read(field.name, part.context)
             if value is not None:
                 values[".".join((*part.path, field.name))] = value
     return Hyperparams(values)
@@ -123,6 +122,6 @@ def replace(
                 lambda t, part=part, field=field: getattr(part.get(t), field.name),
                 transform,
                 _replacement(path, field, old, value, replace_schedules),
-                is_leaf=lambda x: x is None or isinstance(x, AbstractSchedule),
+                is_leaf=lambda x, old=old: x is None or x is old,
             )
     return transform

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from . import _tree as tree
+from . import tree
 from ._model import Split
 from ._paths import dotted, leaf_paths
 from ._transform import AbstractTransform, parts

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _tree as tree
+from . import tree
 from ._paths import dotted, first_difference, leaf_paths
 from ._selector import Where, check_matches, mask
 from ._types import Params, Tracer, Updates
@@ -45,15 +45,17 @@ class Split(NamedTuple):
         flags = self.structure.unflatten(self.trained)
         return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: flag, part), flags, model)
 
-    def align(self, grads: PyTree) -> Updates:
+    def align(self, grads: PyTree, name: str = "the gradients") -> Updates:
         """Gradients as a tree with the parameters' holes; refused where they do not fit."""
         try:
             leaves = self.structure.flatten_up_to(grads)
         except (ValueError, TypeError):
+            verb = "have" if name.endswith("s") else "has"
+            differ = first_difference(grads, self.params, (name, "the model"))
             raise ValueError(
-                "The gradients have another structure than the model (first: the gradients, "
-                f"second: the model): {first_difference(grads, self.params)}. Differentiate the "
-                "same model that you pass, for example with `eqx.filter_grad(loss)(model)`."
+                f"{name[0].upper()}{name[1:]} {verb} another structure than the model: {differ}. "
+                "Differentiate the same model that you pass, for example with "
+                "`eqx.filter_grad(loss)(model)`."
             ) from None
         paths = leaf_paths(self.structure.unflatten(range(len(self.leaves))))
         for path, g, p, trained in zip(paths, leaves, self.leaves, self.trained, strict=True):
@@ -73,9 +75,14 @@ def _check_gradient(path: str, grad: Any, param: Any) -> None:
             "too."
         )
     if not tree.is_inexact(grad):
-        what = f"a {grad.dtype} array" if tree.is_array(grad) else f"a {type(grad).__name__}"
+        kind = f"an array of dtype {grad.dtype}" if tree.is_array(grad) else type(grad).__name__
         raise TypeError(
-            f"The gradient at '{path}' must be a floating or complex array, got {what}."
+            f"The gradient at '{path}' must be a floating or complex array, got {kind}."
+        )
+    if jnp.iscomplexobj(grad) and not jnp.iscomplexobj(param):
+        raise TypeError(
+            f"The gradient at '{path}' is {grad.dtype}, but the parameter there is {param.dtype}. "
+            "Pass its real part."
         )
     if np.shape(grad) != np.shape(param):
         raise ValueError(
@@ -130,7 +137,7 @@ def _warn_tied(parts: Split) -> None:
                 f"One array stands at two places of the model, '{first[id(x)]}' and '{path}'. "
                 "They are trained as two parameters and will drift apart. To tie them, make one "
                 "a reference to the other with `eqx.nn.Shared`.",
-                stacklevel=4,
+                stacklevel=5,
             )
         first[id(x)] = path
 
@@ -153,10 +160,11 @@ def check_bound(params: Params, bound: Any) -> None:
     structure = jax.tree.structure(params)
     if structure != bound:
         before = bound.unflatten(range(bound.num_leaves))
+        names = ("the model given now", "the model at binding")
+        differ = first_difference(params, before, names)
         raise ValueError(
-            "This optimizer was bound to a model with other trainable parameters (first: the "
-            f"model given now, second: the model at binding): {first_difference(params, before)}. "
-            "Bind a new one with `sl.Optimizer(tx, model)`."
+            f"This optimizer was bound to a model with other trainable parameters: {differ}. Bind "
+            "a new one with `sl.Optimizer(tx, model)`."
         )
 
 
@@ -188,9 +196,8 @@ def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
     try:
         given = structure.flatten_up_to(updates)
     except (ValueError, TypeError):
-        raise ValueError(
-            "The updates have another structure than the model (first: the updates, second: the "
-            f"model): {first_difference(updates, model)}."
-        ) from None
-    parts = Split(leaves, structure, tuple(tree.is_array(u) for u in given))
-    return parts.join(jax.tree.leaves(tree.add(parts.params, parts.align(updates))))
+        differ = first_difference(updates, model, ("the updates", "the model"))
+        raise ValueError(f"The updates have another structure than the model: {differ}.") from None
+    parts = Split(leaves, structure, tuple(u is not None for u in given))
+    added = tree.add(parts.params, structure.unflatten(given))
+    return parts.join(jax.tree.leaves(added))

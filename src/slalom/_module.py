@@ -9,6 +9,9 @@ import numpy as np
 
 from ._types import Tracer
 
+LINE = 92
+"""What prints longer than this is printed over several lines."""
+
 CHECK = "slalom.check"
 """Where a field's metadata keeps its check, a function of a name and a value."""
 
@@ -32,6 +35,8 @@ def shortest(value: Any) -> str:
     """A number in the fewest digits that name it in its own precision."""
     if isinstance(value, Tracer):
         return f"<traced {value.dtype}>"
+    if isinstance(value, jax.Array) and value.is_deleted():
+        return "<donated>"
     if isinstance(value, jax.Array | np.ndarray):
         if value.shape != ():
             return f"<{value.dtype}{list(value.shape)}>"
@@ -69,7 +74,17 @@ def call(module: Any) -> str:
             continue
         alone = len(required) == 1 and field is required[0]
         arguments.append(text if alone else f"{field.name}={text}")
-    return f"{_prefix(type(module))}{type(module).__name__}({', '.join(arguments)})"
+    name = f"{_prefix(type(module))}{type(module).__name__}"
+    line = f"{name}({', '.join(arguments)})"
+    if len(line) <= LINE or len(arguments) == 1:
+        return line
+    inside = indented(",\n".join(arguments))
+    return f"{name}(\n    {inside},\n)"
+
+
+def indented(text: str) -> str:
+    """Code whose lines after the first stand one level further in."""
+    return text.replace("\n", "\n    ")
 
 
 def _prefix(cls: type) -> str:

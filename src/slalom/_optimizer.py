@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from . import _tree as tree
+from . import tree
 from ._fields import bind_number
 from ._hyperparams import Hyperparams, read, replace
 from ._inspect import Description, describe
 from ._jit import Program
 from ._model import Split, check_model, split, strong
-from ._module import shortest
+from ._module import indented, shortest
 from ._paths import leaf_paths
 from ._selector import Where, WhereLike, as_where, check_matches
 from ._step import KNOWN, as_known, run
@@ -25,7 +25,6 @@ from ._transform import (
     Context,
     count_from_zero,
     find,
-    operand,
     parts,
 )
 from ._types import Params, Tracer, Updates
@@ -86,11 +85,7 @@ class Optimizer(eqx.Module):
         - `hyperparam_dtype`: the dtype of all hyperparameters.
         """
         if not isinstance(transform, AbstractTransform):
-            call = f" Call it first: `{getattr(transform, '__name__', '')}(...)`."
-            raise TypeError(
-                f"An optimizer takes a transform such as `sl.adam(1e-3)`, got {transform!r}."
-                + (call if callable(transform) and hasattr(transform, "__name__") else "")
-            )
+            raise TypeError(_no_transform(transform, model))
         where = None if trainable is None else as_where(trainable)
         check_model(model, where)
         params = jax.tree.map(strong, split(model, where).params)
@@ -114,7 +109,7 @@ class Optimizer(eqx.Module):
         return self._tree[1][0]
 
     @property
-    def count(self) -> Int[Array, ""]:
+    def count(self) -> Int[Array, "*runs"]:
         """How often `step` or `update` was called: the clock of the outermost transform."""
         return self._tree[1][1]
 
@@ -138,7 +133,7 @@ class Optimizer(eqx.Module):
         return find(self.transform, which, self.state).state
 
     @property
-    def emitted(self) -> Bool[Array, ""]:
+    def emitted(self) -> Bool[Array, "*runs"]:
         """Whether the last step wrote any parameter. Before the first step, it did not."""
         return jnp.logical_and(self.transform.emitted(self.state), self.count > 0)
 
@@ -265,14 +260,14 @@ class Optimizer(eqx.Module):
         state = jax.tree.leaves(self.state)
         size = sum(x.size * x.dtype.itemsize for x in state if hasattr(x, "dtype"))
         facts = [
-            repr(self.transform).replace("\n", "\n    "),
+            repr(self.transform),
             f"count={shortest(self.count)}",
             f"parameters={self.binding.params.num_leaves} arrays",
             f"state={len(state)} arrays, {_bytes(size)}",
         ]
         if self.binding.trainable is not None:
             facts.insert(1, f"trainable={self.binding.trainable!r}")
-        return "Optimizer(\n    " + ",\n    ".join(facts) + ",\n)"
+        return "Optimizer(\n    " + indented(",\n".join(facts)) + ",\n)"
 
 
 def _bytes(size: int) -> str:
@@ -304,6 +299,16 @@ def _bind(made: Any, trainable: Where | None, params: Any) -> tuple[tuple[Any, .
     return arrays, Binding(structure, rules, statics, trainable, params)
 
 
+def _no_transform(given: Any, model: PyTree) -> str:
+    """The message for something else in the transform's place."""
+    message = "An optimizer takes a transform such as `sl.adam(1e-3)`, got "
+    if isinstance(model, AbstractTransform):
+        kind = type(given).__name__
+        return f"{message}a {kind}. The transform comes first: `sl.Optimizer(tx, model)`."
+    call = f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
+    return f"{message}{given!r}.{call}"
+
+
 def _check_transform(transform: AbstractTransform, params: Params) -> None:
     """Refuses, before anything is computed, a transform that these parameters would suffer from."""
     for part in parts(transform):
@@ -313,12 +318,18 @@ def _check_transform(transform: AbstractTransform, params: Params) -> None:
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
         listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
+        # Parts come depth first, so the last one that mixes is the innermost.
+        *_, culprit = (
+            part
+            for part in parts(transform, params=params)
+            if {1, -1} <= set(part.transform.signs(part.params))
+        )
         raise ValueError(
-            f"Raw gradients would be added to {listed}, which would climb: {operand(transform)} "
-            "lets them pass through there, and turns them into descending steps elsewhere. To "
-            "leave those parameters alone, write `.only(where)` instead of `.mask(where)`, or in "
-            "a partition give them `sl.SetToZero()`. To train them too, mask links further left "
-            "and let the last one, with the learning rate, act on all."
+            f"Raw gradients would be added to {listed}, which would climb: '{culprit.name}' lets "
+            "them pass through there, and turns them into descending steps elsewhere. To leave "
+            "those parameters alone, write `.only(where)` instead of `.mask(where)`, or in a "
+            "partition give them `sl.SetToZero()`. To train them too, mask links further left and "
+            "let the last one, with the learning rate, act on all."
         )
 
 

@@ -66,17 +66,14 @@ def candidates(name: str, known: Iterable[str], limit: int = 8) -> str:
     return (text or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def first_difference(left: PyTree, right: PyTree) -> str:
-    """Where two trees of arrays first differ in structure, in words."""
-    lefts = dict.fromkeys(leaf_paths(left))
-    rights = dict.fromkeys(leaf_paths(right))
-    for path in lefts:
-        if path not in rights:
-            return f"'{path}' is in the first and missing in the second"
-    for path in rights:
-        if path not in lefts:
-            return f"'{path}' is in the second and missing in the first"
-    left_type, right_type = type(left).__name__, type(right).__name__
-    if left_type != right_type:
-        return f"the first is a {left_type}, the second a {right_type}"
+def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str:
+    """Where two trees, called by their names, first differ in structure, in words."""
+    lefts, rights = leaf_paths(left), leaf_paths(right)
+    here, there = names
+    for ours, theirs, own, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
+        for path in ours:
+            if path not in theirs:
+                return f"'{path}' is in {own} and missing in {other}"
+    if type(left) is not type(right):
+        return f"{here} is a {type(left).__name__}, {there} a {type(right).__name__}"
     return "a container or a static field inside differs"

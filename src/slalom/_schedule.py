@@ -31,7 +31,7 @@ class AbstractSchedule(AbstractDeclared):
         """
 
     def values(self, n: int) -> Float[Array, " n"]:
-        """The first `n` values: exactly what the first `n` updates will use.
+        """The first `n` values: what the first `n` updates will use, to the last rounding.
 
         **Arguments:**
 
@@ -107,6 +107,11 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
 def canonical_float() -> Any:
     """float32, or float64 under x64."""
     return jnp.result_type(float)
+
+
+def as_canonical(value: Any) -> Scalar:
+    """A strongly typed array of the canonical float."""
+    return jnp.asarray(value, canonical_float())
 
 
 def as_float(value: Any) -> Scalar:

@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
@@ -19,6 +19,12 @@ from ._types import Params, Tracer
 
 WhereLike: TypeAlias = Any
 """A selector, a function of the parameter tree to a tree of bools, or a tree of bools."""
+
+
+ONLY_SHAPES = (
+    "It sees shapes and dtypes (`jax.ShapeDtypeStruct` leaves), never values: a mask or label that "
+    "depended on values could change between two steps."
+)
 
 
 # --- what a selector sees -------------------------------------------------------------------
@@ -69,10 +75,8 @@ class Where(abc.ABC):
         """The selectors this one is joined from."""
         return (self,)
 
-    @property
-    def must_match(self) -> bool:
-        """Whether selecting nothing in a whole model can only be a mistake."""
-        return False
+    unmatched: ClassVar[str | None] = None
+    """What to say where this selects nothing of a whole model, if that can only be a mistake."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +140,9 @@ class _Function(Where):
         tree = leaves[0].tree if leaves else None
         try:
             result = self.function(tree)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise TypeError(
-                f"The function {self!r} failed on the parameter tree: {error}. It sees shapes "
-                "and dtypes (`jax.ShapeDtypeStruct` leaves), never values: a mask or label that "
-                "depended on values could change between two steps."
+                f"The function {self!r} failed on the parameter tree: {error}. {ONLY_SHAPES}"
             ) from error
         return _Tree.freeze(result).picks(leaves)
 
@@ -169,10 +171,10 @@ class _Tree(Where):
             parts = self.structure.flatten_up_to(leaves[0].tree)
         except ValueError:
             own = self.structure.unflatten(self.values)
+            differ = first_difference(own, leaves[0].tree, ("the mask", "the parameters"))
             raise ValueError(
                 "The mask or label tree is neither a tree like the parameters nor a prefix of "
-                f"one (first: the mask, second: the parameters): "
-                f"{first_difference(own, leaves[0].tree)}."
+                f"one: {differ}."
             ) from None
         return [
             value
@@ -189,8 +191,8 @@ def _concrete(value: Any) -> Any:
         return bool(value)
     if isinstance(value, jax.Array | np.ndarray):
         raise TypeError(
-            "A mask or label must be a Python value, got an array"
-            f"{' that is traced' if isinstance(value, Tracer) else ''} of dtype "
+            "A mask or label must be a Python value, got "
+            f"{'a traced' if isinstance(value, Tracer) else 'an'} array of dtype "
             f"{value.dtype}. What is selected must be known before anything is computed: decide "
             "by path, shape or dtype, for example `sl.where.ndim(min=2)`."
         )
@@ -208,6 +210,10 @@ def as_where(where: WhereLike) -> Where:
     """A selector from whatever is accepted as `where`."""
     if isinstance(where, Where):
         return where
+    if isinstance(where, str):
+        raise TypeError(
+            f"A string is no selector, got {where!r}. Write `sl.where.path({where!r})`."
+        )
     # A module is a tree although it may be callable: law 7.
     if jax.tree_util.all_leaves([where]) and callable(where):
         return _Function(where)
@@ -255,11 +261,9 @@ def labels(where: Where, params: Params) -> tuple[Hashable, ...]:
 def check_matches(where: Where, params: Params) -> None:
     """Refuses a path or regex that selects nothing in the whole bound tree."""
     for atom in where.atoms():
-        if atom.must_match and not any(mask(atom, params)):
-            raise ValueError(
-                f"{atom!r} matches no parameter. The whole path must match, `*` is one segment "
-                f"and `**` any number of them. Paths here: {candidates('', leaf_paths(params))}."
-            )
+        if atom.unmatched is not None and not any(mask(atom, params)):
+            paths = candidates("", leaf_paths(params))
+            raise ValueError(f"{atom!r} {atom.unmatched} Paths here: {paths}.")
 
 
 def resolve_bools(where: Where, leaves: list[Leaf]) -> list[bool]:

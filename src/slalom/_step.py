@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from . import _tree as tree
+from . import tree
 from ._fields import params_like_fields
 from ._model import Split, check_bound
 from ._paths import dotted, leaf_paths
@@ -50,15 +50,20 @@ def run(
     (root, *_) = parts(transform)
     with root.scope():
         made, new = getattr(transform, verb)(grads, state, params, context)
-    return tree.cast_like(made, params), _as_before((state, count), (new, tree.increment(count)))
+    tree.check_same_structure((made, params))
+    new = _as_before(transform, state, new)
+    return tree.cast_like(made, params), [*new, tree.increment(count)]
 
 
 def as_known(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a caller passed, without what was left out; numbers as arrays, so they are traced."""
     known = {name: x for name, x in given.items() if x is not None}
     for name in ("value", "weight"):
-        if isinstance(known.get(name), bool | int | float):
-            known[name] = jnp.asarray(known[name], canonical_float())
+        x = known.get(name)
+        if isinstance(x, bool | int | float):
+            known[name] = jnp.asarray(x, canonical_float())
+        elif isinstance(x, jax.Array) and x.weak_type:
+            known[name] = jnp.asarray(x, x.dtype)
     return known
 
 
@@ -67,14 +72,16 @@ def _context(
 ) -> Context:
     """The context of one step, checked against what the transform needs and declares."""
     for name in ("value", "weight"):
-        if name in known and jnp.shape(known[name]) != ():
-            raise ValueError(
-                f"`{name}` must be a scalar, got an array of shape {jnp.shape(known[name])}."
-            )
+        x = known.get(name)
+        if x is not None and not tree.is_array(x):
+            raise TypeError(f"`{name}` must be a scalar, got {x!r} of type {type(x).__name__}.")
+        if x is not None and x.shape != ():
+            raise ValueError(f"`{name}` must be a scalar, got an array of shape {x.shape}.")
     if "grad" in known:
-        known["grad"] = model.align(known["grad"])
+        known["grad"] = model.align(known["grad"], "`grad`")
     if "per_param" in known:
-        known["per_param"] = {k: model.align(v) for k, v in known["per_param"].items()}
+        given = known["per_param"]
+        known["per_param"] = {k: model.align(v, f"`per_param[{k!r}]`") for k, v in given.items()}
     if "value_fn" in known:
         of_model = known["value_fn"]
         known["value_fn"] = lambda params: of_model(model.join(jax.tree.leaves(params)))
@@ -114,26 +121,40 @@ def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> N
                     )
 
 
-def _as_before(old: PyTree, new: PyTree) -> list[Array]:
+def _as_before(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[Array]:
     """The new leaves, refused where structure, shape or dtype differ from what `init` made."""
     if jax.tree.structure(old) != jax.tree.structure(new):
-        before, after = set(leaf_paths(old[0])), set(leaf_paths(new[0]))
-        differ = f"gone: {sorted(before - after)[:3]}, new: {sorted(after - before)[:3]}"
+        before, after = _state_paths(transform, old), _state_paths(transform, new)
+        gone = [path for path in before if path not in after]
+        come = [path for path in after if path not in before]
         raise TypeError(
             "The state that `update` returned has another structure than the one that `init` "
-            f"made ({differ}). They must be equal, so that a second call does not compile again."
+            f"made (gone: {gone[:3]}, new: {come[:3]}). They must be equal, so that a second call "
+            "does not compile again."
         )
     leaves = []
-    paths = jax.tree_util.tree_leaves_with_path(old)
-    for (path, before), after in zip(paths, jax.tree.leaves(new), strict=True):
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    for i, (before, after) in enumerate(pairs):
         if not tree.is_array(before):
             continue
         after = jnp.asarray(after)
         if before.shape != after.shape or before.dtype != after.dtype:
             raise TypeError(
-                f"The state at '{dotted(path[1:])}' was {before.dtype}{list(before.shape)} and "
-                f"`update` made it {after.dtype}{list(after.shape)}. It must stay what `init` "
-                "made: cast the new value, for example with `.astype(old.dtype)`."
+                f"The state at '{_state_paths(transform, old)[i]}' was "
+                f"{before.dtype}{list(before.shape)} and `update` made it "
+                f"{after.dtype}{list(after.shape)}. It must stay what `init` made: cast the new "
+                "value, for example with `.astype(old.dtype)`."
             )
         leaves.append(jnp.asarray(after, before.dtype))
     return leaves
+
+
+def _state_paths(transform: AbstractTransform, state: PyTree) -> list[str]:
+    """The path of each leaf of a state: that of the transform it belongs to, then its own."""
+    leaves, structure = jax.tree.flatten(state)
+    named = list(map(str, range(len(leaves))))
+    for part in parts(transform, structure.unflatten(range(len(leaves)))):
+        # Later parts stand deeper, so the innermost owner of a leaf names it last.
+        for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
+            named[i] = ".".join(filter(None, (part.name, dotted(key_path))))
+    return named

@@ -11,6 +11,7 @@ from ._jit import Program, pack, unpack
 from ._model import split, strong
 from ._optimizer import Optimizer, advance, carried
 from ._transform import parts
+from .tree import is_array
 
 _programs: "weakref.WeakKeyDictionary[Any, dict[Any, Program]]" = weakref.WeakKeyDictionary()
 
@@ -136,15 +137,15 @@ def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(
-                "With `has_aux=True` the loss must return a pair (loss, aux), got "
-                f"{type(result).__name__}."
+                f"With `has_aux=True` the loss must return a pair (loss, aux), got {_kind(result)}."
             )
         loss, aux = result
-    elif isinstance(result, tuple | list):
+    if loss is None:
+        raise TypeError("The loss returned None. Does the function end with `return`?")
+    if not is_array(loss) and not isinstance(loss, int | float | complex):
         raise TypeError(
-            f"The loss returned a {type(result).__name__} of {len(result)}. To return something "
-            "beside the loss, write `sl.train_step(loss_fn, has_aux=True)` and return a pair "
-            "(loss, aux)."
+            f"The loss returned {_kind(loss)}. To return something beside the loss, write "
+            "`sl.train_step(loss_fn, has_aux=True)` and return a pair (loss, aux)."
         )
     loss = jnp.asarray(loss)
     if loss.shape != ():
@@ -155,3 +156,11 @@ def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise TypeError(f"The loss must be a real floating number, got dtype {loss.dtype}.")
     return loss, aux
+
+
+def _kind(result: Any) -> str:
+    """What the loss returned, in words."""
+    if is_array(result):
+        return f"an array of shape {result.shape}"
+    size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+    return f"a {type(result).__name__}{size}"

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
-from . import _tree as tree
+from . import tree
 from ._fields import hyperparameter_fields
 from ._module import AbstractDeclared
 from ._paths import candidates, has_suffix, snake_case
@@ -177,7 +177,11 @@ class AbstractTransform(AbstractDeclared):
         Transforms that decide *whether* something is written replace this, so that nothing is
         computed, and nothing subtracted, when nothing is.
 
-        **Arguments:** as `update`; `params` is required.
+        **Arguments:**
+
+        - `grads`: the gradients, as `update` takes them.
+        - `state`, `context`: as for `update`.
+        - `params`: the parameters.
 
         **Returns:** the new parameters and the new state.
         """
@@ -192,11 +196,17 @@ class AbstractTransform(AbstractDeclared):
         Schedules are asked at `context.step`. Unbound numbers take the same path as bound ones,
         so that both give the same bits.
         """
+        values = {f.name: self.read(f.name, context) for f in hyperparameter_fields(self)}
         return SimpleNamespace(
-            **{f.name: self._read(f.name, context) for f in hyperparameter_fields(self)}
+            **{
+                # Half-precision numbers are exact in float32, and 1 − β₂ is not in bfloat16.
+                name: None if x is None else x.astype(tree.accumulation_dtype(x.dtype))
+                for name, x in values.items()
+            }
         )
 
-    def _read(self, name: str, context: Context | None) -> Scalar | None:
+    def read(self, name: str, context: Context | None) -> Scalar | None:
+        """One hyperparameter as this step uses it, in the dtype it has."""
         value = getattr(self, name)
         if isinstance(value, AbstractSchedule):
             step = None if context is None else context.step
@@ -378,18 +388,21 @@ def _walk(outer: Part) -> Iterator[Part]:
 
 def find(transform: AbstractTransform, which: str | type, state: Any = None) -> Part:
     """The one part with this path (or suffix of it) or class; an error lists the candidates."""
-    known = [part for part in parts(transform, state) if part.path]
+    known: dict[str, Part] = {}
+    for part in parts(transform, state):
+        # A chain inside a wrapper has the wrapper's path: the outermost counts.
+        if part.path:
+            known.setdefault(part.name, part)
     if isinstance(which, str):
-        found = [part for part in known if part.name == which] or [
-            part for part in known if has_suffix(part.name, which)
-        ]
+        found = [known[which]] if which in known else []
+        found = found or [part for name, part in known.items() if has_suffix(name, which)]
         wanted = f"'{which}'"
     else:
-        found = [part for part in known if type(part.transform) is which]
+        found = [part for part in known.values() if type(part.transform) is which]
         wanted = which.__name__
     if len(found) != 1:
         many = "is ambiguous" if found else "is not in this transform"
-        among = [part.name for part in (found or known)]
+        among = [part.name for part in found] or list(known)
         raise KeyError(f"{wanted} {many}. Candidates: {candidates(str(which), among)}.")
     return found[0]
 
@@ -407,9 +420,19 @@ _HOW = {
 def missing(who: str, name: str) -> str:
     """The message for something a transform needs and was not given."""
     how = _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`")
-    return f"{who} needs '{name}': {how}. `sl.train_step` passes value, grad and value_fn itself."
+    itself = " `sl.train_step` passes value, grad and value_fn itself."
+    return f"{who} needs '{name}': {how}." + itself * (name in ("value", "grad", "value_fn"))
 
 
 def count_from_zero() -> Any:
     """A fresh clock."""
     return jnp.zeros((), jnp.int32)
+
+
+def check_transform(what: str, given: Any) -> None:
+    """Refuses something in a transform's place, with what to write where that is clear."""
+    if not isinstance(given, AbstractTransform):
+        call = f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
+        raise TypeError(
+            f"{what} is no transform: got {given!r} of type {type(given).__name__}.{call}"
+        )

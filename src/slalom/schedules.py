@@ -16,7 +16,7 @@ from ._schedule import (
     AbstractSchedule as AbstractSchedule,
     FunctionSchedule as FunctionSchedule,
     ModuleSchedule as ModuleSchedule,
-    as_float,
+    as_canonical,
     as_schedule,
     canonical_float,
 )
@@ -35,7 +35,7 @@ class constant(AbstractSchedule):
 
     def __call__(self, step: Step) -> Scalar:
         del step
-        return as_float(self.value)
+        return as_canonical(self.value)
 
 
 class linear(AbstractSchedule):
@@ -59,7 +59,7 @@ class linear(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         done = _fraction(jnp.asarray(step) - self.transition_begin, self.transition_steps)
         # Written with two products: exact at both ends, as init + (end − init)·f is not.
-        return as_float(self.init_value) * (1 - done) + as_float(self.end_value) * done
+        return as_canonical(self.init_value) * (1 - done) + as_canonical(self.end_value) * done
 
 
 class cosine_decay(AbstractSchedule):
@@ -83,9 +83,9 @@ class cosine_decay(AbstractSchedule):
     exponent: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def __call__(self, step: Step) -> Scalar:
-        wave = _cosine(_fraction(step, self.decay_steps)) ** as_float(self.exponent)
-        alpha = as_float(self.alpha)
-        return as_float(self.init_value) * ((1 - alpha) * wave + alpha)
+        wave = _cosine(_fraction(step, self.decay_steps)) ** as_canonical(self.exponent)
+        alpha = as_canonical(self.alpha)
+        return as_canonical(self.init_value) * ((1 - alpha) * wave + alpha)
 
 
 class warmup_cosine_decay(AbstractSchedule):
@@ -120,11 +120,11 @@ class warmup_cosine_decay(AbstractSchedule):
 
     def __call__(self, step: Step) -> Scalar:
         step, warmup = jnp.asarray(step), jnp.asarray(self.warmup_steps)
-        init, peak, end = map(as_float, (self.init_value, self.peak_value, self.end_value))
+        init, peak, end = map(as_canonical, (self.init_value, self.peak_value, self.end_value))
         done = _fraction(step, jnp.maximum(warmup, 1))
         rising = init * (1 - done) + peak * done
         wave = _cosine(_fraction(step - warmup, self.decay_steps - warmup))
-        wave = wave ** as_float(self.exponent)
+        wave = wave ** as_canonical(self.exponent)
         return jnp.where(step < warmup, rising, peak * wave + end * (1 - wave))
 
 
@@ -170,10 +170,10 @@ class join(AbstractSchedule):
 
     def __call__(self, step: Step) -> Scalar:
         step = jnp.asarray(step)
-        value = self.schedules[0](step).astype(canonical_float())
+        value = as_canonical(self.schedules[0](step))
         for boundary, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
             # Before its own beginning a schedule is not asked for negative steps.
-            later = schedule(jnp.maximum(step - boundary, 0)).astype(value.dtype)
+            later = as_canonical(schedule(jnp.maximum(step - boundary, 0)))
             value = jnp.where(step < boundary, value, later)
         return value
 
@@ -189,3 +189,15 @@ def _fraction(step: Step, steps: Step) -> Scalar:
 def _cosine(fraction: Scalar) -> Scalar:
     """½(1 + cos πf): from 1 to 0."""
     return (1 + jnp.cos(jnp.pi * fraction)) / 2
+
+
+__all__ = [
+    "AbstractSchedule",
+    "FunctionSchedule",
+    "ModuleSchedule",
+    "constant",
+    "cosine_decay",
+    "join",
+    "linear",
+    "warmup_cosine_decay",
+]

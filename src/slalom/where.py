@@ -8,26 +8,27 @@ import builtins
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from ._paths import glob_pattern
-from ._selector import Leaf, Where, function_name
+from ._selector import ONLY_SHAPES, Leaf, Where, function_name
 
 
 @dataclasses.dataclass(frozen=True)
 class _Path(Where):
     glob: str
 
+    unmatched: ClassVar[str | None] = (
+        "matches no parameter. The whole path must match, `*` is one segment and `**` any number "
+        "of them."
+    )
+
     def picks(self, leaves: list[Leaf]) -> list[Any]:
         pattern = glob_pattern(self.glob)
         return [pattern.fullmatch(leaf.path) is not None for leaf in leaves]
-
-    @property
-    def must_match(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return f"sl.where.path({self.glob!r})"
@@ -37,12 +38,10 @@ class _Path(Where):
 class _Regex(Where):
     pattern: str
 
+    unmatched: ClassVar[str | None] = "is found in no parameter's path."
+
     def picks(self, leaves: list[Leaf]) -> list[Any]:
         return [re.search(self.pattern, leaf.path) is not None for leaf in leaves]
-
-    @property
-    def must_match(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return f"sl.where.regex({self.pattern!r})"
@@ -66,6 +65,9 @@ class _NDim(Where):
         bounds = [f"min={self.min}"] if self.min else []
         bounds += [f"max={self.max}"] if self.max is not None else []
         return f"sl.where.ndim({', '.join(bounds) or 'min=0'})"
+
+
+_DTYPE_GROUPS = ("inexact", "floating", "complexfloating")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,16 @@ class _PerLeaf(Where):
     function: Callable[[str, Any], bool]
 
     def picks(self, leaves: list[Leaf]) -> list[Any]:
-        return [self.function(leaf.path, leaf.struct) for leaf in leaves]
+        return [self._ask(leaf) for leaf in leaves]
+
+    def _ask(self, leaf: Leaf) -> Any:
+        try:
+            return self.function(leaf.path, leaf.struct)
+        except (TypeError, AttributeError) as error:
+            raise TypeError(
+                f"The function {function_name(self.function)} failed at '{leaf.path}': {error}. "
+                f"{ONLY_SHAPES}"
+            ) from error
 
     def __repr__(self) -> str:
         return f"sl.where.leaf({function_name(self.function)})"
@@ -174,12 +185,13 @@ def dtype(dtype: Any) -> Where:
 
     **Arguments:**
 
-    - `dtype`: such as `jnp.bfloat16`, `"float32"`, `jnp.complexfloating`.
+    - `dtype`: such as `jnp.bfloat16`, `"float32"`, or the group `jnp.complexfloating`.
 
     **Returns:** a selector.
     """
-    if isinstance(dtype, builtins.type) and jnp.issubdtype(dtype, np.generic):
-        return _DType(dtype.__name__)
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+    if name in _DTYPE_GROUPS:
+        return _DType(name)
     return _DType(np.dtype(dtype).name)
 
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from .. import _tree as tree
+from .. import tree
 from .._fields import Hyperparameter, hyperparameter
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
@@ -25,7 +25,7 @@ class Clip(AbstractTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,
@@ -64,7 +64,7 @@ class ClipByGlobalNorm(AbstractTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,
@@ -77,6 +77,8 @@ class ClipByGlobalNorm(AbstractTransform):
         norm = tree.global_norm(updates)
         max_norm = jnp.asarray(self.at(context).max_norm, norm.dtype)
         # One division of scalars: divided leaf by leaf, XLA would write the clipped updates to
-        # memory. Compared this way round, a NaN norm is not mistaken for a small one.
-        scale = jnp.where(norm <= max_norm, 1, max_norm / jnp.where(norm == 0, 1, norm))
+        # memory. Compared this way round, a NaN norm is not mistaken for a small one; and an
+        # infinite one, which may have overflowed from finite updates, not for a reason to stop.
+        divisor = jnp.where(norm == 0, 1, jnp.where(jnp.isinf(norm), jnp.nan, norm))
+        scale = jnp.where(norm <= max_norm, 1, max_norm / divisor)
         return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None

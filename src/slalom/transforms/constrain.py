@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from .. import _tree as tree
+from .. import tree
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
 
@@ -18,7 +18,7 @@ class SetToZero(AbstractTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,

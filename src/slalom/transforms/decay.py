@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from .. import _tree as tree
+from .. import tree
 from .._fields import Hyperparameter, hyperparameter
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
@@ -28,7 +28,7 @@ class AddDecayedWeights(AbstractTransform):
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from .. import _tree as tree
+from .. import tree
 from .._fields import Hyperparameter, hyperparameter
 from .._transform import AbstractTransform, Context
 from .._types import Params, Scalar, Tracer, Updates
@@ -23,7 +23,7 @@ class Scale(AbstractTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,
@@ -52,7 +52,7 @@ class ScaleByLearningRate(AbstractTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,
@@ -84,7 +84,7 @@ class ScaleBySchedule(AbstractTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        del params
+        return tree.no_state(params)
 
     def update(
         self,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from .. import _tree as tree
+from .. import tree
 from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates

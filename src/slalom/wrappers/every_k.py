@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .. import _tree as tree
+from .. import tree
 from .._fields import dtype_field, param_like
 from .._paced import AbstractPacedTransform
 from .._schedule import AbstractSchedule, as_schedule, canonical_float
@@ -58,6 +58,8 @@ class EveryK(AbstractPacedTransform):
 
     Under a `vmap` that batches this wrapper's own counters, `lax.cond` becomes a selection:
     values stay right, and idle steps cost what emitting ones cost.
+
+    With `mean=False` the inner transform sees Σ wᵢ·gᵢ, and weight 1.
 
     **Arguments:**
 
@@ -136,10 +138,13 @@ class EveryK(AbstractPacedTransform):
         value = None
         if context is not None and context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())
-            value = jnp.where(first, loss, state.value + (loss - state.value) * share)
+            value = _mean(state.value, loss, first, weight, share)
 
         outer = Context() if context is None else context
-        seen = outer.at(state.count, value=value, weight=total)
+        # A sum is complete in itself: weighed again, sums of sums would be too large.
+        seen = outer.at(
+            state.count, value=value, weight=total if self.mean else jnp.ones_like(total)
+        )
         if outer.grad is not None:
             seen = seen.at(state.count, grad=accumulated)
 
@@ -167,8 +172,7 @@ class EveryK(AbstractPacedTransform):
         self, accumulated: PyTree, grads: Updates, first: Any, weight: Scalar, share: Scalar
     ) -> PyTree:
         def add_to_mean(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            mean = jnp.where(first, g, a + (g - a) * share)
-            return jnp.where(weight == 0, jnp.where(first, 0, a), mean)
+            return _mean(a, g, first, weight, share)
 
         def add_to_sum(a: Any, g: Any, weight: Any, share: Any) -> Any:
             del share
@@ -210,3 +214,9 @@ class EveryK(AbstractPacedTransform):
         if self.accumulator_dtype is not None:
             options.append(f"accumulator_dtype={self.accumulator_dtype.name!r}")
         return f"{operand(self.inner)}.every_k({', '.join(options)})"
+
+
+def _mean(before: Any, new: Any, first: Any, weight: Any, share: Any) -> Any:
+    """A running mean with one more value in it; the first one overwrites, weight 0 is nothing."""
+    mean = jnp.where(first, new, before + (new - before) * share)
+    return jnp.where(weight == 0, jnp.where(first, 0, before), mean)

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool
 
-from .. import _tree as tree
+from .. import tree
 from .._selector import Where, as_where, mask
 from .._transform import AbstractTransform, Context, Part, fluent, operand, segments
 from .._types import Params, Updates

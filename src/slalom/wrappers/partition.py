@@ -7,10 +7,18 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool
 
-from .. import _tree as tree
+from .. import tree
 from .._paths import candidates, leaf_paths
 from .._selector import Cases, Where, WhereLike, as_labels, as_where, labels
-from .._transform import AbstractTransform, Context, Part, fluent, operand, segments
+from .._transform import (
+    AbstractTransform,
+    Context,
+    Part,
+    check_transform,
+    fluent,
+    operand,
+    segments,
+)
 from .._types import Params, Updates
 
 REST = "rest"
@@ -38,11 +46,7 @@ class Partition(AbstractTransform):
 
     def __check_init__(self):
         for name, group in zip(self.names, self.groups, strict=True):
-            if not isinstance(group, AbstractTransform):
-                raise TypeError(
-                    f"Group {name!r} of a partition is no transform: got {group!r} of type "
-                    f"{type(group).__name__}."
-                )
+            check_transform(f"Group {name!r} of a partition", group)
 
     @classmethod
     def by_cases(

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from ._jit import under_jit
-from ._paths import dotted, first_difference, leaf_paths
-from ._types import Params, Scalar, Updates
+from ._paths import dotted, first_difference
+from ._types import Params, Scalar
 
 
 def is_array(x: Any) -> bool:
@@ -109,6 +109,11 @@ def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> P
     return full_like(params, lambda own: np.dtype(dtype), value)
 
 
+def no_state(params: Params) -> None:
+    """The state of a rule that remembers nothing, once its parameters are seen to be such."""
+    check_inexact(params)
+
+
 def fresh_age(params: Params) -> Int[Array, " leaves"]:
     """How often each leaf's accumulators were fed: an entry per leaf, from 0."""
     return jnp.zeros(len(jax.tree.leaves(params)), jnp.int32)
@@ -179,9 +184,9 @@ def check_inexact(tree: PyTree) -> None:
     """Refuses a tree with a leaf that is no floating or complex array."""
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         if not is_inexact(x):
-            what = f"a {x.dtype} array" if is_array(x) else f"of type {type(x).__name__}"
+            kind = f"an array of dtype {x.dtype}" if is_array(x) else f"of type {type(x).__name__}"
             raise TypeError(
-                f"The leaf '{dotted(path)}' is {what}; parameters and gradients are trees of "
+                f"The leaf '{dotted(path)}' is {kind}; parameters and gradients are trees of "
                 "floating or complex arrays. Bind the whole model with `sl.Optimizer(tx, model)`, "
                 "which steps over everything else, or pass "
                 "`eqx.filter(model, eqx.is_inexact_array)`."
@@ -193,21 +198,25 @@ def check_same_structure(trees: tuple[PyTree, ...]) -> None:
     first, *others = trees
     check_inexact(first)
     structure = jax.tree.structure(first)
-    leaves = jax.tree.leaves(first)
     for other in others:
         if jax.tree.structure(other) != structure:
+            differ = first_difference(first, other, ("the updates", "what meets them"))
             raise ValueError(
                 "The updates have another structure than the state or the parameters that meet "
-                f"them: {first_difference(first, other)}. Pass gradients, state and parameters "
-                "of one model."
+                f"them: {differ}. Pass gradients, state and parameters of one model."
             )
-        for i, (x, y) in enumerate(zip(leaves, jax.tree.leaves(other), strict=True)):
-            if np.shape(x) != np.shape(y):
-                raise ValueError(
-                    f"The update at '{leaf_paths(first)[i]}' has shape {np.shape(x)}, but the "
-                    f"state or parameter that meets it there has shape {np.shape(y)}. Shapes "
-                    "must be equal: nothing is broadcast."
-                )
+        check_same_shapes(first, other, "the state or parameter that meets it there")
+
+
+def check_same_shapes(updates: PyTree, others: PyTree, what: str) -> None:
+    """Refuses updates of other shapes than what meets them, by the path of the leaf."""
+    leaves = jax.tree_util.tree_leaves_with_path(updates)
+    for (path, u), other in zip(leaves, jax.tree.leaves(others), strict=True):
+        if np.shape(u) != np.shape(other):
+            raise ValueError(
+                f"The update at '{dotted(path)}' has shape {np.shape(u)}, but {what} has shape "
+                f"{np.shape(other)}. Shapes must be equal: nothing is broadcast."
+            )
 
 
 def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
@@ -248,9 +257,9 @@ def increment(count: Int[Array, "..."]) -> Int[Array, "..."]:
     return jnp.where(count < largest, count + 1, largest)
 
 
-def add(params: Params, updates: Updates) -> Params:
+def add(params: PyTree, updates: PyTree) -> PyTree:
     """params + updates: summed in the accumulation dtype, rounded once to the parameters'."""
-    check_same_structure((updates, params))
+    check_same_shapes(updates, params, "the parameter there")
 
     def add_leaf(u: Any, p: Any) -> Array:
         if jnp.iscomplexobj(u) and not jnp.iscomplexobj(p):

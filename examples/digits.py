@@ -1,0 +1,151 @@
+"""Learn to read handwritten digits: a small convolutional network, trained in seconds.
+
+    pip install -e ".[examples]" && python examples/digits.py
+
+The data are the 1797 real 8 × 8 images that come with scikit-learn; a fifth of them is held out.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+try:
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import matplotlib
+    import numpy as np
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from tqdm import trange
+
+    import slalom as sl
+except ImportError as error:
+    raise SystemExit(f'{error}. Install what this needs: pip install -e ".[examples]"') from None
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+BATCH = 32
+ACCUMULATE = 2  # batches for one update
+
+
+def load_data():
+    """Images in [0, 1] and their labels, split the same way whatever `--seed` is."""
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 1, 8, 8).astype(np.float32) / 16
+    return train_test_split(
+        images, labels.astype(np.int32), test_size=0.2, stratify=labels, random_state=0
+    )
+
+
+def make_network(key):
+    """From one image, of shape (1, 8, 8), to ten logits."""
+    key1, key2, key3 = jax.random.split(key, 3)
+    return eqx.nn.Sequential(
+        [
+            eqx.nn.Conv2d(1, 32, kernel_size=3, padding=1, use_bias=False, key=key1),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.Conv2d(32, 64, kernel_size=3, padding=1, use_bias=False, key=key2),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.MaxPool2d(kernel_size=2, stride=2),
+            eqx.nn.Lambda(jnp.ravel),
+            eqx.nn.Dropout(0.5),
+            eqx.nn.Linear(64 * 4 * 4, 10, key=key3),
+        ]
+    )
+
+
+def loss_fn(model, images, labels, key):
+    """Mean cross-entropy of a batch; every image has its own dropout key."""
+    logits = jax.vmap(model)(images, key=jax.random.split(key, len(images)))
+    log_probabilities = jax.nn.log_softmax(logits)
+    return -jnp.mean(jnp.take_along_axis(log_probabilities, labels[:, None], axis=1))
+
+
+@eqx.filter_jit
+def accuracy(model, images, labels):
+    model = eqx.nn.inference_mode(model)
+    return jnp.mean(jnp.argmax(jax.vmap(model)(images), axis=1) == labels)
+
+
+def shuffled_batches(rng, size):
+    """The indices of one epoch's batches, all of one shape: what is left over waits its turn."""
+    return rng.permutation(size)[: size // BATCH * BATCH].reshape(-1, BATCH)
+
+
+def train(images, labels, epochs, seed):
+    """Returns the trained network, the loss of every batch, and the rate of every update."""
+    steps = epochs * (len(images) // BATCH)
+    updates = steps // ACCUMULATE
+    model_key, dropout_key = jax.random.split(jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+
+    model = make_network(model_key)
+    schedule = sl.schedules.warmup_cosine_decay(
+        init_value=0.0, peak_value=3e-3, warmup_steps=updates // 10, decay_steps=updates
+    )
+    tx = (
+        sl.ClipByGlobalNorm(1.0)
+        | sl.adamw(schedule, weight_decay=0.1, decay_where=sl.where.ndim(min=2))
+    ).every_k(ACCUMULATE)
+    opt = sl.Optimizer(tx, model)
+    print(opt)
+
+    step = sl.train_step(loss_fn)
+    losses = []
+    for _ in (progress := trange(epochs, unit="epoch")):
+        for batch in shuffled_batches(rng, len(images)):
+            key = jax.random.fold_in(dropout_key, len(losses))
+            model, opt, loss = step(model, opt, images[batch], labels[batch], key)
+            losses.append(loss)  # not a float yet: that would wait for the step to finish
+        progress.set_postfix(loss=f"{loss:.4f}")
+    # The schedule stands inside `every_k`, so its clock counts updates, not batches.
+    return model, np.array(losses), schedule.values(updates)
+
+
+def plot(losses, rates, title, path):
+    """Loss and learning rate over the batches, one above the other."""
+    figure, (top, bottom) = plt.subplots(
+        2, sharex=True, figsize=(8, 5.5), height_ratios=[2, 1], layout="constrained"
+    )
+    window = min(50, len(losses))
+    smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
+    middles = np.arange(len(smooth)) + window // 2
+    top.semilogy(losses, color="tab:blue", alpha=0.25, linewidth=0.8, label="each batch")
+    top.semilogy(middles, smooth, color="tab:blue", label=f"mean of {window} batches")
+    top.set(title=title, ylabel="training loss")
+    top.legend(frameon=False)
+    bottom.plot(ACCUMULATE * np.arange(len(rates)), rates, color="tab:orange")
+    bottom.set(xlabel="batch", ylabel="learning rate", xlim=(0, len(losses)), ylim=(0, None))
+    for axes in (top, bottom):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=25, help="passes over the data (25)")
+    parser.add_argument("--quick", action="store_true", help="2 epochs, to see that it runs")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout (0)")
+    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the picture")
+    args = parser.parse_args()
+
+    start = time.perf_counter()
+    train_images, test_images, train_labels, test_labels = load_data()
+    epochs = 2 if args.quick else args.epochs
+    model, losses, rates = train(train_images, train_labels, epochs, args.seed)
+    train_accuracy = accuracy(model, train_images, train_labels)
+    test_accuracy = accuracy(model, test_images, test_labels)
+    print(f"train accuracy {train_accuracy:.2%}, test accuracy {test_accuracy:.2%}")
+    print(f"{time.perf_counter() - start:.1f} s, compilation included")
+
+    plot(losses, rates, f"Handwritten digits: test accuracy {test_accuracy:.1%}", args.out)
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Small models, deterministic gradients and whole trajectories, shared by the tests."""
+
+import contextlib
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import slalom as sl
+
+
+def nested_dict(key, dtype=None):
+    """Parameters as a dict of dicts and a list: a matrix, a vector and a scalar."""
+    keys = jax.random.split(key, 3)
+    return {
+        "dense": {
+            "weight": jax.random.normal(keys[0], (3, 2), dtype),
+            "bias": jax.random.normal(keys[1], (2,), dtype),
+        },
+        "scales": [jax.random.normal(keys[2], (), dtype)],
+    }
+
+
+def mlp(key, *, depth=1):
+    """An Equinox model with hidden layers: callable, with functions and ints inside."""
+    return eqx.nn.MLP(2, 1, 4, depth, key=key)
+
+
+def params_of(model):
+    """The floating and complex arrays of a model, with `None` at everything else."""
+    return eqx.filter(model, eqx.is_inexact_array)
+
+
+def gradients(model, n, seed=0, dtype=None):
+    """A fixed sequence of `n` gradients, stacked on a first axis: normal, so nowhere zero."""
+    random = np.random.default_rng(seed)
+
+    def normal(x):
+        drawn = random.standard_normal((n, *x.shape))
+        if jnp.iscomplexobj(x):
+            drawn = drawn + 1j * random.standard_normal((n, *x.shape))
+        return jnp.asarray(drawn, x.dtype if dtype is None else dtype)
+
+    return jax.tree.map(normal, params_of(model))
+
+
+def trajectory(step, params, state, inputs):
+    """Runs `step(params, state, *input) -> (params, state)` in one `lax.scan`.
+
+    `inputs` is a tuple of trees with a first axis of time. Returns the parameters after each
+    step, stacked, and the last state. Called outside of `jax.jit` it compiles once.
+    """
+
+    def body(carry, given):
+        carry = step(*carry, *given)
+        return carry, carry[0]
+
+    (_, state), history = jax.lax.scan(body, (params, state), inputs)
+    return history, state
+
+
+def slalom_trajectory(tx, model, grads, **known):
+    """The parameters after each `opt.step`, and the last optimizer.
+
+    `tx` is a transform, or an optimizer already bound to `model`. `known` holds what else each
+    step is given, stacked: `value`, `weight` and so on.
+    """
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def step(params, opt, grads, known):
+        model, opt = opt.step(eqx.combine(params, static), grads, **known)
+        return params_of(model), opt
+
+    opt = tx if isinstance(tx, sl.Optimizer) else sl.Optimizer(tx, model)
+    return trajectory(step, params, opt, (grads, known))
+
+
+@contextlib.contextmanager
+def lenient():
+    """The promotion rules that other libraries are written for."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def optax_trajectory(tx, model, grads):
+    """The parameters after each update and `optax.apply_updates`, and the last state."""
+
+    def step(params, state, grads):
+        with lenient():
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+    params = params_of(model)
+    with lenient():
+        return trajectory(step, params, tx.init(params), (grads,))
+
+
+def distance(history, other):
+    """The greatest difference of two trees of equal structure, over all leaves."""
+    pairs = zip(jax.tree.leaves(history), jax.tree.leaves(other), strict=True)
+    wide = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
+    wide = [(a.astype(_widest(a)), b.astype(_widest(b))) for a, b in wide]
+    return max(float(np.max(np.abs(a - b))) for a, b in wide)
+
+
+def _widest(x):
+    return np.complex128 if np.iscomplexobj(x) else np.float64
+
+
+def assert_same_bits(a, b):
+    """Every leaf equal in dtype and in every bit; NaN counts as equal to NaN."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = jnp.asarray(x), jnp.asarray(y)
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def assert_same_path(ours, theirs, start, of_distance):
+    """Two trajectories apart by at most a fraction of the way they went from `start`."""
+    moved = distance(theirs, jax.tree.map(lambda h, s: jnp.broadcast_to(s, h.shape), theirs, start))
+    apart = distance(ours, theirs)
+    assert apart <= of_distance * moved, f"{apart / moved:.2e} of the distance {moved:.3g} apart"

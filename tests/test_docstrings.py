@@ -1,0 +1,156 @@
+"""Docstrings: their examples run, and every public name says what it is and what it takes."""
+
+import ast
+import doctest
+import inspect
+import re
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+
+SOURCE = Path(sl.__file__).parent
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+FENCE = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+# --- the examples ---------------------------------------------------------------------------
+
+
+def documented(node, name):
+    """(name, docstring, line) of every module, class and function below a syntax node."""
+    docstring = ast.get_docstring(node)
+    if docstring is not None:
+        yield name, docstring, node.body[0].lineno
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            yield from documented(child, f"{name}.{child.name}")
+
+
+def module_name(path):
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+# From the source, not from the imported objects: what decorators wrap is found as well.
+DOCSTRINGS = {
+    name: (docstring, path, line)
+    for path in sorted(SOURCE.rglob("*.py"))
+    for name, docstring, line in documented(ast.parse(path.read_text()), module_name(path))
+}
+WITH_CODE = [name for name, (docstring, *_) in DOCSTRINGS.items() if "```" in docstring]
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_example_runs(name):
+    docstring, path, line = DOCSTRINGS[name]
+    blocks = FENCE.findall(docstring)
+    assert docstring.count("```") == 2 * len(blocks), "code stands in a ```python block"
+    for block in blocks:
+        assert block.lstrip().startswith(">>>"), "code that is no example is never run"
+        assert block.endswith("\n\n"), "doctest needs a blank line before the closing fence"
+
+    known = {"sl": sl, "eqx": eqx, "jax": jax, "jnp": jnp, "np": np, "__name__": "examples"}
+    example = doctest.DocTestParser().get_doctest(docstring, known, name, str(path), line)
+    report = []
+    doctest.DocTestRunner(optionflags=FLAGS).run(example, out=report.append)
+    assert not report, "".join(report)
+
+
+# --- what every public name says ------------------------------------------------------------
+
+
+def public_names():
+    """Every public class and function by its name, and every method that it defines anew."""
+    schedules = [
+        name
+        for name, value in vars(sl.schedules).items()
+        if isinstance(value, type) and issubclass(value, sl.schedules.AbstractSchedule)
+    ]
+    names = [(sl, name) for name in vars(sl) if name[0] != "_"]
+    names += [(sl.schedules, name) for name in schedules]
+    names += [(sl.where, name) for name in sl.where.__all__]
+    for module, name in names:
+        value = getattr(module, name)
+        own = getattr(value, "__module__", "").startswith("slalom")
+        if not own or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue  # modules, and aliases of types
+        path = f"{module.__name__}.{name}"
+        yield path, value
+        if inspect.isclass(value):
+            yield from methods(path, value)
+
+
+def methods(path, cls):
+    for name, value in vars(cls).items():
+        if name[0] == "_" or not (callable(value) or isinstance(value, property | classmethod)):
+            continue
+        if isinstance(value, type) or any(hasattr(base, name) for base in cls.__mro__[1:]):
+            continue  # overrides are documented where they are declared
+        yield f"{path}.{name}", getattr(cls, name)
+
+
+PUBLIC = dict(public_names())
+
+
+def own_docstring(value):
+    """The docstring of an object itself; a class inherits none here."""
+    if inspect.isclass(value):
+        docstring = vars(value).get("__doc__") or ""
+        constructor = vars(value).get("__init__")
+        return docstring + "\n" + inspect.cleandoc(getattr(constructor, "__doc__", None) or "")
+    return inspect.getdoc(value) or ""
+
+
+def parameters(value):
+    if isinstance(value, property):
+        return set()
+    try:
+        signature = inspect.signature(value)
+    except ValueError:
+        return set()
+    return {name for name in signature.parameters if name not in ("self", "cls")}
+
+
+def described(value, owner):
+    """The parameters that the **Arguments:** section of an object describes."""
+    _, _, section = own_docstring(value).partition("**Arguments:**")
+    section = re.split(r"\*\*(?:Returns|Raises):\*\*|```|\?\?\?", section)[0]
+    names = set()
+    for item in re.split(r"^\s*- ", section, flags=re.MULTILINE)[1:]:
+        head = item.partition(":")[0]
+        names.update(re.findall(r"`(\w+)`", head))
+    # "as for `step`", "the others: as in `ScaleByAdam`": what stands there counts here.
+    for other in re.findall(r"\bas(?: for| in)? `(\w+)`", section):
+        found = getattr(owner, other, None) or getattr(sl, other)
+        names |= described(found, owner)
+    return names
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_has_a_docstring(name):
+    assert own_docstring(PUBLIC[name]).strip(), f"{name} has no docstring"
+
+
+def lists_arguments(name):
+    """Whether a public name must describe its arguments; a method may do without the list."""
+    if not parameters(PUBLIC[name]):
+        return False
+    is_method = name.rpartition(".")[0] in PUBLIC
+    return not is_method or "**Arguments:**" in own_docstring(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", list(filter(lists_arguments, PUBLIC)))
+def test_every_argument_is_described(name):
+    owner = PUBLIC.get(name.rpartition(".")[0])
+    missing = parameters(PUBLIC[name]) - described(PUBLIC[name], owner)
+    assert not missing, f"**Arguments:** of {name} leaves out {sorted(missing)}"
+
+
+@pytest.mark.parametrize("name", [module_name(path) for path in sorted(SOURCE.rglob("*.py"))])
+def test_module_has_a_docstring(name):
+    assert name in DOCSTRINGS

@@ -1,0 +1,538 @@
+"""Accumulation over mini-steps: its numbers, its clock, its weights, and where it may stand."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import (
+    assert_same_bits,
+    assert_same_path,
+    distance,
+    gradients,
+    nested_dict,
+    optax_trajectory,
+    slalom_trajectory,
+)
+
+WEIGHT = sl.where.path("dense.weight")
+
+
+def rows_of(history, rows):
+    return jax.tree.map(lambda x: x[rows], history)
+
+
+def windows(grads, k, reduce=jnp.mean):
+    """The stacked gradients of `k` mini-steps each, reduced."""
+    return jax.tree.map(lambda x: reduce(x.reshape(-1, k, *x.shape[1:]), axis=1), grads)
+
+
+def emissions(history, k):
+    """The parameters at the end of each window."""
+    return jax.tree.map(lambda x: x[k - 1 :: k], history)
+
+
+# --- against others -------------------------------------------------------------------------
+
+INNER = {
+    "adamw": (sl.adamw(0.05, weight_decay=0.1), optax.adamw(0.05, weight_decay=0.1)),
+    "sgd": (sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),
+}
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("inner", INNER)
+def test_same_path_as_optax(inner, mean):
+    ours, theirs = INNER[inner]
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 23)
+    path, _ = slalom_trajectory(ours.every_k(4, mean=mean), params, grads)
+    exact, _ = optax_trajectory(optax.MultiSteps(theirs, 4, use_grad_mean=mean), params, grads)
+    assert_same_path(path, exact, params, 2e-5)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_same_path_as_optax_in_double_precision(mean, x64):
+    ours, theirs = INNER["adamw"]
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 23)
+    path, _ = slalom_trajectory(ours.every_k(4, mean=mean), params, grads)
+    reference = optax.MultiSteps(theirs, 4, use_grad_mean=mean, accumulator_dtype=jnp.float64)
+    exact, _ = optax_trajectory(reference, params, grads)
+    for a, b in zip(jax.tree.leaves(path), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize(("mean", "reduce"), [(True, jnp.mean), (False, jnp.sum)])
+def test_same_path_as_the_inner_transform_on_whole_windows(mean, reduce):
+    tx = sl.adam(sl.schedules.linear(0.1, 0.01, 5))
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 24)
+    path, _ = slalom_trajectory(tx.every_k(3, mean=mean), params, grads)
+    exact, _ = slalom_trajectory(tx, params, windows(grads, 3, reduce))
+    assert_same_path(emissions(path, 3), exact, params, 2e-5)
+    # In between the parameters keep every bit.
+    for offset in (0, 1):
+        held = jax.tree.map(lambda x, o=offset: x[3 + o :: 3], path)
+        before = jax.tree.map(lambda x: x[2:-1:3], path)
+        assert_same_bits(held, before)
+    assert_same_bits(
+        rows_of(path, slice(0, 2)),
+        jax.tree.map(lambda x: jnp.stack([x, x]), params),
+    )
+
+
+def test_windows_of_one_are_the_inner_transform():
+    params = jnp.ones(3)
+    grads = gradients(params, 10)
+    path, _ = slalom_trajectory(sl.adam(0.1).every_k(1), params, grads)
+    exact, _ = slalom_trajectory(sl.adam(0.1), params, grads)
+    assert_same_path(path, exact, params, 1e-6)
+
+
+def test_update_holds_zeros_and_then_the_update():
+    params = {"a": jnp.ones(3), "b": jnp.ones(())}
+    grads = gradients(params, 6)
+    tx = sl.adam(0.1).every_k(3)
+    opt = stepped = sl.Optimizer(tx, params)
+    model = params
+    for n in range(6):
+        g = rows_of(grads, n)
+        updates, opt = opt.update(params, g)
+        zero = all(np.all(u == 0) for u in jax.tree.leaves(updates))
+        assert zero == (n % 3 != 2)
+        assert bool(opt.emitted) == (n % 3 == 2)
+        if n < 3:  # from the same parameters, so that both ways of one step can be compared
+            model, stepped = stepped.step(model, g)
+            assert distance(model, sl.apply_updates(params, updates)) <= 1e-7
+
+
+# --- weights and values ---------------------------------------------------------------------
+
+
+def test_unequal_micro_batches_equal_the_full_batch():
+    # Gradients of means over 1, 5 and 2 examples, weighted by how many they are.
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.standard_normal((8, 3)), jnp.float32)
+    y = jnp.asarray(random.standard_normal(8), jnp.float32)
+
+    def loss(w, x, y):
+        return jnp.mean(jnp.square(x @ w - y))
+
+    w = jnp.zeros(3)
+    tx = sl.adam(0.1)
+    exact, _ = sl.Optimizer(tx, w).step(w, jax.grad(loss)(w, x, y))
+    opt, w_split = sl.Optimizer(tx.every_k(3), w), w
+    for begin, end in ((0, 1), (1, 6), (6, 8)):
+        part = x[begin:end], y[begin:end]
+        w_split, opt = opt.step(w_split, jax.grad(loss)(w, *part), weight=end - begin)
+    np.testing.assert_allclose(w_split, exact, rtol=1e-5)
+
+
+def weighted(mean, weights, k, seed=1):
+    """The accumulated gradient at the end of each window, from `sgd(-1)`, and by hand."""
+    grads = gradients(jnp.zeros(4), len(weights), seed)
+    tx = sl.Scale(-1.0).every_k(k, mean=mean)
+    opt = sl.Optimizer(tx, jnp.zeros(4))
+
+    def body(opt, given):
+        updates, opt = opt.update(jnp.zeros(4), given[0], weight=given[1])
+        return opt, -updates
+
+    weights = jnp.asarray(weights, jnp.float32)
+    _, out = jax.lax.scan(body, opt, (grads, weights))
+    sums = jnp.sum((grads * weights[:, None]).reshape(-1, k, 4), 1)
+    totals = jnp.sum(weights.reshape(-1, k), 1)[:, None]
+    return out[k - 1 :: k], sums / totals if mean else sums
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_weights_over_several_windows(mean):
+    ours, exact = weighted(mean, [1, 2, 3, 0.5, 0.25, 7, 1, 0, 3, 0, 2, 1, 0, 0, 5], 3)
+    np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_only_ratios_of_weights_count_in_a_mean():
+    ours, _ = weighted(True, [1, 2, 3], 3)
+    scaled, _ = weighted(True, [1e-3, 2e-3, 3e-3], 3)
+    np.testing.assert_allclose(ours, scaled, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_a_mini_batch_of_weight_zero_leaves_no_trace(where, mean):
+    # Padding: whatever stands in it, NaN included, in its gradient and in its loss.
+    k = 3
+    grads = np.array([[1.0, -2.0], [3.0, 5.0], [7.0, -11.0]], np.float32)
+    values = np.array([1.0, 2.0, 4.0], np.float32)
+    weights = np.array([1.0, 3.0, 2.0], np.float32)
+    grads[where], values[where], weights[where] = np.nan, np.nan, 0.0
+    opt = sl.Optimizer((Recorder() | sl.Scale(-1.0)).every_k(k, mean=mean), jnp.zeros(2))
+    for g, v, w in zip(grads, values, weights, strict=True):
+        updates, opt = opt.update(jnp.zeros(2), jnp.asarray(g), value=v, weight=w)
+    kept = np.arange(3) != where
+    total = weights[kept].sum()
+    exact = (weights[kept, None] * grads[kept]).sum(0) / (total if mean else 1)
+    np.testing.assert_allclose(-updates, exact, rtol=1e-6)
+    seen = opt.state_of(Recorder)
+    np.testing.assert_allclose(seen.value, (weights[kept] * values[kept]).sum() / total, rtol=1e-6)
+    np.testing.assert_allclose(seen.weight, total, rtol=1e-6)
+
+
+def test_a_window_of_weight_zero_is_a_step_on_zeros():
+    opt = sl.Optimizer(sl.Scale(-1.0).every_k(2), jnp.zeros(2))
+    for _ in range(2):
+        updates, opt = opt.update(jnp.zeros(2), jnp.full(2, jnp.nan), weight=0.0)
+    np.testing.assert_array_equal(updates, np.zeros(2))
+    assert bool(opt.emitted)
+    # The window after it does not know of it.
+    for _ in range(2):
+        updates, opt = opt.update(jnp.zeros(2), jnp.ones(2), weight=2.0)
+    np.testing.assert_array_equal(updates, -np.ones(2))
+
+
+class Seen(eqx.Module):
+    """What a `Recorder` saw in its last step."""
+
+    value: jax.Array
+    weight: jax.Array
+    step: jax.Array
+    calls: jax.Array
+
+
+class Recorder(sl.AbstractTransform):
+    """Passes updates on, and notes what it was told."""
+
+    def init(self, params):
+        zero = jnp.zeros((), jnp.float32)
+        return Seen(zero, zero, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+    def update(self, updates, state, params=None, context=None):
+        value = jnp.float32(-1) if context.value is None else context.value
+        weight = jnp.float32(-1) if context.weight is None else context.weight
+        return updates, Seen(value, weight, context.step, state.calls + 1)
+
+
+def record(tx, model, grads, **known):
+    """What the `Recorder` inside `tx` had seen after each step."""
+
+    def body(opt, given):
+        g, known = given
+        _, opt = opt.update(model, g, **known)
+        return opt, opt.state_of(Recorder)
+
+    return jax.lax.scan(body, sl.Optimizer(tx, model), (grads, known))[1]
+
+
+def test_the_inner_transform_sees_the_mean_value_and_the_total_weight():
+    value = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0], np.float32)
+    weight = np.array([1.0, 1.0, 2.0, 3.0, 0.5, 0.5], np.float32)
+    tx = (Recorder() | sl.sgd(0.1)).every_k(3)
+    known = {"value": jnp.asarray(value), "weight": jnp.asarray(weight)}
+    seen = record(tx, jnp.zeros(2), jnp.ones((6, 2)), **known)
+    np.testing.assert_array_equal(seen.calls, [0, 0, 1, 1, 1, 2])
+    np.testing.assert_array_equal(seen.step, [0, 0, 0, 0, 0, 1])
+    np.testing.assert_allclose(seen.weight[2::3], [4.0, 4.0])
+    np.testing.assert_allclose(seen.value[2::3], [11 / 4, 48 / 4], rtol=1e-6)
+
+
+def test_without_weights_mini_batches_count_one_each_and_no_value_stays_none():
+    seen = record((Recorder() | sl.sgd(0.1)).every_k(3), jnp.zeros(2), jnp.ones((3, 2)))
+    assert float(seen.weight[-1]) == 3.0
+    assert float(seen.value[-1]) == -1.0
+
+
+# --- windows --------------------------------------------------------------------------------
+
+
+def emitted_at(tx, n):
+    """In which of `n` steps something was written."""
+
+    def body(opt, g):
+        _, opt = opt.update(jnp.zeros(2), g)
+        return opt, opt.emitted
+
+    opt = sl.Optimizer(tx, jnp.zeros(2))
+    assert not opt.emitted
+    return np.flatnonzero(jax.lax.scan(body, opt, jnp.ones((n, 2)))[1]).tolist()
+
+
+def test_emitted_says_whether_anything_was_written():
+    assert emitted_at(sl.adam(0.1), 3) == [0, 1, 2]
+    assert emitted_at(sl.adam(0.1).every_k(4), 12) == [3, 7, 11]
+    assert emitted_at(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2), 4) == [1, 3]
+    assert emitted_at(sl.Identity().every_k(2) | sl.sgd(0.1), 4) == [1, 3]
+    # Adam's momentum writes also where zeros come in.
+    assert emitted_at(sl.Identity().every_k(2) | sl.adam(0.1), 4) == [0, 1, 2, 3]
+    assert emitted_at(sl.adam(0.1).every_k(2).every_k(3), 12) == [5, 11]
+
+
+def test_a_scheduled_k_is_sampled_at_the_start_of_each_window():
+    tx = sl.sgd(0.1).every_k(lambda window: jnp.where(window < 3, window + 1, 4))
+    assert emitted_at(tx, 14) == [0, 2, 5, 9, 13]
+
+
+def test_a_scheduled_k_is_rounded_and_at_least_one():
+    assert emitted_at(sl.sgd(0.1).every_k(sl.schedules.linear(0.0, 2.6, 2)), 8) == [0, 1, 4, 7]
+
+
+def test_a_scheduled_k_walks_as_optax_does():
+    ours, theirs = INNER["adamw"]
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 12)
+    ks = jnp.array([1, 2, 3, 3, 3])
+    path, _ = slalom_trajectory(ours.every_k(lambda n: ks[n]), params, grads)
+    reference = optax.MultiSteps(theirs, lambda n: ks[n])
+    exact, _ = optax_trajectory(reference, params, grads)
+    assert_same_path(path, exact, params, 2e-5)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_a_mini_batch_with_nan_ends_with_its_window(where, mean):
+    grads = np.ones((9, 2), np.float32)
+    grads[3 + where, 0] = np.nan
+    opt = sl.Optimizer(sl.Scale(-1.0).every_k(3, mean=mean), jnp.zeros(2))
+    value = jnp.asarray(grads[:, 0])
+
+    def body(opt, given):
+        updates, opt = opt.update(jnp.zeros(2), given[0], value=given[1])
+        return opt, (-updates, opt.state.value)
+
+    _, (out, values) = jax.lax.scan(body, opt, (jnp.asarray(grads), value))
+    one = 1.0 if mean else 3.0
+    np.testing.assert_allclose(out[2::3], [[one, one], [np.nan, one], [one, one]], rtol=1e-6)
+    np.testing.assert_allclose(values[2::3], [1.0, np.nan, 1.0])
+
+
+def test_a_schedule_inside_sees_emitted_updates():
+    tx = sl.sgd(sl.schedules.linear(1.0, 0.0, 4)).every_k(2)
+    path, opt = slalom_trajectory(tx, jnp.zeros(2), jnp.ones((8, 2)))
+    moves = -np.diff(np.asarray(path)[:, 0], prepend=0.0)
+    np.testing.assert_allclose(moves, [0, 1, 0, 0.75, 0, 0.5, 0, 0.25], atol=1e-6)
+    assert int(opt.count) == 8
+    assert int(opt.state.count) == 4
+
+
+def test_hyperparams_inside_show_what_the_next_emitted_update_uses():
+    rate = sl.schedules.linear(1.0, 0.0, 4)
+    opt = sl.Optimizer(sl.ScaleBySchedule(rate) | sl.sgd(rate).every_k(3), jnp.zeros(2))
+    inside, outside = [], []
+    for _ in range(7):
+        inside.append(float(opt.hyperparams["every_k.scale_by_learning_rate.learning_rate"]))
+        outside.append(float(opt.hyperparams["step_size"]))
+        _, opt = opt.update(jnp.zeros(2), jnp.ones(2))
+    assert inside == [1, 1, 1, 0.75, 0.75, 0.75, 0.5]
+    assert outside == [1, 0.75, 0.5, 0.25, 0, 0, 0]
+
+
+# --- dtypes ---------------------------------------------------------------------------------
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize("grads_dtype", DTYPES)
+@pytest.mark.parametrize("params_dtype", DTYPES)
+def test_half_precision_accumulates_in_float32(params_dtype, grads_dtype):
+    # 1 + 63·2⁻¹²: in bfloat16 or float16 each of the small ones would be lost.
+    grads = np.full((64, 2), 2**-12, np.float32)
+    grads[0] = 1.0
+    params = jnp.zeros(2, params_dtype)
+    opt = sl.Optimizer(sl.Scale(-1.0).every_k(64, mean=False), params)
+    assert opt.state.accumulated.dtype == jnp.float32
+
+    def body(opt, g):
+        return opt.update(params, g)[1], None
+
+    opt, _ = jax.lax.scan(body, opt, jnp.asarray(grads, grads_dtype))
+    np.testing.assert_array_equal(opt.state.accumulated, np.float32(1 + 63 * 2**-12))
+    assert bool(opt.emitted)
+
+
+@pytest.mark.parametrize("grads_dtype", DTYPES)
+@pytest.mark.parametrize("params_dtype", DTYPES)
+def test_parameters_keep_their_dtype(params_dtype, grads_dtype):
+    params = jnp.array([1.0, -2.0, 3.0], params_dtype)
+    grads = gradients(params, 6, dtype=jnp.dtype(grads_dtype))
+    path, _ = slalom_trajectory(sl.adam(0.1).every_k(3), params, grads)
+    assert path.dtype == params.dtype
+    wide = params.astype(jnp.float32), grads.astype(jnp.float32)
+    exact, _ = slalom_trajectory(sl.adam(0.1).every_k(3), *wide)
+    # Two roundings of parameters below 4 in magnitude.
+    allowed = 8 * float(jnp.finfo(params_dtype).eps)
+    assert distance(path, exact) <= max(allowed, 1e-6)
+
+
+def test_accumulator_dtype_as_asked_for(x64):
+    params = {"wide": jnp.zeros(2, jnp.float64), "half": jnp.zeros(2, jnp.bfloat16)}
+
+    def dtypes(**options):
+        opt = sl.Optimizer(sl.sgd(0.1).every_k(2, **options), params)
+        _, opt = opt.step(params, params)
+        return {name: str(a.dtype) for name, a in opt.state.accumulated.items()}
+
+    assert dtypes() == {"wide": "float64", "half": "float32"}
+    assert dtypes(accumulator_dtype=jnp.float32) == {"wide": "float32", "half": "float32"}
+    assert dtypes(accumulator_dtype="bfloat16") == {"wide": "bfloat16", "half": "bfloat16"}
+
+
+def test_accumulator_dtype_rounds_what_is_stored():
+    tx = sl.Scale(-1.0).every_k(2, mean=False, accumulator_dtype="bfloat16")
+    zero = jnp.zeros(())
+    _, opt = sl.Optimizer(tx, zero).update(zero, jnp.float32(1.0))
+    updates, _ = opt.update(zero, jnp.float32(2**-10))
+    assert float(updates) == -1.0
+
+
+def test_complex_parameters():
+    grads = gradients(jnp.zeros(3, jnp.complex64), 4)
+    path, _ = slalom_trajectory(sl.sgd(0.5).every_k(2), jnp.zeros(3, jnp.complex64), grads)
+    exact = -0.5 * np.cumsum(np.asarray(windows(grads, 2)), axis=0)
+    np.testing.assert_allclose(path[1::2], exact, rtol=1e-5, atol=1e-6)
+
+
+# --- where it may stand ---------------------------------------------------------------------
+
+
+def test_inside_a_partition():
+    # Each group at its own pace.
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 12)
+    tx = sl.adam(0.1).every_k(3).partition({WEIGHT: sl.sgd(0.1).every_k(2)}, names=("weight",))
+    path, opt = slalom_trajectory(tx, params, grads)
+    thirds, _ = slalom_trajectory(sl.adam(0.1).every_k(3), params, grads)
+    halves, _ = slalom_trajectory(sl.sgd(0.1).every_k(2), params, grads)
+    assert distance(path["dense"]["weight"], halves["dense"]["weight"]) <= 1e-6
+    assert distance(path["dense"]["bias"], thirds["dense"]["bias"]) <= 1e-6
+    assert distance(path["scales"], thirds["scales"]) <= 1e-6
+    assert int(opt.state_of("partition.rest.every_k").count) == 4
+    assert int(opt.state_of("partition.weight.every_k").count) == 6
+
+
+def test_emitted_of_a_partition_is_that_of_any_group():
+    tx = sl.partition({"a": sl.adam(0.1).every_k(3), "b": sl.sgd(0.1).every_k(2)}, ("a", "b"))
+    model = (jnp.zeros(2), jnp.zeros(2))
+    opt = sl.Optimizer(tx, model)
+    wrote = []
+    for _ in range(6):
+        _, opt = opt.update(model, (jnp.ones(2), jnp.ones(2)))
+        wrote.append(bool(opt.emitted))
+    assert wrote == [False, True, True, True, False, True]
+
+
+def test_around_a_partition():
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 12)
+    tx = sl.adam(0.1).partition({WEIGHT: sl.sgd(0.1)})
+    path, _ = slalom_trajectory(tx.every_k(3), params, grads)
+    exact, _ = slalom_trajectory(tx, params, windows(grads, 3))
+    assert_same_path(emissions(path, 3), exact, params, 2e-5)
+
+
+def test_under_only():
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 6)
+    path, _ = slalom_trajectory(sl.adam(0.1).every_k(3).only(WEIGHT), params, grads)
+    exact, _ = slalom_trajectory(sl.adam(0.1).every_k(3), params, grads)
+    assert distance(path["dense"]["weight"], exact["dense"]["weight"]) <= 1e-6
+    still = jnp.broadcast_to(params["dense"]["bias"], path["dense"]["bias"].shape)
+    assert_same_bits(path["dense"]["bias"], still)
+
+
+def test_twice():
+    params = jnp.ones(3)
+    grads = gradients(params, 12)
+    path, _ = slalom_trajectory(sl.adam(0.1).every_k(2).every_k(3), params, grads)
+    exact, _ = slalom_trajectory(sl.adam(0.1).every_k(6), params, grads)
+    assert_same_path(path, exact, params, 2e-5)
+
+
+def test_sums_of_sums_are_sums():
+    params = jnp.zeros(2)
+    grads = gradients(params, 12)
+    tx = sl.sgd(0.1)
+    path, _ = slalom_trajectory(tx.every_k(2, mean=False).every_k(3, mean=False), params, grads)
+    exact, _ = slalom_trajectory(tx.every_k(6, mean=False), params, grads)
+    assert_same_path(path, exact, params, 2e-5)
+
+
+def test_means_of_weighted_means_are_weighted_means():
+    # The inner one weighs each outer window by that window's total weight.
+    params = jnp.zeros(2)
+    grads = gradients(params, 12)
+    weight = jnp.asarray(np.random.default_rng(2).uniform(0.1, 3.0, 12), jnp.float32)
+    tx = sl.sgd(0.1)
+    path, _ = slalom_trajectory(tx.every_k(2).every_k(3), params, grads, weight=weight)
+    exact, _ = slalom_trajectory(tx.every_k(6), params, grads, weight=weight)
+    assert_same_path(path, exact, params, 2e-5)
+
+
+def test_in_the_middle_of_a_chain():
+    # Idle steps hand zeros on: Adam is fed 0, 0, 0, mean, 0, 0, 0, mean.
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, 16)
+    tx = sl.ClipByGlobalNorm(1.0) | sl.Trace(0.0).every_k(4) | sl.adam(0.1)
+    path, _ = slalom_trajectory(tx, params, grads)
+
+    def clip(g):
+        norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(g)))
+        return jax.tree.map(lambda x: x * jnp.minimum(1.0, 1.0 / norm), g)
+
+    means = windows(jax.vmap(clip)(grads), 4)
+    fed = jax.tree.map(lambda g, m: jnp.zeros_like(g).at[3::4].set(m), grads, means)
+    exact, _ = optax_trajectory(optax.adam(0.1), params, fed)
+    assert_same_path(path, exact, params, 2e-5)
+
+
+def test_in_the_middle_of_a_chain_nothing_is_lost_in_bfloat16():
+    # An update far below the parameter's last place: only what is never subtracted survives.
+    params = jnp.ones(2, jnp.bfloat16)
+    tx = sl.Trace(0.0).every_k(2) | sl.Scale(-1e-6) | sl.Scale(1e6) | sl.Scale(0.5)
+    path, _ = slalom_trajectory(tx, params, jnp.ones((2, 2), jnp.bfloat16))
+    np.testing.assert_array_equal(path, [[1, 1], [0.5, 0.5]])
+
+
+def test_on_a_whole_model_with_train_step():
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.standard_normal((8, 2)), jnp.float32)
+    y = jnp.asarray(random.standard_normal((8, 1)), jnp.float32)
+
+    def loss_fn(model, x, y):
+        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+    full, _, loss = sl.train_step(loss_fn, donate=False)(
+        model, sl.Optimizer(sl.adamw(0.1), model), x, y
+    )
+    step = sl.train_step(loss_fn, donate=False)
+    opt = sl.Optimizer((Recorder() | sl.adamw(0.1)).every_k(4), model)
+    split = model
+    for i in range(4):
+        split, opt, _ = step(split, opt, x[2 * i : 2 * i + 2], y[2 * i : 2 * i + 2])
+    assert distance(eqx.filter(split, eqx.is_array), eqx.filter(full, eqx.is_array)) <= 1e-5
+    np.testing.assert_allclose(opt.state_of(Recorder).value, loss, rtol=1e-5)
+
+
+def test_over_a_vmap_of_runs():
+    # Its own counters batched, a wrapper selects instead of branching: the values stay right.
+    params = jnp.zeros(2)
+    grads = gradients(params, 6)
+
+    def run(rate):
+        return slalom_trajectory(sl.adam(rate).every_k(3), params, grads)[0]
+
+    rates = jnp.array([0.1, 0.3])
+    for path, rate in zip(jax.vmap(run)(rates), rates, strict=True):
+        np.testing.assert_allclose(path, run(rate), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("k", "error"),
+    [(0, ValueError), (-2, ValueError), (2.5, TypeError), (True, TypeError), (None, TypeError)],
+)
+def test_bad_windows_are_refused(k, error):
+    with pytest.raises(error, match=rf"(?s)EveryK.*{k}"):
+        sl.sgd(0.1).every_k(k)

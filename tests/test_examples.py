@@ -1,0 +1,58 @@
+"""The example scripts run as a newcomer runs them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
+
+
+def run(*command):
+    """Runs Python as a newcomer does: without the strictness of the tests."""
+    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in strict}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def accuracy_on_test(output):
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", output)
+    return float(accuracy) / 100
+
+
+def test_digits_prints_optimizer_and_accuracy_and_draws(tmp_path):
+    picture = tmp_path / "tmp.png"
+    done = run(DIGITS, "--quick", "--out", picture)
+    assert done.returncode == 0, done.stderr
+    assert "sl.ClipByGlobalNorm(1.0)" in done.stdout
+    assert ").every_k(2)" in done.stdout
+    assert 0.5 < accuracy_on_test(done.stdout) <= 1  # two epochs; one in ten is chance
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_digits_says_how_to_install_what_it_misses():
+    code = f"""
+import runpy, sys
+sys.modules["tqdm"] = None
+runpy.run_path({str(DIGITS)!r}, run_name="__main__")
+"""
+    done = run("-c", code)
+    assert done.returncode == 1
+    assert "tqdm" in done.stderr
+    assert 'pip install -e ".[examples]"' in done.stderr
+
+
+@pytest.mark.slow
+def test_digits_reaches_97_percent(tmp_path):
+    done = run(DIGITS, "--out", tmp_path / "digits.png")
+    assert done.returncode == 0, done.stderr
+    assert accuracy_on_test(done.stdout) >= 0.97

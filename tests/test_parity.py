@@ -1,0 +1,259 @@
+"""Every rule and recipe walks the path that optax 0.2.8 and torch.optim walk."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import (
+    assert_same_path,
+    gradients,
+    mlp,
+    nested_dict,
+    optax_trajectory,
+    params_of,
+    slalom_trajectory,
+)
+
+STEPS = 50
+
+
+class Row(NamedTuple):
+    name: str
+    ours: Any
+    theirs: Any
+    of_distance: float | None = None
+    """For rows where optax itself rounds more: the allowed difference, in both precisions."""
+
+
+def matrices(params):
+    return jax.tree.map(lambda x: x.ndim >= 2, params)
+
+
+def adamw_pair(**options):
+    where = options.pop("decay_where", None)
+    mask = {} if where is None else {"mask": matrices}
+    return (
+        sl.adamw(0.05, decay_where=where, **options),
+        optax.adamw(0.05, **mask, **options),
+    )
+
+
+def widely(schedule):
+    """The schedule in the widest float: of an int32 step optax computes it in float32 always."""
+    return lambda step: schedule(step.astype(jnp.result_type(float)))
+
+
+MATRICES = sl.where.ndim(min=2)
+ours_warmup = sl.schedules.warmup_cosine_decay(0.0, 0.1, 10, 40, 0.01)
+theirs_warmup = widely(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 40, 0.01))
+ours_line = sl.schedules.linear(0.2, 0.02, 30)
+theirs_line = widely(optax.linear_schedule(0.2, 0.02, 30))
+
+ROWS = [
+    Row("identity", sl.Identity(), optax.identity()),
+    Row("set_to_zero", sl.SetToZero(), optax.set_to_zero()),
+    Row("scale", sl.Scale(-0.1), optax.scale(-0.1)),
+    Row("scale_by_learning_rate", sl.ScaleByLearningRate(0.1), optax.scale_by_learning_rate(0.1)),
+    Row(
+        "scale_by_learning_rate scheduled",
+        sl.ScaleByLearningRate(ours_warmup),
+        optax.scale_by_learning_rate(theirs_warmup),
+    ),
+    Row("scale_by_schedule", sl.ScaleBySchedule(ours_line), optax.scale_by_schedule(theirs_line)),
+    Row("scale_by_adam", sl.ScaleByAdam(), optax.scale_by_adam()),
+    # optax multiplies in the dtype that the mean is stored in, Slalom in float32 or wider.
+    Row(
+        "scale_by_adam mu_dtype",
+        sl.ScaleByAdam(mu_dtype=jnp.bfloat16),
+        optax.scale_by_adam(mu_dtype=jnp.bfloat16),
+        of_distance=2**-5,
+    ),
+    Row("scale_by_lion", sl.ScaleByLion(), optax.scale_by_lion()),
+    Row("scale_by_rms", sl.ScaleByRms(), optax.scale_by_rms()),
+    Row(
+        "scale_by_rms initial_scale",
+        sl.ScaleByRms(0.95, 1e-4, initial_scale=1.0),
+        optax.scale_by_rms(0.95, 1e-4, initial_scale=1.0),
+    ),
+    Row(
+        "scale_by_rms eps outside",
+        sl.ScaleByRms(eps=1e-3, eps_in_sqrt=False),
+        optax.scale_by_rms(eps=1e-3, eps_in_sqrt=False),
+    ),
+    Row(
+        "scale_by_rms eps outside bias_correction",
+        sl.ScaleByRms(eps=1e-3, eps_in_sqrt=False, bias_correction=True),
+        optax.scale_by_rms(eps=1e-3, eps_in_sqrt=False, bias_correction=True),
+    ),
+    Row("scale_by_stddev", sl.ScaleByStddev(), optax.scale_by_stddev()),
+    Row(
+        "scale_by_stddev initial_scale",
+        sl.ScaleByStddev(0.95, 1e-4, initial_scale=1.0),
+        optax.scale_by_stddev(0.95, 1e-4, initial_scale=1.0),
+    ),
+    # Debiased, the first variance is 0: eps alone divides, and it must not be tiny.
+    Row(
+        "scale_by_stddev bias_correction",
+        sl.ScaleByStddev(eps=0.1, bias_correction=True),
+        optax.scale_by_stddev(eps=0.1, bias_correction=True),
+    ),
+    Row("trace", sl.Trace(0.9), optax.trace(0.9)),
+    Row("trace nesterov", sl.Trace(0.9, nesterov=True), optax.trace(0.9, nesterov=True)),
+    Row("add_decayed_weights", sl.AddDecayedWeights(0.01), optax.add_decayed_weights(0.01)),
+    Row(
+        "add_decayed_weights masked",
+        sl.AddDecayedWeights(0.01).mask(MATRICES),
+        optax.add_decayed_weights(0.01, mask=matrices),
+    ),
+    Row("clip", sl.Clip(0.5), optax.clip(0.5)),
+    Row("clip_by_global_norm", sl.ClipByGlobalNorm(1.5), optax.clip_by_global_norm(1.5)),
+    Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
+    Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
+    Row("sgd nesterov", sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),
+    Row("sgd scheduled", sl.sgd(ours_warmup, 0.9), optax.sgd(theirs_warmup, 0.9)),
+    Row("adam", sl.adam(0.05), optax.adam(0.05)),
+    Row("adam nesterov", sl.adam(0.05, nesterov=True), optax.adam(0.05, nesterov=True)),
+    Row(
+        "adam numbers",
+        sl.adam(0.05, 0.8, 0.95, 1e-3, 1e-4),
+        optax.adam(0.05, 0.8, 0.95, 1e-3, 1e-4),
+    ),
+    Row("adam scheduled", sl.adam(ours_warmup), optax.adam(theirs_warmup)),
+    Row("adamw", *adamw_pair(weight_decay=0.1)),
+    Row("adamw decay_where selector", *adamw_pair(weight_decay=0.1, decay_where=MATRICES)),
+    Row("adamw nesterov", *adamw_pair(weight_decay=0.1, nesterov=True)),
+    Row(
+        "adamw scheduled",
+        sl.adamw(ours_warmup, weight_decay=0.1),
+        optax.adamw(theirs_warmup, weight_decay=0.1),
+    ),
+    Row("lion", sl.lion(0.05, 0.7, 0.8), optax.lion(0.05, 0.7, 0.8)),
+    Row(
+        "lion decay_where",
+        sl.lion(0.05, weight_decay=0.1, decay_where=MATRICES),
+        optax.lion(0.05, weight_decay=0.1, mask=matrices),
+    ),
+    Row("lion scheduled", sl.lion(ours_warmup), optax.lion(theirs_warmup)),
+    Row("rmsprop", sl.rmsprop(0.05), optax.rmsprop(0.05)),
+    Row(
+        "rmsprop centered",
+        sl.rmsprop(0.05, centered=True, eps=1e-3),
+        optax.rmsprop(0.05, centered=True, eps=1e-3),
+    ),
+    Row("rmsprop momentum", sl.rmsprop(0.05, momentum=0.9), optax.rmsprop(0.05, momentum=0.9)),
+    Row(
+        "rmsprop centered nesterov",
+        sl.rmsprop(0.05, eps_in_sqrt=False, centered=True, momentum=0.9, nesterov=True, eps=1e-3),
+        optax.rmsprop(
+            0.05, eps_in_sqrt=False, centered=True, momentum=0.9, nesterov=True, eps=1e-3
+        ),
+    ),
+    Row(
+        "rmsprop scheduled",
+        sl.rmsprop(ours_warmup, momentum=0.9),
+        optax.rmsprop(theirs_warmup, momentum=0.9),
+    ),
+]
+
+
+def both_trajectories(row, model):
+    """The start, our path and theirs, as one program."""
+    grads = gradients(model, STEPS)
+    opt = sl.Optimizer(row.ours, model)
+
+    @jax.jit
+    def run(opt, grads):
+        ours, _ = slalom_trajectory(opt, model, grads)
+        theirs, _ = optax_trajectory(row.theirs, model, grads)
+        return ours, theirs
+
+    return params_of(model), *run(opt, grads)
+
+
+def models():
+    """A dict, and a whole Equinox model of which optax sees the filtered part."""
+    return nested_dict(jax.random.key(0)), mlp(jax.random.key(1), depth=0)
+
+
+rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.replace(" ", "-"))
+
+
+@rows
+def test_same_path_as_optax_in_double_precision(row, x64):
+    for model in models():
+        start, ours, theirs = both_trajectories(row, model)
+        if row.of_distance is not None:
+            assert_same_path(ours, theirs, start, row.of_distance)
+            continue
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert a.dtype == b.dtype == jnp.float64
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+
+
+@rows
+def test_same_path_as_optax_in_single_precision(row):
+    for model in models():
+        start, ours, theirs = both_trajectories(row, model)
+        assert_same_path(ours, theirs, start, row.of_distance or 2e-5)
+
+
+TORCH = {
+    "sgd": (sl.sgd(0.1), ("SGD", {"lr": 0.1})),
+    "sgd-momentum": (sl.sgd(0.1, 0.9), ("SGD", {"lr": 0.1, "momentum": 0.9})),
+    "sgd-nesterov": (
+        sl.sgd(0.1, 0.9, nesterov=True),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ),
+    "sgd-coupled-decay": (
+        sl.AddDecayedWeights(0.1) | sl.sgd(0.1, 0.9),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+    ),
+    "adam": (sl.adam(0.01), ("Adam", {"lr": 0.01})),
+    "adam-numbers": (
+        sl.adam(0.01, 0.8, 0.95, 1e-3),
+        ("Adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3}),
+    ),
+    "adam-coupled-decay": (
+        sl.AddDecayedWeights(0.1) | sl.adam(0.01),
+        ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
+    ),
+    "adamw": (
+        sl.adamw(0.01, weight_decay=0.1),
+        ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+    ),
+    "rmsprop": (
+        sl.rmsprop(0.01, 0.99, eps_in_sqrt=False),
+        ("RMSprop", {"lr": 0.01, "alpha": 0.99}),
+    ),
+    "rmsprop-momentum": (
+        sl.rmsprop(0.01, 0.9, eps_in_sqrt=False, momentum=0.9),
+        ("RMSprop", {"lr": 0.01, "alpha": 0.9, "momentum": 0.9}),
+    ),
+    "rmsprop-centered": (
+        sl.rmsprop(0.01, 0.9, eps_in_sqrt=False, centered=True),
+        ("RMSprop", {"lr": 0.01, "alpha": 0.9, "centered": True}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_same_path_as_torch(name):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    ours, (rule, options) = TORCH[name]
+    model = nested_dict(jax.random.key(0))
+    grads = gradients(model, 20)
+    history, _ = slalom_trajectory(ours, model, grads)
+
+    leaves = [torch.tensor(np.asarray(x), requires_grad=True) for x in jax.tree.leaves(model)]
+    optimizer = getattr(torch.optim, rule)(leaves, **options)
+    for step in range(20):
+        for leaf, g in zip(leaves, jax.tree.leaves(grads), strict=True):
+            leaf.grad = torch.tensor(np.asarray(g[step]))
+        optimizer.step()
+        for leaf, h in zip(leaves, jax.tree.leaves(history), strict=True):
+            np.testing.assert_allclose(h[step], leaf.detach().numpy(), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,146 @@
+"""Every snippet in the README and the docs runs, and shows what it says it shows.
+
+The `python` blocks of a document run in order, in one namespace. An expression followed by
+`# -> value` has that value; a `text` block is what the `python` block before it prints, or the
+error it ends with. Both may leave parts out with `...`.
+"""
+
+import ast
+import contextlib
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md"] + [
+    f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))
+]
+FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document):
+    """(first line, code, shown output or None) of each `python` block."""
+    text = (ROOT / document).read_text()
+    found = []
+    for match in FENCE.finditer(text):
+        line = text[: match.start(2)].count("\n") + 1
+        language, body = match.groups()
+        if language == "python":
+            found.append((line, body, None))
+        else:
+            assert found[-1][2] is None, f"{document}:{line} shows the output of a second block"
+            found[-1] = (*found[-1][:2], body)
+    return found
+
+
+def matches(shown, got):
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(shown.strip() + "\n", got.strip() + "\n", flags)
+
+
+def message(error):
+    """An error as Python prints it, without the notes that JAX adds."""
+    kind = type(error)
+    name = ("" if kind.__module__ == "builtins" else f"{kind.__module__}.") + kind.__qualname__
+    return without_arguments(f"{name}: {error}")
+
+
+def without_arguments(text):
+    """A type error without the arguments and signature it ends with, which the text leaves out."""
+    return text.partition("\n----------------------\n")[0]
+
+
+def run(code, namespace, document, line):
+    """Runs a block with the document's own line numbers, checking each `# ->`."""
+    tree = ast.increment_lineno(ast.parse(code, document), line - 1)
+    lines = code.splitlines()
+    checked = 0
+    for statement in tree.body:
+        _, arrow, shown = lines[statement.end_lineno - line].partition("  # -> ")
+        if isinstance(statement, ast.Expr) and arrow:
+            value = eval(compile(ast.Expression(statement.value), document, "eval"), namespace)
+            place = f"{document}:{statement.lineno}"
+            assert matches(shown, repr(value)), f"{place} says {shown}, got {value!r}"
+            checked += 1
+        else:
+            exec(compile(ast.Module([statement], []), document, "exec"), namespace)
+    assert checked == code.count("# ->"), f"{document}:{line}: a `# ->` follows no expression"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_snippets_run_and_show_what_they_say(document):
+    namespace = {"__name__": "readme"}
+    for line, code, shown in blocks(document):
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                run(code, namespace, document, line)
+            got = printed.getvalue()
+        except AssertionError:
+            raise
+        except Exception as error:
+            if shown is None:
+                raise
+            got = message(error)
+        if shown is not None:
+            assert matches(shown, got), f"{document}:{line} shows\n{shown}\nbut gives\n{got}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{document} links to {target}"
+
+
+def test_readme_names_both_commands_on_the_first_screen():
+    first_screen = (ROOT / "README.md").read_text().split("\n## ")[0]
+    assert 'pip install -e ".[examples]" && python examples/digits.py' in first_screen
+    assert 'pip install -e ".[test]" && pytest' in first_screen
+
+
+def typecheck(value):
+    """Runs the README's `wrong.py` in a Python of its own."""
+    ((code, shown),) = [
+        (code, shown) for _, code, shown in blocks("README.md") if code.startswith("# wrong.py")
+    ]
+    environment = {**os.environ, "SLALOM_TYPECHECK": value}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    return done, shown
+
+
+def test_typecheck_refuses_a_wrong_shape_with_the_message_shown():
+    done, shown = typecheck("1")
+    assert done.returncode == 1
+    _, *said = re.split(
+        r"^(?=jaxtyping\.TypeCheckError: Type-check)", done.stderr, flags=re.MULTILINE
+    )
+    assert matches(shown, without_arguments(said[-1])), done.stderr
+
+
+def test_without_typecheck_nothing_is_checked():
+    done, _ = typecheck("0")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_readme_runs_outside_of_the_strict_world():
+    code = "\n".join(code for _, code, shown in blocks("README.md") if not is_error(shown))
+    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in strict}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def is_error(shown):
+    return shown is not None and re.match(r"[\w.]+Error: ", shown) is not None

@@ -1,0 +1,453 @@
+"""Selectors: which leaves they select, how they are joined, and how masks follow from them."""
+
+import functools
+
+import equinox as eqx
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+
+import slalom as sl
+
+PATHS = (
+    "bias",
+    "head.bias",
+    "head.weight",
+    "layers.1.weight",
+    "layers.12.weight",
+    "layers.2.norm.bias",
+    "layers.2.weight",
+)
+
+
+def tree_of(paths, leaf=None):
+    """Nested dicts with a leaf at each dotted path."""
+    tree = {}
+    for path in paths:
+        *above, last = path.split(".")
+        functools.reduce(lambda node, name: node.setdefault(name, {}), above, tree)[last] = (
+            jnp.ones(2) if leaf is None else leaf
+        )
+    return tree
+
+
+def dotted(key_path):
+    names = (getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k in key_path)
+    return ".".join(map(str, names))
+
+
+def selected(where, params):
+    """The paths that a transform under `.only(where)` moves."""
+    ones = jax.tree.map(jnp.ones_like, params)
+    tx = sl.SetToZero().mask(where)
+    updates, _ = tx.update(ones, tx.init(params), params)
+    leaves = jax.tree_util.tree_leaves_with_path(updates)
+    return {dotted(path) for path, u in leaves if not u.any()}
+
+
+# --- paths ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("glob", "matches"),
+    [
+        ("bias", {"bias"}),
+        ("*", {"bias"}),
+        ("**", set(PATHS)),
+        ("**.bias", {"bias", "head.bias", "layers.2.norm.bias"}),
+        ("*.bias", {"head.bias"}),
+        ("layers.1.**", {"layers.1.weight"}),
+        ("layers.2.**", {"layers.2.weight", "layers.2.norm.bias"}),
+        ("layers.1*.**", {"layers.1.weight", "layers.12.weight"}),
+        ("layers.*.weight", {"layers.1.weight", "layers.12.weight", "layers.2.weight"}),
+        ("layers.**.bias", {"layers.2.norm.bias"}),
+        ("layers.**.norm.**", {"layers.2.norm.bias"}),
+        ("**.2.**.bias", {"layers.2.norm.bias"}),
+        ("he*.w*t", {"head.weight"}),
+        ("head*", set()),
+        ("head", set()),
+        ("ead.bias", set()),
+        ("*.*", {"head.bias", "head.weight"}),
+        ("bias.**", {"bias"}),
+        ("head.bia", set()),
+        ("h.ad.bias", set()),
+    ],
+)
+def test_path_matches_whole_paths(glob, matches):
+    assert selected(sl.where.path(glob), tree_of(PATHS)) == matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("bias", {"bias", "head.bias", "layers.2.norm.bias"}),
+        ("^bias$", {"bias"}),
+        (r"layers\.1\.", {"layers.1.weight"}),
+        (r"layers\.\d+\.weight", {"layers.1.weight", "layers.12.weight", "layers.2.weight"}),
+        ("nowhere", set()),
+    ],
+)
+def test_regex_is_found_in_paths(pattern, matches):
+    assert selected(sl.where.regex(pattern), tree_of(PATHS)) == matches
+
+
+def test_a_regex_that_is_none_is_refused_at_once():
+    with pytest.raises(Exception, match="unterminated"):
+        sl.where.regex("(")
+
+
+def test_paths_of_tuples_lists_and_modules():
+    params = (
+        {"conv1": jnp.ones(1), "conv2": [jnp.ones(1), jnp.ones(1)]},
+        eqx.nn.Linear(1, 1, key=jax.random.key(0)),
+    )
+    assert selected(sl.where.path("0.conv*.**"), params) == {"0.conv1", "0.conv2.0", "0.conv2.1"}
+    assert selected(sl.where.path("*.conv*"), params) == {"0.conv1"}
+    assert selected(sl.where.path("1.weight"), params) == {"1.weight"}
+
+
+def test_a_single_array_has_the_empty_path():
+    params = jnp.ones(2)
+    assert selected(sl.where.path("**"), params) == {""}
+    assert selected(sl.where.everything(), params) == {""}
+    assert selected(sl.where.path("*"), params) == set()
+
+
+# --- what a leaf is ---------------------------------------------------------------------------
+
+SHAPES = {"scalar": (), "vector": (2,), "matrix": (2, 2), "kernel": (2, 2, 2), "empty": (0,)}
+
+
+@pytest.mark.parametrize(
+    ("where", "matches"),
+    [
+        (sl.where.ndim(1), {"vector", "empty"}),
+        (sl.where.ndim(0), {"scalar"}),
+        (sl.where.ndim(min=2), {"matrix", "kernel"}),
+        (sl.where.ndim(max=1), {"scalar", "vector", "empty"}),
+        (sl.where.ndim(min=1, max=2), {"vector", "matrix", "empty"}),
+        (sl.where.ndim(5), set()),
+        (sl.where.everything(), set(SHAPES)),
+        (sl.where.nothing(), set()),
+        (sl.where.leaf(lambda path, leaf: leaf.shape == (2,)), {"vector"}),
+        (sl.where.leaf(lambda path, leaf: path.endswith("ty")), {"empty"}),
+    ],
+)
+def test_shapes_select(where, matches):
+    params = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
+    ones = jax.tree.map(jnp.ones_like, params)
+    tx = sl.Trace(0.9).mask(where)
+    held = jax.tree_util.tree_leaves_with_path(tx.init(ones).trace)
+    assert {dotted(path) for path, _ in held} == matches
+
+
+@pytest.mark.parametrize(
+    ("dtype", "matches"),
+    [
+        (jnp.float32, {"f32"}),
+        ("float32", {"f32"}),
+        (jnp.bfloat16, {"bf16"}),
+        (jnp.dtype("float16"), {"f16"}),
+        (jnp.floating, {"f32", "bf16", "f16"}),
+        (jnp.complexfloating, {"c64"}),
+        (jnp.inexact, {"f32", "bf16", "f16", "c64"}),
+        (jnp.integer, set()),
+    ],
+)
+def test_dtypes_select(dtype, matches):
+    dtypes = {"f32": "float32", "bf16": jnp.bfloat16, "f16": "float16", "c64": "complex64"}
+    params = {name: jnp.ones(2, dtype) for name, dtype in dtypes.items()}
+    assert selected(sl.where.dtype(dtype), params) == matches
+
+
+class Block(eqx.Module):
+    norm: eqx.nn.LayerNorm
+    linear: eqx.nn.Linear
+    scale: jax.Array
+    extras: dict
+
+
+class Net(eqx.Module):
+    blocks: tuple
+    head: eqx.nn.Linear
+
+
+def net():
+    key = jax.random.key(0)
+
+    def block():
+        linear = eqx.nn.Linear(2, 2, key=key)
+        return Block(eqx.nn.LayerNorm(2), linear, jnp.ones(2), {"shift": [jnp.ones(2)]})
+
+    return Net((block(), block()), eqx.nn.Linear(2, 2, key=key))
+
+
+def arrays(model):
+    return eqx.filter(model, eqx.is_inexact_array)
+
+
+def test_types_select_everything_below():
+    params = arrays(net())
+    of_linear = selected(sl.where.type(eqx.nn.Linear), params)
+    assert of_linear == {
+        *(f"blocks.{i}.linear.{name}" for i in (0, 1) for name in ("weight", "bias")),
+        "head.weight",
+        "head.bias",
+    }
+    assert selected(sl.where.type(Net), params) == selected(sl.where.everything(), params)
+    assert selected(sl.where.type(eqx.nn.Conv2d), params) == set()
+
+
+def test_owners_select_their_own_fields():
+    params = arrays(net())
+    assert selected(sl.where.type(Block, owner=True), params) == {
+        f"blocks.{i}.{name}" for i in (0, 1) for name in ("scale", "extras.shift.0")
+    }
+    assert selected(sl.where.type(Net, owner=True), params) == set()
+
+
+# --- algebra ----------------------------------------------------------------------------------
+
+
+def test_precedence_and_nesting():
+    where = sl.where
+    params = tree_of(PATHS)
+    joined = where.path("**.bias") & ~where.path("head.**") | where.path("layers.12.*")
+    assert selected(joined, params) == {"bias", "layers.2.norm.bias", "layers.12.weight"}
+    assert selected(~~where.path("bias"), params) == {"bias"}
+
+
+def test_functions_and_trees_join_with_selectors():
+    params = tree_of(PATHS)
+    heads = {"head": True, "bias": False, "layers": False}
+    assert selected(sl.where.path("**.bias") & heads, params) == {"head.bias"}
+    assert selected(sl.where.path("bias") | (lambda params: heads), params) == {
+        "bias",
+        "head.bias",
+        "head.weight",
+    }
+
+
+NAMES = st.sampled_from(["a", "b", "bias", "weight", "layers", "1", "12"])
+TREES = st.recursive(
+    st.just(()), lambda below: st.dictionaries(NAMES, below, min_size=1, max_size=3), max_leaves=8
+).filter(lambda tree: isinstance(tree, dict))
+ATOMS = st.sampled_from(
+    [
+        (sl.where.path("**.bias"), lambda path: path.split(".")[-1] == "bias"),
+        (sl.where.path("layers.1.**"), lambda path: (path + ".").startswith("layers.1.")),
+        (sl.where.path("*.*"), lambda path: path.count(".") == 1),
+        (sl.where.path("b*"), lambda path: path[0] == "b" and "." not in path),
+        (sl.where.regex("w.*t"), lambda path: "weight" in path),
+        (sl.where.leaf(lambda path, leaf: "1" in path), lambda path: "1" in path),
+        (sl.where.everything(), lambda path: True),
+        (sl.where.nothing(), lambda path: False),
+    ]
+)
+
+
+def joins(below):
+    pairs = st.tuples(below, below)
+    return st.one_of(
+        below.map(lambda x: (~x[0], lambda path: not x[1](path))),
+        pairs.map(lambda p: (p[0][0] & p[1][0], lambda path: p[0][1](path) and p[1][1](path))),
+        pairs.map(lambda p: (p[0][0] | p[1][0], lambda path: p[0][1](path) or p[1][1](path))),
+    )
+
+
+@hypothesis.given(TREES, st.recursive(ATOMS, joins, max_leaves=6))
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+def test_algebra_is_boolean_algebra_on_paths(shape, joined):
+    where, holds = joined
+    params = jax.tree.map(lambda _: jnp.ones(()), shape, is_leaf=lambda node: node == ())
+    paths = [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    held = sl.Trace(0.9).mask(where).init(params).trace
+    found = {dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(held)}
+    assert found == set(filter(holds, paths))
+
+
+def is_matrix(path, leaf):
+    return len(leaf.shape) == 2
+
+
+SELECTORS = [
+    sl.where.path("layers.*.**"),
+    sl.where.regex(r"^a\.b$"),
+    sl.where.ndim(2),
+    sl.where.ndim(min=1),
+    sl.where.ndim(max=3),
+    sl.where.ndim(min=1, max=2),
+    sl.where.dtype(jnp.bfloat16),
+    sl.where.dtype(jnp.floating),
+    sl.where.type(eqx.nn.Linear),
+    sl.where.type(eqx.nn.Linear, owner=True),
+    sl.where.leaf(is_matrix),
+    sl.where.everything(),
+    sl.where.nothing(),
+    ~sl.where.path("a") & sl.where.ndim(1) | sl.where.nothing(),
+    ~(sl.where.path("a") | sl.where.path("b")),
+    sl.where.path("a") & {"a": True, "b": [False, True]},
+]
+
+
+@pytest.mark.parametrize("where", SELECTORS, ids=repr)
+def test_selectors_print_as_code_and_hash(where):
+    names = {"sl": sl, "Linear": eqx.nn.Linear, "is_matrix": is_matrix}
+    again = eval(repr(where), names)
+    assert again == where
+    assert hash(again) == hash(where)
+    assert len({where, again, ~where}) == 2
+
+
+def test_ints_and_bools_in_trees_stay_apart():
+    # 1 == True, also in a memo.
+    params = {"b": jnp.ones(2)}
+    assert selected({"b": True}, params) == {"b"}
+    with pytest.raises(TypeError, match="must hold bools, got 1"):
+        selected({"b": 1}, params)
+
+
+# --- functions and trees ----------------------------------------------------------------------
+
+
+def test_functions_see_the_whole_tree_of_shapes():
+    seen = []
+
+    def largest(params):
+        seen.append(params)
+        size = max(leaf.size for leaf in jax.tree.leaves(params))
+        return jax.tree.map(lambda leaf: leaf.size == size, params)
+
+    params = {"a": jnp.ones(2), "b": jnp.ones((2, 3), jnp.bfloat16), "hole": None}
+    assert selected(largest, params) == {"b"}
+    assert seen[0] == {
+        "a": jax.ShapeDtypeStruct((2,), jnp.float32),
+        "b": jax.ShapeDtypeStruct((2, 3), jnp.bfloat16),
+        "hole": None,
+    }
+
+
+def test_functions_are_asked_once():
+    calls = []
+
+    def where(params):
+        calls.append(params)
+        return jax.tree.map(lambda leaf: len(leaf.shape) == 2, params)
+
+    def leaf(path, leaf):
+        calls.append(path)
+        return len(leaf.shape) == 1
+
+    params = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
+    tx = sl.adamw(0.1, decay_where=where) | sl.Clip(1.0).mask(sl.where.leaf(leaf))
+    opt = sl.Optimizer(tx, params)
+    model = params
+    for _ in range(2):
+        model, opt = opt.step(model, params)
+    sl.Optimizer(tx, {"b": jnp.zeros(2), "w": jnp.zeros((2, 2))}).step(params, params)
+    assert len(calls) == 3  # one tree, and two leaves
+
+
+def test_other_shapes_ask_again():
+    where = sl.where.ndim(2)
+    assert selected(where, {"a": jnp.ones(2)}) == set()
+    assert selected(where, {"a": jnp.ones((2, 2))}) == {"a"}
+
+
+def test_prefix_trees_stand_for_all_below():
+    params = tree_of(PATHS)
+    assert selected({"head": True, "bias": False, "layers": False}, params) == {
+        "head.bias",
+        "head.weight",
+    }
+    assert selected(True, params) == set(PATHS)
+    assert selected(False, params) == set()
+    assert selected(lambda params: {"head": False, "bias": True, "layers": False}, params) == {
+        "bias"
+    }
+
+
+def frozen_but_head(model):
+    """A filter specification as Equinox's documentation builds them."""
+    spec = jax.tree.map(lambda _: False, model)
+    return eqx.tree_at(lambda m: (m.head.weight, m.head.bias), spec, replace=(True, True))
+
+
+def test_filter_specs_over_the_whole_model():
+    model = net()
+    spec = frozen_but_head(model)
+    opt = sl.Optimizer(sl.sgd(1.0).only(spec), model)
+    ones = jax.tree.map(jnp.ones_like, arrays(model))
+    new, _ = opt.step(model, ones)
+    assert eqx.tree_equal(new.blocks, model.blocks)
+    assert jnp.array_equal(new.head.weight, model.head.weight - 1)
+    assert jnp.array_equal(new.head.bias, model.head.bias - 1)
+
+
+def test_filter_specs_ignore_what_is_not_trained():
+    # The activation, ints and the key are leaves of the specification too.
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    spec = eqx.tree_at(
+        lambda m: m.layers[1].weight, jax.tree.map(lambda _: False, model), replace=True
+    )
+    opt = sl.Optimizer(sl.sgd(1.0), model, trainable=spec)
+    new, _ = opt.step(model, jax.tree.map(jnp.ones_like, arrays(model)))
+    assert jnp.array_equal(new.layers[1].weight, model.layers[1].weight - 1)
+    assert eqx.tree_equal(
+        eqx.tree_at(lambda m: m.layers[1].weight, new, model.layers[1].weight), model
+    )
+
+
+def test_callable_modules_are_trees():
+    # Both masks and labels have a `__call__`; neither may be called.
+    model = eqx.nn.MLP(1, 1, 2, 1, key=jax.random.key(0))
+    params = arrays(model)
+    mask = jax.tree.map(lambda leaf: leaf.ndim == 2, params)
+    weights = {"layers.0.weight", "layers.1.weight"}
+    assert callable(mask)
+    assert selected(mask, params) == weights
+
+    labels = jax.tree.map(lambda leaf: "w" if leaf.ndim == 2 else "b", params)
+    tx = sl.partition({"w": sl.sgd(1.0), "b": sl.SetToZero()}, labels)
+    new, _ = sl.Optimizer(tx, model).step(model, jax.tree.map(jnp.ones_like, params))
+    assert jnp.array_equal(new.layers[0].weight, model.layers[0].weight - 1)
+    assert jnp.array_equal(new.layers[0].bias, model.layers[0].bias)
+
+
+# --- trainable --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trainable",
+    [
+        sl.where.path("w"),
+        ~sl.where.ndim(1),
+        lambda params: {"b": False, "w": True},
+        {"b": False, "w": True},
+    ],
+)
+def test_trainable_takes_what_where_takes(trainable):
+    model = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
+    opt = sl.Optimizer(sl.sgd(1.0), model, trainable=trainable)
+    new, _ = opt.step(model, {"b": None, "w": jnp.ones((2, 2))})
+    assert new["b"] is model["b"]
+    assert not new["w"].any()
+
+
+def test_globs_are_checked_against_the_whole_tree():
+    # Each glob sees one group only, and matches in the whole.
+    model = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    decay = sl.AddDecayedWeights(0.1).mask(sl.where.path("a")) | sl.sgd(0.1)
+    with_inner_glob = decay.partition({sl.where.path("a"): sl.sgd(1.0)})
+    new, _ = sl.Optimizer(with_inner_glob, model).step(model, model)
+    assert jnp.array_equal(new["a"], jnp.zeros(2))
+    assert jnp.allclose(new["b"], 0.9, rtol=1e-6)
+
+
+def test_empty_selections_by_type_shape_and_dtype_are_legal():
+    model = {"b": jnp.ones(2)}
+    nothing = sl.where.ndim(7) | sl.where.type(eqx.nn.Conv2d) | sl.where.dtype(jnp.float16)
+    new, _ = sl.Optimizer(sl.adam(0.1).only(nothing), model).step(model, model)
+    assert jnp.array_equal(new["b"], model["b"])

@@ -236,7 +236,8 @@ def init_with_integers():
 @refused(
     ValueError,
     "The updates have another structure than the state or the parameters that meet them: 'w' is in "
-    "what meets them and missing in the updates. Pass gradients, state and parameters of one model.",
+    "what meets them and missing in the updates. Pass gradients, state and parameters of one "
+    "model.",
     unchecked=True,
 )
 def update_without_a_leaf():
@@ -454,7 +455,9 @@ def raw_gradients_out_of_the_last_link():
     bound(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).mask(sl.where.path("w")))
 
 
-@refused(ValueError, "Raw gradients would be added to 'b', which would climb: 'every_k.masked'" + RAW)
+@refused(
+    ValueError, "Raw gradients would be added to 'b', which would climb: 'every_k.masked'" + RAW
+)
 def raw_gradients_out_of_an_inner_mask():
     bound(sl.adam(0.1).mask(sl.where.path("w")).every_k(2))
 
@@ -504,7 +507,8 @@ def updates_made_of_another_shape():
 @refused(
     ValueError,
     "The updates have another structure than the state or the parameters that meet them: 'w' is in "
-    "what meets them and missing in the updates. Pass gradients, state and parameters of one model.",
+    "what meets them and missing in the updates. Pass gradients, state and parameters of one "
+    "model.",
 )
 def updates_made_of_another_structure():
     bound(Forgetful(result=lambda updates: {"b": updates["b"]})).update(params(), params())

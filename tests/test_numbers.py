@@ -13,7 +13,7 @@ from helpers import (
     nested_dict,
     slalom_trajectory,
 )
-from slalom import _tree as tree
+from slalom import tree
 
 # --- closed forms ---------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ def _warn_tied(parts: Split) -> None:
                 f"One array stands at two places of the model, '{first[id(x)]}' and '{path}'. "
                 "They are trained as two parameters and will drift apart. To tie them, make one "
                 "a reference to the other with `eqx.nn.Shared`.",
-                stacklevel=5,
+                stacklevel=6,  # past Equinox, which calls `Optimizer.__init__`, to the caller
             )
         first[id(x)] = path
 

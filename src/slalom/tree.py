@@ -1,6 +1,7 @@
-"""Tree arithmetic, and the one place where dtypes are decided.
+"""Tree arithmetic for rules, and the one place where dtypes are decided.
 
-Trees have holes (`None`), never placeholders: `jax.tree.map` steps over them by itself.
+Trees have holes (`None`), never placeholders: `jax.tree.map` steps over them by itself. What
+stands in `__all__` is for authors of transforms; the rest is for the library.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,14 @@ def canonical(dtype: Any) -> np.dtype:
 
 
 def accumulation_dtype(*dtypes: Any) -> np.dtype:
-    """The dtype to compute in where these meet: as wide as the widest, and at least float32."""
+    """The dtype to compute in where these meet: as wide as the widest, and at least float32.
+
+    **Arguments:**
+
+    - `dtypes`: floating or complex dtypes.
+
+    **Returns:** float32, float64, complex64 or complex128.
+    """
     # Not `jnp.promote_types`: under strict promotion, which users may choose, it refuses.
     wide = any(jnp.finfo(dtype).bits > 32 for dtype in dtypes)
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
@@ -61,7 +69,15 @@ def _in_precision_of(x: Any, dtype: np.dtype) -> Array:
 
 
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
-    """Each leaf in the dtype, strongly typed, of the leaf of `like` at its place."""
+    """Each leaf in the dtype, strongly typed, of the leaf of `like` at its place.
+
+    **Arguments:**
+
+    - `tree`: a tree of arrays, such as new moments in the accumulation dtype.
+    - `like`: a tree of the same structure, such as the old moments as they are stored.
+
+    **Returns:** the tree.
+    """
     return jax.tree.map(lambda x, y: jnp.asarray(x, canonical(y.dtype)), tree, like)
 
 
@@ -89,20 +105,45 @@ def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) 
 
 
 def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
-    """Zeros, shaped and sharded as the parameters; `dtype` maps a leaf's dtype to its own."""
+    """Zeros, shaped and sharded as the parameters.
+
+    **Arguments:**
+
+    - `params`: the parameters.
+    - `dtype`: from a parameter's dtype to that of its zeros; the same without it.
+
+    **Returns:** a tree like the parameters; no two leaves share a buffer.
+    """
     return full_like(params, dtype)
 
 
 def first_moment(params: Params, dtype: Any | None = None) -> PyTree:
-    """Zeros for a mean of updates: in `dtype`, else in the parameters' own."""
+    """Zeros for a mean of updates.
+
+    **Arguments:**
+
+    - `params`: the parameters.
+    - `dtype`: how it is stored (complex leaves in its complex twin); the parameter's own dtype
+        without it.
+
+    **Returns:** a tree like the parameters.
+    """
     return zeros_like(params, np.dtype if dtype is None else lambda own: storage_dtype(own, dtype))
 
 
 def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> PyTree:
-    """A start for a mean of squares: real, in `dtype`, else in the parameters', at least float32.
+    """A start for a mean of squares, which is real also for complex parameters.
 
     A bfloat16 mean of squares with decay 0.999 stalls at a quarter of its limit: the increments
     fall below half a unit in the last place.
+
+    **Arguments:**
+
+    - `params`: the parameters.
+    - `dtype`: how it is stored; without it the parameter's own dtype, at least float32.
+    - `value`: where the mean starts.
+
+    **Returns:** a tree like the parameters.
     """
     if dtype is None:
         return full_like(params, lambda own: real_dtype(accumulation_dtype(own)), value)
@@ -110,12 +151,24 @@ def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> P
 
 
 def no_state(params: Params) -> None:
-    """The state of a rule that remembers nothing, once its parameters are seen to be such."""
+    """The state of a rule that remembers nothing.
+
+    **Arguments:**
+
+    - `params`: the parameters; refused where a leaf is no floating or complex array.
+    """
     check_inexact(params)
 
 
 def fresh_age(params: Params) -> Int[Array, " leaves"]:
-    """How often each leaf's accumulators were fed: an entry per leaf, from 0."""
+    """How often each leaf's accumulators were fed: the age that `bias_correction` takes.
+
+    **Arguments:**
+
+    - `params`: the parameters.
+
+    **Returns:** a vector with a zero for each leaf; mark its field with `sl.per_leaf()`.
+    """
     return jnp.zeros(len(jax.tree.leaves(params)), jnp.int32)
 
 
@@ -140,7 +193,14 @@ def map_leaves(
     - `scalars`: 0-d arrays that every leaf sees.
     - `per_leaf`: vectors with an entry for each leaf, in the order of the leaves.
 
-    **Returns:** a tree, or as many trees as `rule` returns arrays.
+    **Returns:** a tree, or as many trees as `rule` returns arrays, in the accumulation dtype.
+
+    ```python
+    >>> updates = {"w": jnp.array([3.0, 4.0])}
+    >>> sl.tree.map_leaves(lambda u, s: u * s, (updates,), (jnp.float32(2.0),))
+    {'w': Array([6., 8.], dtype=float32)}
+
+    ```
     """
     check_same_structure(trees)
     structure = jax.tree.structure(trees[0])
@@ -220,14 +280,28 @@ def check_same_shapes(updates: PyTree, others: PyTree, what: str) -> None:
 
 
 def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
-    """|x|², real also for complex x."""
+    """|x|², real also for complex x.
+
+    **Arguments:**
+
+    - `x`: a floating or complex array.
+
+    **Returns:** a real array.
+    """
     if jnp.iscomplexobj(x):
         return jnp.square(x.real) + jnp.square(x.imag)
     return jnp.square(x)
 
 
 def global_norm(tree: PyTree) -> Scalar:
-    """The Euclidean norm of all leaves together, summed in at least float32."""
+    """The Euclidean norm of all leaves together, summed in at least float32.
+
+    **Arguments:**
+
+    - `tree`: a tree of floating or complex arrays.
+
+    **Returns:** a real scalar; 0 for a tree without leaves.
+    """
     leaves = jax.tree.leaves(tree)
     dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for x in leaves)))
     total = jnp.zeros((), dtype)
@@ -238,7 +312,14 @@ def global_norm(tree: PyTree) -> Scalar:
 
 
 def complement(decay: Scalar) -> Scalar:
-    """1 − decay, in the precision of the hyperparameter (exact for decay ≥ ½)."""
+    """1 − decay, in the precision of the hyperparameter (exact for decay ≥ ½).
+
+    **Arguments:**
+
+    - `decay`: a decay in [0, 1], as `self.at(context)` gives it.
+
+    **Returns:** a scalar.
+    """
     return 1 - decay
 
 
@@ -247,12 +328,26 @@ def bias_correction(decay: Scalar, age: Int[Array, " leaves"]) -> Real[Array, " 
 
     Written as −1 / expm1(t · log1p(−(1 − decay))): the naive form loses 5e-5 of its value to
     cancellation in float32 at t = 2, decay = 0.9999.
+
+    **Arguments:**
+
+    - `decay`: the decay of the mean, in [0, 1).
+    - `age`: how often it was fed, ≥ 1, an entry per leaf.
+
+    **Returns:** a factor per leaf, to be passed to `map_leaves` as `per_leaf`.
     """
     return -1 / jnp.expm1(age.astype(decay.dtype) * jnp.log1p(-complement(decay)))
 
 
 def increment(count: Int[Array, "..."]) -> Int[Array, "..."]:
-    """count + 1, which stays at the largest integer instead of turning negative."""
+    """count + 1, which stays at the largest integer instead of turning negative.
+
+    **Arguments:**
+
+    - `count`: integers.
+
+    **Returns:** the integers that follow.
+    """
     largest = jnp.iinfo(count.dtype).max
     return jnp.where(count < largest, count + 1, largest)
 
@@ -283,3 +378,20 @@ def merge(structure: Any, keep: tuple[bool, ...], kept: PyTree, rest: PyTree) ->
     """Undoes a pair of complementary cuts of one tree of this structure."""
     inside, outside = iter(jax.tree.leaves(kept)), iter(jax.tree.leaves(rest))
     return structure.unflatten([next(inside if k else outside) for k in keep])
+
+
+__all__ = [
+    "abs_squared",
+    "accumulation_dtype",
+    "bias_correction",
+    "cast_like",
+    "complement",
+    "first_moment",
+    "fresh_age",
+    "global_norm",
+    "increment",
+    "map_leaves",
+    "no_state",
+    "second_moment",
+    "zeros_like",
+]

@@ -67,7 +67,7 @@ class _NDim(Where):
         return f"sl.where.ndim({', '.join(bounds) or 'min=0'})"
 
 
-_DTYPE_GROUPS = ("inexact", "floating", "complexfloating")
+_DTYPE_GROUPS = ("number", "inexact", "floating", "complexfloating", "integer")
 
 
 @dataclasses.dataclass(frozen=True)

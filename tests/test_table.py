@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from table import EVERYTHING
@@ -73,6 +74,18 @@ def test_step_returns_what_it_was_given_in_double_precision(tx, x64):
     opt = sl.Optimizer(tx, params)
     step = jax.jit(lambda params, opt: opt.step(params, grads))
     assert kind_of(step(params, opt)) == kind_of((params, opt))
+
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+
+@ROWS
+def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
+    opt = sl.Optimizer(tx, params)
+    assert all(leaf.sharding == everywhere for leaf in opt.leaves)
+    assert kind_of(opt.step(params, make_grads(params))) == kind_of((params, opt))
 
 
 @ROWS

@@ -356,6 +356,16 @@ def test_other_shapes_ask_again():
     assert selected(where, {"a": jnp.ones((2, 2))}) == {"a"}
 
 
+def test_dtypes_are_those_of_parameters_not_of_updates():
+    params = {"half": jnp.ones(2, jnp.bfloat16), "single": jnp.ones(2)}
+    updates = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+    tx = sl.Trace(0.9).mask(sl.where.dtype(jnp.bfloat16))
+    state = tx.init(params)
+    tx.update(updates, state, params)
+    with pytest.raises(TypeError, match=r"pass the parameters: `tx\.update\(grads, state, params"):
+        tx.update(updates, state)
+
+
 def test_prefix_trees_stand_for_all_below():
     params = tree_of(PATHS)
     assert selected({"head": True, "bias": False, "layers": False}, params) == {

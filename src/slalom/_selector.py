@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._paths import candidates, dotted, first_difference, leaf_paths
-from ._types import Params, Tracer
+from ._types import Params, Tracer, Updates
 
 WhereLike: TypeAlias = Any
 """A selector, a function of the parameter tree to a tree of bools, or a tree of bools."""
@@ -74,6 +74,9 @@ class Where(abc.ABC):
     def atoms(self) -> tuple["Where", ...]:
         """The selectors this one is joined from."""
         return (self,)
+
+    sees_dtypes: ClassVar[bool] = False
+    """Whether what it selects depends on the parameters' dtypes, which updates do not share."""
 
     unmatched: ClassVar[str | None] = None
     """What to say where this selects nothing of a whole model, if that can only be a mistake."""
@@ -251,6 +254,19 @@ def as_labels(labels: Any) -> Where:
 def mask(where: Where, params: Params) -> tuple[bool, ...]:
     """Which leaves of the parameters, in order, are selected. Memoised."""
     return _resolve(resolve_bools, where, params)
+
+
+def selected_from(where: Where, updates: Updates, params: Params | None) -> Params:
+    """What a selector is asked about in `update`: the parameters, or updates in their place."""
+    if params is not None:
+        return params
+    for atom in where.atoms():
+        if atom.sees_dtypes:
+            raise TypeError(
+                f"{atom!r} selects by the parameters' dtypes, and updates have their own: pass "
+                "the parameters: `tx.update(grads, state, params)`."
+            )
+    return updates
 
 
 def labels(where: Where, params: Params) -> tuple[Hashable, ...]:

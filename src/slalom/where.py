@@ -74,6 +74,8 @@ _DTYPE_GROUPS = ("number", "inexact", "floating", "complexfloating", "integer")
 class _DType(Where):
     name: str
 
+    sees_dtypes: ClassVar[bool] = True
+
     def picks(self, leaves: list[Leaf]) -> list[Any]:
         group = getattr(jnp, self.name)
         return [bool(jnp.issubdtype(leaf.struct.dtype, group)) for leaf in leaves]

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._selector import Where, as_where, mask
+from .._selector import Where, as_where, mask, selected_from
 from .._transform import AbstractTransform, Context, Part, fluent, operand, segments
 from .._types import Params, Updates
 
@@ -46,8 +46,7 @@ class _AbstractCut(AbstractTransform):
         context: Context | None,
     ) -> tuple[Any, tuple[bool, ...], Any]:
         """The inner `update` or `step` on the selected leaves."""
-        # Updates have the structure and shapes of the parameters; only their dtypes may differ.
-        keep = mask(self.where, updates if params is None else params)
+        keep = mask(self.where, selected_from(self.where, updates, params))
         (part,) = self.inside(state, context, params)
         with part.scope():
             result, state = getattr(self.inner, verb)(

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool
 
 from .. import tree
 from .._paths import candidates, leaf_paths
-from .._selector import Cases, Where, WhereLike, as_labels, as_where, labels
+from .._selector import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
 from .._transform import (
     AbstractTransform,
     Context,
@@ -132,7 +132,7 @@ class Partition(AbstractTransform):
         context: Context | None,
     ) -> tuple[Any, tuple[Any, ...]]:
         structure = jax.tree.structure(updates)
-        masks = self._masks(updates if params is None else params)
+        masks = self._masks(selected_from(self.labelling, updates, params))
         whole: list[Any] = [None] * structure.num_leaves
         states = []
         for part, keep in zip(self.inside(state, context, params), masks, strict=True):

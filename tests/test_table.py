@@ -1,5 +1,8 @@
 """Every row of the table has every property that an optimizer promises."""
 
+import copy
+import pickle
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -168,6 +171,19 @@ def test_a_whole_model_gives_what_its_arrays_give(tx):
     assert stepped.activation is model.activation
     assert eqx.tree_equal(eqx.filter(stepped, eqx.is_inexact_array), expected)
     assert eqx.tree_equal(opt.state, filtered.state)
+
+
+@ROWS
+def test_copied_and_pickled_optimizers_are_the_same(tx):
+    params = make_params()
+    opt = sl.Optimizer(tx, params)
+    copies = [copy.deepcopy(opt)]
+    if "lambda" not in repr(tx):  # Python pickles no lambda
+        copies.append(pickle.loads(pickle.dumps(opt)))
+    for again in copies:
+        assert again.binding == opt.binding
+        assert hash(again.binding) == hash(opt.binding)
+        assert eqx.tree_equal(again.leaves, opt.leaves)
 
 
 @ROWS

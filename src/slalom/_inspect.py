@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import jax
-
 from . import tree
 from ._model import Split
-from ._paths import dotted, leaf_paths
+from ._paths import leaf_paths
 from ._transform import AbstractTransform, parts
 
 
@@ -44,12 +42,8 @@ def describe(transform: AbstractTransform, model: Split) -> Description:
             if not part.transform.inside():
                 links.setdefault(path, []).append(part.name)
     rows = []
-    leaves = jax.tree_util.tree_leaves_with_path(
-        model.structure.unflatten(list(range(len(model.leaves))))
-    )
-    for (key_path, i), trained in zip(leaves, model.trained, strict=True):
-        path = dotted(key_path)
-        if tree.is_array(model.leaves[i]):
+    for path, leaf, trained in zip(model.paths, model.leaves, model.trained, strict=True):
+        if tree.is_array(leaf):
             rows.append(
                 {
                     "path": path,

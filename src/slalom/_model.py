@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from . import tree
-from ._paths import dotted, first_difference, leaf_paths
+from ._paths import dotted, example, first_difference, leaf_paths
 from ._selector import Where, check_matches, mask
 from ._types import Params, Tracer, Updates
 
@@ -32,6 +32,11 @@ class Split(NamedTuple):
         return self.structure.unflatten(
             [x if t else None for x, t in zip(self.leaves, self.trained, strict=True)]
         )
+
+    @property
+    def paths(self) -> list[str]:
+        """The dotted name of each leaf."""
+        return leaf_paths(example(self.structure))
 
     def join(self, trained: list[Any]) -> PyTree:
         """The model with these arrays as its trained leaves; everything else is the very object."""
@@ -57,8 +62,7 @@ class Split(NamedTuple):
                 "Differentiate the same model that you pass, for example with "
                 "`eqx.filter_grad(loss)(model)`."
             ) from None
-        paths = leaf_paths(self.structure.unflatten(range(len(self.leaves))))
-        for path, g, p, trained in zip(paths, leaves, self.leaves, self.trained, strict=True):
+        for path, g, p, trained in zip(self.paths, leaves, self.leaves, self.trained, strict=True):
             if trained:
                 _check_gradient(path, g, p)
         return self.structure.unflatten(
@@ -127,9 +131,8 @@ def check_model(model: PyTree, trainable: Where | None) -> None:
 
 
 def _warn_tied(parts: Split) -> None:
-    paths = leaf_paths(parts.structure.unflatten(range(len(parts.leaves))))
     first: dict[int, str] = {}
-    for path, x, trained in zip(paths, parts.leaves, parts.trained, strict=True):
+    for path, x, trained in zip(parts.paths, parts.leaves, parts.trained, strict=True):
         if not trained or isinstance(x, Tracer):
             continue
         if id(x) in first:
@@ -159,9 +162,8 @@ def check_bound(params: Params, bound: Any) -> None:
     """Refuses a model whose trainable parameters are not where they were at binding."""
     structure = jax.tree.structure(params)
     if structure != bound:
-        before = bound.unflatten(range(bound.num_leaves))
         names = ("the model given now", "the model at binding")
-        differ = first_difference(params, before, names)
+        differ = first_difference(params, example(bound), names)
         raise ValueError(
             f"This optimizer was bound to a model with other trainable parameters: {differ}. Bind "
             "a new one with `sl.Optimizer(tx, model)`."

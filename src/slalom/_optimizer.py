@@ -17,7 +17,7 @@ from ._inspect import Description, describe
 from ._jit import Program
 from ._model import Split, check_model, split, strong
 from ._module import indented, shortest
-from ._paths import leaf_paths
+from ._paths import example, leaf_paths
 from ._selector import Where, WhereLike, as_where, check_matches
 from ._step import KNOWN, as_known, run
 from ._transform import (
@@ -43,6 +43,17 @@ class Binding:
     trainable: Where | None
     params: Any
     """The structure of the trainable parameters at binding."""
+
+    def __reduce__(self) -> Any:
+        # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
+        rest = (self.rules, self.statics, self.trainable)
+        return _unpickle, (example(self.structure), example(self.params), *rest)
+
+
+def _unpickle(made: PyTree, params: PyTree, *rest: Any) -> Binding:
+    rules, statics, trainable = rest
+    structure, bound = jax.tree.structure(made), jax.tree.structure(params)
+    return Binding(structure, rules, statics, trainable, bound)
 
 
 class Optimizer(eqx.Module):

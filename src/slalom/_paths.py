@@ -26,6 +26,11 @@ def leaf_paths(tree: PyTree, is_leaf: Any = None) -> list[str]:
     return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
 
 
+def example(structure: Any) -> PyTree:
+    """A tree of this structure: its leaves are their own positions."""
+    return structure.unflatten(range(structure.num_leaves))
+
+
 def snake_case(name: str) -> str:
     """`ClipByGlobalNorm` → `clip_by_global_norm`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -161,6 +161,10 @@ class _Tree(Where):
     values: tuple[Hashable, ...]
     kinds: tuple[type, ...]  # 1 == True: without the types a memo would mix them up
 
+    def __reduce__(self) -> Any:
+        # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
+        return _Tree.freeze, (self.structure.unflatten(self.values),)
+
     @classmethod
     def freeze(cls, tree: PyTree) -> "_Tree":
         values, structure = jax.tree.flatten(tree)

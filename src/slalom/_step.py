@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from . import tree
 from ._fields import params_like_fields
 from ._model import Split, check_bound
-from ._paths import dotted, leaf_paths
+from ._paths import dotted, example, leaf_paths
 from ._schedule import canonical_float
 from ._transform import AbstractTransform, Context, missing, parts
 from ._types import Params
@@ -153,7 +153,7 @@ def _state_paths(transform: AbstractTransform, state: PyTree) -> list[str]:
     """The path of each leaf of a state: that of the transform it belongs to, then its own."""
     leaves, structure = jax.tree.flatten(state)
     named = list(map(str, range(len(leaves))))
-    for part in parts(transform, structure.unflatten(range(len(leaves)))):
+    for part in parts(transform, example(structure)):
         # Later parts stand deeper, so the innermost owner of a leaf names it last.
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
             named[i] = ".".join(filter(None, (part.name, dotted(key_path))))

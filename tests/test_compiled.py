@@ -119,3 +119,8 @@ def test_every_transform_has_its_path_in_the_profile():
     # Between a wrapper that paces and its inner transform JAX names the branch it stands in.
     for scope in ("clip_by_global_norm/", "every_k/", "partition/rest/scale_by_adam/", "first/"):
         assert scope in text
+
+
+def test_leaves_of_equal_shape_share_one_kernel():
+    # A kernel that read its own entry of a vector would be compiled by itself.
+    assert " slice(" not in compiled(sl.adamw(1e-3)).as_text()

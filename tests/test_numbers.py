@@ -1,5 +1,6 @@
 """Exact values, rounding, half precision, extreme gradients and complex parameters."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -407,3 +408,24 @@ def test_complex_gradient_of_a_mixed_model():
     assert first > 1
     assert float(value) < 1e-2
     assert (model["real"].dtype, model["complex"].dtype) == (jnp.float32, jnp.complex64)
+
+
+def test_leaves_of_different_ages_are_each_corrected_from_their_own_zero():
+    params = {"new": jnp.ones(2), "old": jnp.ones(2)}
+    grads = {"new": jnp.full(2, 0.5), "old": jnp.full(2, 0.25)}
+    tx = sl.ScaleByAdam()
+    state = tx.init(params)
+    for _ in range(3):
+        _, state = tx.update(grads, state)
+
+    fresh = tx.init(params)
+    mixed = eqx.tree_at(
+        lambda s: (s.age, s.mu["new"], s.nu["new"]),
+        state,
+        (jnp.array([0, 3], jnp.int32), fresh.mu["new"], fresh.nu["new"]),
+    )
+    updates, after = jax.jit(tx.update)(grads, mixed)
+
+    np.testing.assert_array_equal(after.age, [1, 4])
+    np.testing.assert_allclose(updates["new"], tx.update(grads, fresh)[0]["new"], rtol=1e-6)
+    np.testing.assert_allclose(updates["old"], tx.update(grads, state)[0]["old"], rtol=1e-6)

@@ -86,7 +86,7 @@ def param_like() -> Any:
 
 
 def per_leaf() -> Any:
-    """Declares that a state field is a vector with an entry for each parameter leaf.
+    """Declares that a state field has an entry for each parameter leaf, or one for all of them.
 
     **Returns:** a field for the body of a state class.
     """

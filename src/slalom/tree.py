@@ -160,16 +160,17 @@ def no_state(params: Params) -> None:
     check_inexact(params)
 
 
-def fresh_age(params: Params) -> Int[Array, " leaves"]:
-    """How often each leaf's accumulators were fed: the age that `bias_correction` takes.
+def fresh_age() -> Int[Array, ""]:
+    """How often accumulators were fed: the age that `bias_correction` takes.
 
-    **Arguments:**
+    It begins as one number for all leaves, and becomes a vector with an entry for each when some
+    of them start anew. It is no vector from the start because then the kernel of every leaf would
+    read another entry: XLA compiles equal kernels once, and these one by one, which takes five
+    times as long at 200 leaves.
 
-    - `params`: the parameters.
-
-    **Returns:** a vector with a zero for each leaf; mark its field with `sl.per_leaf()`.
+    **Returns:** 0; mark its field with `sl.per_leaf()`.
     """
-    return jnp.zeros(len(jax.tree.leaves(params)), jnp.int32)
+    return jnp.zeros((), jnp.int32)
 
 
 # --- arithmetic -----------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def map_leaves(
     rule: Callable[..., Any],
     trees: tuple[PyTree, ...],
     scalars: tuple[Scalar, ...] = (),
-    per_leaf: tuple[Real[Array, " leaves"], ...] = (),
+    per_leaf: tuple[Real[Array, "*leaves"], ...] = (),
 ) -> Any:
     """Applies `rule(*leaves, *scalars, *entries)` at every leaf of the trees.
 
@@ -191,7 +192,8 @@ def map_leaves(
     - `rule`: a pure function of arrays that returns an array or a tuple of arrays.
     - `trees`: trees of one structure and equal shapes; the first one gives the structure.
     - `scalars`: 0-d arrays that every leaf sees.
-    - `per_leaf`: vectors with an entry for each leaf, in the order of the leaves.
+    - `per_leaf`: numbers that follow from ages: vectors with an entry for each leaf, in the
+        order of the leaves, or scalars where all leaves are of one age.
 
     **Returns:** a tree, or as many trees as `rule` returns arrays, in the accumulation dtype.
 
@@ -222,7 +224,7 @@ def map_leaves(
         # a trace it would compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, inline=True)
     results = [
-        at_leaf(leaves, (*scalars, *(vector[i] for vector in per_leaf)))
+        at_leaf(leaves, (*scalars, *(x if x.ndim == 0 else x[i] for x in per_leaf)))
         for i, leaves in enumerate(zip(*columns, strict=True))
     ]
     if results and isinstance(results[0], tuple):
@@ -323,7 +325,7 @@ def complement(decay: Scalar) -> Scalar:
     return 1 - decay
 
 
-def bias_correction(decay: Scalar, age: Int[Array, " leaves"]) -> Real[Array, " leaves"]:
+def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:
     """1 / (1 − decayᵗ), the factor that debiases a mean that started at zero and has age t ≥ 1.
 
     Written as −1 / expm1(t · log1p(−(1 − decay))): the naive form loses 5e-5 of its value to
@@ -332,9 +334,9 @@ def bias_correction(decay: Scalar, age: Int[Array, " leaves"]) -> Real[Array, " 
     **Arguments:**
 
     - `decay`: the decay of the mean, in [0, 1).
-    - `age`: how often it was fed, ≥ 1, an entry per leaf.
+    - `age`: how often it was fed, ≥ 1: one number, or an entry per leaf.
 
-    **Returns:** a factor per leaf, to be passed to `map_leaves` as `per_leaf`.
+    **Returns:** as many factors, to be passed to `map_leaves` as `per_leaf`.
     """
     return -1 / jnp.expm1(age.astype(decay.dtype) * jnp.log1p(-complement(decay)))
 

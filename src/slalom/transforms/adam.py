@@ -14,7 +14,7 @@ from .._types import Params, Updates
 class ScaleByAdamState(eqx.Module):
     """What `ScaleByAdam` remembers."""
 
-    age: Int[Array, " leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     nu: PyTree[Inexact[Array, "..."]] = param_like()
 
@@ -54,7 +54,7 @@ class ScaleByAdam(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
-            age=tree.fresh_age(params),
+            age=tree.fresh_age(),
             mu=tree.first_moment(params, self.mu_dtype),
             nu=tree.second_moment(params, self.nu_dtype),
         )

@@ -16,7 +16,7 @@ from .._types import Params, Updates
 class ScaleByRmsState(eqx.Module):
     """What `ScaleByRms` remembers."""
 
-    age: Int[Array, " leaves"] | None = per_leaf()
+    age: Int[Array, "*leaves"] | None = per_leaf()
     """Only with `bias_correction`."""
     nu: PyTree[Inexact[Array, "..."]] = param_like()
 
@@ -48,7 +48,7 @@ class ScaleByRms(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByRmsState:
         return ScaleByRmsState(
-            age=tree.fresh_age(params) if self.bias_correction else None,
+            age=tree.fresh_age() if self.bias_correction else None,
             nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
         )
 
@@ -83,7 +83,7 @@ class ScaleByRms(AbstractTransform):
 class ScaleByStddevState(eqx.Module):
     """What `ScaleByStddev` remembers."""
 
-    age: Int[Array, " leaves"] | None = per_leaf()
+    age: Int[Array, "*leaves"] | None = per_leaf()
     """Only with `bias_correction`."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     nu: PyTree[Inexact[Array, "..."]] = param_like()
@@ -122,7 +122,7 @@ class ScaleByStddev(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(
-            age=tree.fresh_age(params) if self.bias_correction else None,
+            age=tree.fresh_age() if self.bias_correction else None,
             mu=tree.zeros_like(params, tree.accumulation_dtype)
             if self.mu_dtype is None
             else tree.first_moment(params, self.mu_dtype),

@@ -333,7 +333,7 @@ def _check_transform(transform: AbstractTransform, params: Params) -> None:
         *_, culprit = (
             part
             for part in parts(transform, params=params)
-            if {1, -1} <= set(part.transform.signs(part.params))
+            if {1, -1}.issubset(part.transform.signs(part.params))
         )
         raise ValueError(
             f"Raw gradients would be added to {listed}, which would climb: '{culprit.name}' lets "

@@ -17,6 +17,22 @@ S = sl.schedules
 
 # --- values ---------------------------------------------------------------------------------
 
+CYCLES = [
+    {"init_value": 0.0, "peak_value": 0.9, "warmup_steps": 5, "decay_steps": 20},
+    {"init_value": 0.1, "peak_value": 0.5, "warmup_steps": 0, "decay_steps": 30, "end_value": 0.1},
+    {"init_value": 0.1, "peak_value": 0.2, "warmup_steps": 3, "decay_steps": 9, "exponent": 2.0},
+]
+WAVE = S.cosine_decay(0.3, 50)
+
+
+def LINE(n):
+    return np.interp(n, [0, 40], [0.1, 1.5])
+
+
+def CLOCK(n):
+    return np.pi * np.minimum(n, 50) / 50
+
+
 PAIRS = {
     "constant": (S.constant(0.3), optax.constant_schedule(0.3)),
     "linear": (S.linear(0.1, 1.5, 40), optax.linear_schedule(0.1, 1.5, 40)),
@@ -48,8 +64,112 @@ PAIRS = {
             [10, 25],
         ),
     ),
+    "polynomial": (
+        S.polynomial(0.9, 0.1, 2.5, 40, transition_begin=7),
+        optax.polynomial_schedule(0.9, 0.1, 2.5, 40, transition_begin=7),
+    ),
+    "exponential_decay": (
+        S.exponential_decay(0.9, 20, 0.3, transition_begin=7),
+        optax.exponential_decay(0.9, 20, 0.3, transition_begin=7),
+    ),
+    "exponential_decay-stairs-above": (
+        S.exponential_decay(0.9, 8, 0.7, 3, staircase=True, end_value=0.2),
+        optax.exponential_decay(0.9, 8, 0.7, 3, staircase=True, end_value=0.2),
+    ),
+    "exponential_decay-growing-below": (
+        S.exponential_decay(0.1, 9, 1.4, end_value=0.8),
+        optax.exponential_decay(0.1, 9, 1.4, end_value=0.8),
+    ),
+    "piecewise_constant": (
+        S.piecewise_constant(0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+        optax.piecewise_constant_schedule(0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+    ),
+    "piecewise_constant-of-one-value": (
+        S.piecewise_constant(0.3),
+        optax.piecewise_constant_schedule(0.3),
+    ),
+    "piecewise_interpolate-linear": (
+        S.piecewise_interpolate("linear", 0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+        optax.piecewise_interpolate_schedule("linear", 0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+    ),
+    "piecewise_interpolate-cosine": (
+        S.piecewise_interpolate("cosine", 0.3, {0: 2.0, 12: 0.1, 60: 4.0}),
+        optax.piecewise_interpolate_schedule("cosine", 0.3, {0: 2.0, 12: 0.1, 60: 4.0}),
+    ),
+    "warmup_constant": (
+        S.warmup_constant(0.01, 0.3, 13),
+        optax.warmup_constant_schedule(0.01, 0.3, 13),
+    ),
+    "warmup_exponential_decay": (
+        S.warmup_exponential_decay(0.01, 0.3, 13, 20, 0.4, transition_begin=5, end_value=0.05),
+        optax.warmup_exponential_decay_schedule(
+            0.01, 0.3, 13, 20, 0.4, transition_begin=5, end_value=0.05
+        ),
+    ),
+    "warmup_exponential_decay-stairs": (
+        S.warmup_exponential_decay(0.01, 0.3, 0, 20, 0.4, staircase=True),
+        optax.warmup_exponential_decay_schedule(0.01, 0.3, 0, 20, 0.4, staircase=True),
+    ),
+    "linear_onecycle": (
+        S.linear_onecycle(80, 0.7),
+        optax.linear_onecycle_schedule(80, 0.7),
+    ),
+    "linear_onecycle-other-corners": (
+        S.linear_onecycle(75, 0.7, 0.1, 0.9, 10.0, 100.0),
+        optax.linear_onecycle_schedule(75, 0.7, 0.1, 0.9, 10.0, 100.0),
+    ),
+    "cosine_onecycle": (
+        S.cosine_onecycle(75, 0.7, 0.4, 10.0, 100.0),
+        optax.cosine_onecycle_schedule(75, 0.7, 0.4, 10.0, 100.0),
+    ),
+    "sgdr": (S.sgdr(CYCLES), optax.sgdr_schedule(CYCLES)),
 }
+"""Ours and the one of optax."""
+
+FORMULAE = {
+    "warmup_stable_decay": (
+        S.warmup_stable_decay(0.1, 0.9, 10, 20, 40, 0.2),
+        lambda n: np.interp(n, [0, 10, 30, 70], [0.1, 0.9, 0.9, 0.2]),
+    ),
+    "warmup_stable_decay-cosine": (
+        S.warmup_stable_decay(0.1, 0.9, 10, 20, 40, decay_type="cosine"),
+        lambda n: np.where(
+            n < 30,
+            np.interp(n, [0, 10], [0.1, 0.9]),
+            0.45 + 0.45 * np.cos(np.pi * np.clip(n - 30, 0, 40) / 40),
+        ),
+    ),
+    "warmup_stable_decay-sqrt-only": (
+        S.warmup_stable_decay(0.1, 0.9, 0, 0, 60, 0.2, decay_type="sqrt"),
+        lambda n: 0.9 - 0.7 * np.sqrt(np.minimum(n, 60) / 60),
+    ),
+    "inverse_sqrt": (
+        S.inverse_sqrt(0.0, 0.9, 16),
+        lambda n: 0.9 * np.minimum(n / 16, np.sqrt(16 / np.maximum(n, 1))),
+    ),
+    "inverse_sqrt-timescale": (
+        S.inverse_sqrt(0.3, 0.9, 0, timescale=25),
+        lambda n: 0.9 * np.sqrt(25 / (n + 25)),
+    ),
+    "2 * s": (2 * S.linear(0.1, 1.5, 40), lambda n: 2 * LINE(n)),
+    "s + t": (S.linear(0.1, 1.5, 40) + WAVE, lambda n: LINE(n) + 0.15 * (1 + np.cos(CLOCK(n)))),
+    "s * t": (S.linear(0.1, 1.5, 40) * WAVE, lambda n: LINE(n) * 0.15 * (1 + np.cos(CLOCK(n)))),
+    "(s - 1) / (2 - -t)": (
+        (S.linear(0.1, 1.5, 40) - 1) / (2 - -WAVE),
+        lambda n: (LINE(n) - 1) / (2 + 0.15 * (1 + np.cos(CLOCK(n)))),
+    ),
+    "1 / s": (1 / S.linear(0.1, 1.5, 40), lambda n: 1 / LINE(n)),
+    "then": (
+        (-S.linear(0.1, 1.5, 40)).then(0.25, at=30).then(2 * S.linear(0.1, 1.5, 40), at=50),
+        lambda n: np.select([n < 30, n < 50], [-LINE(n), 0.25 + 0 * n], 2 * LINE(n - 50)),
+    ),
+}
+"""Schedules that optax has not, and what they should be in double precision."""
+
+ALL = {name: schedule for name, (schedule, _) in (PAIRS | FORMULAE).items()}
+
 pairs = pytest.mark.parametrize("name", PAIRS)
+every = pytest.mark.parametrize("name", ALL)
 
 
 def values_of_optax(schedule, n):
@@ -74,6 +194,23 @@ def test_values_are_those_of_optax_in_single_precision(name):
     assert values.dtype == jnp.float32
     assert not values.weak_type
     np.testing.assert_allclose(values, values_of_optax(theirs, 100), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FORMULAE)
+def test_values_are_those_of_the_formula(name, x64):
+    schedule, formula = FORMULAE[name]
+    values = schedule.values(100)
+    assert values.dtype == jnp.float64
+    np.testing.assert_allclose(values, formula(np.arange(100.0)), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", FORMULAE)
+def test_values_are_those_of_the_formula_in_single_precision(name):
+    schedule, formula = FORMULAE[name]
+    values = schedule.values(100)
+    assert values.dtype == jnp.float32
+    assert not values.weak_type
+    np.testing.assert_allclose(values, formula(np.arange(100.0)), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["single", "double"])
@@ -124,9 +261,9 @@ def test_steps_beyond_float32_are_not_rounded():
     assert [float(line(begin + n)) for n in range(4)] == [0.0, 0.5, 1.0, 1.0]
 
 
-@pairs
+@every
 def test_one_compiled_function_for_all_steps(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     traces = []
 
     @jax.jit
@@ -194,9 +331,9 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
     assert differs or cls is sl.ScaleByLion
 
 
-@pairs
+@every
 def test_values_are_what_an_optimizer_uses(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     opt = sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(()))
     ones = jnp.ones(60)
     _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, ones)
@@ -329,18 +466,19 @@ def test_what_is_no_number_of_steps_is_refused(value):
 # --- as modules -----------------------------------------------------------------------------
 
 
-@pairs
+@every
 def test_printed_as_the_code_that_makes_it(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     again = eval(repr(schedule), {"sl": sl})
+    assert again == schedule
     assert repr(again) == repr(schedule)
     assert jax.tree.structure(again) == jax.tree.structure(schedule)
     assert jax.tree.leaves(again) == jax.tree.leaves(schedule)
 
 
-@pairs
+@every
 def test_bound_it_prints_the_same(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     bound = sl.Optimizer(sl.sgd(schedule), jnp.ones(())).transform
     assert repr(bound) == repr(sl.sgd(schedule))
 

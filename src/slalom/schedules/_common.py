@@ -10,12 +10,17 @@ from .._schedule import as_canonical, canonical_float
 from .._types import Scalar, Step
 
 
+def ticks(steps: Step) -> Any:
+    """A number of steps as the clock counts, in int32."""
+    return jnp.asarray(steps, jnp.int32)
+
+
 def fraction(step: Step, steps: Step) -> Scalar:
     """step / steps, held between 0 and 1."""
     dtype = canonical_float()
     # Whole steps are compared before they are rounded to floats.
-    step = jnp.clip(jnp.asarray(step), 0, steps)
-    return step.astype(dtype) / jnp.asarray(steps).astype(dtype)
+    whole = ticks(steps)
+    return jnp.clip(ticks(step), 0, whole).astype(dtype) / whole.astype(dtype)
 
 
 def cosine(fraction: Scalar) -> Scalar:
@@ -51,10 +56,10 @@ def through(points: Sequence[tuple[Any, Any]], step: Step, shape: str) -> Scalar
 
     Of two points at one step the later counts from there on.
     """
-    step = jnp.asarray(step)
+    step, points = ticks(step), [(ticks(at), value) for at, value in points]
     reached = as_canonical(points[0][1])
     for (begin, first), (end, second) in itertools.pairwise(points):
-        length = jnp.maximum(jnp.asarray(end - begin), 1)
+        length = jnp.maximum(end - begin, 1)
         share = SHAPES[shape](fraction(step - begin, length))
         way = jnp.where(step < end, blend(first, second, share), as_canonical(second))
         reached = jnp.where(step < begin, reached, way)

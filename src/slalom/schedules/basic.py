@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from .._fields import Hyperparameter, hyperparameter, steps
 from .._schedule import AbstractSchedule, as_canonical
 from .._types import Scalar, Step
-from ._common import blend, fraction
+from ._common import blend, fraction, ticks
 
 
 class constant(AbstractSchedule):
@@ -42,7 +42,7 @@ class linear(AbstractSchedule):
     transition_begin: Step = steps(0)
 
     def __call__(self, step: Step) -> Scalar:
-        done = fraction(jnp.asarray(step) - self.transition_begin, self.transition_steps)
+        done = fraction(ticks(step) - ticks(self.transition_begin), self.transition_steps)
         return blend(self.end_value, self.init_value, done)
 
 
@@ -68,7 +68,8 @@ class polynomial(AbstractSchedule):
     transition_begin: Step = steps(0)
 
     def __call__(self, step: Step) -> Scalar:
+        length = ticks(self.transition_steps)
         # Clipped first: the difference from the last step might not fit an int32 otherwise.
-        done = jnp.clip(jnp.asarray(step) - self.transition_begin, 0, self.transition_steps)
-        left = fraction(self.transition_steps - done, self.transition_steps)
+        done = jnp.clip(ticks(step) - ticks(self.transition_begin), 0, length)
+        left = fraction(length - done, length)
         return blend(self.init_value, self.end_value, left ** as_canonical(self.power))

@@ -11,6 +11,7 @@ from .._fields import Hyperparameter, hyperparameter, steps_in_order
 from .._module import code
 from .._schedule import AbstractSchedule, as_canonical, as_schedule, fluent
 from .._types import Scalar, Step
+from ._common import ticks
 from .basic import constant
 
 
@@ -48,9 +49,10 @@ class join(AbstractSchedule):
         self.boundaries = steps_in_order("join's boundaries", boundaries)
 
     def __call__(self, step: Step) -> Scalar:
-        step = jnp.asarray(step)
+        step = ticks(step)
         value = as_canonical(self.schedules[0](step))
-        for boundary, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
+        for at, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
+            boundary = ticks(at)
             # Before its own beginning a schedule is not asked for negative steps.
             later = as_canonical(schedule(jnp.maximum(step - boundary, 0)))
             value = jnp.where(step < boundary, value, later)

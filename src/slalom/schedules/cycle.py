@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._fields import Hyperparameter, hyperparameter, steps
 from .._schedule import AbstractSchedule, as_canonical, canonical_float
 from .._types import Scalar, Step
-from ._common import through
+from ._common import through, ticks
 from .warmup import warmup_cosine_decay
 
 
@@ -51,7 +51,7 @@ class linear_onecycle(AbstractSchedule):
             )
 
     def __call__(self, step: Step) -> Scalar:
-        total, peak = self.transition_steps, as_canonical(self.peak_value)
+        total, peak = ticks(self.transition_steps), as_canonical(self.peak_value)
         first = peak / as_canonical(self.div_factor)
         points = [
             (0, first),
@@ -88,7 +88,7 @@ class cosine_onecycle(AbstractSchedule):
     final_div_factor: Hyperparameter = hyperparameter(1e4, within="(0, inf)")
 
     def __call__(self, step: Step) -> Scalar:
-        total, peak = self.transition_steps, as_canonical(self.peak_value)
+        total, peak = ticks(self.transition_steps), as_canonical(self.peak_value)
         first = peak / as_canonical(self.div_factor)
         points = [
             (0, first),
@@ -143,18 +143,18 @@ class sgdr(AbstractSchedule):
             raise ValueError("sgdr.cosine_kwargs must have at least one cycle, got none.")
 
     def __call__(self, step: Step) -> Scalar:
-        step, begin = jnp.asarray(step), jnp.zeros((), jnp.int32)
+        step, begin = ticks(step), jnp.zeros((), jnp.int32)
         first, *later = self.cosine_kwargs
         value = first(step)
         for previous, cycle in zip(self.cosine_kwargs, later, strict=False):
-            begin = begin + previous.decay_steps
+            begin = begin + ticks(previous.decay_steps)
             value = jnp.where(step < begin, value, cycle(jnp.maximum(step - begin, 0)))
         return value
 
 
-def _portion(fraction: Any, steps: Step) -> Any:
+def _portion(fraction: Any, steps: Any) -> Any:
     """A fraction of some steps, rounded down; what is whole up to rounding counts as whole."""
     dtype = canonical_float()
-    product = as_canonical(fraction) * jnp.asarray(steps).astype(dtype)
+    product = as_canonical(fraction) * steps.astype(dtype)
     whole = jnp.floor(product * (1 + 2 * jnp.finfo(dtype).eps)).astype(jnp.int32)
     return jnp.minimum(whole, steps)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from .._fields import Hyperparameter, hyperparameter, steps
 from .._schedule import AbstractSchedule, as_canonical, canonical_float
 from .._types import Scalar, Step
-from ._common import blend, cosine, fraction
+from ._common import blend, cosine, fraction, ticks
 
 
 class exponential_decay(AbstractSchedule):
@@ -37,7 +37,7 @@ class exponential_decay(AbstractSchedule):
     end_value: Hyperparameter | None = hyperparameter(None)
 
     def __call__(self, step: Step) -> Scalar:
-        return exponential(self, self.init_value, jnp.asarray(step))
+        return exponential(self, self.init_value, ticks(step))
 
 
 class cosine_decay(AbstractSchedule):
@@ -68,11 +68,11 @@ class cosine_decay(AbstractSchedule):
 def exponential(rule: Any, value: Any, step: Any) -> Scalar:
     """`value` after `step` steps of an exponential decay, with a schedule's other numbers."""
     dtype = canonical_float()
-    past = jnp.maximum(step - rule.transition_begin, 0)
-    length = jnp.asarray(rule.transition_steps)
+    past = jnp.maximum(step - ticks(rule.transition_begin), 0)
+    length = ticks(rule.transition_steps)
     if rule.staircase:
         # Divided as integers: a rounded quotient may fall on the wrong side of a stair.
-        power = (past // length.astype(past.dtype)).astype(dtype)
+        power = (past // length).astype(dtype)
     else:
         power = past.astype(dtype) / length.astype(dtype)
     rate = as_canonical(rule.decay_rate)

@@ -10,7 +10,7 @@ from .._fields import Hyperparameter, check_number, hyperparameter, steps_in_ord
 from .._module import code
 from .._schedule import AbstractSchedule, as_canonical
 from .._types import Scalar, Step
-from ._common import check_shape, through
+from ._common import check_shape, through, ticks
 
 
 class Jumps(eqx.Module):
@@ -60,10 +60,10 @@ class piecewise_constant(AbstractSchedule):
     boundaries_and_scales: Jumps = eqx.field(default=None, converter=_as_jumps)
 
     def __call__(self, step: Step) -> Scalar:
-        step, value = jnp.asarray(step), as_canonical(self.init_value)
+        step, value = ticks(step), as_canonical(self.init_value)
         jumps = self.boundaries_and_scales
         for boundary, scale in zip(jumps.boundaries, jumps.scales, strict=True):
-            value = jnp.where(step < boundary, value, value * as_canonical(scale))
+            value = jnp.where(step < ticks(boundary), value, value * as_canonical(scale))
         return value
 
 

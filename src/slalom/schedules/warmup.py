@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from .._fields import Hyperparameter, hyperparameter, steps
 from .._schedule import AbstractSchedule, as_canonical, canonical_float
 from .._types import Scalar, Step
-from ._common import SHAPES, blend, check_shape, cosine, fraction, warmed_up
+from ._common import SHAPES, blend, check_shape, cosine, fraction, ticks, warmed_up
 from .decay import exponential
 
 
@@ -61,9 +61,9 @@ class warmup_cosine_decay(AbstractSchedule):
             )
 
     def __call__(self, step: Step) -> Scalar:
-        step, warmup = jnp.asarray(step), jnp.asarray(self.warmup_steps)
+        step, warmup = ticks(step), ticks(self.warmup_steps)
         rising = warmed_up(step, warmup, self.init_value, self.peak_value)
-        wave = cosine(fraction(step - warmup, self.decay_steps - warmup))
+        wave = cosine(fraction(step - warmup, ticks(self.decay_steps) - warmup))
         wave = wave ** as_canonical(self.exponent)
         return jnp.where(step < warmup, rising, blend(self.peak_value, self.end_value, wave))
 
@@ -99,10 +99,10 @@ class warmup_exponential_decay(AbstractSchedule):
     end_value: Hyperparameter | None = hyperparameter(None)
 
     def __call__(self, step: Step) -> Scalar:
-        step = jnp.asarray(step)
-        rising = warmed_up(step, self.warmup_steps, self.init_value, self.peak_value)
-        falling = exponential(self, self.peak_value, step - self.warmup_steps)
-        return jnp.where(step < self.warmup_steps, rising, falling)
+        step, warmup = ticks(step), ticks(self.warmup_steps)
+        rising = warmed_up(step, warmup, self.init_value, self.peak_value)
+        falling = exponential(self, self.peak_value, step - warmup)
+        return jnp.where(step < warmup, rising, falling)
 
 
 class warmup_stable_decay(AbstractSchedule):
@@ -134,10 +134,10 @@ class warmup_stable_decay(AbstractSchedule):
         check_shape("warmup_stable_decay.decay_type", self.decay_type, "linear", "cosine", "sqrt")
 
     def __call__(self, step: Step) -> Scalar:
-        step = jnp.asarray(step)
-        begin = self.warmup_steps + self.stable_steps
+        step, warmup = ticks(step), ticks(self.warmup_steps)
+        begin = warmup + ticks(self.stable_steps)
         share = SHAPES[self.decay_type](fraction(step - begin, self.decay_steps))
-        rising = warmed_up(step, self.warmup_steps, self.init_value, self.peak_value)
+        rising = warmed_up(step, warmup, self.init_value, self.peak_value)
         return jnp.where(step < begin, rising, blend(self.peak_value, self.end_value, share))
 
 
@@ -165,10 +165,10 @@ class inverse_sqrt(AbstractSchedule):
     timescale: Step | None = steps(None, within="[1, inf)")
 
     def __call__(self, step: Step) -> Scalar:
-        step, warmup = jnp.asarray(step), jnp.asarray(self.warmup_steps)
-        timescale = jnp.maximum(warmup, 1) if self.timescale is None else self.timescale
+        step, warmup = ticks(step), ticks(self.warmup_steps)
+        timescale = jnp.maximum(warmup, 1) if self.timescale is None else ticks(self.timescale)
         # Added as floats: as int32 the sum might overflow.
-        scale = jnp.asarray(timescale).astype(canonical_float())
+        scale = timescale.astype(canonical_float())
         past = jnp.maximum(step - warmup, 0).astype(canonical_float())
         falling = as_canonical(self.peak_value) * jnp.sqrt(scale / (past + scale))
         rising = warmed_up(step, warmup, self.init_value, self.peak_value)

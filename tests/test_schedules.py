@@ -837,6 +837,30 @@ def test_all_numbers_are_leaves(name):
     assert all(np.isfinite(slope) for slope in jax.tree.leaves(slopes))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "path", "value", "after"),
+    [
+        (2 * S.constant(0.5), "learning_rate.left", 4.0, 4 * S.constant(0.5)),
+        (2 * S.constant(0.5), "value", 1.0, 2 * S.constant(1.0)),
+        (-S.constant(0.5), "learning_rate.schedule.value", 1.0, -S.constant(1.0)),
+        (
+            S.linear(0.0, 1.0, 4).then(S.linear(1.0, 0.0, 4), at=4),
+            "schedules.1.transition_steps",
+            9,
+            S.linear(0.0, 1.0, 4).then(S.linear(1.0, 0.0, 9), at=4),
+        ),
+        (S.sgdr(CYCLES), "**.end_value", 0.2, S.sgdr([c | {"end_value": 0.2} for c in CYCLES])),
+        (S.constant(0.5) + S.constant(1.0), "right", S.constant(2.0), S.constant(0.5) + 2.0),
+    ],
+)
+def test_numbers_inside_schedules_are_reached_by_their_path(schedule, path, value, after):
+    opt = sl.Optimizer(sl.sgd(schedule), jnp.ones(()))
+    changed = opt.with_hyperparams({path: value})
+    assert jax.tree.structure(changed) == jax.tree.structure(opt)
+    used = changed.transform[sl.ScaleByLearningRate].learning_rate.values(60)
+    np.testing.assert_allclose(used, after.values(60), rtol=1e-6, atol=1e-7)
+
+
 def test_jumps_at_other_steps_do_not_trace_again():
     opt = sl.Optimizer(sl.sgd(S.piecewise_constant(1.0, {1: 0.5, 4: 0.5})), jnp.ones(()))
     other = opt.with_hyperparams(learning_rate=S.piecewise_constant(1.0, {2: 0.1, 3: 0.1}))

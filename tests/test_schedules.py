@@ -655,7 +655,7 @@ BAD = {
     ),
     "a jump before 0": (
         lambda: S.piecewise_constant(1.0, {-3: 0.5}),
-        r"boundaries_and_scales must be.*not negative.*\[-3\]",
+        r"each step of boundaries_and_scales.*got -3",
     ),
     "a jump by a negative factor": (
         lambda: S.piecewise_interpolate("linear", 1.0, {5: 0.5, 3: -0.5}),
@@ -760,7 +760,13 @@ def test_what_is_no_dict_of_steps_and_factors_is_refused(given):
         S.piecewise_constant(1.0, given)
 
 
-@pytest.mark.parametrize("given", [[3], [{"peak_value": 1.0}], [{"speed": 1.0}]])
+@pytest.mark.parametrize("at", [2.5, "ten", None, True])
+def test_what_is_no_step_is_no_boundary(at):
+    with pytest.raises(TypeError, match=r"boundaries|'at'"):
+        S.constant(1.0).then(0.1, at=at)
+
+
+@pytest.mark.parametrize("given", [3, [3], [{"peak_value": 1.0}], [{"speed": 1.0}]])
 def test_what_is_no_cycle_is_refused(given):
     with pytest.raises(TypeError, match="cosine_kwargs"):
         S.sgdr(given)

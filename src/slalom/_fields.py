@@ -194,11 +194,17 @@ def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:
     return value
 
 
+def check_step(name: str, value: Any, within: str = "[0, inf)") -> Any:
+    """A number of steps that stands inside another field, converted and checked."""
+    value = _as_steps(value)
+    _check_steps(_Interval(within), name, value)
+    return value
+
+
 def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     """Numbers of steps that stand inside another field, converted and checked, also in order."""
-    values = tuple(map(_as_steps, values))
-    for value in values:
-        _check_steps(_Interval("(-inf, inf)"), name, value)
+    anywhere = "(-inf, inf)"
+    values = tuple(check_step(f"{name}[{i}]", v, anywhere) for i, v in enumerate(values))
     known = [int(value) for value in values if not isinstance(value, Tracer)]
     if any(b <= a for a, b in itertools.pairwise((-1, *known))):
         listed = ", ".join(map(shortest, values))

@@ -46,7 +46,7 @@ class join(AbstractSchedule):
                 f"join takes one boundary between each two schedules, got {len(self.schedules)} "
                 f"schedules and {len(boundaries)} boundaries."
             )
-        self.boundaries = steps_in_order("join's boundaries", boundaries)
+        self.boundaries = steps_in_order("join.boundaries", boundaries)
 
     def __call__(self, step: Step) -> Scalar:
         step = ticks(step)

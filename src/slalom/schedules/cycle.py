@@ -102,6 +102,8 @@ Cycle = warmup_cosine_decay | Mapping[str, Any]
 
 
 def _as_cycles(given: Iterable[Cycle]) -> tuple[warmup_cosine_decay, ...]:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"sgdr.cosine_kwargs must be a list of cycles, got {given!r}.")
     cycles = []
     for i, cycle in enumerate(given):
         if isinstance(cycle, Mapping):

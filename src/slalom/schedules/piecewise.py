@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._fields import Hyperparameter, check_number, hyperparameter, steps_in_order
+from .._fields import Hyperparameter, check_number, check_step, hyperparameter
 from .._module import code
 from .._schedule import AbstractSchedule, as_canonical
 from .._types import Scalar, Step
@@ -31,7 +31,7 @@ def _as_jumps(given: Mapping[int, Hyperparameter] | Jumps | None) -> Jumps:
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"{name} must be a dict from steps to factors, got {given!r}.")
     given = {} if given is None else given
-    whole = {steps_in_order(f"the steps of {name}", [step])[0]: step for step in given}
+    whole = {check_step(f"each step of {name}", step): step for step in given}
     boundaries = tuple(sorted(whole))
     return Jumps(
         boundaries,

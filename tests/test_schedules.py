@@ -2,7 +2,10 @@
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +14,27 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, gradients, lenient, nested_dict
-from slalom._fields import hyperparameter_fields
+from slalom._fields import bind_number, hyperparameter_fields
 
 S = sl.schedules
 
 # --- values ---------------------------------------------------------------------------------
+
+CYCLES = [
+    {"init_value": 0.0, "peak_value": 0.9, "warmup_steps": 5, "decay_steps": 20},
+    {"init_value": 0.1, "peak_value": 0.5, "warmup_steps": 0, "decay_steps": 30, "end_value": 0.1},
+    {"init_value": 0.1, "peak_value": 0.2, "warmup_steps": 3, "decay_steps": 9, "exponent": 2.0},
+]
+WAVE = S.cosine_decay(0.3, 50)
+
+
+def LINE(n):
+    return np.interp(n, [0, 40], [0.1, 1.5])
+
+
+def CLOCK(n):
+    return np.pi * np.minimum(n, 50) / 50
+
 
 PAIRS = {
     "constant": (S.constant(0.3), optax.constant_schedule(0.3)),
@@ -48,8 +67,112 @@ PAIRS = {
             [10, 25],
         ),
     ),
+    "polynomial": (
+        S.polynomial(0.9, 0.1, 2.5, 40, transition_begin=7),
+        optax.polynomial_schedule(0.9, 0.1, 2.5, 40, transition_begin=7),
+    ),
+    "exponential_decay": (
+        S.exponential_decay(0.9, 20, 0.3, transition_begin=7),
+        optax.exponential_decay(0.9, 20, 0.3, transition_begin=7),
+    ),
+    "exponential_decay-stairs-above": (
+        S.exponential_decay(0.9, 8, 0.7, 3, staircase=True, end_value=0.2),
+        optax.exponential_decay(0.9, 8, 0.7, 3, staircase=True, end_value=0.2),
+    ),
+    "exponential_decay-growing-below": (
+        S.exponential_decay(0.1, 9, 1.4, end_value=0.8),
+        optax.exponential_decay(0.1, 9, 1.4, end_value=0.8),
+    ),
+    "piecewise_constant": (
+        S.piecewise_constant(0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+        optax.piecewise_constant_schedule(0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+    ),
+    "piecewise_constant-of-one-value": (
+        S.piecewise_constant(0.3),
+        optax.piecewise_constant_schedule(0.3),
+    ),
+    "piecewise_interpolate-linear": (
+        S.piecewise_interpolate("linear", 0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+        optax.piecewise_interpolate_schedule("linear", 0.3, {40: 0.5, 12: 0.1, 60: 4.0}),
+    ),
+    "piecewise_interpolate-cosine": (
+        S.piecewise_interpolate("cosine", 0.3, {0: 2.0, 12: 0.1, 60: 4.0}),
+        optax.piecewise_interpolate_schedule("cosine", 0.3, {0: 2.0, 12: 0.1, 60: 4.0}),
+    ),
+    "warmup_constant": (
+        S.warmup_constant(0.01, 0.3, 13),
+        optax.warmup_constant_schedule(0.01, 0.3, 13),
+    ),
+    "warmup_exponential_decay": (
+        S.warmup_exponential_decay(0.01, 0.3, 13, 20, 0.4, transition_begin=5, end_value=0.05),
+        optax.warmup_exponential_decay_schedule(
+            0.01, 0.3, 13, 20, 0.4, transition_begin=5, end_value=0.05
+        ),
+    ),
+    "warmup_exponential_decay-stairs": (
+        S.warmup_exponential_decay(0.01, 0.3, 0, 20, 0.4, staircase=True),
+        optax.warmup_exponential_decay_schedule(0.01, 0.3, 0, 20, 0.4, staircase=True),
+    ),
+    "linear_onecycle": (
+        S.linear_onecycle(80, 0.7),
+        optax.linear_onecycle_schedule(80, 0.7),
+    ),
+    "linear_onecycle-other-corners": (
+        S.linear_onecycle(75, 0.7, 0.1, 0.9, 10.0, 100.0),
+        optax.linear_onecycle_schedule(75, 0.7, 0.1, 0.9, 10.0, 100.0),
+    ),
+    "cosine_onecycle": (
+        S.cosine_onecycle(75, 0.7, 0.4, 10.0, 100.0),
+        optax.cosine_onecycle_schedule(75, 0.7, 0.4, 10.0, 100.0),
+    ),
+    "sgdr": (S.sgdr(CYCLES), optax.sgdr_schedule(CYCLES)),
 }
+"""Ours and the one of optax."""
+
+FORMULAE = {
+    "warmup_stable_decay": (
+        S.warmup_stable_decay(0.1, 0.9, 10, 20, 40, 0.2),
+        lambda n: np.interp(n, [0, 10, 30, 70], [0.1, 0.9, 0.9, 0.2]),
+    ),
+    "warmup_stable_decay-cosine": (
+        S.warmup_stable_decay(0.1, 0.9, 10, 20, 40, decay_type="cosine"),
+        lambda n: np.where(
+            n < 30,
+            np.interp(n, [0, 10], [0.1, 0.9]),
+            0.45 + 0.45 * np.cos(np.pi * np.clip(n - 30, 0, 40) / 40),
+        ),
+    ),
+    "warmup_stable_decay-sqrt-only": (
+        S.warmup_stable_decay(0.1, 0.9, 0, 0, 60, 0.2, decay_type="sqrt"),
+        lambda n: 0.9 - 0.7 * np.sqrt(np.minimum(n, 60) / 60),
+    ),
+    "inverse_sqrt": (
+        S.inverse_sqrt(0.0, 0.9, 16),
+        lambda n: 0.9 * np.minimum(n / 16, np.sqrt(16 / np.maximum(n, 1))),
+    ),
+    "inverse_sqrt-timescale": (
+        S.inverse_sqrt(0.3, 0.9, 0, timescale=25),
+        lambda n: 0.9 * np.sqrt(25 / (n + 25)),
+    ),
+    "2 * s": (2 * S.linear(0.1, 1.5, 40), lambda n: 2 * LINE(n)),
+    "s + t": (S.linear(0.1, 1.5, 40) + WAVE, lambda n: LINE(n) + 0.15 * (1 + np.cos(CLOCK(n)))),
+    "s * t": (S.linear(0.1, 1.5, 40) * WAVE, lambda n: LINE(n) * 0.15 * (1 + np.cos(CLOCK(n)))),
+    "(s - 1) / (2 - -t)": (
+        (S.linear(0.1, 1.5, 40) - 1) / (2 - -WAVE),
+        lambda n: (LINE(n) - 1) / (2 + 0.15 * (1 + np.cos(CLOCK(n)))),
+    ),
+    "1 / s": (1 / S.linear(0.1, 1.5, 40), lambda n: 1 / LINE(n)),
+    "then": (
+        (-S.linear(0.1, 1.5, 40)).then(0.25, at=30).then(2 * S.linear(0.1, 1.5, 40), at=50),
+        lambda n: np.select([n < 30, n < 50], [-LINE(n), 0.25 + 0 * n], 2 * LINE(n - 50)),
+    ),
+}
+"""Schedules that optax has not, and what they should be in double precision."""
+
+ALL = {name: schedule for name, (schedule, _) in (PAIRS | FORMULAE).items()}
+
 pairs = pytest.mark.parametrize("name", PAIRS)
+every = pytest.mark.parametrize("name", ALL)
 
 
 def values_of_optax(schedule, n):
@@ -76,6 +199,23 @@ def test_values_are_those_of_optax_in_single_precision(name):
     np.testing.assert_allclose(values, values_of_optax(theirs, 100), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", FORMULAE)
+def test_values_are_those_of_the_formula(name, x64):
+    schedule, formula = FORMULAE[name]
+    values = schedule.values(100)
+    assert values.dtype == jnp.float64
+    np.testing.assert_allclose(values, formula(np.arange(100.0)), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", FORMULAE)
+def test_values_are_those_of_the_formula_in_single_precision(name):
+    schedule, formula = FORMULAE[name]
+    values = schedule.values(100)
+    assert values.dtype == jnp.float32
+    assert not values.weak_type
+    np.testing.assert_allclose(values, formula(np.arange(100.0)), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("precision", ["single", "double"])
 def test_ends_are_exact(precision, request):
     if precision == "double":
@@ -92,6 +232,25 @@ def test_ends_are_exact(precision, request):
         assert wave.tolist() == [init, 0, 0, 0]
         warm = S.warmup_cosine_decay(init, peak, 5, 17, end)
         assert at(warm, jnp.array([0, 5, 17, 10**9])).tolist() == [init, peak, end, end]
+        bent = S.polynomial(init, end, peak, 7, transition_begin=3)
+        assert at(bent, jnp.array([0, 3, 10, 10**9])).tolist() == [init, init, end, end]
+        stable = S.warmup_stable_decay(init, peak, 5, 6, 7, end, decay_type="sqrt")
+        steps = jnp.array([0, 5, 8, 11, 18, 10**9])
+        assert at(stable, steps).tolist() == [init, peak, peak, peak, end, end]
+        root = S.inverse_sqrt(init, peak, 5)
+        assert at(root, jnp.array([0, 5])).tolist() == [init, peak]
+        fall = S.warmup_exponential_decay(init, peak, 5, 6, 0.5, 2)
+        assert at(fall, jnp.array([0, 5, 7])).tolist() == [init, peak, peak]
+        cycle = S.linear_onecycle(20, peak, div_factor=4.0, final_div_factor=8.0)
+        steps = jnp.array([0, 6, 17, 20, 10**9])
+        assert at(cycle, steps).tolist() == [peak / 4, peak, peak / 4, peak / 32, peak / 32]
+        cycle = S.cosine_onecycle(20, peak, div_factor=4.0, final_div_factor=8.0)
+        assert at(cycle, steps[jnp.array([0, 1, 3, 4])]).tolist() == [
+            peak / 4,
+            peak,
+            peak / 32,
+            peak / 32,
+        ]
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.25, 0.3, 0.7, 1.0])
@@ -107,6 +266,70 @@ def test_no_warm_up_begins_at_the_peak():
     assert np.all(np.diff(schedule.values(11)) < 0)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [S.warmup_constant(0.1, 0.9, 0), S.warmup_exponential_decay(0.1, 0.9, 0, 10, 1.0)],
+)
+def test_without_warm_up_the_peak_is_all_there_is(schedule):
+    np.testing.assert_array_equal(schedule.values(5), np.full(5, 0.9, np.float32))
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_jump_at_step_0_counts_from_there(kind):
+    for schedule in (
+        S.piecewise_constant(1.0, {0: 0.5}),
+        S.piecewise_interpolate(kind, 1.0, {0: 0.5}),
+    ):
+        np.testing.assert_array_equal(schedule.values(3), [0.5, 0.5, 0.5])
+    np.testing.assert_array_equal(
+        S.piecewise_interpolate(kind, 0.7).values(3), np.float32([0.7] * 3)
+    )
+
+
+def test_a_cycle_without_a_last_part_ends_where_it_should():
+    # In a dict from steps to factors the corners at step 10 would be one.
+    schedule = S.linear_onecycle(10, 1.0, pct_final=1.0, div_factor=4.0, final_div_factor=2.0)
+    np.testing.assert_array_equal(schedule(10), 1 / 8)
+    schedule = S.linear_onecycle(10, 1.0, pct_start=0.0, pct_final=0.0)
+    np.testing.assert_array_equal(schedule(0), np.float32(1 / 25))
+    schedule = S.cosine_onecycle(10, 1.0, pct_start=1.0, final_div_factor=2.0)
+    np.testing.assert_array_equal(schedule(10), np.float32(1 / 50))
+    np.testing.assert_array_equal(S.cosine_onecycle(10, 1.0, pct_start=0.0)(0), 1.0)
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_the_corners_of_a_cycle_are_not_rounded_away(precision, request):
+    if precision == "double":
+        request.getfixturevalue("x64")
+    peak = jax.jit(lambda pct, total: jnp.argmax(S.linear_onecycle(total, 1.0, pct).values(200)))
+    for percent in range(85):
+        # 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
+        assert peak(jnp.asarray(percent / 100, float), jnp.int32(100)) == percent
+        assert peak(jnp.asarray(percent / 100, float), jnp.int32(150)) == percent * 150 // 100
+
+
+def test_stairs_fall_on_whole_steps():
+    # Rounded to floats, n / 49 falls below a whole number at multiples of 49.
+    stairs = S.exponential_decay(1.0, 49, 0.5, staircase=True).values(4 * 49)
+    np.testing.assert_array_equal(stairs, np.repeat([1, 0.5, 0.25, 0.125], 49))
+    late = S.exponential_decay(1.0, 2**24 + 1, 0.5, staircase=True)
+    assert [float(late(2**24 + n)) for n in range(2)] == [1.0, 0.5]
+
+
+def test_restarts_are_at_the_ends_of_the_cycles():
+    values = S.sgdr(CYCLES).values(70)
+    at = {0: 0.0, 5: 0.9, 20: 0.5, 50: 0.1, 53: 0.2, 59: 0.0, 69: 0.0}
+    np.testing.assert_array_equal(values[np.array(list(at))], np.float32(list(at.values())))
+    cycles = [S.warmup_cosine_decay(**kwargs) for kwargs in CYCLES]
+    assert S.sgdr(cycles) == S.sgdr(CYCLES)
+
+
+def test_the_inverse_root_halves_after_three_timescales():
+    assert S.inverse_sqrt(0.0, 1.0, 10)(40) == 0.5
+    assert S.inverse_sqrt(0.0, 1.0, 10, timescale=7)(31) == 0.5
+    assert S.inverse_sqrt(0.0, 1.0, 0)(3) == 0.5
+
+
 def test_join_switches_at_its_boundaries():
     schedule = S.join([S.constant(1.0), S.linear(5.0, 6.0, 2), S.constant(9.0)], [2, 5])
     np.testing.assert_array_equal(schedule.values(7), [1, 1, 5, 5.5, 6, 9, 9])
@@ -117,16 +340,30 @@ def test_join_takes_functions():
     np.testing.assert_array_equal(schedule.values(6), [0, 10, 20, 0, 20, 40])
 
 
+def test_join_takes_numbers():
+    schedule = S.constant(0.5).then(0.25, at=1).then(lambda n: 10 * n, at=3)
+    np.testing.assert_array_equal(schedule.values(5), [0.5, 0.25, 0.25, 0, 10])
+
+
+def test_one_after_another_is_one_list():
+    s = S.linear(0.0, 1.0, 4)
+    assert s.then(s, at=2).then(s, at=5) == S.join([s, s, s], [2, 5])
+
+
 def test_steps_beyond_float32_are_not_rounded():
     # 2²⁴ + 1 is no float32: the beginning of a late line must not be missed by a rounding.
     begin = 2**24
     line = S.linear(0.0, 1.0, 2, transition_begin=begin)
     assert [float(line(begin + n)) for n in range(4)] == [0.0, 0.5, 1.0, 1.0]
+    jump = S.piecewise_constant(1.0, {begin + 1: 0.5})
+    assert [float(jump(begin + n)) for n in range(3)] == [1.0, 0.5, 0.5]
+    then = S.constant(0.0).then(S.linear(0.0, 1.0, 2), at=begin + 1)
+    assert [float(then(begin + n)) for n in range(4)] == [0.0, 0.0, 0.5, 1.0]
 
 
-@pairs
+@every
 def test_one_compiled_function_for_all_steps(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     traces = []
 
     @jax.jit
@@ -148,6 +385,109 @@ def test_values_over_a_batch_of_schedules():
     for row, peak in zip(made, peaks, strict=True):
         alone = S.warmup_cosine_decay(0.0, float(peak), 3, 9).values(9)
         np.testing.assert_allclose(row, alone, rtol=1e-6)
+
+
+# --- arithmetic -----------------------------------------------------------------------------
+
+
+ARITHMETIC = {
+    "2 * s": (lambda s, t: 2 * s, "2.0 * s"),
+    "s * 2": (lambda s, t: s * 2, "s * 2.0"),
+    "NumPy's number": (lambda s, t: np.float32(2.0) * s, "2.0 * s"),
+    "NumPy's array": (lambda s, t: np.array(2.0, np.float32) * s, "2.0 * s"),
+    "JAX's array": (lambda s, t: jnp.array(0.1) * s, "0.1 * s"),
+    "s + t": (lambda s, t: s + t, "s + t"),
+    "s + 1.0": (lambda s, t: s + 1.0, "s + 1.0"),
+    "1 + s": (lambda s, t: 1 + s, "1.0 + s"),
+    "s - t": (lambda s, t: s - t, "s - t"),
+    "1 - s": (lambda s, t: 1 - s, "1.0 - s"),
+    "-s": (lambda s, t: -s, "-s"),
+    "twice negated": (lambda s, t: -(0 - -s), "-(0.0 - -s)"),
+    "s / 2": (lambda s, t: s / 2, "s / 2.0"),
+    "1 / t": (lambda s, t: 1 / t, "1.0 / t"),
+    "s * t": (lambda s, t: s * t, "s * t"),
+    "(s + t) * 2": (lambda s, t: (s + t) * 2, "(s + t) * 2.0"),
+    "s - t - 1": (lambda s, t: s - t - 1, "s - t - 1.0"),
+    "s - (t - 1)": (lambda s, t: s - (t - 1), "s - (t - 1.0)"),
+    "s + (t + 1)": (lambda s, t: s + (t + 1), "s + (t + 1.0)"),
+    "s / (t * 2)": (lambda s, t: s / (t * 2), "s / (t * 2.0)"),
+    "s + t * 2": (lambda s, t: s + t * 2, "s + t * 2.0"),
+    "-(s + t)": (lambda s, t: -(s + t), "-(s + t)"),
+    "-(s * t)": (lambda s, t: -(s * t), "-(s * t)"),
+    "-s * t": (lambda s, t: -s * t, "-s * t"),
+    "s * -t": (lambda s, t: s * -t, "s * -t"),
+    "s - -2 * t": (lambda s, t: s - -2 * t, "s - -2.0 * t"),
+}
+
+
+@pytest.mark.parametrize("what", ARITHMETIC)
+def test_arithmetic_is_that_of_the_values_and_prints_as_it_is_written(what):
+    operation, code = ARITHMETIC[what]
+    s, t = S.linear(1.0, 2.0, 4), S.constant(3.0)
+    made = operation(s, t)
+    exact = operation(np.linspace(1.0, 2.0, 5), np.full(5, 3.0))
+    np.testing.assert_allclose(made.values(5), exact, rtol=1e-6)
+    assert made.values(5).dtype == jnp.float32
+    assert repr(made).replace(repr(s), "s").replace(repr(t), "t") == code
+    again = eval(repr(made), {"sl": sl})
+    assert repr(again) == repr(made)
+    if "array" not in what:
+        assert again == made
+    bound = sl.Optimizer(sl.sgd(made), jnp.ones(())).transform
+    assert repr(bound) == repr(sl.sgd(made))
+
+
+def test_arithmetic_takes_functions():
+    made = S.constant(2.0) * (lambda n: n + 1)
+    np.testing.assert_array_equal(made.values(3), [2, 4, 6])
+
+
+def test_arithmetic_of_another_precision_is_in_the_canonical_one(x64):
+    made = jnp.array(2, jnp.int32) * (S.constant(0.1) + (lambda n: jnp.float32(0.5)))
+    assert made.values(1).dtype == jnp.float64
+    np.testing.assert_allclose(made(0), 1.2, rtol=1e-15)
+
+
+def test_factors_are_traced():
+    traces = []
+
+    @jax.jit
+    def first(schedule):
+        traces.append(schedule)
+        return schedule(1)
+
+    s = S.linear(0.0, 1.0, 2)
+    assert [float(first(factor * s)) for factor in (2.0, 3, jnp.array(4.0))] == [1.0, 1.5, 2.0]
+    # A Python float is weakly typed under jit where an array is not.
+    assert len(traces) <= 2
+    many = jax.vmap(lambda factor: (factor * s)(1))(jnp.arange(3.0))
+    np.testing.assert_array_equal(many, [0, 0.5, 1])
+    assert jax.grad(lambda factor: (factor * s)(1))(3.0) == 0.5
+
+
+def test_a_plot_shows_the_values(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    schedule = S.linear(1.0, 0.0, 4)
+    axes = schedule.plot(6)
+    (line,) = axes.lines
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(6))
+    np.testing.assert_array_equal(line.get_ydata(), schedule.values(6))
+    axes.figure.savefig(tmp_path / "schedule.png")
+    plt.close(axes.figure)
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"slalom\[plot\]"):
+        S.constant(1.0).plot(3)
+
+
+def test_matplotlib_is_imported_by_a_plot_only():
+    code = "import sys, slalom; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- the clock ------------------------------------------------------------------------------
@@ -194,9 +534,9 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
     assert differs or cls is sl.ScaleByLion
 
 
-@pairs
+@every
 def test_values_are_what_an_optimizer_uses(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     opt = sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(()))
     ones = jnp.ones(60)
     _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, ones)
@@ -303,6 +643,73 @@ BAD = {
         lambda: S.join([S.constant(1.0)] * 3, [5]),
         r"3 schedules and 1 boundaries",
     ),
+    "polynomial of no steps": (lambda: S.polynomial(1.0, 0.0, 2.0, 0), r"transition_steps.*got 0"),
+    "polynomial of power 0": (lambda: S.polynomial(1.0, 0.0, 0.0, 9), r"polynomial\.power.*got 0"),
+    "exponential_decay of no steps": (
+        lambda: S.exponential_decay(1.0, 0, 0.5),
+        r"exponential_decay\.transition_steps.*got 0",
+    ),
+    "exponential_decay by 0": (
+        lambda: S.exponential_decay(1.0, 9, 0.0),
+        r"exponential_decay\.decay_rate.*got 0",
+    ),
+    "a jump before 0": (
+        lambda: S.piecewise_constant(1.0, {-3: 0.5}),
+        r"each step of boundaries_and_scales.*got -3",
+    ),
+    "a jump by a negative factor": (
+        lambda: S.piecewise_interpolate("linear", 1.0, {5: 0.5, 3: -0.5}),
+        r"boundaries_and_scales\[3\].*got -0\.5",
+    ),
+    "another interpolation": (
+        lambda: S.piecewise_interpolate("cubic", 1.0),
+        r"interpolate_type must be 'linear' or 'cosine', got 'cubic'",
+    ),
+    "negative warm-up of a constant": (
+        lambda: S.warmup_constant(0.0, 1.0, -1),
+        r"warmup_constant\.warmup_steps.*got -1",
+    ),
+    "warmup_exponential_decay of no steps": (
+        lambda: S.warmup_exponential_decay(0.0, 1.0, 5, 0, 0.5),
+        r"transition_steps.*got 0",
+    ),
+    "a cycle of no steps": (lambda: S.linear_onecycle(0, 1.0), r"transition_steps.*got 0"),
+    "a cycle of negative steps": (lambda: S.cosine_onecycle(-2, 1.0), r"transition_steps.*got -2"),
+    "a cycle of more than all": (lambda: S.cosine_onecycle(9, 1.0, 1.5), r"pct_start.*got 1\.5"),
+    "a cycle that is down before it is up": (
+        lambda: S.linear_onecycle(9, 1.0, 0.5, 0.4),
+        r"pct_final must be at least pct_start=0\.5, got 0\.4",
+    ),
+    "a cycle from infinity": (
+        lambda: S.linear_onecycle(9, 1.0, div_factor=0.0),
+        r"div_factor.*got 0",
+    ),
+    "no cycles": (lambda: S.sgdr([]), r"at least one cycle"),
+    "a cycle as long as its warm-up": (
+        lambda: S.sgdr([CYCLES[0], CYCLES[0] | {"decay_steps": 5}]),
+        r"cosine_kwargs\[1\]: .*warmup_steps=5.*got 5",
+    ),
+    "a plateau of negative steps": (
+        lambda: S.warmup_stable_decay(0.0, 1.0, 5, -1, 9),
+        r"stable_steps.*got -1",
+    ),
+    "a plateau without a decay": (
+        lambda: S.warmup_stable_decay(0.0, 1.0, 5, 5, 0),
+        r"warmup_stable_decay\.decay_steps.*got 0",
+    ),
+    "another decay": (
+        lambda: S.warmup_stable_decay(0.0, 1.0, 5, 5, 5, decay_type="exp"),
+        r"decay_type must be 'linear' or 'cosine' or 'sqrt', got 'exp'",
+    ),
+    "no timescale": (lambda: S.inverse_sqrt(0.0, 1.0, 5, timescale=0), r"timescale.*got 0"),
+    "another operation": (
+        lambda: S.CombinedSchedule("%", 1.0, S.constant(1.0)),
+        r"symbol must be one of '\+', '-', '\*', '/', got '%'",
+    ),
+    "schedules one after the other, out of order": (
+        lambda: S.constant(1.0).then(0.5, at=9).then(0.1, at=5),
+        r"boundaries must be increasing.*\[9, 5\]",
+    ),
     "no schedules": (lambda: S.join([], []), r"0 schedules"),
 }
 
@@ -326,21 +733,61 @@ def test_what_is_no_number_of_steps_is_refused(value):
         S.cosine_decay(0.1, value)
 
 
+@pytest.mark.parametrize("value", ["fast", None, 1j, True, jnp.ones(2), np.ones(2)])
+def test_what_is_no_number_is_no_operand(value):
+    s = S.constant(1.0)
+    for make in (lambda: s * value, lambda: value * s):
+        with pytest.raises((TypeError, ValueError), match=r"CombinedSchedule\.\w+ must be"):
+            make()
+
+
+def test_a_schedule_divided_by_zero_is_refused():
+    with pytest.raises(ZeroDivisionError, match=r"constant\(1\.0\) is divided by zero"):
+        S.constant(1.0) / 0
+
+
+def test_a_schedule_in_a_numbers_place_is_told_how_to():
+    s = S.constant(1.0)
+    with pytest.raises(TypeError, match=r"linear\.init_value must be a number.*`s \* t`"):
+        S.linear(s, 0.0, 4)
+    with pytest.raises(TypeError, match=r"boundaries_and_scales\[3\] must be a number"):
+        S.piecewise_constant(1.0, {3: s})
+
+
+@pytest.mark.parametrize("given", [{2.5: 0.1}, {"ten": 0.1}, {True: 0.1}, {3: "half"}, [3, 0.1]])
+def test_what_is_no_dict_of_steps_and_factors_is_refused(given):
+    with pytest.raises((TypeError, ValueError), match="boundaries_and_scales"):
+        S.piecewise_constant(1.0, given)
+
+
+@pytest.mark.parametrize("at", [2.5, "ten", None, True])
+def test_what_is_no_step_is_no_boundary(at):
+    with pytest.raises(TypeError, match=r"boundaries|'at'"):
+        S.constant(1.0).then(0.1, at=at)
+
+
+@pytest.mark.parametrize("given", [3, [3], [{"peak_value": 1.0}], [{"speed": 1.0}]])
+def test_what_is_no_cycle_is_refused(given):
+    with pytest.raises(TypeError, match="cosine_kwargs"):
+        S.sgdr(given)
+
+
 # --- as modules -----------------------------------------------------------------------------
 
 
-@pairs
+@every
 def test_printed_as_the_code_that_makes_it(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     again = eval(repr(schedule), {"sl": sl})
+    assert again == schedule
     assert repr(again) == repr(schedule)
     assert jax.tree.structure(again) == jax.tree.structure(schedule)
     assert jax.tree.leaves(again) == jax.tree.leaves(schedule)
 
 
-@pairs
+@every
 def test_bound_it_prints_the_same(name):
-    schedule, _ = PAIRS[name]
+    schedule = ALL[name]
     bound = sl.Optimizer(sl.sgd(schedule), jnp.ones(())).transform
     assert repr(bound) == repr(sl.sgd(schedule))
 
@@ -369,6 +816,62 @@ def test_changed_numbers_do_not_trace_again():
     _, opt = opt.step(x, x)
     assert len(traces) == 1
     np.testing.assert_allclose(opt.hyperparams["b2"], 0.6, rtol=1e-6)
+
+
+@every
+def test_all_numbers_are_leaves(name):
+    # Of all of them one program, over a batch of schedules too, and differentiable.
+    schedule = jax.tree.map(bind_number, ALL[name])
+    traces = []
+
+    @jax.jit
+    def values(schedule, steps):
+        traces.append(schedule)
+        return jax.vmap(lambda step: schedule(step))(steps)
+
+    steps = jnp.arange(60)
+    first = values(schedule, steps)
+    changed = jax.tree.map(lambda x: x * 2 if x.dtype == jnp.int32 else x / 2, schedule)
+    assert np.any(first != values(changed, steps))
+    assert len(traces) == 1
+    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), schedule, changed)
+    batched = jax.vmap(values, (0, None))(both, steps)
+    np.testing.assert_allclose(batched[0], first, rtol=2e-6, atol=1e-7)
+
+    numbers, static = eqx.partition(schedule, eqx.is_inexact_array)
+    slopes = jax.grad(lambda numbers: jnp.sum(values(eqx.combine(numbers, static), steps)))(numbers)
+    assert all(np.isfinite(slope) for slope in jax.tree.leaves(slopes))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "path", "value", "after"),
+    [
+        (2 * S.constant(0.5), "learning_rate.left", 4.0, 4 * S.constant(0.5)),
+        (2 * S.constant(0.5), "value", 1.0, 2 * S.constant(1.0)),
+        (-S.constant(0.5), "learning_rate.schedule.value", 1.0, -S.constant(1.0)),
+        (
+            S.linear(0.0, 1.0, 4).then(S.linear(1.0, 0.0, 4), at=4),
+            "schedules.1.transition_steps",
+            9,
+            S.linear(0.0, 1.0, 4).then(S.linear(1.0, 0.0, 9), at=4),
+        ),
+        (S.sgdr(CYCLES), "**.end_value", 0.2, S.sgdr([c | {"end_value": 0.2} for c in CYCLES])),
+        (S.constant(0.5) + S.constant(1.0), "right", S.constant(2.0), S.constant(0.5) + 2.0),
+    ],
+)
+def test_numbers_inside_schedules_are_reached_by_their_path(schedule, path, value, after):
+    opt = sl.Optimizer(sl.sgd(schedule), jnp.ones(()))
+    changed = opt.with_hyperparams({path: value})
+    assert jax.tree.structure(changed) == jax.tree.structure(opt)
+    used = changed.transform[sl.ScaleByLearningRate].learning_rate.values(60)
+    np.testing.assert_allclose(used, after.values(60), rtol=1e-6, atol=1e-7)
+
+
+def test_jumps_at_other_steps_do_not_trace_again():
+    opt = sl.Optimizer(sl.sgd(S.piecewise_constant(1.0, {1: 0.5, 4: 0.5})), jnp.ones(()))
+    other = opt.with_hyperparams(learning_rate=S.piecewise_constant(1.0, {2: 0.1, 3: 0.1}))
+    assert jax.tree.structure(opt) == jax.tree.structure(other)
+    assert [x.dtype for x in opt.leaves] == [x.dtype for x in other.leaves]
 
 
 def test_changed_numbers_are_used():

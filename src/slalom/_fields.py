@@ -7,9 +7,10 @@ structure (`eqx.field(static=True)`), or, in a state, parameter-shaped (`param_l
 
 import dataclasses
 import functools
+import itertools
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import equinox as eqx
@@ -182,6 +183,33 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a whole number of steps, got {value!r}.")
     if not isinstance(value, Tracer):
         within.check(name, value)
+
+
+def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:
+    """A number that stands inside another field, converted and checked; no schedule."""
+    value = _as_hyperparameter(value)
+    if isinstance(value, AbstractSchedule):
+        raise TypeError(f"{name} must be a number, got the schedule {value!r}.")
+    _check_hyperparameter(_Interval(within), name, value)
+    return value
+
+
+def check_step(name: str, value: Any, within: str = "[0, inf)") -> Any:
+    """A number of steps that stands inside another field, converted and checked."""
+    value = _as_steps(value)
+    _check_steps(_Interval(within), name, value)
+    return value
+
+
+def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Numbers of steps that stand inside another field, converted and checked, also in order."""
+    anywhere = "(-inf, inf)"
+    values = tuple(check_step(f"{name}[{i}]", v, anywhere) for i, v in enumerate(values))
+    known = [int(value) for value in values if not isinstance(value, Tracer)]
+    if any(b <= a for a, b in itertools.pairwise((-1, *known))):
+        listed = ", ".join(map(shortest, values))
+        raise ValueError(f"{name} must be increasing and not negative, got [{listed}].")
+    return values
 
 
 # --- binding --------------------------------------------------------------------------------

@@ -64,19 +64,30 @@ def _targets(
 
 
 def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, Any, Any]]:
-    """The numbers of a schedule, reached as `….learning_rate.peak_value`."""
-    schedule = getattr(part.transform, field.name)
-    if not isinstance(schedule, AbstractSchedule):
-        return {}
+    """The numbers of a schedule, reached as `….learning_rate.peak_value`.
 
-    inner = part._replace(
-        transform=schedule,  # pyright: ignore[reportArgumentType]  a schedule has fields alike
-        get=lambda t: getattr(part.get(t), field.name),
-    )
-    return {
-        f"{path}.{number.name}": (f"{path}.{number.name}", inner, number)
-        for number in hyperparameter_fields(schedule)
-    }
+    Those of schedules inside it are reached through its fields: `….left`, `….schedules.0`.
+    """
+    held = getattr(part.transform, field.name)
+    many = isinstance(held, tuple)
+    known: dict[str, tuple[str, Any, Any]] = {}
+    for i, schedule in enumerate(held if many else (held,)):
+        if not isinstance(schedule, AbstractSchedule):
+            continue
+
+        def get(transform: Any, i: int = i) -> Any:
+            value = getattr(part.get(transform), field.name)
+            return value[i] if many else value
+
+        inner = part._replace(transform=schedule, get=get)  # pyright: ignore[reportArgumentType]
+        prefix = f"{path}.{i}" if many else path
+        numbers = {f.name for f in hyperparameter_fields(schedule)}
+        for inside in dataclasses.fields(schedule):
+            name = f"{prefix}.{inside.name}"
+            if inside.name in numbers:
+                known[name] = (name, inner, inside)
+            known |= _inside_schedule(name, inner, inside)
+    return known
 
 
 def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules: bool) -> Any:

@@ -92,7 +92,7 @@ def _prefix(cls: type) -> str:
     package, _, rest = cls.__module__.partition(".")
     if package != __name__.partition(".")[0]:
         return ""
-    return "sl.schedules." if rest == "schedules" else "sl."
+    return "sl.schedules." if rest.partition(".")[0] == "schedules" else "sl."
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

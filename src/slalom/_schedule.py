@@ -1,23 +1,56 @@
-"""What a schedule is: a module that maps a step to a scalar. The families are in `schedules.py`."""
+"""What a schedule is: a module that maps a step to a scalar. The families are in `schedules/`."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from ._module import AbstractDeclared
+from ._module import CHECK, AbstractDeclared
 from ._types import Scalar, Step
+
+_Class = TypeVar("_Class")
 
 
 class AbstractSchedule(AbstractDeclared):
     """A hyperparameter as a function of the clock: update n uses `schedule(n)`, n from 0.
 
     A schedule holds no state. Its numbers are leaves, so changing them never recompiles.
+
+    Schedules are added, subtracted, multiplied and divided, with each other, with numbers and
+    with functions of the step.
+
+    ```python
+    >>> s = sl.schedules.linear(1.0, 0.0, transition_steps=4)
+    >>> 0.1 * s
+    0.1 * sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=4)
+    >>> (1 - s * s).values(3)
+    Array([0.    , 0.4375, 0.75  ], dtype=float32)
+
+    ```
     """
+
+    takes_schedules: ClassVar[bool] = False
+    """Whether the numbers of this schedule may themselves be schedules."""
+
+    # An array of NumPy's to the left of an operator leaves it to the methods below.
+    __array_ufunc__ = None
+
+    def __check_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            inner = CHECK in field.metadata and isinstance(value, AbstractSchedule)
+            if inner and not self.takes_schedules:
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name} must be a number, got the schedule "
+                    f"{value!r}. Schedules are combined by arithmetic, `s * t`, or one after the "
+                    "other, `s.then(t, at=step)`."
+                )
 
     @abc.abstractmethod
     def __call__(self, step: Step) -> Scalar:
@@ -46,6 +79,91 @@ class AbstractSchedule(AbstractDeclared):
         ```
         """
         return jax.vmap(lambda step: self(step))(jnp.arange(n, dtype=jnp.int32))
+
+    def plot(self, n: int) -> Any:
+        """Draws the first `n` values with matplotlib.
+
+        **Arguments:**
+
+        - `n`: how many.
+
+        **Returns:** matplotlib's axes, for titles and scales; `.figure.savefig(path)` saves it.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError(
+                "`.plot` draws with matplotlib: pip install 'slalom[plot]'."
+            ) from error
+        _, axes = plt.subplots()
+        axes.plot(np.arange(n), np.asarray(self.values(n)))
+        axes.set_xlabel("step")
+        axes.set_ylabel("value")
+        return axes
+
+    def then(self, other: Any, *, at: Step) -> "AbstractSchedule":
+        """This schedule until a step, and another one from there on.
+
+        **Arguments:**
+
+        - `other`: a schedule, a function of the step, or a number; its clock is 0 at `at`.
+        - `at`: the first step of `other`, counted from the very first; after the `at` of an
+            earlier `.then`.
+
+        **Returns:** `sl.schedules.join([self, other], [at])`.
+
+        ```python
+        >>> warmup = sl.schedules.linear(0.0, 1.0, transition_steps=2)
+        >>> warmup.then(sl.schedules.linear(1.0, 0.0, 4), at=2).values(5)
+        Array([0.  , 0.5 , 1.  , 0.75, 0.5 ], dtype=float32)
+
+        ```
+        """
+        return _combining("join").after(self, other, at)
+
+    def __add__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("+", self, other)
+
+    def __radd__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("+", other, self)
+
+    def __sub__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("-", self, other)
+
+    def __rsub__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("-", other, self)
+
+    def __mul__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("*", self, other)
+
+    def __rmul__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("*", other, self)
+
+    def __truediv__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("/", other, self)
+
+    def __neg__(self) -> "AbstractSchedule":
+        return _combining("NegatedSchedule")(self)
+
+
+# What the methods above return are subclasses in files above this one, and numbers are declared
+# in a layer between: each enters itself here when its file is imported, as wrappers of transforms
+# do in `_transform.py`.
+
+_combinations: dict[str, Any] = {}
+
+
+def fluent(cls: type[_Class]) -> type[_Class]:
+    """Class decorator: makes a schedule known to the methods above that build it."""
+    _combinations[cls.__name__] = cls
+    return cls
+
+
+def _combining(name: str) -> Any:
+    return _combinations[name]
 
 
 class FunctionSchedule(AbstractSchedule):

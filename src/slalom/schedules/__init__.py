@@ -1,0 +1,58 @@
+"""Schedules: hyperparameters as functions of the clock.
+
+A schedule is called like the function it is, so the classes here are named like functions, as
+`functools.partial` is.
+"""
+
+from .._schedule import (
+    AbstractSchedule as AbstractSchedule,
+    FunctionSchedule as FunctionSchedule,
+    ModuleSchedule as ModuleSchedule,
+)
+from .basic import constant as constant, linear as linear, polynomial as polynomial
+from .combine import (
+    CombinedSchedule as CombinedSchedule,
+    NegatedSchedule as NegatedSchedule,
+    join as join,
+)
+from .cycle import (
+    cosine_onecycle as cosine_onecycle,
+    linear_onecycle as linear_onecycle,
+    sgdr as sgdr,
+)
+from .decay import cosine_decay as cosine_decay, exponential_decay as exponential_decay
+from .piecewise import (
+    piecewise_constant as piecewise_constant,
+    piecewise_interpolate as piecewise_interpolate,
+)
+from .warmup import (
+    inverse_sqrt as inverse_sqrt,
+    warmup_constant as warmup_constant,
+    warmup_cosine_decay as warmup_cosine_decay,
+    warmup_exponential_decay as warmup_exponential_decay,
+    warmup_stable_decay as warmup_stable_decay,
+)
+
+__all__ = [
+    "AbstractSchedule",
+    "CombinedSchedule",
+    "FunctionSchedule",
+    "ModuleSchedule",
+    "NegatedSchedule",
+    "constant",
+    "cosine_decay",
+    "cosine_onecycle",
+    "exponential_decay",
+    "inverse_sqrt",
+    "join",
+    "linear",
+    "linear_onecycle",
+    "piecewise_constant",
+    "piecewise_interpolate",
+    "polynomial",
+    "sgdr",
+    "warmup_constant",
+    "warmup_cosine_decay",
+    "warmup_exponential_decay",
+    "warmup_stable_decay",
+]

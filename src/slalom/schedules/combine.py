@@ -1,0 +1,141 @@
+"""Schedules made of schedules."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .._fields import Hyperparameter, hyperparameter, steps_in_order
+from .._module import code
+from .._schedule import AbstractSchedule, as_canonical, as_schedule, fluent
+from .._types import Scalar, Step
+from ._common import ticks
+from .basic import constant
+
+
+@fluent
+class join(AbstractSchedule):
+    """Schedules one after another, each counting from 0 where the one before ends.
+
+    **Arguments:**
+
+    - `schedules`: the schedules, functions of the step or numbers; at least one.
+    - `boundaries`: the step at which each but the first begins, increasing, ≥ 0.
+
+    ```python
+    >>> warmup = sl.schedules.linear(0.0, 1.0, transition_steps=2)
+    >>> sl.schedules.join([warmup, 1.0], [2]).values(4)
+    Array([0. , 0.5, 1. , 1. ], dtype=float32)
+
+    ```
+    """
+
+    schedules: tuple[AbstractSchedule, ...]
+    boundaries: tuple[Step, ...]
+
+    def __init__(
+        self,
+        schedules: Sequence[Hyperparameter],
+        boundaries: Sequence[Step],
+    ):
+        self.schedules = tuple(as_schedule(s) if callable(s) else constant(s) for s in schedules)
+        if len(self.schedules) != len(boundaries) + 1:
+            raise ValueError(
+                f"join takes one boundary between each two schedules, got {len(self.schedules)} "
+                f"schedules and {len(boundaries)} boundaries."
+            )
+        self.boundaries = steps_in_order("join.boundaries", boundaries)
+
+    def __call__(self, step: Step) -> Scalar:
+        step = ticks(step)
+        value = as_canonical(self.schedules[0](step))
+        for at, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
+            boundary = ticks(at)
+            # Before its own beginning a schedule is not asked for negative steps.
+            later = as_canonical(schedule(jnp.maximum(step - boundary, 0)))
+            value = jnp.where(step < boundary, value, later)
+        return value
+
+    @classmethod
+    def after(cls, first: AbstractSchedule, other: Any, at: Step) -> "join":
+        """`first` until the step `at`, then `other`; what was joined before stays one list."""
+        if isinstance(first, join):
+            return join([*first.schedules, other], [*first.boundaries, at])
+        return join([first, other], [at])
+
+
+_OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
+    "+": (operator.add, 1),
+    "-": (operator.sub, 1),
+    "*": (operator.mul, 2),
+    "/": (operator.truediv, 2),
+}
+"""The function of a symbol, and how closely it binds."""
+
+
+@fluent
+class CombinedSchedule(AbstractSchedule):
+    """Two schedules, or a schedule and a number, with an operation: what `2 * s` makes.
+
+    **Arguments:**
+
+    - `symbol`: `"+"`, `"-"`, `"*"` or `"/"`.
+    - `left`: the left operand, a number or a schedule.
+    - `right`: the right operand, a number or a schedule.
+    """
+
+    symbol: str = eqx.field(static=True)
+    left: Hyperparameter = hyperparameter()
+    right: Hyperparameter = hyperparameter()
+
+    takes_schedules: ClassVar[bool] = True
+
+    def __check_init__(self):
+        if self.symbol not in _OPERATIONS:
+            known = ", ".join(map(repr, _OPERATIONS))
+            raise ValueError(
+                f"CombinedSchedule.symbol must be one of {known}, got {self.symbol!r}."
+            )
+        if self.symbol == "/" and isinstance(self.right, float) and self.right == 0:
+            raise ZeroDivisionError(f"The schedule {self.left!r} is divided by zero.")
+
+    def __call__(self, step: Step) -> Scalar:
+        function, _ = _OPERATIONS[self.symbol]
+        return function(_at(self.left, step), _at(self.right, step))
+
+    def __repr__(self) -> str:
+        _, closeness = _OPERATIONS[self.symbol]
+        # a - (b - c) needs its brackets, (a - b) - c does not.
+        left, right = _operand(self.left, closeness), _operand(self.right, closeness + 1)
+        return f"{left} {self.symbol} {right}"
+
+
+@fluent
+class NegatedSchedule(AbstractSchedule):
+    """A schedule with its sign turned: what `-s` makes.
+
+    **Arguments:**
+
+    - `schedule`: the schedule.
+    """
+
+    schedule: AbstractSchedule = eqx.field(converter=as_schedule)
+
+    def __call__(self, step: Step) -> Scalar:
+        return -_at(self.schedule, step)
+
+    def __repr__(self) -> str:
+        return f"-{_operand(self.schedule, 3)}"
+
+
+def _at(operand: Any, step: Step) -> Scalar:
+    """A number, or a schedule's value, in the dtype in which they are combined."""
+    return as_canonical(operand(step) if isinstance(operand, AbstractSchedule) else operand)
+
+
+def _operand(operand: Any, closeness: int) -> str:
+    """The code of an operand, in brackets where its own operation binds less closely."""
+    own = _OPERATIONS[operand.symbol][1] if isinstance(operand, CombinedSchedule) else closeness
+    return f"({code(operand)})" if own < closeness else code(operand)

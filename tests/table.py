@@ -1,5 +1,7 @@
 """Everything public that transforms updates, in a representative form: the rows of many tests."""
 
+import jax
+
 import slalom as sl
 
 matrices = sl.where.ndim(min=2)
@@ -26,6 +28,10 @@ RULES = {
     "AddDecayedWeights": sl.AddDecayedWeights(0.1),
     "Clip": sl.Clip(0.5),
     "ClipByGlobalNorm": sl.ClipByGlobalNorm(1.0),
+    "Stateless": sl.Stateless(lambda u, p: jax.tree.map(lambda u: -0.1 * u, u)),
+    "StatelessPerLeaf": sl.StatelessPerLeaf(lambda u, p: -0.1 * u * p),
+    "Ema": sl.Ema(0.9),
+    "Ema, without debias": sl.Ema(0.9, debias=False, accumulator_dtype="float32"),
 }
 
 RECIPES = {

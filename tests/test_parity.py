@@ -111,6 +111,18 @@ ROWS = [
         optax.add_decayed_weights(0.01, mask=matrices),
     ),
     Row("clip", sl.Clip(0.5), optax.clip(0.5)),
+    Row(
+        "stateless",
+        sl.Stateless(lambda u, p: jax.tree.map(lambda u, p: 0.1 * u - 0.2 * p, u, p)),
+        optax.stateless(lambda u, p: jax.tree.map(lambda u, p: 0.1 * u - 0.2 * p, u, p)),
+    ),
+    Row(
+        "stateless_with_tree_map",
+        sl.StatelessPerLeaf(lambda u, p: 0.1 * u - 0.2 * p),
+        optax.stateless_with_tree_map(lambda u, p: 0.1 * u - 0.2 * p),
+    ),
+    Row("ema", sl.Ema(0.9), optax.ema(0.9)),
+    Row("ema without debias", sl.Ema(0.9, debias=False), optax.ema(0.9, debias=False)),
     Row("clip_by_global_norm", sl.ClipByGlobalNorm(1.5), optax.clip_by_global_norm(1.5)),
     Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
     Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),

@@ -49,6 +49,7 @@ with _checked:
         AddDecayedWeights as AddDecayedWeights,
         Clip as Clip,
         ClipByGlobalNorm as ClipByGlobalNorm,
+        Ema as Ema,
         Scale as Scale,
         ScaleByAdam as ScaleByAdam,
         ScaleByLearningRate as ScaleByLearningRate,
@@ -57,6 +58,8 @@ with _checked:
         ScaleBySchedule as ScaleBySchedule,
         ScaleByStddev as ScaleByStddev,
         SetToZero as SetToZero,
+        Stateless as Stateless,
+        StatelessPerLeaf as StatelessPerLeaf,
         Trace as Trace,
     )
     from .wrappers import (

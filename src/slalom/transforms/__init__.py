@@ -4,7 +4,12 @@ from .adam import ScaleByAdam as ScaleByAdam, ScaleByAdamState as ScaleByAdamSta
 from .clip import Clip as Clip, ClipByGlobalNorm as ClipByGlobalNorm
 from .constrain import SetToZero as SetToZero
 from .decay import AddDecayedWeights as AddDecayedWeights
-from .momentum import Trace as Trace, TraceState as TraceState
+from .momentum import (
+    Ema as Ema,
+    EmaState as EmaState,
+    Trace as Trace,
+    TraceState as TraceState,
+)
 from .rms import (
     ScaleByRms as ScaleByRms,
     ScaleByRmsState as ScaleByRmsState,
@@ -17,3 +22,7 @@ from .scale import (
     ScaleBySchedule as ScaleBySchedule,
 )
 from .sign import ScaleByLion as ScaleByLion, ScaleByLionState as ScaleByLionState
+from .stateless import (
+    Stateless as Stateless,
+    StatelessPerLeaf as StatelessPerLeaf,
+)

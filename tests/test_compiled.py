@@ -52,6 +52,20 @@ def test_scratch_is_at_most_one_percent_of_the_parameters(tx):
     assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", program.as_text())
 
 
+# The trust ratio must know all of an update before it writes any of it.
+ONE_BUFFER = {
+    "lamb": sl.lamb(1e-3),
+    "lamb, decay": sl.lamb(1e-3, weight_decay=0.1),
+    "clip, lamb": clip | sl.lamb(1e-3, weight_decay=0.1),
+    "lars": sl.lars(1e-3, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("tx", ONE_BUFFER.values(), ids=ONE_BUFFER.keys())
+def test_a_ratio_of_norms_holds_one_buffer_at_most(tx):
+    assert compiled(tx).memory_analysis().temp_size_in_bytes <= 1.1 * size
+
+
 @pytest.mark.parametrize("tx", LEAN.values(), ids=LEAN.keys())
 def test_parameters_and_state_are_written_in_place(tx):
     opt = sl.Optimizer(tx, params)

@@ -7,3 +7,8 @@ from .first_order import (
     rmsprop as rmsprop,
     sgd as sgd,
 )
+from .large_batch import (
+    fromage as fromage,
+    lamb as lamb,
+    lars as lars,
+)

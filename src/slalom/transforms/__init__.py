@@ -26,3 +26,9 @@ from .stateless import (
     Stateless as Stateless,
     StatelessPerLeaf as StatelessPerLeaf,
 )
+from .trust import (
+    ScaleByFromage as ScaleByFromage,
+    ScaleByParamBlockNorm as ScaleByParamBlockNorm,
+    ScaleByParamBlockRMS as ScaleByParamBlockRMS,
+    ScaleByTrustRatio as ScaleByTrustRatio,
+)

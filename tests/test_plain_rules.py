@@ -1,24 +1,26 @@
 """What is special about the rules that adapt no scale of their own."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import slalom as sl
+from slalom import tree
 
 # --- functions ------------------------------------------------------------------------------
 
 
 def test_a_function_is_told_when_there_are_no_parameters():
-    tree = {"w": jnp.array([1.0, -2.0])}
+    updates = {"w": jnp.array([1.0, -2.0])}
     for tx in (
         sl.Stateless(lambda u, p: u if p is None else p),
         sl.StatelessPerLeaf(lambda u, p: u if p is None else p),
     ):
-        np.testing.assert_array_equal(tx.update(tree, None)[0]["w"], tree["w"])
+        np.testing.assert_array_equal(tx.update(updates, None)[0]["w"], updates["w"])
         params = {"w": jnp.array([3.0, 4.0])}
-        np.testing.assert_array_equal(tx.update(tree, None, params)[0]["w"], params["w"])
+        np.testing.assert_array_equal(tx.update(updates, None, params)[0]["w"], params["w"])
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,54 @@ def test_fromage_keeps_the_norm_under_orthogonal_gradients():
     np.testing.assert_allclose(jnp.linalg.norm(params["w"] + updates["w"]), 1.0, rtol=1e-6)
 
 
+# --- common means and sizes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
+def test_sizes_are_bounded_leaf_by_leaf_and_finite_at_zero(dtype):
+    updates = {"large": jnp.full((2, 2), 1000, dtype), "zero": jnp.zeros(3, dtype)}
+    made, _ = sl.ClipByBlockRms(0.5).update(updates, None)
+    np.testing.assert_allclose(made["large"], 0.5, rtol=1e-6)
+    np.testing.assert_array_equal(made["zero"], 0)
+    made, _ = sl.NormalizeByUpdateNorm(eps=0.0).update(updates, None)
+    np.testing.assert_allclose(made["large"], 0.5, rtol=1e-6)
+    made, _ = sl.NormalizeByUpdateNorm(eps=0.0).update({"zero": updates["zero"]}, None)
+    np.testing.assert_array_equal(made["zero"], 0)
+
+
+def test_a_nan_stays_visible_in_its_own_block_and_nowhere_else():
+    updates = {"bad": jnp.array([1.0, jnp.nan]), "good": jnp.array([3.0, 4.0])}
+    made, _ = sl.ClipByBlockRms(0.5).update(updates, None)
+    assert jnp.all(jnp.isnan(made["bad"]))
+    np.testing.assert_allclose(tree.rms(made["good"]), 0.5, rtol=1e-6)
+
+
+def test_centralize_takes_the_mean_of_each_output():
+    layer = eqx.nn.Conv2d(2, 3, 2, key=jax.random.key(0))
+    grads = eqx.filter(layer, eqx.is_array)
+    made, _ = sl.Centralize().update(grads, None)
+    np.testing.assert_allclose(made.weight.mean((1, 2, 3)), 0, atol=1e-7)
+    np.testing.assert_array_equal(made.bias, grads.bias)
+
+
+# --- optimism -------------------------------------------------------------------------------
+
+
+def test_optimism_finds_the_saddle_that_descent_circles():
+    # min over x, max over y of x·y: the gradients rotate around the solution.
+    def play(tx):
+        def body(carry, _):
+            (x, y), opt = carry
+            return opt.step((x, y), (y, -x)), None
+
+        start = (jnp.array(1.0), jnp.array(1.0))
+        (point, _), _ = jax.lax.scan(body, (start, sl.Optimizer(tx, start)), length=500)
+        return float(jnp.hypot(*point))
+
+    assert play(sl.sgd(0.1)) > 1.5
+    assert play(sl.optimistic_gradient_descent(0.1)) < 0.2
+
+
 # --- every recipe arrives -------------------------------------------------------------------
 
 
@@ -108,6 +158,11 @@ def fading(rate, steps=10_000):
 CONVERGING = {
     "lamb": (sl.lamb(fading(1e-2)), sl.lamb(fading(1e-2))),
     "lars": (sl.lars(fading(1.0), momentum=0.9), sl.lars(fading(1.0), momentum=0.9)),
+    "optimistic_gradient_descent": (
+        sl.optimistic_gradient_descent(0.1),
+        sl.optimistic_gradient_descent(1e-3, beta=0.3),
+    ),
+    "optimistic_adam_v2": (sl.optimistic_adam_v2(1e-2), sl.optimistic_adam_v2(1e-2)),
     "fromage": (sl.fromage(fading(1e-2)), sl.fromage(fading(1e-2))),
 }
 FUNCTIONS = {"parabola": (parabola, (1.0, -1.0)), "rosenbrock": (rosenbrock, (1.0, 1.0))}

@@ -7,6 +7,10 @@ from .first_order import (
     rmsprop as rmsprop,
     sgd as sgd,
 )
+from .gradient import (
+    optimistic_adam_v2 as optimistic_adam_v2,
+    optimistic_gradient_descent as optimistic_gradient_descent,
+)
 from .large_batch import (
     fromage as fromage,
     lamb as lamb,

@@ -1,7 +1,11 @@
 """The rules: a file for each purpose."""
 
 from .adam import ScaleByAdam as ScaleByAdam, ScaleByAdamState as ScaleByAdamState
-from .clip import Clip as Clip, ClipByGlobalNorm as ClipByGlobalNorm
+from .clip import (
+    Clip as Clip,
+    ClipByBlockRms as ClipByBlockRms,
+    ClipByGlobalNorm as ClipByGlobalNorm,
+)
 from .constrain import SetToZero as SetToZero
 from .decay import AddDecayedWeights as AddDecayedWeights
 from .momentum import (
@@ -9,6 +13,14 @@ from .momentum import (
     EmaState as EmaState,
     Trace as Trace,
     TraceState as TraceState,
+)
+from .normalise import (
+    Centralize as Centralize,
+    NormalizeByUpdateNorm as NormalizeByUpdateNorm,
+)
+from .optimistic import (
+    ScaleByOptimisticGradient as ScaleByOptimisticGradient,
+    ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
 )
 from .rms import (
     ScaleByRms as ScaleByRms,

@@ -28,6 +28,8 @@ class Row(NamedTuple):
     theirs: Any
     of_distance: float | None = None
     """For rows where optax itself rounds more: the allowed difference, in both precisions."""
+    losses: bool = False
+    """Whether each step is given a loss."""
 
 
 def matrices(params):
@@ -178,6 +180,39 @@ ROWS = [
         sl.optimistic_adam_v2(0.05, alpha=0.7, beta=0.4, b1=0.8, eps=1e-3, nesterov=False),
         optax.optimistic_adam_v2(0.05, alpha=0.7, beta=0.4, b1=0.8, eps=1e-3, nesterov=False),
     ),
+    Row("add_noise", sl.AddNoise(0.5, 0.55, key=3), optax.add_noise(0.5, 0.55, key=3)),
+    Row("noisy_sgd", sl.noisy_sgd(ours_warmup, key=7), optax.noisy_sgd(theirs_warmup, key=7)),
+    Row("polyak_sgd", sl.polyak_sgd(), optax.polyak_sgd(), losses=True),
+    Row(
+        "polyak_sgd sps",
+        sl.polyak_sgd(0.3, ours_warmup, 1.5, 0.1),
+        optax.chain(
+            optax.scale_by_polyak(1.5, 0.3, 0.1), optax.scale_by_learning_rate(theirs_warmup)
+        ),
+        losses=True,
+    ),
+    Row(
+        "scale_by_polyak sps+",
+        sl.ScaleByPolyak(1.5, 0.3, 0.1, "sps+"),
+        optax.scale_by_polyak(1.5, 0.3, 0.1, "sps+"),
+        losses=True,
+    ),
+    Row(
+        "keep_params_nonnegative",
+        sl.sgd(0.1) | sl.KeepParamsNonnegative(),
+        optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
+    ),
+    Row("zero_nans", sl.ZeroNans(), optax.zero_nans()),
+    Row(
+        "freeze",
+        sl.sgd(0.1) | sl.Freeze(MATRICES),
+        optax.chain(optax.sgd(0.1), optax.transforms.freeze(matrices)),
+    ),
+    Row(
+        "apply_every",
+        sl.ApplyEvery(4) | sl.sgd(0.1, 0.9),
+        optax.chain(optax.apply_every(4), optax.sgd(0.1, 0.9)),
+    ),
     Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
     Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
     Row("sgd nesterov", sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),
@@ -234,8 +269,9 @@ def both_trajectories(row, model):
 
     @jax.jit
     def run(opt, grads):
-        ours, _ = slalom_trajectory(opt, model, grads)
-        theirs, _ = optax_trajectory(row.theirs, model, grads)
+        known = {"value": jnp.linspace(3.0, 0.1, STEPS)} if row.losses else {}
+        ours, _ = slalom_trajectory(opt, model, grads, **known)
+        theirs, _ = optax_trajectory(row.theirs, model, grads, **known)
         return ours, theirs
 
     return params_of(model), *run(opt, grads)

@@ -5,7 +5,13 @@ from typing import Any
 from .._chain import chain
 from .._fields import Hyperparameter
 from .._transform import AbstractTransform
-from ..transforms import ScaleByAdam, ScaleByLearningRate, ScaleByOptimisticGradient
+from ..transforms import (
+    AddNoise,
+    ScaleByAdam,
+    ScaleByLearningRate,
+    ScaleByOptimisticGradient,
+    ScaleByPolyak,
+)
 
 
 def optimistic_gradient_descent(
@@ -59,4 +65,55 @@ def optimistic_adam_v2(
         ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
         ScaleByOptimisticGradient(alpha, beta),
         ScaleByLearningRate(learning_rate),
+    )
+
+
+def noisy_sgd(
+    learning_rate: Hyperparameter,
+    eta: Hyperparameter = 0.01,
+    gamma: Hyperparameter = 0.55,
+    key: Any = 0,
+) -> AbstractTransform:
+    """Gradient descent with fading noise: p ↦ p − η_lr·(g + σₙ·ξ) with σₙ² = η / (n + 1)^γ.
+
+    **Arguments:**
+
+    - `learning_rate`: η_lr.
+    - the others: as in `AddNoise`.
+
+    **Returns:** a chain of `AddNoise` and `ScaleByLearningRate`.
+
+    ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
+        Networks](https://arxiv.org/abs/1511.06807), 2015"
+    """
+    return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
+
+
+def polyak_sgd(
+    max_learning_rate: Hyperparameter = 1.0,
+    scaling: Hyperparameter = 1.0,
+    f_min: Hyperparameter = 0.0,
+    eps: Hyperparameter = 0.0,
+    variant: str = "sps",
+) -> AbstractTransform:
+    """Polyak's gradient descent: p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g.
+
+    Each step needs the loss f: pass `value=` to `opt.step`, or use `sl.train_step`.
+
+    Differs from Optax where s ≠ 1: there the norm is that of s·g, so that the scaling s divides
+    what it should multiply.
+
+    **Arguments:**
+
+    - `max_learning_rate`: η_max, > 0.
+    - `scaling`: s.
+    - the others: as in `ScaleByPolyak`.
+
+    **Returns:** a chain of `ScaleByPolyak` and `ScaleByLearningRate`.
+
+    ??? cite "Loizou et al., [Stochastic Polyak Step-size for
+        SGD](https://arxiv.org/abs/2002.10542), 2020"
+    """
+    return chain(
+        ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)
     )

@@ -1,18 +1,32 @@
 """The rules: a file for each purpose."""
 
 from .adam import ScaleByAdam as ScaleByAdam, ScaleByAdamState as ScaleByAdamState
+from .apply_every import (
+    ApplyEvery as ApplyEvery,
+    ApplyEveryState as ApplyEveryState,
+)
 from .clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,
     ClipByGlobalNorm as ClipByGlobalNorm,
 )
-from .constrain import SetToZero as SetToZero
+from .constrain import (
+    Freeze as Freeze,
+    KeepParamsNonnegative as KeepParamsNonnegative,
+    SetToZero as SetToZero,
+    ZeroNans as ZeroNans,
+    ZeroNansState as ZeroNansState,
+)
 from .decay import AddDecayedWeights as AddDecayedWeights
 from .momentum import (
     Ema as Ema,
     EmaState as EmaState,
     Trace as Trace,
     TraceState as TraceState,
+)
+from .noise import (
+    AddNoise as AddNoise,
+    AddNoiseState as AddNoiseState,
 )
 from .normalise import (
     Centralize as Centralize,
@@ -21,6 +35,9 @@ from .normalise import (
 from .optimistic import (
     ScaleByOptimisticGradient as ScaleByOptimisticGradient,
     ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
+)
+from .polyak import (
+    ScaleByPolyak as ScaleByPolyak,
 )
 from .rms import (
     ScaleByRms as ScaleByRms,

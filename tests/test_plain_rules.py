@@ -221,7 +221,19 @@ def test_a_sweep_over_keys_is_one_program():
         np.testing.assert_allclose(row, run(key), rtol=1e-6)
 
 
-@pytest.mark.parametrize("key", [1.5, True, "a", -1, 2**31, jnp.ones(2), jnp.ones((2, 2), int)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        1.5,
+        True,
+        "a",
+        -1,
+        2**31,
+        jnp.ones(2),
+        jnp.ones((2, 2), int),
+        jax.random.split(jax.random.key(0)),
+    ],
+)
 def test_a_key_that_is_none_is_refused(key):
     with pytest.raises((TypeError, ValueError), match=r"AddNoise.key must be"):
         sl.AddNoise(0.1, 0.55, key=key)

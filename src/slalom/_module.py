@@ -5,7 +5,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ._types import Tracer
@@ -39,7 +38,7 @@ def shortest(value: Any) -> str:
     if isinstance(value, jax.Array) and value.is_deleted():
         return "<donated>"
     if isinstance(value, jax.Array | np.ndarray):
-        if value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if value.shape != ():
             return f"<{value.dtype}{list(value.shape)}>"
         value = np.asarray(value)[()]
         if value.dtype.type not in (np.float32, np.float64):

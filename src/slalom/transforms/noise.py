@@ -10,7 +10,7 @@ from jaxtyping import Array, UInt32
 
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
-from .._module import CHECK
+from .._module import CHECK, code
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
 
@@ -20,10 +20,6 @@ class AddNoiseState(eqx.Module):
 
     key: UInt32[Array, "*words"]
     """The words of the key that the next noise is drawn from."""
-
-
-def _as_key(key: Any) -> Any:
-    return int(key) if isinstance(key, np.integer) else key
 
 
 def _is_typed(key: Any) -> bool:
@@ -41,9 +37,8 @@ def _check_key(name: str, key: Any) -> None:
 
 
 def _is_one_key(key: Any) -> bool:
-    if key.shape == ():
-        return _is_typed(key) or jnp.issubdtype(key.dtype, jnp.integer)
-    # `jax.random.PRNGKey`
+    if key.shape == ():  # an int, once it is bound
+        return jnp.issubdtype(key.dtype, jnp.integer)
     return key.ndim == 1 and key.dtype == np.uint32
 
 
@@ -67,17 +62,26 @@ class AddNoise(AbstractTransform):
 
     eta: Hyperparameter = hyperparameter(within="[0, inf)")
     gamma: Hyperparameter = hyperparameter(within="[0, inf)")
-    key: Any = eqx.field(default=0, converter=_as_key, metadata={CHECK: _check_key})
+    # Words, not a typed key: every leaf of an optimizer is saved, sharded and compared as numbers.
+    key: Any = eqx.field(metadata={CHECK: _check_key})
+    implementation: Any = eqx.field(static=True)
 
     needs: ClassVar[tuple[str, ...]] = ("step",)
 
+    def __init__(self, eta: Hyperparameter, gamma: Hyperparameter, key: Any = 0):
+        self.eta = eta
+        self.gamma = gamma
+        self.implementation = None
+        self.key = int(key) if isinstance(key, np.integer) else key
+        if _is_typed(key):
+            self.key = jax.random.key_data(key)
+            self.implementation = jax.random.key_impl(key)
+
     def init(self, params: Params) -> AddNoiseState:
         tree.check_inexact(params)
-        if _is_typed(self.key):
-            # Copied: the words are the key's own buffer, and one of the two may be donated.
-            return AddNoiseState(jnp.copy(jax.random.key_data(self.key)))
         if jnp.shape(self.key) == ():
             return AddNoiseState(jax.random.key_data(jax.random.key(self.key)))
+        # Copied: the state's buffers may be donated, the rule's not.
         return AddNoiseState(jnp.array(self.key, jnp.uint32))
 
     def update(
@@ -93,8 +97,7 @@ class AddNoise(AbstractTransform):
         number = jnp.asarray(step, now.gamma.dtype) + 1
         deviation = jnp.sqrt(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
 
-        implementation = jax.random.key_impl(self.key) if _is_typed(self.key) else None
-        key = jax.random.wrap_key_data(state.key, impl=implementation)
+        key = jax.random.wrap_key_data(state.key, impl=self.implementation)
         key, drawn = jax.random.split(key)
         leaves, structure = jax.tree.flatten(updates)
         noise = [
@@ -107,3 +110,7 @@ class AddNoise(AbstractTransform):
             (deviation,),
         )
         return updates, AddNoiseState(jax.random.key_data(key))
+
+    def __repr__(self) -> str:
+        key = "" if code(self.key) == "0" else f", key={code(self.key)}"
+        return f"sl.AddNoise(eta={code(self.eta)}, gamma={code(self.gamma)}{key})"

@@ -208,6 +208,15 @@ def test_keys_of_every_kind_are_donated_scanned_mapped_and_saved(key):
     np.testing.assert_allclose(trained["w"], expected["w"], rtol=1e-6)
 
 
+def test_the_variance_may_be_scheduled():
+    params = {"w": jnp.zeros(4)}
+    made = noises(sl.AddNoise(lambda n: jnp.where(n < 1, 1.0, 0.0), 0), params)
+    assert jnp.all(made[0]["w"] != 0)
+    np.testing.assert_array_equal(made[1]["w"], 0)
+    with pytest.raises(ValueError, match=r"AddNoise\.eta must be in \[0, inf\), got -1\.0"):
+        sl.AddNoise(-1, 0.55)
+
+
 def test_a_sweep_over_keys_is_one_program():
     params = {"w": jnp.zeros(4)}
 

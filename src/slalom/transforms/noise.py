@@ -63,8 +63,8 @@ class AddNoise(AbstractTransform):
     eta: Hyperparameter = hyperparameter(within="[0, inf)")
     gamma: Hyperparameter = hyperparameter(within="[0, inf)")
     # Words, not a typed key: every leaf of an optimizer is saved, sharded and compared as numbers.
-    key: Any = eqx.field(metadata={CHECK: _check_key})
-    implementation: Any = eqx.field(static=True)
+    key: Any = eqx.field(default=0, metadata={CHECK: _check_key})
+    implementation: Any = eqx.field(default=None, static=True)
 
     needs: ClassVar[tuple[str, ...]] = ("step",)
 

@@ -84,17 +84,20 @@ def lenient():
         yield
 
 
-def optax_trajectory(tx, model, grads):
-    """The parameters after each update and `optax.apply_updates`, and the last state."""
+def optax_trajectory(tx, model, grads, **known):
+    """The parameters after each update and `optax.apply_updates`, and the last state.
 
-    def step(params, state, grads):
+    `known` holds what else each update is given, stacked.
+    """
+
+    def step(params, state, grads, known):
         with lenient():
-            updates, state = tx.update(grads, state, params)
+            updates, state = tx.update(grads, state, params, **known)
             return optax.apply_updates(params, updates), state
 
     params = params_of(model)
     with lenient():
-        return trajectory(step, params, tx.init(params), (grads,))
+        return trajectory(step, params, tx.init(params), (grads, known))
 
 
 def distance(history, other):

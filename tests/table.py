@@ -1,5 +1,7 @@
 """Everything public that transforms updates, in a representative form: the rows of many tests."""
 
+import jax
+
 import slalom as sl
 
 matrices = sl.where.ndim(min=2)
@@ -26,6 +28,25 @@ RULES = {
     "AddDecayedWeights": sl.AddDecayedWeights(0.1),
     "Clip": sl.Clip(0.5),
     "ClipByGlobalNorm": sl.ClipByGlobalNorm(1.0),
+    "ScaleByTrustRatio": sl.ScaleByTrustRatio(0.1, 0.5, 1e-3),
+    "ScaleByParamBlockNorm": sl.ScaleByParamBlockNorm(),
+    "ScaleByParamBlockRMS": sl.ScaleByParamBlockRMS(),
+    "ScaleByFromage": sl.ScaleByFromage(0.1),
+    "ClipByBlockRms": sl.ClipByBlockRms(0.1),
+    "Centralize": sl.Centralize(),
+    "NormalizeByUpdateNorm": sl.NormalizeByUpdateNorm(0.1),
+    "ScaleByOptimisticGradient": sl.ScaleByOptimisticGradient(),
+    "AddNoise": sl.AddNoise(0.01, 0.55, key=3),
+    "ScaleByPolyak": sl.ScaleByPolyak(),
+    "ScaleByPolyak, sps+": sl.ScaleByPolyak(0.1, 0.2, 1e-3, "sps+"),
+    "KeepParamsNonnegative": sl.KeepParamsNonnegative(),
+    "ZeroNans": sl.ZeroNans(),
+    "ApplyEvery": sl.ApplyEvery(2),
+    "Freeze": sl.Freeze(matrices) | sl.Scale(-0.1),
+    "Stateless": sl.Stateless(lambda u, p: jax.tree.map(lambda u: -0.1 * u, u)),
+    "StatelessPerLeaf": sl.StatelessPerLeaf(lambda u, p: -0.1 * u * p),
+    "Ema": sl.Ema(0.9),
+    "Ema, without debias": sl.Ema(0.9, debias=False, accumulator_dtype="float32"),
 }
 
 RECIPES = {
@@ -34,6 +55,13 @@ RECIPES = {
     "adam": sl.adam(0.1),
     "adamw": sl.adamw(0.1, decay_where=matrices),
     "lion": sl.lion(0.01),
+    "lamb": sl.lamb(0.1, weight_decay=0.1, decay_where=matrices),
+    "lars": sl.lars(0.1, weight_decay=0.1, trust_ratio_where=matrices),
+    "fromage": sl.fromage(0.1),
+    "optimistic_gradient_descent": sl.optimistic_gradient_descent(0.1),
+    "optimistic_adam_v2": sl.optimistic_adam_v2(0.1),
+    "noisy_sgd": sl.noisy_sgd(0.1),
+    "polyak_sgd": sl.polyak_sgd(),
     "rmsprop": sl.rmsprop(0.01, momentum=0.9),
     "rmsprop, centered": sl.rmsprop(0.01, centered=True),
 }

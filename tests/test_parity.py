@@ -28,6 +28,8 @@ class Row(NamedTuple):
     theirs: Any
     of_distance: float | None = None
     """For rows where optax itself rounds more: the allowed difference, in both precisions."""
+    losses: bool = False
+    """Whether each step is given a loss."""
 
 
 def matrices(params):
@@ -111,7 +113,106 @@ ROWS = [
         optax.add_decayed_weights(0.01, mask=matrices),
     ),
     Row("clip", sl.Clip(0.5), optax.clip(0.5)),
+    Row(
+        "stateless",
+        sl.Stateless(lambda u, p: jax.tree.map(lambda u, p: 0.1 * u - 0.2 * p, u, p)),
+        optax.stateless(lambda u, p: jax.tree.map(lambda u, p: 0.1 * u - 0.2 * p, u, p)),
+    ),
+    Row(
+        "stateless_with_tree_map",
+        sl.StatelessPerLeaf(lambda u, p: 0.1 * u - 0.2 * p),
+        optax.stateless_with_tree_map(lambda u, p: 0.1 * u - 0.2 * p),
+    ),
+    Row("ema", sl.Ema(0.9), optax.ema(0.9)),
+    Row("ema without debias", sl.Ema(0.9, debias=False), optax.ema(0.9, debias=False)),
     Row("clip_by_global_norm", sl.ClipByGlobalNorm(1.5), optax.clip_by_global_norm(1.5)),
+    Row("scale_by_trust_ratio", sl.ScaleByTrustRatio(), optax.scale_by_trust_ratio()),
+    Row(
+        "scale_by_trust_ratio numbers",
+        sl.ScaleByTrustRatio(1.5, 0.1, 0.5),
+        optax.scale_by_trust_ratio(1.5, 0.1, 0.5),
+    ),
+    Row(
+        "scale_by_param_block_norm",
+        sl.Scale(-0.1) | sl.ScaleByParamBlockNorm(0.9),
+        optax.chain(optax.scale(-0.1), optax.scale_by_param_block_norm(0.9)),
+    ),
+    Row(
+        "scale_by_param_block_rms",
+        sl.Scale(-0.1) | sl.ScaleByParamBlockRMS(0.9),
+        optax.chain(optax.scale(-0.1), optax.scale_by_param_block_rms(0.9)),
+    ),
+    Row("lamb", sl.lamb(0.05), optax.lamb(0.05)),
+    Row(
+        "lamb decay_where",
+        sl.lamb(ours_warmup, 0.8, 0.95, 1e-3, 1e-4, 0.1, MATRICES),
+        optax.lamb(theirs_warmup, 0.8, 0.95, 1e-3, 1e-4, 0.1, matrices),
+    ),
+    Row("lars", sl.lars(5.0), optax.lars(5.0)),
+    Row(
+        "lars masked",
+        sl.lars(0.1, 0.1, MATRICES, 0.02, 1e-3, MATRICES, 0.8, True),
+        optax.lars(0.1, 0.1, matrices, 0.02, 1e-3, matrices, 0.8, True),
+    ),
+    Row("fromage", sl.fromage(0.05), optax.fromage(0.05)),
+    Row("fromage scheduled", sl.fromage(ours_warmup, 0.5), optax.fromage(theirs_warmup, 0.5)),
+    Row("clip_by_block_rms", sl.ClipByBlockRms(0.9), optax.clip_by_block_rms(0.9)),
+    Row("centralize", sl.Centralize(), optax.centralize()),
+    Row("normalize_by_update_norm", sl.NormalizeByUpdateNorm(), optax.normalize_by_update_norm()),
+    Row(
+        "normalize_by_update_norm numbers",
+        sl.NormalizeByUpdateNorm(-0.3, 0.5),
+        optax.normalize_by_update_norm(-0.3, 0.5),
+    ),
+    Row(
+        "scale_by_optimistic_gradient",
+        sl.ScaleByOptimisticGradient(0.7, 0.4),
+        optax.scale_by_optimistic_gradient(0.7, 0.4),
+    ),
+    Row(
+        "optimistic_gradient_descent",
+        sl.optimistic_gradient_descent(0.05),
+        optax.optimistic_gradient_descent(0.05),
+    ),
+    Row("optimistic_adam_v2", sl.optimistic_adam_v2(0.05), optax.optimistic_adam_v2(0.05)),
+    Row(
+        "optimistic_adam_v2 numbers",
+        sl.optimistic_adam_v2(0.05, alpha=0.7, beta=0.4, b1=0.8, eps=1e-3, nesterov=False),
+        optax.optimistic_adam_v2(0.05, alpha=0.7, beta=0.4, b1=0.8, eps=1e-3, nesterov=False),
+    ),
+    Row("add_noise", sl.AddNoise(0.5, 0.55, key=3), optax.add_noise(0.5, 0.55, key=3)),
+    Row("noisy_sgd", sl.noisy_sgd(ours_warmup, key=7), optax.noisy_sgd(theirs_warmup, key=7)),
+    Row("polyak_sgd", sl.polyak_sgd(), optax.polyak_sgd(), losses=True),
+    Row(
+        "polyak_sgd sps",
+        sl.polyak_sgd(0.3, ours_warmup, 1.5, 0.1),
+        optax.chain(
+            optax.scale_by_polyak(1.5, 0.3, 0.1), optax.scale_by_learning_rate(theirs_warmup)
+        ),
+        losses=True,
+    ),
+    Row(
+        "scale_by_polyak sps+",
+        sl.ScaleByPolyak(1.5, 0.3, 0.1, "sps+"),
+        optax.scale_by_polyak(1.5, 0.3, 0.1, "sps+"),
+        losses=True,
+    ),
+    Row(
+        "keep_params_nonnegative",
+        sl.sgd(0.1) | sl.KeepParamsNonnegative(),
+        optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
+    ),
+    Row("zero_nans", sl.ZeroNans(), optax.zero_nans()),
+    Row(
+        "freeze",
+        sl.sgd(0.1) | sl.Freeze(MATRICES),
+        optax.chain(optax.sgd(0.1), optax.transforms.freeze(matrices)),
+    ),
+    Row(
+        "apply_every",
+        sl.ApplyEvery(4) | sl.sgd(0.1, 0.9),
+        optax.chain(optax.apply_every(4), optax.sgd(0.1, 0.9)),
+    ),
     Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
     Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
     Row("sgd nesterov", sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),
@@ -168,8 +269,9 @@ def both_trajectories(row, model):
 
     @jax.jit
     def run(opt, grads):
-        ours, _ = slalom_trajectory(opt, model, grads)
-        theirs, _ = optax_trajectory(row.theirs, model, grads)
+        known = {"value": jnp.linspace(3.0, 0.1, STEPS)} if row.losses else {}
+        ours, _ = slalom_trajectory(opt, model, grads, **known)
+        theirs, _ = optax_trajectory(row.theirs, model, grads, **known)
         return ours, theirs
 
     return params_of(model), *run(opt, grads)

@@ -313,6 +313,16 @@ def global_norm(tree: PyTree) -> Scalar:
     return jnp.sqrt(total)
 
 
+def norm(x: Inexact[Array, "..."]) -> Scalar:
+    """The Euclidean norm of one array, in its own precision: in rules, at least float32."""
+    return jnp.sqrt(jnp.sum(abs_squared(x)))
+
+
+def rms(x: Inexact[Array, "..."]) -> Scalar:
+    """The root mean square of one array, in its own precision; 0 for an empty one."""
+    return jnp.sqrt(jnp.sum(abs_squared(x)) / max(x.size, 1))
+
+
 def complement(decay: Scalar) -> Scalar:
     """1 − decay, in the precision of the hyperparameter (exact for decay ≥ ½).
 

@@ -1,10 +1,44 @@
 """The rules: a file for each purpose."""
 
 from .adam import ScaleByAdam as ScaleByAdam, ScaleByAdamState as ScaleByAdamState
-from .clip import Clip as Clip, ClipByGlobalNorm as ClipByGlobalNorm
-from .constrain import SetToZero as SetToZero
+from .apply_every import (
+    ApplyEvery as ApplyEvery,
+    ApplyEveryState as ApplyEveryState,
+)
+from .clip import (
+    Clip as Clip,
+    ClipByBlockRms as ClipByBlockRms,
+    ClipByGlobalNorm as ClipByGlobalNorm,
+)
+from .constrain import (
+    Freeze as Freeze,
+    KeepParamsNonnegative as KeepParamsNonnegative,
+    SetToZero as SetToZero,
+    ZeroNans as ZeroNans,
+    ZeroNansState as ZeroNansState,
+)
 from .decay import AddDecayedWeights as AddDecayedWeights
-from .momentum import Trace as Trace, TraceState as TraceState
+from .momentum import (
+    Ema as Ema,
+    EmaState as EmaState,
+    Trace as Trace,
+    TraceState as TraceState,
+)
+from .noise import (
+    AddNoise as AddNoise,
+    AddNoiseState as AddNoiseState,
+)
+from .normalise import (
+    Centralize as Centralize,
+    NormalizeByUpdateNorm as NormalizeByUpdateNorm,
+)
+from .optimistic import (
+    ScaleByOptimisticGradient as ScaleByOptimisticGradient,
+    ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
+)
+from .polyak import (
+    ScaleByPolyak as ScaleByPolyak,
+)
 from .rms import (
     ScaleByRms as ScaleByRms,
     ScaleByRmsState as ScaleByRmsState,
@@ -17,3 +51,13 @@ from .scale import (
     ScaleBySchedule as ScaleBySchedule,
 )
 from .sign import ScaleByLion as ScaleByLion, ScaleByLionState as ScaleByLionState
+from .stateless import (
+    Stateless as Stateless,
+    StatelessPerLeaf as StatelessPerLeaf,
+)
+from .trust import (
+    ScaleByFromage as ScaleByFromage,
+    ScaleByParamBlockNorm as ScaleByParamBlockNorm,
+    ScaleByParamBlockRMS as ScaleByParamBlockRMS,
+    ScaleByTrustRatio as ScaleByTrustRatio,
+)

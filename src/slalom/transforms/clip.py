@@ -77,8 +77,51 @@ class ClipByGlobalNorm(AbstractTransform):
         norm = tree.global_norm(updates)
         max_norm = jnp.asarray(self.at(context).max_norm, norm.dtype)
         # One division of scalars: divided leaf by leaf, XLA would write the clipped updates to
-        # memory. Compared this way round, a NaN norm is not mistaken for a small one; and an
-        # infinite one, which may have overflowed from finite updates, not for a reason to stop.
-        divisor = jnp.where(norm == 0, 1, jnp.where(jnp.isinf(norm), jnp.nan, norm))
-        scale = jnp.where(norm <= max_norm, 1, max_norm / divisor)
+        # memory.
+        scale = _shrinking(norm, max_norm)
         return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None
+
+
+class ClipByBlockRms(AbstractTransform):
+    """Scales the update of each leaf so that its root mean square is at most c.
+
+        u ↦ u·min(1, c / rms(u))   with   rms(u) = √(mean |u|²)
+
+    The mean is taken in at least float32. A root mean square that is not finite makes the update
+    of that leaf not finite, so that it can be seen.
+
+    **Arguments:**
+
+    - `threshold`: c, ≥ 0.
+
+    ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
+    """
+
+    threshold: Hyperparameter = hyperparameter(within="[0, inf]")
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+
+        def rule(u: Any, threshold: Any) -> Any:
+            return u * _shrinking(tree.rms(u), threshold)
+
+        return tree.map_leaves(rule, (updates,), (self.at(context).threshold,)), None
+
+
+def _shrinking(size: Any, limit: Any) -> Any:
+    """The factor that brings a size down to a limit."""
+    # Compared this way round, a NaN size is not mistaken for a small one; and an infinite one,
+    # which may have overflowed from finite updates, not for a reason to stop.
+    divisor = jnp.where(size == 0, 1, jnp.where(jnp.isinf(size), jnp.nan, size))
+    return jnp.where(size <= limit, 1, limit / divisor)

@@ -1,13 +1,14 @@
 """Transforms that follow a running direction."""
 
+import math
 from typing import Any
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Inexact, PyTree
+from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like
+from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
 
@@ -55,3 +56,57 @@ class Trace(AbstractTransform):
 
         updates, trace = tree.map_leaves(rule, (updates, state.trace), (self.at(context).decay,))
         return updates, TraceState(tree.cast_like(trace, state.trace))
+
+
+class EmaState(eqx.Module):
+    """What `Ema` remembers."""
+
+    age: Int[Array, " leaves"] | None = per_leaf()
+    """Only with `debias`."""
+    ema: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class Ema(AbstractTransform):
+    """Replaces updates by their exponential moving average.
+
+        eₜ = γ·eₜ₋₁ + (1 − γ)·gₜ,   uₜ = eₜ,   or, with `debias`,   uₜ = eₜ / (1 − γᵗ)
+
+    The power t is the age of a leaf's own average.
+
+    **Arguments:**
+
+    - `decay`: γ, in [0, 1); 0.9 is usual.
+    - `debias`: whether to correct for the start at zero.
+    - `accumulator_dtype`: how e is stored; the parameter's own dtype without it.
+    """
+
+    decay: Hyperparameter = hyperparameter(within="[0, 1)")
+    debias: bool = eqx.field(default=True, static=True)
+    accumulator_dtype: np.dtype | None = dtype_field()
+
+    def init(self, params: Params) -> EmaState:
+        return EmaState(
+            age=tree.fresh_age(params) if self.debias else None,
+            ema=tree.first_moment(params, self.accumulator_dtype),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: EmaState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, EmaState]:
+        del params
+        decay = self.at(context).decay
+        age = None if state.age is None else tree.increment(state.age)
+        scales = () if age is None else (tree.bias_correction(decay, age),)
+
+        def rule(g, ema, decay, rest, *scales):
+            ema = decay * ema + rest * g
+            return math.prod(scales, start=ema), ema
+
+        updates, ema = tree.map_leaves(
+            rule, (updates, state.ema), (decay, tree.complement(decay)), scales
+        )
+        return updates, EmaState(age, tree.cast_like(ema, state.ema))

@@ -36,7 +36,7 @@ class Scale(AbstractTransform):
         return _scale(updates, self.at(context).step_size), None
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (_sign(self.step_size),) * len(jax.tree.leaves(params))
+        return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
 
 
 class ScaleByLearningRate(AbstractTransform):
@@ -97,14 +97,14 @@ class ScaleBySchedule(AbstractTransform):
         return _scale(updates, self.at(context).step_size), None
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (_sign(self.step_size),) * len(jax.tree.leaves(params))
+        return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
 
 
 def _scale(updates: Updates, factor: Scalar) -> Updates:
     return tree.map_leaves(lambda u, s: u * s, (updates,), (factor,))
 
 
-def _sign(factor: Hyperparameter) -> int | None:
+def sign_of(factor: Hyperparameter) -> int | None:
     """The sign of a factor, where it is known."""
     if callable(factor) or isinstance(factor, Tracer):
         return None

@@ -1,0 +1,119 @@
+"""Recipes around the plain gradient: optimistic, noisy, and with a step from the loss."""
+
+from typing import Any
+
+from .._chain import chain
+from .._fields import Hyperparameter
+from .._transform import AbstractTransform
+from ..transforms import (
+    AddNoise,
+    ScaleByAdam,
+    ScaleByLearningRate,
+    ScaleByOptimisticGradient,
+    ScaleByPolyak,
+)
+
+
+def optimistic_gradient_descent(
+    learning_rate: Hyperparameter,
+    alpha: Hyperparameter = 1.0,
+    beta: Hyperparameter = 1.0,
+) -> AbstractTransform:
+    """Optimistic gradient descent: p ↦ p − η·((α + β)·gₜ − β·gₜ₋₁).
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByOptimisticGradient`.
+
+    **Returns:** a chain of `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
+
+    ??? cite "Mokhtari et al., [A Unified Analysis of Extra-gradient and Optimistic Gradient
+        Methods](https://arxiv.org/abs/1901.08511), 2019"
+    """
+    return chain(ScaleByOptimisticGradient(alpha, beta), ScaleByLearningRate(learning_rate))
+
+
+def optimistic_adam_v2(
+    learning_rate: Hyperparameter,
+    *,
+    alpha: Hyperparameter = 1.0,
+    beta: Hyperparameter = 1.0,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    nesterov: bool = True,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Optimistic Adam: p ↦ p − η·((α + β)·uₜ − β·uₜ₋₁) with Adam's u.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `alpha`: α, the share of Adam's update itself.
+    - `beta`: β, the share of its change.
+    - the others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam`, `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
+
+    ??? cite "Daskalakis et al., [Training GANs with Optimism](https://arxiv.org/abs/1711.00141),
+        2017"
+    """
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+        ScaleByOptimisticGradient(alpha, beta),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def noisy_sgd(
+    learning_rate: Hyperparameter,
+    eta: Hyperparameter = 0.01,
+    gamma: Hyperparameter = 0.55,
+    key: Any = 0,
+) -> AbstractTransform:
+    """Gradient descent with fading noise: p ↦ p − η_lr·(g + σₙ·ξ) with σₙ² = η / (n + 1)^γ.
+
+    **Arguments:**
+
+    - `learning_rate`: η_lr.
+    - the others: as in `AddNoise`.
+
+    **Returns:** a chain of `AddNoise` and `ScaleByLearningRate`.
+
+    ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
+        Networks](https://arxiv.org/abs/1511.06807), 2015"
+    """
+    return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
+
+
+def polyak_sgd(
+    max_learning_rate: Hyperparameter = 1.0,
+    scaling: Hyperparameter = 1.0,
+    f_min: Hyperparameter = 0.0,
+    eps: Hyperparameter = 0.0,
+    variant: str = "sps",
+) -> AbstractTransform:
+    """Polyak's gradient descent: p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g.
+
+    Each step needs the loss f: pass `value=` to `opt.step`, or use `sl.train_step`.
+
+    Differs from Optax where s ≠ 1: there the norm is that of s·g, so that the scaling s divides
+    what it should multiply.
+
+    **Arguments:**
+
+    - `max_learning_rate`: η_max, > 0.
+    - `scaling`: s.
+    - the others: as in `ScaleByPolyak`.
+
+    **Returns:** a chain of `ScaleByPolyak` and `ScaleByLearningRate`.
+
+    ??? cite "Loizou et al., [Stochastic Polyak Step-size for
+        SGD](https://arxiv.org/abs/2002.10542), 2020"
+    """
+    return chain(
+        ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)
+    )

@@ -1,0 +1,85 @@
+"""Transforms that bring updates to a common mean or size."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .. import tree
+from .._fields import Hyperparameter, hyperparameter
+from .._transform import AbstractTransform, Context
+from .._types import Params, Updates
+from .scale import sign_of
+
+
+class Centralize(AbstractTransform):
+    """Subtracts from each row of a leaf its mean: u ↦ u − mean over all axes but the first.
+
+    The first axis counts the outputs in the weights of `eqx.nn.Linear` and `eqx.nn.Conv`, as in
+    the paper. Leaves with one number in a row pass through unchanged: vectors, scalars, and the
+    biases of convolutions, which `eqx.nn.Conv` shapes as (outputs, 1, …).
+
+    Differs from Optax: there the updates of such biases become zero.
+
+    ??? cite "Yong et al., [Gradient Centralization](https://arxiv.org/abs/2004.01461), 2020"
+    """
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params, context
+
+        def rule(u: Any) -> Any:
+            if u.ndim < 2 or u.size <= u.shape[0]:
+                return u
+            mean = jnp.mean(u, axis=tuple(range(1, u.ndim)), keepdims=True)
+            return u - jnp.broadcast_to(mean, u.shape)
+
+        return tree.map_leaves(rule, (updates,)), None
+
+
+class NormalizeByUpdateNorm(AbstractTransform):
+    """Scales all updates together to a common Euclidean norm: u ↦ u·s / (‖u‖ + ε).
+
+    The norm is summed in at least float32 over all leaves that this transform sees. Zero updates
+    stay zero, also with ε = 0.
+
+    **Arguments:**
+
+    - `scale_factor`: s.
+    - `eps`: ε, ≥ 0.
+    """
+
+    scale_factor: Hyperparameter = hyperparameter(1.0)
+    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+        now = self.at(context)
+        norm = tree.global_norm(updates)
+        divisor = norm + jnp.asarray(now.eps, norm.dtype)
+        scale = jnp.asarray(now.scale_factor, norm.dtype) / jnp.where(divisor == 0, 1, divisor)
+        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (sign_of(self.scale_factor),) * len(jax.tree.leaves(params))

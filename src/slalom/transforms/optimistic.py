@@ -1,0 +1,64 @@
+"""Transforms that extrapolate from the previous update."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from .. import tree
+from .._fields import Hyperparameter, hyperparameter, param_like, per_leaf
+from .._transform import AbstractTransform, Context
+from .._types import Params, Updates
+
+
+class ScaleByOptimisticGradientState(eqx.Module):
+    """What `ScaleByOptimisticGradient` remembers."""
+
+    age: Int[Array, " leaves"] = per_leaf()
+    previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class ScaleByOptimisticGradient(AbstractTransform):
+    """Optimistic gradient: extrapolates from the previous update to the next one.
+
+        uₜ = (α + β)·gₜ − β·gₜ₋₁   with   g₀ = g₁
+
+    It damps the rotation of games, such as of a generator and a discriminator, that makes
+    gradient descent circle.
+
+    **Arguments:**
+
+    - `alpha`: α, the share of the gradient itself.
+    - `beta`: β, the share of its change.
+
+    ??? cite "Mokhtari et al., [A Unified Analysis of Extra-gradient and Optimistic Gradient
+        Methods](https://arxiv.org/abs/1901.08511), 2019"
+    """
+
+    alpha: Hyperparameter = hyperparameter(1.0)
+    beta: Hyperparameter = hyperparameter(1.0)
+
+    def init(self, params: Params) -> ScaleByOptimisticGradientState:
+        return ScaleByOptimisticGradientState(
+            age=tree.fresh_age(params), previous_gradient=tree.first_moment(params)
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByOptimisticGradientState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByOptimisticGradientState]:
+        del params
+        now = self.at(context)
+
+        def rule(g, previous, alpha, beta, age):
+            change = jnp.where(age == 0, 0, g - previous)
+            return alpha * g + beta * change, g
+
+        made, previous = tree.map_leaves(
+            rule, (updates, state.previous_gradient), (now.alpha, now.beta), (state.age,)
+        )
+        return made, ScaleByOptimisticGradientState(
+            tree.increment(state.age), tree.cast_like(previous, state.previous_gradient)
+        )

@@ -1,0 +1,74 @@
+"""Transforms that take the size of a step from the loss."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .. import tree
+from .._fields import Hyperparameter, hyperparameter
+from .._schedule import as_float
+from .._transform import AbstractTransform, Context
+from .._types import Params, Updates
+
+
+class ScaleByPolyak(AbstractTransform):
+    """Polyak's step size: scales updates by the distance of the loss from its minimum.
+
+        u ↦ u·min((f − f*) / (‖u‖² + ε), η_max)
+
+    f is the loss of this step: pass `value=` to `opt.step`, or use `sl.train_step`. With the
+    variant `"sps+"` the distance is at least 0, so that a loss below f* stops the step, which
+    `"sps"` reverses. Zero updates stay zero. Differs from Optax: they are scaled however small
+    they are, not only above ‖u‖² = 2e-16.
+
+    **Arguments:**
+
+    - `f_min`: f*, a lower bound of the loss.
+    - `max_learning_rate`: η_max, > 0.
+    - `eps`: ε, ≥ 0.
+    - `variant`: `"sps"` or `"sps+"`.
+
+    ??? cite "Loizou et al., [Stochastic Polyak Step-size for
+        SGD](https://arxiv.org/abs/2002.10542), 2020"
+    """
+
+    f_min: Hyperparameter = hyperparameter(0.0)
+    max_learning_rate: Hyperparameter = hyperparameter(1.0, within="(0, inf]")
+    eps: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    variant: str = eqx.field(default="sps", static=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("value",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def __check_init__(self):
+        if self.variant not in ("sps", "sps+"):
+            raise ValueError(
+                f"ScaleByPolyak.variant must be 'sps' or 'sps+', got {self.variant!r}."
+            )
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params
+        value = as_float(self.demand("value", None if context is None else context.value))
+        now = self.at(context)
+        norm = tree.global_norm(updates)
+        dtype = tree.accumulation_dtype(norm.dtype, value.dtype)
+        value, norm, f_min, most, eps = (
+            jnp.asarray(x, dtype) for x in (value, norm, now.f_min, now.max_learning_rate, now.eps)
+        )
+        gap = value - f_min
+        if self.variant == "sps+":
+            gap = jnp.maximum(gap, 0)
+        divisor = jnp.square(norm) + eps
+        zero = divisor == 0
+        scale = jnp.where(zero, 0, jnp.minimum(gap / jnp.where(zero, 1, divisor), most))
+        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None

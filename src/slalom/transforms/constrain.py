@@ -110,7 +110,7 @@ class ZeroNans(AbstractTransform):
 
     def init(self, params: Params) -> ZeroNansState:
         tree.check_inexact(params)
-        return ZeroNansState(tree.fresh_age(params))
+        return ZeroNansState(jnp.zeros(len(jax.tree.leaves(params)), jnp.int32))
 
     def update(
         self,

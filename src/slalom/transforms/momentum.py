@@ -61,7 +61,7 @@ class Trace(AbstractTransform):
 class EmaState(eqx.Module):
     """What `Ema` remembers."""
 
-    age: Int[Array, " leaves"] | None = per_leaf()
+    age: Int[Array, "*leaves"] | None = per_leaf()
     """Only with `debias`."""
     ema: PyTree[Inexact[Array, "..."]] = param_like()
 
@@ -86,7 +86,7 @@ class Ema(AbstractTransform):
 
     def init(self, params: Params) -> EmaState:
         return EmaState(
-            age=tree.fresh_age(params) if self.debias else None,
+            age=tree.fresh_age() if self.debias else None,
             ema=tree.first_moment(params, self.accumulator_dtype),
         )
 

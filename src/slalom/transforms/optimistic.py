@@ -13,7 +13,7 @@ from .._types import Params, Updates
 class ScaleByOptimisticGradientState(eqx.Module):
     """What `ScaleByOptimisticGradient` remembers."""
 
-    age: Int[Array, " leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = per_leaf()
     previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
 
 
@@ -39,7 +39,7 @@ class ScaleByOptimisticGradient(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(
-            age=tree.fresh_age(params), previous_gradient=tree.first_moment(params)
+            age=tree.fresh_age(), previous_gradient=tree.first_moment(params)
         )
 
     def update(

@@ -33,6 +33,8 @@ RECIPES = {
     "sgd, momentum": sl.sgd(0.1, momentum=0.9),
     "adam": sl.adam(0.1),
     "adamw": sl.adamw(0.1, decay_where=matrices),
+    "nadam": sl.nadam(0.1),
+    "nadamw": sl.nadamw(0.1, decay_where=matrices),
     "lion": sl.lion(0.01),
     "rmsprop": sl.rmsprop(0.01, momentum=0.9),
     "rmsprop, centered": sl.rmsprop(0.01, centered=True),

@@ -132,6 +132,12 @@ ROWS = [
         sl.adamw(ours_warmup, weight_decay=0.1),
         optax.adamw(theirs_warmup, weight_decay=0.1),
     ),
+    Row("nadam", sl.nadam(0.05, 0.8, eps_root=1e-4), optax.nadam(0.05, 0.8, eps_root=1e-4)),
+    Row(
+        "nadamw",
+        sl.nadamw(0.05, weight_decay=0.1, decay_where=MATRICES),
+        optax.nadamw(0.05, weight_decay=0.1, mask=matrices),
+    ),
     Row("lion", sl.lion(0.05, 0.7, 0.8), optax.lion(0.05, 0.7, 0.8)),
     Row(
         "lion decay_where",

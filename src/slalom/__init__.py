@@ -42,6 +42,8 @@ with _checked:
         adam as adam,
         adamw as adamw,
         lion as lion,
+        nadam as nadam,
+        nadamw as nadamw,
         rmsprop as rmsprop,
         sgd as sgd,
     )

@@ -22,6 +22,12 @@ ROSENBROCK = (rosenbrock, jnp.zeros(2), jnp.ones(2))
 RECIPES = {
     "nadam": sl.nadam(1e-2),
     "nadamw": sl.nadamw(1e-2),
+    "amsgrad": sl.amsgrad(1e-1),
+    "adamax": sl.adamax(1e-1),
+    "adamaxw": sl.adamaxw(1e-1),
+    "adabelief": sl.adabelief(1e-2),
+    "yogi": sl.yogi(1e-1),
+    "radam": sl.radam(5e-3),
 }
 
 
@@ -40,3 +46,68 @@ def test_every_recipe_arrives_at_the_minimum(name, problem):
 
     params, _ = run(start, sl.Optimizer(RECIPES[name], start))
     np.testing.assert_allclose(params, minimum, atol=3e-2, rtol=3e-2)
+
+
+def updates_of(tx, grads, dtype=jnp.float32):
+    """What a rule makes of a list of gradients of one number."""
+    state = tx.init(jnp.zeros((), dtype))
+    made = []
+    for step, g in enumerate(grads):
+        u, state = tx.update(
+            jnp.asarray(g, dtype), state, jnp.zeros((), dtype), sl.Context(step=step)
+        )
+        made.append(float(u))
+    return made
+
+
+def test_amsgrad_never_forgets_the_greatest_square():
+    tx = sl.ScaleByAmsgrad(b1=0.0, b2=0.5, bias_correction_nu=False)
+    # v is 8, then 4.5; the maximum stays 8.
+    np.testing.assert_allclose(updates_of(tx, [4.0, 1.0]), [4 / 8**0.5, 1 / 8**0.5], rtol=1e-6)
+
+
+def test_adamax_of_a_constant_gradient_is_its_sign():
+    np.testing.assert_allclose(updates_of(sl.ScaleByAdamax(), [-3.0] * 4), [-1.0] * 4, rtol=1e-6)
+
+
+def test_adamax_refuses_to_divide_by_nothing():
+    with pytest.raises(ValueError, match=r"ScaleByAdamax.eps must be in \(0, inf\), got 0.0"):
+        sl.ScaleByAdamax(eps=0.0)
+
+
+@pytest.mark.parametrize("rule", [sl.ScaleByYogi, sl.ScaleByBelief, sl.ScaleByRadam])
+def test_a_parameter_without_gradient_stays(rule):
+    assert updates_of(rule(), [0.0] * 8, jnp.float16) == [0.0] * 8
+
+
+def test_belief_divides_by_the_distance_from_the_mean():
+    # m = 0.1, |g − m|² = 0.81, s = 0.00081, both debiased: 1 / √0.81.
+    np.testing.assert_allclose(updates_of(sl.ScaleByBelief(), [1.0]), [1 / 0.9], rtol=1e-5)
+
+
+def test_belief_keeps_its_mean_in_single_precision_for_half_precision_parameters():
+    state = sl.ScaleByBelief().init(jnp.zeros(2, jnp.bfloat16))
+    assert state.mu.dtype == state.nu.dtype == jnp.float32
+
+
+def test_yogi_adds_the_same_upwards_and_downwards():
+    tx = sl.ScaleByYogi(b2=0.9, initial_accumulator_value=1.0)
+    state = tx.init(jnp.zeros(2))
+    _, state = tx.update(jnp.array([2.0, 0.5]), state)
+    np.testing.assert_allclose(state.nu, [1 + 0.1 * 4, 1 - 0.1 * 0.25], rtol=1e-6)
+
+
+@pytest.mark.parametrize("b2", [0.5, 0.9, 0.99, 0.999, 0.9999])
+def test_radam_rectifies_exactly_in_single_precision(b2):
+    # With |g| = 1 always m̂ = v̂ = 1, so each update is r, or 1 before the threshold.
+    n = 60
+    made = np.array(updates_of(sl.ScaleByRadam(b2=b2, eps=0.0), [1.0] * n))
+    t, b2 = np.arange(1, n + 1, dtype=np.longdouble), np.longdouble(np.float32(b2))
+    limit = 2 / (1 - b2) - 1
+    rho = limit - 2 * t * b2**t / (1 - b2**t)
+    use = rho >= 5
+    r = np.ones(n)
+    top, bottom = (rho - 4) * (rho - 2) * limit, (limit - 4) * (limit - 2) * rho
+    r[use] = np.sqrt((top / bottom)[use])
+    np.testing.assert_allclose(made, r, rtol=5e-6)
+    assert use.any() == (b2 > 0.7)

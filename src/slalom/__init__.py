@@ -39,13 +39,19 @@ with _checked:
     from ._transform import AbstractTransform as AbstractTransform, Context as Context
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
     from .optimizers import (
+        adabelief as adabelief,
         adam as adam,
+        adamax as adamax,
+        adamaxw as adamaxw,
         adamw as adamw,
+        amsgrad as amsgrad,
         lion as lion,
         nadam as nadam,
         nadamw as nadamw,
+        radam as radam,
         rmsprop as rmsprop,
         sgd as sgd,
+        yogi as yogi,
     )
     from .transforms import (
         AddDecayedWeights as AddDecayedWeights,
@@ -53,11 +59,16 @@ with _checked:
         ClipByGlobalNorm as ClipByGlobalNorm,
         Scale as Scale,
         ScaleByAdam as ScaleByAdam,
+        ScaleByAdamax as ScaleByAdamax,
+        ScaleByAmsgrad as ScaleByAmsgrad,
+        ScaleByBelief as ScaleByBelief,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleByLion as ScaleByLion,
+        ScaleByRadam as ScaleByRadam,
         ScaleByRms as ScaleByRms,
         ScaleBySchedule as ScaleBySchedule,
         ScaleByStddev as ScaleByStddev,
+        ScaleByYogi as ScaleByYogi,
         SetToZero as SetToZero,
         Trace as Trace,
     )

@@ -6,7 +6,7 @@ from .._chain import chain
 from .._fields import Hyperparameter
 from .._selector import WhereLike
 from .._transform import AbstractTransform
-from ..transforms import ScaleByAdam, ScaleByLearningRate
+from ..transforms import ScaleByAdam, ScaleByAdamax, ScaleByAmsgrad, ScaleByLearningRate
 from ._decay import decayed
 
 
@@ -156,4 +156,93 @@ def nadamw(
         decay_where,
         nesterov=True,
         nu_dtype=nu_dtype,
+    )
+
+
+def amsgrad(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    bias_correction_mu: bool = True,
+    bias_correction_nu: bool = True,
+    *,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """AMSGrad: p ↦ p − η·m̂ / (√w + ε), where w is the greatest v̂ so far.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByAmsgrad`.
+
+    **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
+
+    ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
+        Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
+    """
+    corrections = bias_correction_mu, bias_correction_nu
+    return chain(
+        ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections, nu_dtype=nu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def adamax(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adamax: p ↦ p − η·m̂ / v, where v is a decaying maximum of |g|.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByAdamax`.
+
+    **Returns:** a chain of `ScaleByAdamax` and `ScaleByLearningRate`.
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
+    """
+    return chain(
+        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def adamaxw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adamax with decoupled weight decay: p ↦ p − η·(m̂ / v + λ·p).
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByAdamax`.
+
+    **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Loshchilov & Hutter,
+        [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return chain(
+        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
     )

@@ -1,6 +1,17 @@
 """The rules: a file for each purpose."""
 
-from .adam import ScaleByAdam as ScaleByAdam, ScaleByAdamState as ScaleByAdamState
+from .adam import (
+    ScaleByAdam as ScaleByAdam,
+    ScaleByAdamax as ScaleByAdamax,
+    ScaleByAdamState as ScaleByAdamState,
+    ScaleByAmsgrad as ScaleByAmsgrad,
+    ScaleByAmsgradState as ScaleByAmsgradState,
+)
+from .adam_variants import (
+    ScaleByBelief as ScaleByBelief,
+    ScaleByRadam as ScaleByRadam,
+    ScaleByYogi as ScaleByYogi,
+)
 from .clip import Clip as Clip, ClipByGlobalNorm as ClipByGlobalNorm
 from .constrain import SetToZero as SetToZero
 from .decay import AddDecayedWeights as AddDecayedWeights

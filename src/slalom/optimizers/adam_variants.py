@@ -1,0 +1,96 @@
+"""Variants of Adam as chains: each is a function that returns what it prints."""
+
+from typing import Any
+
+from .._chain import chain
+from .._fields import Hyperparameter
+from .._transform import AbstractTransform
+from ..transforms import ScaleByBelief, ScaleByLearningRate, ScaleByRadam, ScaleByYogi
+
+
+def adabelief(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-16,
+    eps_root: Hyperparameter = 1e-16,
+    *,
+    nesterov: bool = False,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """AdaBelief: p ↦ p − η·m̂ / (√ŝ + ε), where s is a mean of |g − m|².
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByBelief`.
+
+    **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
+
+    ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
+    """
+    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+    return chain(
+        ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov, **dtypes),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def yogi(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-3,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v moves by at most (1 − β₂)·|g|² a step.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByYogi`.
+
+    **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
+
+    ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
+        Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
+        2018"
+    """
+    return chain(
+        ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def radam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    threshold: Hyperparameter = 5.0,
+    *,
+    nesterov: bool = False,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """RAdam: p ↦ p − η·r·m̂ / (√v̂ + ε), and p ↦ p − η·m̂ in the first steps.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByRadam`.
+
+    **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
+
+    ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
+        Beyond](https://arxiv.org/abs/1908.03265), 2019"
+    """
+    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+    return chain(
+        ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, **dtypes),
+        ScaleByLearningRate(learning_rate),
+    )

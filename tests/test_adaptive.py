@@ -28,6 +28,13 @@ RECIPES = {
     "adabelief": sl.adabelief(1e-2),
     "yogi": sl.yogi(1e-1),
     "radam": sl.radam(5e-3),
+    "novograd": sl.novograd(1e-3),
+    "adan": sl.adan(1e-1),
+    "adagrad": sl.adagrad(1.0),
+    "adadelta": sl.adadelta(0.1),
+    # Signs do not get smaller near a minimum: the learning rate must.
+    "sign_sgd": sl.sign_sgd(lambda step: 0.03 * 0.9993 ** step.astype(jnp.float32)),
+    "signum": sl.signum(lambda step: 0.03 * 0.9993 ** step.astype(jnp.float32)),
 }
 
 
@@ -111,3 +118,75 @@ def test_radam_rectifies_exactly_in_single_precision(b2):
     r[use] = np.sqrt((top / bottom)[use])
     np.testing.assert_allclose(made, r, rtol=5e-6)
     assert use.any() == (b2 > 0.7)
+
+
+def test_adan_weighs_differences_as_its_paper_does():
+    b1, b2, b3, eps = 0.98, 0.92, 0.99, 1e-8
+    grads = [0.5, -1.0, 2.0, 0.25, -0.75]
+    m = v = n = last = 0.0
+    expected = []
+    for t, g in enumerate(grads, 1):
+        d = g - last if t > 1 else 0.0
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * d
+        n, last = b3 * n + (1 - b3) * (g + b2 * d) ** 2, g
+        ahead = m / (1 - b1**t) + b2 * v / (1 - b2**t)
+        expected.append(ahead / ((n / (1 - b3**t)) ** 0.5 + eps))
+    np.testing.assert_allclose(updates_of(sl.ScaleByAdan(), grads), expected, rtol=1e-5)
+
+
+def test_novograd_divides_by_the_norm_of_the_leaf():
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    tx = sl.ScaleByNovograd(b1=0.0, b2=0.5)
+    state = tx.init(params)
+    u, state = tx.update({"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.0, 2.0])}, state, params)
+    np.testing.assert_allclose(u["a"], [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(u["b"], [0.0, 1.0], rtol=1e-6)
+    u, state = tx.update({"a": jnp.zeros(2), "b": jnp.array([2.0, 0.0])}, state, params)
+    np.testing.assert_allclose(state.nu, [12.5, 4.0], rtol=1e-6)
+
+
+def test_novograd_decays_the_selected_parameters_only():
+    params = {"w": jnp.ones((1, 1)), "b": jnp.ones(1)}
+    tx = sl.novograd(0.1, weight_decay=0.5, decay_where=sl.where.ndim(min=2))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    stepped, _ = sl.Optimizer(tx, params).step(params, zeros)
+    np.testing.assert_allclose(stepped["w"], [[0.95]], rtol=1e-6)
+    np.testing.assert_array_equal(stepped["b"], [1.0])
+
+
+def test_novograd_says_that_it_needs_parameters():
+    tx = sl.ScaleByNovograd()
+    with pytest.raises(TypeError, match="ScaleByNovograd"):
+        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+
+
+def test_adagrad_of_a_constant_gradient_falls_as_the_root_of_time():
+    made = updates_of(sl.ScaleByRss(0.0, 0.0), [-2.0] * 4)
+    np.testing.assert_allclose(made, -1 / np.sqrt([1, 2, 3, 4]), rtol=1e-6)
+
+
+DIVIDERS = [
+    sl.ScaleByRss(0.0, 0.0),
+    sl.ScaleByAdadelta(),
+    sl.ScaleByAdan(),
+    sl.ScaleBySign(),
+    sl.ScaleByNovograd(),
+    sl.ScaleByAdamax(),
+    sl.ScaleByAmsgrad(),
+]
+
+
+@pytest.mark.parametrize("tx", DIVIDERS, ids=lambda tx: type(tx).__name__)
+def test_zero_gradients_in_half_precision_give_zero_updates(tx):
+    assert updates_of(tx, [0.0] * 4, jnp.float16) == [0.0] * 4
+
+
+def test_adadelta_without_a_learning_rate_descends():
+    assert sl.adadelta() == sl.adadelta(1.0)
+    stepped, _ = sl.Optimizer(sl.adadelta(), jnp.ones(1)).step(jnp.ones(1), jnp.ones(1))
+    assert stepped[0] < 1
+
+
+def test_the_sign_of_a_complex_number_has_size_one():
+    u, _ = sl.ScaleBySign().update(jnp.array([3 - 4j, 0]), None)
+    np.testing.assert_allclose(u, [0.6 - 0.8j, 0], rtol=1e-6)

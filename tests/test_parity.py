@@ -117,6 +117,27 @@ ROWS = [
         sl.ScaleByRadam(0.8, 0.9, 1e-3, 1e-4, 6.0, nesterov=True),
         optax.scale_by_radam(0.8, 0.9, 1e-3, 1e-4, 6.0, nesterov=True),
     ),
+    Row("scale_by_novograd", sl.ScaleByNovograd(), optax.scale_by_novograd()),
+    Row(
+        "scale_by_novograd numbers",
+        sl.ScaleByNovograd(0.8, 0.9, 1e-3, 1e-4, 0.01),
+        optax.scale_by_novograd(0.8, 0.9, 1e-3, 1e-4, 0.01),
+    ),
+    # At β₂ = ½ the coefficient that optax has the wrong way round, 1 − β₂, is the right one.
+    Row(
+        "scale_by_adan half",
+        sl.ScaleByAdan(0.9, 0.5, 0.95, 1e-3, 1e-4),
+        optax.scale_by_adan(0.9, 0.5, 0.95, 1e-3, 1e-4),
+    ),
+    Row("scale_by_rss", sl.ScaleByRss(), optax.scale_by_rss()),
+    Row("scale_by_rss numbers", sl.ScaleByRss(0.0, 1e-2), optax.scale_by_rss(0.0, 1e-2)),
+    Row("scale_by_adadelta", sl.ScaleByAdadelta(), optax.scale_by_adadelta()),
+    Row(
+        "scale_by_adadelta numbers",
+        sl.ScaleByAdadelta(0.5, 1e-3),
+        optax.scale_by_adadelta(0.5, 1e-3),
+    ),
+    Row("scale_by_sign", sl.ScaleBySign(), optax.scale_by_sign()),
     Row("scale_by_lion", sl.ScaleByLion(), optax.scale_by_lion()),
     Row("scale_by_rms", sl.ScaleByRms(), optax.scale_by_rms()),
     Row(
@@ -198,6 +219,24 @@ ROWS = [
             with_mean_from_zero(optax.scale_by_yogi()), optax.scale_by_learning_rate(theirs_warmup)
         ),
     ),
+    Row(
+        "novograd",
+        sl.novograd(0.05, weight_decay=0.1),
+        optax.novograd(0.05, weight_decay=0.1),
+    ),
+    Row(
+        "adan half",
+        sl.adan(0.05, b2=0.5, weight_decay=0.1, decay_where=MATRICES),
+        optax.adan(0.05, b2=0.5, weight_decay=0.1, mask=matrices),
+    ),
+    Row("adagrad", sl.adagrad(0.05, 0.0, 1e-3), optax.adagrad(0.05, 0.0, 1e-3)),
+    Row(
+        "adadelta",
+        sl.adadelta(10.0, 0.8, weight_decay=0.1, decay_where=MATRICES),
+        optax.adadelta(10.0, 0.8, weight_decay=0.1, weight_decay_mask=matrices),
+    ),
+    Row("sign_sgd", sl.sign_sgd(ours_warmup), optax.sign_sgd(theirs_warmup)),
+    Row("signum", sl.signum(0.05, 0.8), optax.signum(0.05, 0.8)),
     Row("lion", sl.lion(0.05, 0.7, 0.8), optax.lion(0.05, 0.7, 0.8)),
     Row(
         "lion decay_where",
@@ -303,6 +342,12 @@ TORCH = {
         sl.radam(0.01, 0.8, 0.9, 1e-12),
         ("RAdam", {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-12}),
     ),
+    "adagrad": (sl.adagrad(0.1, 0.0, 0.0), ("Adagrad", {"lr": 0.1})),
+    "adadelta": (
+        sl.adadelta(0.5, 0.8, 1e-5, weight_decay=0.1),
+        ("Adadelta", {"lr": 0.5, "rho": 0.8, "eps": 1e-5, "weight_decay": 0.1}),
+    ),
+    "adadelta-defaults": (sl.adadelta(), ("Adadelta", {"lr": 1.0})),
     "rmsprop": (
         sl.rmsprop(0.01, 0.99, eps_in_sqrt=False),
         ("RMSprop", {"lr": 0.01, "alpha": 0.99}),

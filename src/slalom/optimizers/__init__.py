@@ -1,5 +1,6 @@
 """The recipes: functions that return chains."""
 
+from .accumulate import adadelta as adadelta, adagrad as adagrad
 from .adam import (
     adam as adam,
     adamax as adamax,
@@ -9,6 +10,12 @@ from .adam import (
     nadam as nadam,
     nadamw as nadamw,
 )
-from .adam_variants import adabelief as adabelief, radam as radam, yogi as yogi
+from .adam_variants import (
+    adabelief as adabelief,
+    adan as adan,
+    novograd as novograd,
+    radam as radam,
+    yogi as yogi,
+)
 from .first_order import rmsprop as rmsprop, sgd as sgd
-from .sign import lion as lion
+from .sign import lion as lion, sign_sgd as sign_sgd, signum as signum

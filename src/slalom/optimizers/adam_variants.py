@@ -4,8 +4,17 @@ from typing import Any
 
 from .._chain import chain
 from .._fields import Hyperparameter
+from .._selector import WhereLike, as_where
 from .._transform import AbstractTransform
-from ..transforms import ScaleByBelief, ScaleByLearningRate, ScaleByRadam, ScaleByYogi
+from ..transforms import (
+    ScaleByAdan,
+    ScaleByBelief,
+    ScaleByLearningRate,
+    ScaleByNovograd,
+    ScaleByRadam,
+    ScaleByYogi,
+)
+from ._decay import decayed
 
 
 def adabelief(
@@ -92,5 +101,75 @@ def radam(
     dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
     return chain(
         ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, **dtypes),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def novograd(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.25,
+    eps: Hyperparameter = 1e-6,
+    eps_root: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """NovoGrad: p ↦ p − η·m, where m is the momentum of g / (√v + ε) + λ·p.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByNovograd`.
+
+    **Returns:** a chain of `ScaleByNovograd` (with `decay_where`: a partition of two) and
+    `ScaleByLearningRate`.
+
+    ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+        Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
+    """
+    rule = ScaleByNovograd(b1, b2, eps, eps_root, weight_decay, mu_dtype)
+    if decay_where is not None:
+        # The decay enters the momentum, so it cannot be a link of its own.
+        others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
+        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
+    return chain(rule, ScaleByLearningRate(learning_rate))
+
+
+def adan(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.98,
+    b2: Hyperparameter = 0.92,
+    b3: Hyperparameter = 0.99,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
+
+    The paper divides by 1 + η·λ instead of subtracting η·λ·p; to first order they agree.
+    Differs from Optax in a coefficient, as `ScaleByAdan` says.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByAdan`.
+
+    **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
+    """
+    return chain(
+        ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        decayed(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )

@@ -6,7 +6,7 @@ from .._chain import chain
 from .._fields import Hyperparameter
 from .._selector import WhereLike
 from .._transform import AbstractTransform
-from ..transforms import ScaleByLearningRate, ScaleByLion
+from ..transforms import ScaleByLearningRate, ScaleByLion, ScaleBySign, Trace
 from ._decay import decayed
 
 
@@ -40,3 +40,42 @@ def lion(
         decayed(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
+
+
+def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
+    """Descent by signs: p ↦ p − η·sign(g).
+
+    Each number moves by η a step, so η must decay for the path to end.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+
+    **Returns:** a chain of `ScaleBySign` and `ScaleByLearningRate`.
+
+    ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
+    """
+    return chain(ScaleBySign(), ScaleByLearningRate(learning_rate))
+
+
+def signum(
+    learning_rate: Hyperparameter,
+    beta: Hyperparameter = 0.9,
+    accumulator_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Descent by signs of the momentum: p ↦ p − η·sign(t).
+
+    The momentum is a sum, t = g + β·t. Its sign is that of the mean β·m + (1 − β)·g.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `beta`: β, the decay of the momentum, in [0, 1].
+    - `accumulator_dtype`: how the momentum is stored; the parameter's own dtype without it.
+
+    **Returns:** a chain of `Trace`, `ScaleBySign` and `ScaleByLearningRate`.
+
+    ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
+    """
+    momentum = Trace(beta, accumulator_dtype=accumulator_dtype)
+    return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))

@@ -1,5 +1,11 @@
 """The rules: a file for each purpose."""
 
+from .accumulate import (
+    ScaleByAdadelta as ScaleByAdadelta,
+    ScaleByAdadeltaState as ScaleByAdadeltaState,
+    ScaleByRss as ScaleByRss,
+    ScaleByRssState as ScaleByRssState,
+)
 from .adam import (
     ScaleByAdam as ScaleByAdam,
     ScaleByAdamax as ScaleByAdamax,
@@ -12,10 +18,15 @@ from .adam_variants import (
     ScaleByRadam as ScaleByRadam,
     ScaleByYogi as ScaleByYogi,
 )
+from .adan import ScaleByAdan as ScaleByAdan, ScaleByAdanState as ScaleByAdanState
 from .clip import Clip as Clip, ClipByGlobalNorm as ClipByGlobalNorm
 from .constrain import SetToZero as SetToZero
 from .decay import AddDecayedWeights as AddDecayedWeights
 from .momentum import Trace as Trace, TraceState as TraceState
+from .novograd import (
+    ScaleByNovograd as ScaleByNovograd,
+    ScaleByNovogradState as ScaleByNovogradState,
+)
 from .rms import (
     ScaleByRms as ScaleByRms,
     ScaleByRmsState as ScaleByRmsState,
@@ -27,4 +38,8 @@ from .scale import (
     ScaleByLearningRate as ScaleByLearningRate,
     ScaleBySchedule as ScaleBySchedule,
 )
-from .sign import ScaleByLion as ScaleByLion, ScaleByLionState as ScaleByLionState
+from .sign import (
+    ScaleByLion as ScaleByLion,
+    ScaleByLionState as ScaleByLionState,
+    ScaleBySign as ScaleBySign,
+)

@@ -32,6 +32,7 @@ RECIPES = {
     "adan": sl.adan(1e-1),
     "adagrad": sl.adagrad(1.0),
     "adadelta": sl.adadelta(0.1),
+    "rprop": sl.rprop(1e-1),
     # Signs do not get smaller near a minimum: the learning rate must.
     "sign_sgd": sl.sign_sgd(lambda step: 0.03 * 0.9993 ** step.astype(jnp.float32)),
     "signum": sl.signum(lambda step: 0.03 * 0.9993 ** step.astype(jnp.float32)),
@@ -190,3 +191,18 @@ def test_adadelta_without_a_learning_rate_descends():
 def test_the_sign_of_a_complex_number_has_size_one():
     u, _ = sl.ScaleBySign().update(jnp.array([3 - 4j, 0]), None)
     np.testing.assert_allclose(u, [0.6 - 0.8j, 0], rtol=1e-6)
+
+
+def test_rprop_grows_shrinks_and_waits():
+    made = updates_of(sl.ScaleByRprop(0.1), [1.0, 1.0, 1.0, -1.0, 1.0])
+    np.testing.assert_allclose(made, [0.1, 0.12, 0.144, 0.0, 0.072], rtol=1e-6)
+
+
+def test_rprop_sees_the_signs_of_tiny_gradients():
+    made = updates_of(sl.ScaleByRprop(0.1), [1e-30, 1e-30, -1e-30])
+    np.testing.assert_allclose(made, [0.1, 0.12, 0.0], rtol=1e-6)
+
+
+def test_rprop_refuses_complex_parameters_by_name():
+    with pytest.raises(TypeError, match="ScaleByRprop compares signs, and the parameter 'w'"):
+        sl.Optimizer(sl.rprop(0.1), {"w": jnp.ones(2, jnp.complex64)})

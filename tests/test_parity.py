@@ -60,6 +60,16 @@ def with_mean_from_zero(theirs):
     return optax.GradientTransformation(init, theirs.update)
 
 
+def one_step_earlier(theirs):
+    """Rprop as published: optax returns each step one step late, and keeps the present one."""
+
+    def update(updates, state, params=None):
+        _, state = theirs.update(updates, state, params)
+        return state.prev_updates, state
+
+    return optax.GradientTransformation(theirs.init, update)
+
+
 MATRICES = sl.where.ndim(min=2)
 ours_warmup = sl.schedules.warmup_cosine_decay(0.0, 0.1, 10, 40, 0.01)
 theirs_warmup = widely(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 40, 0.01))
@@ -138,6 +148,12 @@ ROWS = [
         optax.scale_by_adadelta(0.5, 1e-3),
     ),
     Row("scale_by_sign", sl.ScaleBySign(), optax.scale_by_sign()),
+    Row("scale_by_rprop", sl.ScaleByRprop(0.1), one_step_earlier(optax.scale_by_rprop(0.1))),
+    Row(
+        "scale_by_rprop numbers",
+        sl.ScaleByRprop(0.1, 0.6, 1.5, 0.05, 0.2),
+        one_step_earlier(optax.scale_by_rprop(0.1, 0.6, 1.5, 0.05, 0.2)),
+    ),
     Row("scale_by_lion", sl.ScaleByLion(), optax.scale_by_lion()),
     Row("scale_by_rms", sl.ScaleByRms(), optax.scale_by_rms()),
     Row(
@@ -348,6 +364,11 @@ TORCH = {
         ("Adadelta", {"lr": 0.5, "rho": 0.8, "eps": 1e-5, "weight_decay": 0.1}),
     ),
     "adadelta-defaults": (sl.adadelta(), ("Adadelta", {"lr": 1.0})),
+    "rprop": (sl.rprop(0.01), ("Rprop", {"lr": 0.01})),
+    "rprop-numbers": (
+        sl.rprop(0.1, 0.6, 1.5, 0.05, 0.2),
+        ("Rprop", {"lr": 0.1, "etas": (0.6, 1.5), "step_sizes": (0.05, 0.2)}),
+    ),
     "rmsprop": (
         sl.rmsprop(0.01, 0.99, eps_in_sqrt=False),
         ("RMSprop", {"lr": 0.01, "alpha": 0.99}),

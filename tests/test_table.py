@@ -183,7 +183,8 @@ COMPLEX = {
     name: tx
     for name, tx in EVERYTHING.items()
     # bfloat16 moments cannot hold a complex mean of squares' mean: the twin of bfloat16 is wider.
-    if "dtypes" not in name
+    # Rprop compares signs, which complex numbers have no two of: `test_adaptive.py` has its error.
+    if "dtypes" not in name and "rprop" not in name.lower()
 }
 
 

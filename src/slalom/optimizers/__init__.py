@@ -18,4 +18,4 @@ from .adam_variants import (
     yogi as yogi,
 )
 from .first_order import rmsprop as rmsprop, sgd as sgd
-from .sign import lion as lion, sign_sgd as sign_sgd, signum as signum
+from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -6,7 +6,14 @@ from .._chain import chain
 from .._fields import Hyperparameter
 from .._selector import WhereLike
 from .._transform import AbstractTransform
-from ..transforms import ScaleByLearningRate, ScaleByLion, ScaleBySign, Trace
+from ..transforms import (
+    Scale,
+    ScaleByLearningRate,
+    ScaleByLion,
+    ScaleByRprop,
+    ScaleBySign,
+    Trace,
+)
 from ._decay import decayed
 
 
@@ -79,3 +86,26 @@ def signum(
     """
     momentum = Trace(beta, accumulator_dtype=accumulator_dtype)
     return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
+
+
+def rprop(
+    learning_rate: Hyperparameter,
+    eta_minus: Hyperparameter = 0.5,
+    eta_plus: Hyperparameter = 1.2,
+    min_step_size: Hyperparameter = 1e-6,
+    max_step_size: Hyperparameter = 50.0,
+) -> AbstractTransform:
+    """Rprop: p ↦ p − η·sign(g), with a step size η for each number that follows its signs.
+
+    **Arguments:**
+
+    - `learning_rate`: the step size to begin with, > 0; later values change nothing.
+    - the others: as in `ScaleByRprop`.
+
+    **Returns:** a chain of `ScaleByRprop` and `Scale`.
+
+    ??? cite "Riedmiller & Braun, A direct adaptive method for faster backpropagation learning,
+        1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
+    """
+    rule = ScaleByRprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size)
+    return chain(rule, Scale(-1.0))

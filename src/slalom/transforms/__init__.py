@@ -33,6 +33,7 @@ from .rms import (
     ScaleByStddev as ScaleByStddev,
     ScaleByStddevState as ScaleByStddevState,
 )
+from .rprop import ScaleByRprop as ScaleByRprop, ScaleByRpropState as ScaleByRpropState
 from .scale import (
     Scale as Scale,
     ScaleByLearningRate as ScaleByLearningRate,

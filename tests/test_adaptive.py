@@ -32,6 +32,7 @@ RECIPES = {
     "adan": sl.adan(1e-1),
     "adagrad": sl.adagrad(1.0),
     "adadelta": sl.adadelta(0.1),
+    "sm3": sl.sm3(1.0),
     "rprop": sl.rprop(1e-1),
     # Signs do not get smaller near a minimum: the learning rate must.
     "sign_sgd": sl.sign_sgd(lambda step: 0.03 * 0.9993 ** step.astype(jnp.float32)),
@@ -206,3 +207,17 @@ def test_rprop_sees_the_signs_of_tiny_gradients():
 def test_rprop_refuses_complex_parameters_by_name():
     with pytest.raises(TypeError, match="ScaleByRprop compares signs, and the parameter 'w'"):
         sl.Optimizer(sl.rprop(0.1), {"w": jnp.ones(2, jnp.complex64)})
+
+
+def test_sm3_remembers_a_number_for_each_row_and_column():
+    tx = sl.ScaleBySM3(b1=0.0, eps=0.0)
+    state = tx.init(jnp.zeros((2, 3)))
+    assert [a.shape for a in state.accumulators] == [(2, 1), (1, 3)]
+    g = jnp.array([[1.0, 2.0, 0.0], [0.0, 3.0, 0.0]])
+    u, state = tx.update(g, state)
+    np.testing.assert_allclose(u, jnp.sign(g), rtol=1e-6)
+    np.testing.assert_allclose(state.accumulators[0], [[4.0], [9.0]])
+    np.testing.assert_allclose(state.accumulators[1], [[1.0, 9.0, 0.0]])
+    _, state = tx.update(jnp.ones((2, 3)), state)
+    # min(row, column) + 1 is [[2, 5, 1], [2, 10, 1]].
+    np.testing.assert_allclose(state.accumulators[1], [[2.0, 10.0, 1.0]])

@@ -70,6 +70,19 @@ def one_step_earlier(theirs):
     return optax.GradientTransformation(theirs.init, update)
 
 
+def scalars_as_vectors(theirs):
+    """SM3 for scalars too, which optax's has no accumulator for."""
+
+    def widen(tree):
+        return jax.tree.map(jnp.atleast_1d, tree)
+
+    def update(updates, state, params=None):
+        made, state = theirs.update(widen(updates), state)
+        return jax.tree.map(lambda m, u: m.reshape(u.shape), made, updates), state
+
+    return optax.GradientTransformation(lambda params: theirs.init(widen(params)), update)
+
+
 MATRICES = sl.where.ndim(min=2)
 ours_warmup = sl.schedules.warmup_cosine_decay(0.0, 0.1, 10, 40, 0.01)
 theirs_warmup = widely(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 40, 0.01))
@@ -153,6 +166,12 @@ ROWS = [
         "scale_by_rprop numbers",
         sl.ScaleByRprop(0.1, 0.6, 1.5, 0.05, 0.2),
         one_step_earlier(optax.scale_by_rprop(0.1, 0.6, 1.5, 0.05, 0.2)),
+    ),
+    Row("scale_by_sm3", sl.ScaleBySM3(), scalars_as_vectors(optax.scale_by_sm3())),
+    Row(
+        "scale_by_sm3 numbers",
+        sl.ScaleBySM3(0.8, 0.9, 1e-3),
+        scalars_as_vectors(optax.scale_by_sm3(0.8, 0.9, 1e-3)),
     ),
     Row("scale_by_lion", sl.ScaleByLion(), optax.scale_by_lion()),
     Row("scale_by_rms", sl.ScaleByRms(), optax.scale_by_rms()),
@@ -253,6 +272,7 @@ ROWS = [
     ),
     Row("sign_sgd", sl.sign_sgd(ours_warmup), optax.sign_sgd(theirs_warmup)),
     Row("signum", sl.signum(0.05, 0.8), optax.signum(0.05, 0.8)),
+    Row("sm3", sl.sm3(0.05, 0.8), scalars_as_vectors(optax.sm3(0.05, 0.8))),
     Row("lion", sl.lion(0.05, 0.7, 0.8), optax.lion(0.05, 0.7, 0.8)),
     Row(
         "lion decay_where",

@@ -58,6 +58,7 @@ with _checked:
         sgd as sgd,
         sign_sgd as sign_sgd,
         signum as signum,
+        sm3 as sm3,
         yogi as yogi,
     )
     from .transforms import (
@@ -80,6 +81,7 @@ with _checked:
         ScaleByRss as ScaleByRss,
         ScaleBySchedule as ScaleBySchedule,
         ScaleBySign as ScaleBySign,
+        ScaleBySM3 as ScaleBySM3,
         ScaleByStddev as ScaleByStddev,
         ScaleByYogi as ScaleByYogi,
         SetToZero as SetToZero,

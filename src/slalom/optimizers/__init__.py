@@ -1,6 +1,6 @@
 """The recipes: functions that return chains."""
 
-from .accumulate import adadelta as adadelta, adagrad as adagrad
+from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
 from .adam import (
     adam as adam,
     adamax as adamax,

@@ -1,4 +1,4 @@
-"""Adagrad and Adadelta as chains: each is a function that returns what it prints."""
+"""Adagrad, Adadelta and SM3 as chains: each is a function that returns what it prints."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from .._chain import chain
 from .._fields import Hyperparameter
 from .._selector import WhereLike
 from .._transform import AbstractTransform
-from ..transforms import ScaleByAdadelta, ScaleByLearningRate, ScaleByRss
+from ..transforms import ScaleByAdadelta, ScaleByLearningRate, ScaleByRss, ScaleBySM3
 from ._decay import decayed
 
 
@@ -65,3 +65,25 @@ def adadelta(
         ScaleByAdadelta(rho, eps, accumulator_dtype=accumulator_dtype),
         ScaleByLearningRate(learning_rate),
     )
+
+
+def sm3(
+    learning_rate: Hyperparameter,
+    momentum: Hyperparameter = 0.9,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """SM3: Adagrad with momentum, in the memory of a number for each row and column.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `momentum`: the decay of the momentum, in [0, 1).
+    - `mu_dtype`: how the momentum is stored; the parameter's own dtype without it.
+
+    **Returns:** a chain of `ScaleBySM3` and `ScaleByLearningRate`.
+
+    ??? cite "Anil et al., [Memory-Efficient Adaptive
+        Optimization](https://arxiv.org/abs/1901.11150), 2019"
+    """
+    return chain(ScaleBySM3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))

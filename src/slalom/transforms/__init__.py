@@ -44,3 +44,4 @@ from .sign import (
     ScaleByLionState as ScaleByLionState,
     ScaleBySign as ScaleBySign,
 )
+from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State

@@ -88,7 +88,7 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
     opt = sl.Optimizer(tx, params)
     assert all(leaf.sharding == everywhere for leaf in opt.leaves)
-    assert kind_of(opt.step(params, make_grads(params))) == kind_of((params, opt))
+    assert kind_of(opt.step(params, make_grads(params), value=1.0)) == kind_of((params, opt))
 
 
 @ROWS
@@ -217,6 +217,8 @@ COMPLEX = {
     if "dtypes" not in name
     # Complex numbers are neither above nor below zero.
     and "Nonnegative" not in name
+    # Rprop compares signs, which complex numbers have no two of: `test_adaptive.py` has its error.
+    and "rprop" not in name.lower()
 }
 
 

@@ -1,9 +1,27 @@
 """The recipes: functions that return chains."""
 
-from .first_order import (
+from .accumulate import (
+    adadelta as adadelta,
+    adagrad as adagrad,
+    sm3 as sm3,
+)
+from .adam import (
     adam as adam,
+    adamax as adamax,
+    adamaxw as adamaxw,
     adamw as adamw,
-    lion as lion,
+    amsgrad as amsgrad,
+    nadam as nadam,
+    nadamw as nadamw,
+)
+from .adam_variants import (
+    adabelief as adabelief,
+    adan as adan,
+    novograd as novograd,
+    radam as radam,
+    yogi as yogi,
+)
+from .first_order import (
     rmsprop as rmsprop,
     sgd as sgd,
 )
@@ -17,4 +35,10 @@ from .large_batch import (
     fromage as fromage,
     lamb as lamb,
     lars as lars,
+)
+from .sign import (
+    lion as lion,
+    rprop as rprop,
+    sign_sgd as sign_sgd,
+    signum as signum,
 )

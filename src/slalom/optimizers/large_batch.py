@@ -13,7 +13,7 @@ from ..transforms import (
     ScaleByTrustRatio,
     Trace,
 )
-from .first_order import _weight_decay
+from ._decay import decayed
 
 
 def lamb(
@@ -45,7 +45,7 @@ def lamb(
     """
     return chain(
         ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
-        _weight_decay(weight_decay, decay_where),
+        decayed(weight_decay, decay_where),
         ScaleByTrustRatio(),
         ScaleByLearningRate(learning_rate),
     )
@@ -85,7 +85,7 @@ def lars(
     """
     ratio = ScaleByTrustRatio(trust_coefficient=trust_coefficient, eps=eps)
     return chain(
-        _weight_decay(weight_decay, decay_where),
+        decayed(weight_decay, decay_where),
         ratio if trust_ratio_where is None else ratio.mask(trust_ratio_where),
         ScaleByLearningRate(learning_rate),
         Trace(momentum, nesterov),

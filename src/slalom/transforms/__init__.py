@@ -1,6 +1,27 @@
 """The rules: a file for each purpose."""
 
-from .adam import ScaleByAdam as ScaleByAdam, ScaleByAdamState as ScaleByAdamState
+from .accumulate import (
+    ScaleByAdadelta as ScaleByAdadelta,
+    ScaleByAdadeltaState as ScaleByAdadeltaState,
+    ScaleByRss as ScaleByRss,
+    ScaleByRssState as ScaleByRssState,
+)
+from .adam import (
+    ScaleByAdam as ScaleByAdam,
+    ScaleByAdamax as ScaleByAdamax,
+    ScaleByAdamState as ScaleByAdamState,
+    ScaleByAmsgrad as ScaleByAmsgrad,
+    ScaleByAmsgradState as ScaleByAmsgradState,
+)
+from .adam_variants import (
+    ScaleByBelief as ScaleByBelief,
+    ScaleByRadam as ScaleByRadam,
+    ScaleByYogi as ScaleByYogi,
+)
+from .adan import (
+    ScaleByAdan as ScaleByAdan,
+    ScaleByAdanState as ScaleByAdanState,
+)
 from .apply_every import (
     ApplyEvery as ApplyEvery,
     ApplyEveryState as ApplyEveryState,
@@ -17,7 +38,9 @@ from .constrain import (
     ZeroNans as ZeroNans,
     ZeroNansState as ZeroNansState,
 )
-from .decay import AddDecayedWeights as AddDecayedWeights
+from .decay import (
+    AddDecayedWeights as AddDecayedWeights,
+)
 from .momentum import (
     Ema as Ema,
     EmaState as EmaState,
@@ -32,6 +55,10 @@ from .normalise import (
     Centralize as Centralize,
     NormalizeByUpdateNorm as NormalizeByUpdateNorm,
 )
+from .novograd import (
+    ScaleByNovograd as ScaleByNovograd,
+    ScaleByNovogradState as ScaleByNovogradState,
+)
 from .optimistic import (
     ScaleByOptimisticGradient as ScaleByOptimisticGradient,
     ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
@@ -45,12 +72,24 @@ from .rms import (
     ScaleByStddev as ScaleByStddev,
     ScaleByStddevState as ScaleByStddevState,
 )
+from .rprop import (
+    ScaleByRprop as ScaleByRprop,
+    ScaleByRpropState as ScaleByRpropState,
+)
 from .scale import (
     Scale as Scale,
     ScaleByLearningRate as ScaleByLearningRate,
     ScaleBySchedule as ScaleBySchedule,
 )
-from .sign import ScaleByLion as ScaleByLion, ScaleByLionState as ScaleByLionState
+from .sign import (
+    ScaleByLion as ScaleByLion,
+    ScaleByLionState as ScaleByLionState,
+    ScaleBySign as ScaleBySign,
+)
+from .sm3 import (
+    ScaleBySM3 as ScaleBySM3,
+    ScaleBySM3State as ScaleBySM3State,
+)
 from .stateless import (
     Stateless as Stateless,
     StatelessPerLeaf as StatelessPerLeaf,

@@ -1,5 +1,7 @@
 """Transforms that keep the sign and set the size themselves."""
 
+from typing import Any, ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -65,3 +67,25 @@ class ScaleByLion(AbstractTransform):
             (now.b2, tree.complement(now.b2), from_mu, 1 - from_mu),
         )
         return updates, ScaleByLionState(tree.cast_like(mu, state.mu))
+
+
+class ScaleBySign(AbstractTransform):
+    """Keeps the sign only: u ↦ sign(u), which for complex leaves is u / |u|; 0 stays 0.
+
+    ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
+    """
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state, params, context
+        return tree.map_leaves(jnp.sign, (updates,)), None

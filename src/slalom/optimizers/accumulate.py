@@ -1,0 +1,89 @@
+"""Adagrad, Adadelta and SM3 as chains: each is a function that returns what it prints."""
+
+from typing import Any
+
+from .._chain import chain
+from .._fields import Hyperparameter
+from .._selector import WhereLike
+from .._transform import AbstractTransform
+from ..transforms import ScaleByAdadelta, ScaleByLearningRate, ScaleByRss, ScaleBySM3
+from ._decay import decayed
+
+
+def adagrad(
+    learning_rate: Hyperparameter,
+    initial_accumulator_value: Hyperparameter = 0.1,
+    eps: Hyperparameter = 1e-7,
+    *,
+    accumulator_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adagrad: p ↦ p − η·g / √(s + ε), where s is the sum of all squares.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByRss`.
+
+    **Returns:** a chain of `ScaleByRss` and `ScaleByLearningRate`.
+
+    ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
+        Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
+    """
+    return chain(
+        ScaleByRss(initial_accumulator_value, eps, accumulator_dtype=accumulator_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def adadelta(
+    learning_rate: Hyperparameter = 1.0,
+    rho: Hyperparameter = 0.9,
+    eps: Hyperparameter = 1e-6,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    accumulator_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adadelta: p ↦ p − η·√(x + ε) / √(v + ε)·g, where x is a mean of squares of these steps.
+
+    Differs from Optax: without a learning rate η is 1, as in the paper. There the sign is left
+    as it is, and the parameters ascend.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0; λ·p is added to the gradients, as L2 regularisation does.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByAdadelta`.
+
+    **Returns:** a chain of `AddDecayedWeights`, `ScaleByAdadelta` and `ScaleByLearningRate`.
+
+    ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
+    """
+    return chain(
+        decayed(weight_decay, decay_where),
+        ScaleByAdadelta(rho, eps, accumulator_dtype=accumulator_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def sm3(
+    learning_rate: Hyperparameter,
+    momentum: Hyperparameter = 0.9,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """SM3: Adagrad with momentum, in the memory of a number for each row and column.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `momentum`: the decay of the momentum, in [0, 1).
+    - `mu_dtype`: how the momentum is stored; the parameter's own dtype without it.
+
+    **Returns:** a chain of `ScaleBySM3` and `ScaleByLearningRate`.
+
+    ??? cite "Anil et al., [Memory-Efficient Adaptive
+        Optimization](https://arxiv.org/abs/1901.11150), 2019"
+    """
+    return chain(ScaleBySM3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))

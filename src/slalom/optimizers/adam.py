@@ -1,0 +1,248 @@
+"""Adam and its kin as chains: each is a function that returns what it prints."""
+
+from typing import Any
+
+from .._chain import chain
+from .._fields import Hyperparameter
+from .._selector import WhereLike
+from .._transform import AbstractTransform
+from ..transforms import ScaleByAdam, ScaleByAdamax, ScaleByAmsgrad, ScaleByLearningRate
+from ._decay import decayed
+
+
+def adam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = False,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adam: p ↦ p − η·m̂ / (√v̂ + ε).
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.adam(1e-3)
+    sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
+    """
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def adamw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    nesterov: bool = False,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adam with decoupled weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p).
+
+    The decay follows the learning rate: a step takes η·λ of each decayed parameter.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+        `sl.where.ndim(min=2)` decays matrices and leaves biases and norms alone.
+    - the others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.adamw(1e-3, weight_decay=0.1)
+    sl.ScaleByAdam() | sl.AddDecayedWeights(weight_decay=0.1) | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
+        Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def nadam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adam with Nesterov momentum: `sl.adam` with `nesterov=True`.
+
+    PyTorch's NAdam is another rule: there β₁ is scheduled, and grows from half of itself.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.nadam(1e-3)
+    sl.ScaleByAdam(nesterov=True) | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016"
+    """
+    return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True, nu_dtype=nu_dtype)
+
+
+def nadamw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adam with Nesterov momentum and decoupled weight decay: `sl.adamw` with `nesterov=True`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016; Loshchilov & Hutter,
+        [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return adamw(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        eps_root,
+        mu_dtype,
+        weight_decay,
+        decay_where,
+        nesterov=True,
+        nu_dtype=nu_dtype,
+    )
+
+
+def amsgrad(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    bias_correction_mu: bool = True,
+    bias_correction_nu: bool = True,
+    *,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """AMSGrad: p ↦ p − η·m̂ / (√w + ε), where w is the greatest v̂ so far.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByAmsgrad`.
+
+    **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
+
+    ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
+        Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
+    """
+    corrections = bias_correction_mu, bias_correction_nu
+    return chain(
+        ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections, nu_dtype=nu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def adamax(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adamax: p ↦ p − η·m̂ / v, where v is a decaying maximum of |g|.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByAdamax`.
+
+    **Returns:** a chain of `ScaleByAdamax` and `ScaleByLearningRate`.
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
+    """
+    return chain(
+        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def adamaxw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adamax with decoupled weight decay: p ↦ p − η·(m̂ / v + λ·p).
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByAdamax`.
+
+    **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Loshchilov & Hutter,
+        [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return chain(
+        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )

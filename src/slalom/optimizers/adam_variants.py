@@ -1,0 +1,175 @@
+"""Variants of Adam as chains: each is a function that returns what it prints."""
+
+from typing import Any
+
+from .._chain import chain
+from .._fields import Hyperparameter
+from .._selector import WhereLike, as_where
+from .._transform import AbstractTransform
+from ..transforms import (
+    ScaleByAdan,
+    ScaleByBelief,
+    ScaleByLearningRate,
+    ScaleByNovograd,
+    ScaleByRadam,
+    ScaleByYogi,
+)
+from ._decay import decayed
+
+
+def adabelief(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-16,
+    eps_root: Hyperparameter = 1e-16,
+    *,
+    nesterov: bool = False,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """AdaBelief: p ↦ p − η·m̂ / (√ŝ + ε), where s is a mean of |g − m|².
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByBelief`.
+
+    **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
+
+    ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
+    """
+    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+    return chain(
+        ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov, **dtypes),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def yogi(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-3,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v moves by at most (1 − β₂)·|g|² a step.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByYogi`.
+
+    **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
+
+    ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
+        Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
+        2018"
+    """
+    return chain(
+        ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def radam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    threshold: Hyperparameter = 5.0,
+    *,
+    nesterov: bool = False,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """RAdam: p ↦ p − η·r·m̂ / (√v̂ + ε), and p ↦ p − η·m̂ in the first steps.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - the others: as in `ScaleByRadam`.
+
+    **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
+
+    ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
+        Beyond](https://arxiv.org/abs/1908.03265), 2019"
+    """
+    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+    return chain(
+        ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, **dtypes),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def novograd(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.25,
+    eps: Hyperparameter = 1e-6,
+    eps_root: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """NovoGrad: p ↦ p − η·m, where m is the momentum of g / (√v + ε) + λ·p.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByNovograd`.
+
+    **Returns:** a chain of `ScaleByNovograd` (with `decay_where`: a partition of two) and
+    `ScaleByLearningRate`.
+
+    ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+        Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
+    """
+    rule = ScaleByNovograd(b1, b2, eps, eps_root, weight_decay, mu_dtype)
+    if decay_where is not None:
+        # The decay enters the momentum, so it cannot be a link of its own.
+        others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
+        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
+    return chain(rule, ScaleByLearningRate(learning_rate))
+
+
+def adan(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.98,
+    b2: Hyperparameter = 0.92,
+    b3: Hyperparameter = 0.99,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
+
+    The paper divides by 1 + η·λ instead of subtracting η·λ·p; to first order they agree.
+    Differs from Optax in a coefficient, as `ScaleByAdan` says.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByAdan`.
+
+    **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
+    """
+    return chain(
+        ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )

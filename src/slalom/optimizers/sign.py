@@ -1,0 +1,111 @@
+"""Chains that follow signs: each is a function that returns what it prints."""
+
+from typing import Any
+
+from .._chain import chain
+from .._fields import Hyperparameter
+from .._selector import WhereLike
+from .._transform import AbstractTransform
+from ..transforms import (
+    Scale,
+    ScaleByLearningRate,
+    ScaleByLion,
+    ScaleByRprop,
+    ScaleBySign,
+    Trace,
+)
+from ._decay import decayed
+
+
+def lion(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.99,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-3,
+    decay_where: WhereLike | None = None,
+) -> AbstractTransform:
+    """Lion: p ↦ p − η·(sign(β₁·m + (1 − β₁)·g) + λ·p).
+
+    Each number moves by η a step, so η is usually a tenth to a third of Adam's, and λ greater by
+    as much.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - the others: as in `ScaleByLion`.
+
+    **Returns:** a chain of `ScaleByLion`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Chen et al., [Symbolic Discovery of Optimization
+        Algorithms](https://arxiv.org/abs/2302.06675), 2023"
+    """
+    return chain(
+        ScaleByLion(b1, b2, mu_dtype),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
+    """Descent by signs: p ↦ p − η·sign(g).
+
+    Each number moves by η a step, so η must decay for the path to end.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+
+    **Returns:** a chain of `ScaleBySign` and `ScaleByLearningRate`.
+
+    ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
+    """
+    return chain(ScaleBySign(), ScaleByLearningRate(learning_rate))
+
+
+def signum(
+    learning_rate: Hyperparameter,
+    beta: Hyperparameter = 0.9,
+    accumulator_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Descent by signs of the momentum: p ↦ p − η·sign(t).
+
+    The momentum is a sum, t = g + β·t. Its sign is that of the mean β·m + (1 − β)·g.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `beta`: β, the decay of the momentum, in [0, 1].
+    - `accumulator_dtype`: how the momentum is stored; the parameter's own dtype without it.
+
+    **Returns:** a chain of `Trace`, `ScaleBySign` and `ScaleByLearningRate`.
+
+    ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
+    """
+    momentum = Trace(beta, accumulator_dtype=accumulator_dtype)
+    return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
+
+
+def rprop(
+    learning_rate: Hyperparameter,
+    eta_minus: Hyperparameter = 0.5,
+    eta_plus: Hyperparameter = 1.2,
+    min_step_size: Hyperparameter = 1e-6,
+    max_step_size: Hyperparameter = 50.0,
+) -> AbstractTransform:
+    """Rprop: p ↦ p − η·sign(g), with a step size η for each number that follows its signs.
+
+    **Arguments:**
+
+    - `learning_rate`: the step size to begin with, > 0; later values change nothing.
+    - the others: as in `ScaleByRprop`.
+
+    **Returns:** a chain of `ScaleByRprop` and `Scale`.
+
+    ??? cite "Riedmiller & Braun, A direct adaptive method for faster backpropagation learning,
+        1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
+    """
+    rule = ScaleByRprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size)
+    return chain(rule, Scale(-1.0))

@@ -1,0 +1,97 @@
+"""Step sizes that follow the signs of successive gradients: Rprop."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, PyTree
+
+from .. import tree
+from .._fields import Hyperparameter, hyperparameter, param_like
+from .._paths import dotted
+from .._transform import AbstractTransform, Context
+from .._types import Params, Updates
+
+
+class ScaleByRpropState(eqx.Module):
+    """What `ScaleByRprop` remembers."""
+
+    step_sizes: PyTree[Inexact[Array, "..."]] = param_like()
+    signs: PyTree[Inexact[Array, "..."]] = param_like()
+    """Of the last gradients, 0 after a change of sign."""
+
+
+class ScaleByRprop(AbstractTransform):
+    """Rprop: a step size for each number, which grows while the gradient keeps its sign.
+
+        sₜ = sign(gₜ)·sign(gₜ₋₁)
+        ηₜ = η₊·ηₜ₋₁ where s = 1,   η₋·ηₜ₋₁ where s = −1,   ηₜ₋₁ where s = 0
+        uₜ = ηₜ·sign(gₜ),   but 0 where s = −1, and there gₜ counts as 0 in the next step
+
+    η is held between `min_step_size` and `max_step_size`. For full batches: the noise of small
+    ones changes signs.
+
+    Differs from Optax: there the step that is returned is the one of the step before, and the
+    first is 0. Here it is the present one, as in the paper and in PyTorch.
+
+    **Arguments:**
+
+    - `learning_rate`: η₀, the step size to begin with, > 0; later values change nothing.
+    - `eta_minus`: η₋, in (0, 1).
+    - `eta_plus`: η₊, > 1.
+    - `min_step_size`: the smallest step size, > 0.
+    - `max_step_size`: the greatest step size, > 0.
+
+    ??? cite "Riedmiller & Braun, A direct adaptive method for faster backpropagation learning,
+        1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter(within="(0, inf)")
+    eta_minus: Hyperparameter = hyperparameter(0.5, within="(0, 1)")
+    eta_plus: Hyperparameter = hyperparameter(1.2, within="(1, inf)")
+    min_step_size: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    max_step_size: Hyperparameter = hyperparameter(50.0, within="(0, inf)")
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByRpropState:
+        for path, x in jax.tree_util.tree_leaves_with_path(params):
+            if jnp.iscomplexobj(x):
+                raise TypeError(
+                    f"ScaleByRprop compares signs, and the parameter '{dotted(path)}' is complex. "
+                    "Give its real and imaginary part as two parameters."
+                )
+        start = self.at(Context(step=0)).learning_rate
+        return ScaleByRpropState(
+            step_sizes=tree.second_moment(params, None, start),
+            signs=tree.first_moment(params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByRpropState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByRpropState]:
+        del params
+        now = self.at(context)
+
+        def rule(g, size, last, minus, plus, low, high):
+            sign = jnp.sign(g)
+            # A product of signs, not of gradients: that of small ones would vanish.
+            kept = sign * last
+            factor = jnp.where(kept > 0, plus, minus)
+            size = jnp.where(kept == 0, size, jnp.clip(size * factor, low, high))
+            sign = jnp.where(kept < 0, 0, sign)
+            return size * sign, size, sign
+
+        updates, step_sizes, signs = tree.map_leaves(
+            rule,
+            (updates, state.step_sizes, state.signs),
+            (now.eta_minus, now.eta_plus, now.min_step_size, now.max_step_size),
+        )
+        return updates, ScaleByRpropState(
+            tree.cast_like(step_sizes, state.step_sizes), tree.cast_like(signs, state.signs)
+        )

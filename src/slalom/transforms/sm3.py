@@ -1,0 +1,111 @@
+"""Adagrad in the memory of a few vectors: SM3."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, PyTree
+
+from .. import tree
+from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like
+from .._transform import AbstractTransform, Context
+from .._types import Params, Updates
+
+
+class ScaleBySM3State(eqx.Module):
+    """What `ScaleBySM3` remembers."""
+
+    accumulators: PyTree[Float[Array, "..."]]
+    """At each leaf one for each axis, of size 1 along the others."""
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class ScaleBySM3(AbstractTransform):
+    """SM3: Adagrad whose sums of squares are bounded by one number for each row and column.
+
+        vₜ = min over the axes k of aₖ + |gₜ|²,   aₖ = max of vₜ over all axes but k
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / √(vₜ + ε),   uₜ = mₜ
+
+    With β₂ < 1 it is vₜ = β₂·min aₖ + (1 − β₂)·|gₜ|². Vectors and scalars keep all of v. Where
+    v is 0 the quotient is 0.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the momentum, in [0, 1).
+    - `b2`: β₂, the decay of the accumulators, in [0, 1]; 1 sums.
+    - `eps`: ε, ≥ 0.
+    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
+
+    ??? cite "Anil et al., [Memory-Efficient Adaptive
+        Optimization](https://arxiv.org/abs/1901.11150), 2019"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(1.0, within="[0, 1]")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def init(self, params: Params) -> ScaleBySM3State:
+        mu = tree.first_moment(params, self.mu_dtype)
+
+        def zeros(x: Any) -> tuple[Array, ...]:
+            dtype = tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype)))
+            return tuple(jnp.zeros(shape, dtype) for shape in _shapes(x.shape))
+
+        return ScaleBySM3State(jax.tree.map(zeros, params), mu)
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleBySM3State,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleBySM3State]:
+        del params
+        now = self.at(context)
+        bounds = jax.tree.map(
+            lambda _, along: functools.reduce(jnp.minimum, along), updates, state.accumulators
+        )
+
+        def rule(g, bound, mu, b1, c1, b2, c2, eps):
+            total = b2 * bound + c2 * tree.abs_squared(g)
+            scaled = jnp.where(total > 0, g * jax.lax.rsqrt(total + eps), 0)
+            mu = b1 * mu + c1 * scaled
+            return mu, total
+
+        share = jnp.where(now.b2 == 1, 1, tree.complement(now.b2))
+        mu, total = tree.map_leaves(
+            rule,
+            (updates, bounds, state.mu),
+            (now.b1, tree.complement(now.b1), now.b2, share, now.eps),
+        )
+        return mu, ScaleBySM3State(
+            jax.tree.map(_greatest, total, state.accumulators), tree.cast_like(mu, state.mu)
+        )
+
+
+def _shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The shapes of a leaf's accumulators."""
+    if len(shape) < 2:
+        return [shape]
+    return [
+        tuple(n if axis == kept else 1 for axis, n in enumerate(shape))
+        for kept in range(len(shape))
+    ]
+
+
+def _greatest(total: Array, accumulators: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The greatest entries along all axes but one, for each axis."""
+    if total.ndim < 2:
+        return (jnp.asarray(total, accumulators[0].dtype),)
+
+    def along(kept: int) -> Array:
+        others = tuple(axis for axis in range(total.ndim) if axis != kept)
+        # The least sum of squares is 0: so there is a greatest one also of none.
+        greatest = jnp.max(total, axis=others, keepdims=True, initial=0)
+        return jnp.asarray(greatest, accumulators[kept].dtype)
+
+    return tuple(along(kept) for kept in range(total.ndim))

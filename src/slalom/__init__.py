@@ -35,6 +35,7 @@ with _checked:
     from ._model import apply_updates as apply_updates
     from ._optimizer import Optimizer as Optimizer
     from ._paced import AbstractPacedTransform as AbstractPacedTransform
+    from ._stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._train import train_step as train_step
     from ._transform import AbstractTransform as AbstractTransform, Context as Context
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates

@@ -7,29 +7,20 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from . import tree
 from ._module import LINE, indented
+from ._stateless import AbstractStatelessTransform
 from ._transform import AbstractTransform, Context, Part, check_transform, fluent, segments
 from ._types import Params, Updates
 
 
-class Identity(AbstractTransform):
+class Identity(AbstractStatelessTransform):
     """Passes updates through unchanged: a chain of no links."""
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params, context
-        return updates, None
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
+        return updates
 
 
 @fluent

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
-from .._transform import AbstractTransform, Context
+from .._stateless import AbstractStatelessTransform
+from .._transform import Context
 from .._types import Params, Updates
 
 
-class Clip(AbstractTransform):
+class Clip(AbstractStatelessTransform):
     """Bounds each number of the updates: u ↦ min(max(u, −δ), δ).
 
     For complex leaves real and imaginary part are bounded each.
@@ -24,27 +25,18 @@ class Clip(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
 
         def rule(u: Any, delta: Any) -> Any:
             if jnp.iscomplexobj(u):
                 return jnp.clip(u.real, -delta, delta) + 1j * jnp.clip(u.imag, -delta, delta)
             return jnp.clip(u, -delta, delta)
 
-        return tree.map_leaves(rule, (updates,), (self.at(context).max_delta,)), None
+        return tree.map_leaves(rule, (updates,), (self.at(context).max_delta,))
 
 
-class ClipByGlobalNorm(AbstractTransform):
+class ClipByGlobalNorm(AbstractStatelessTransform):
     """Scales all updates together so that their Euclidean norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
     The norm is summed in at least float32 over all leaves that this transform sees: inside a
@@ -63,26 +55,17 @@ class ClipByGlobalNorm(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
         norm = tree.global_norm(updates)
         max_norm = jnp.asarray(self.at(context).max_norm, norm.dtype)
         # One division of scalars: divided leaf by leaf, XLA would write the clipped updates to
         # memory.
         scale = _shrinking(norm, max_norm)
-        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None
+        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,))
 
 
-class ClipByBlockRms(AbstractTransform):
+class ClipByBlockRms(AbstractStatelessTransform):
     """Scales the update of each leaf so that its root mean square is at most c.
 
         u ↦ u·min(1, c / rms(u))   with   rms(u) = √(mean |u|²)
@@ -101,22 +84,13 @@ class ClipByBlockRms(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
 
         def rule(u: Any, threshold: Any) -> Any:
             return u * _shrinking(tree.rms(u), threshold)
 
-        return tree.map_leaves(rule, (updates,), (self.at(context).threshold,)), None
+        return tree.map_leaves(rule, (updates,), (self.at(context).threshold,))
 
 
 def _shrinking(size: Any, limit: Any) -> Any:

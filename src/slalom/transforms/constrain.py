@@ -11,11 +11,12 @@ from .. import tree
 from .._fields import per_leaf
 from .._paths import leaf_paths
 from .._selector import WhereLike
+from .._stateless import AbstractStatelessTransform
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
 
 
-class SetToZero(AbstractTransform):
+class SetToZero(AbstractStatelessTransform):
     """Replaces updates by zeros, whatever they are: also NaN and infinity.
 
     `SetToZero().mask(where)` freezes the selected parameters.
@@ -23,18 +24,9 @@ class SetToZero(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params, context
-        return tree.zeros_like(updates), None
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
+        return tree.zeros_like(updates)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (0,) * len(jax.tree.leaves(params))

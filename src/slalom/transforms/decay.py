@@ -1,14 +1,15 @@
 """Transforms that pull parameters towards zero."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
-from .._transform import AbstractTransform, Context
+from .._stateless import AbstractStatelessTransform
+from .._transform import Context
 from .._types import Params, Updates
 
 
-class AddDecayedWeights(AbstractTransform):
+class AddDecayedWeights(AbstractStatelessTransform):
     """Adds the decayed parameters to the updates: u ↦ u + λ·p.
 
     Behind the rule and before `ScaleByLearningRate` (as in `sl.adamw`) the decay is decoupled
@@ -27,17 +28,7 @@ class AddDecayedWeights(AbstractTransform):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
         weight_decay = self.at(context).weight_decay
-        return tree.map_leaves(lambda u, p, s: u + s * p, (updates, params), (weight_decay,)), None
+        return tree.map_leaves(lambda u, p, s: u + s * p, (updates, params), (weight_decay,))

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
-from .._transform import AbstractTransform, Context
+from .._stateless import AbstractStatelessTransform
+from .._transform import Context
 from .._types import Params, Updates
 from .scale import sign_of
 
 
-class Centralize(AbstractTransform):
+class Centralize(AbstractStatelessTransform):
     """Subtracts from each row of a leaf its mean: u ↦ u − mean over all axes but the first.
 
     The first axis counts the outputs in the weights of `eqx.nn.Linear` and `eqx.nn.Conv`, as in
@@ -26,17 +27,8 @@ class Centralize(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params, context
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
 
         def rule(u: Any) -> Any:
             if u.ndim < 2 or u.size <= u.shape[0]:
@@ -44,10 +36,10 @@ class Centralize(AbstractTransform):
             mean = jnp.mean(u, axis=tuple(range(1, u.ndim)), keepdims=True)
             return u - jnp.broadcast_to(mean, u.shape)
 
-        return tree.map_leaves(rule, (updates,)), None
+        return tree.map_leaves(rule, (updates,))
 
 
-class NormalizeByUpdateNorm(AbstractTransform):
+class NormalizeByUpdateNorm(AbstractStatelessTransform):
     """Scales all updates together to a common Euclidean norm: u ↦ u·s / (‖u‖ + ε).
 
     The norm is summed in at least float32 over all leaves that this transform sees. Zero updates
@@ -64,22 +56,13 @@ class NormalizeByUpdateNorm(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
         now = self.at(context)
         norm = tree.global_norm(updates)
         divisor = norm + jnp.asarray(now.eps, norm.dtype)
         scale = jnp.asarray(now.scale_factor, norm.dtype) / jnp.where(divisor == 0, 1, divisor)
-        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None
+        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,))
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.scale_factor),) * len(jax.tree.leaves(params))

@@ -1,6 +1,6 @@
 """Transforms that take the size of a step from the loss."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
 from .._schedule import as_float
-from .._transform import AbstractTransform, Context
+from .._stateless import AbstractStatelessTransform
+from .._transform import Context
 from .._types import Params, Updates
 
 
-class ScaleByPolyak(AbstractTransform):
+class ScaleByPolyak(AbstractStatelessTransform):
     """Polyak's step size: scales updates by the distance of the loss from its minimum.
 
         u ↦ u·min((f − f*) / (‖u‖² + ε), η_max)
@@ -47,17 +48,8 @@ class ScaleByPolyak(AbstractTransform):
                 f"ScaleByPolyak.variant must be 'sps' or 'sps+', got {self.variant!r}."
             )
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
         value = as_float(self.demand("value", None if context is None else context.value))
         now = self.at(context)
         norm = tree.global_norm(updates)
@@ -71,4 +63,4 @@ class ScaleByPolyak(AbstractTransform):
         divisor = jnp.square(norm) + eps
         zero = divisor == 0
         scale = jnp.where(zero, 0, jnp.minimum(gap / jnp.where(zero, 1, divisor), most))
-        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,)), None
+        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,))

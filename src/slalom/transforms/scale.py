@@ -1,16 +1,17 @@
 """Transforms that multiply updates by one number."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
-from .._transform import AbstractTransform, Context
+from .._stateless import AbstractStatelessTransform
+from .._transform import Context
 from .._types import Params, Scalar, Tracer, Updates
 
 
-class Scale(AbstractTransform):
+class Scale(AbstractStatelessTransform):
     """Multiplies updates by a factor: u ↦ s·u.
 
     **Arguments:**
@@ -22,24 +23,15 @@ class Scale(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
-        return _scale(updates, self.at(context).step_size), None
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
+        return _scale(updates, self.at(context).step_size)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
 
 
-class ScaleByLearningRate(AbstractTransform):
+class ScaleByLearningRate(AbstractStatelessTransform):
     """Multiplies updates by the negative learning rate: u ↦ −η·u. The usual last link.
 
     **Arguments:**
@@ -51,24 +43,15 @@ class ScaleByLearningRate(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
-        return _scale(updates, -self.at(context).learning_rate), None
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
+        return _scale(updates, -self.at(context).learning_rate)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))
 
 
-class ScaleBySchedule(AbstractTransform):
+class ScaleBySchedule(AbstractStatelessTransform):
     """Multiplies updates by a function of the clock: u ↦ s(n)·u.
 
     The sign is the schedule's own: to descend with a learning-rate schedule, use
@@ -83,18 +66,9 @@ class ScaleBySchedule(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params
-        return _scale(updates, self.at(context).step_size), None
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
+        return _scale(updates, self.at(context).step_size)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))

@@ -1,6 +1,6 @@
 """Transforms that keep the sign and set the size themselves."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
 from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like
+from .._stateless import AbstractStatelessTransform
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
 
@@ -69,7 +70,7 @@ class ScaleByLion(AbstractTransform):
         return updates, ScaleByLionState(tree.cast_like(mu, state.mu))
 
 
-class ScaleBySign(AbstractTransform):
+class ScaleBySign(AbstractStatelessTransform):
     """Keeps the sign only: u ↦ sign(u), which for complex leaves is u / |u|; 0 stays 0.
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
@@ -77,15 +78,6 @@ class ScaleBySign(AbstractTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, params, context
-        return tree.map_leaves(jnp.sign, (updates,)), None
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
+        return tree.map_leaves(jnp.sign, (updates,))

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._transform import AbstractTransform, Context
+from .._stateless import AbstractStatelessTransform
+from .._transform import Context
 from .._types import Params, Updates
 
 
-class Stateless(AbstractTransform):
+class Stateless(AbstractStatelessTransform):
     """Applies a function to the updates as one tree: u ↦ f(u, p).
 
     The function is part of the program: another function compiles anew, also another lambda
@@ -33,30 +34,21 @@ class Stateless(AbstractTransform):
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, context
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del context
         made = self.fn(updates, params)
         tree.check_same_structure((updates, made))
 
         def wide(x: Any) -> Any:
             return jnp.asarray(x, tree.accumulation_dtype(x.dtype))
 
-        return jax.tree.map(wide, made), None
+        return jax.tree.map(wide, made)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (None,) * len(jax.tree.leaves(params))
 
 
-class StatelessPerLeaf(AbstractTransform):
+class StatelessPerLeaf(AbstractStatelessTransform):
     """Applies a function at each leaf of the updates: u ↦ f(u, p).
 
     Update and parameter arrive in the accumulation dtype: at least float32. The function is part
@@ -78,23 +70,14 @@ class StatelessPerLeaf(AbstractTransform):
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, context
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del context
         if params is None:
             made = tree.map_leaves(lambda u: self.fn(u, None), (updates,))
         else:
             made = tree.map_leaves(self.fn, (updates, params))
         tree.check_same_structure((updates, made))
-        return made, None
+        return made
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (None,) * len(jax.tree.leaves(params))

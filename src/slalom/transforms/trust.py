@@ -1,17 +1,18 @@
 """Transforms that size the update of each leaf by the size of the parameter there."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
-from .._transform import AbstractTransform, Context
+from .._stateless import AbstractStatelessTransform
+from .._transform import Context
 from .._types import Params, Updates
 
 
-class ScaleByTrustRatio(AbstractTransform):
+class ScaleByTrustRatio(AbstractStatelessTransform):
     """Gives the update of each leaf a norm in proportion to the parameter's.
 
         u ↦ u·c·‖p‖ / (‖u‖ + ε)   with the norms of one leaf, each at least `min_norm`
@@ -36,17 +37,7 @@ class ScaleByTrustRatio(AbstractTransform):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
         now = self.at(context)
 
@@ -59,10 +50,10 @@ class ScaleByTrustRatio(AbstractTransform):
 
         return tree.map_leaves(
             rule, (updates, params), (now.min_norm, now.trust_coefficient, now.eps)
-        ), None
+        )
 
 
-class ScaleByParamBlockNorm(AbstractTransform):
+class ScaleByParamBlockNorm(AbstractStatelessTransform):
     """Multiplies the update of each leaf by the parameter's norm: u ↦ u·max(‖p‖, s).
 
     **Arguments:**
@@ -75,26 +66,16 @@ class ScaleByParamBlockNorm(AbstractTransform):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
 
         def rule(u, p, min_scale):
             return u * jnp.maximum(tree.norm(p), min_scale)
 
-        return tree.map_leaves(rule, (updates, params), (self.at(context).min_scale,)), None
+        return tree.map_leaves(rule, (updates, params), (self.at(context).min_scale,))
 
 
-class ScaleByParamBlockRMS(AbstractTransform):
+class ScaleByParamBlockRMS(AbstractStatelessTransform):
     """Multiplies the update of each leaf by the parameter's root mean square.
 
         u ↦ u·max(√(mean |p|²), s)
@@ -111,26 +92,16 @@ class ScaleByParamBlockRMS(AbstractTransform):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
 
         def rule(u, p, min_scale):
             return u * jnp.maximum(tree.rms(p), min_scale)
 
-        return tree.map_leaves(rule, (updates, params), (self.at(context).min_scale,)), None
+        return tree.map_leaves(rule, (updates, params), (self.at(context).min_scale,))
 
 
-class ScaleByFromage(AbstractTransform):
+class ScaleByFromage(AbstractStatelessTransform):
     """Fromage's step: descends, then shrinks what descent alone would make grow.
 
         p + u' = (p − η·u) / √(1 + η²)
@@ -150,17 +121,7 @@ class ScaleByFromage(AbstractTransform):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def init(self, params: Params) -> None:
-        return tree.no_state(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
         rate = self.at(context).learning_rate
         square = jnp.square(rate)
@@ -171,7 +132,7 @@ class ScaleByFromage(AbstractTransform):
         def rule(u, p, rate, shrink):
             return shrink * p - rate * u
 
-        return tree.map_leaves(rule, (updates, params), (rate / root, shrink)), None
+        return tree.map_leaves(rule, (updates, params), (rate / root, shrink))
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))

@@ -79,6 +79,7 @@ def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, 
             value = getattr(part.get(transform), field.name)
             return value[i] if many else value
 
+        # A schedule declares its numbers as a transform does, and only they are looked at.
         inner = part._replace(transform=schedule, get=get)  # pyright: ignore[reportArgumentType]
         prefix = f"{path}.{i}" if many else path
         numbers = {f.name for f in hyperparameter_fields(schedule)}

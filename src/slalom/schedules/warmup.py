@@ -119,8 +119,10 @@ class warmup_stable_decay(AbstractSchedule):
     - `decay_type`: the share of the peak that is left at the fraction f of the decay:
         `"linear"` 1 − f, `"cosine"` ½(1 + cos πf), or `"sqrt"` 1 − √f.
 
-    ??? cite "Hu et al., [MiniCPM](https://arxiv.org/abs/2404.06395), 2024; Hägele et al., [Scaling laws and compute-optimal training beyond fixed training durations](https://arxiv.org/abs/2405.18392), 2024"
-    """  # noqa: E501
+    ??? cite "Hu et al., [MiniCPM](https://arxiv.org/abs/2404.06395), 2024; Hägele et al.,
+        [Scaling laws and compute-optimal training beyond fixed training
+        durations](https://arxiv.org/abs/2405.18392), 2024"
+    """
 
     init_value: Hyperparameter = hyperparameter()
     peak_value: Hyperparameter = hyperparameter()

@@ -26,6 +26,7 @@ from ._transform import (
     count_from_zero,
     find,
     parts,
+    uncalled,
 )
 from ._types import Params, Tracer, Updates
 
@@ -316,8 +317,7 @@ def _no_transform(given: Any, model: PyTree) -> str:
     if isinstance(model, AbstractTransform):
         kind = type(given).__name__
         return f"{message}a {kind}. The transform comes first: `sl.Optimizer(tx, model)`."
-    call = f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
-    return f"{message}{given!r}.{call}"
+    return f"{message}{given!r}.{uncalled(given)}"
 
 
 def _check_transform(transform: AbstractTransform, params: Params) -> None:

@@ -432,7 +432,10 @@ def count_from_zero() -> Any:
 def check_transform(what: str, given: Any) -> None:
     """Refuses something in a transform's place, with what to write where that is clear."""
     if not isinstance(given, AbstractTransform):
-        call = f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
-        raise TypeError(
-            f"{what} is no transform: got {given!r} of type {type(given).__name__}.{call}"
-        )
+        kind = type(given).__name__
+        raise TypeError(f"{what} is no transform: got {given!r} of type {kind}.{uncalled(given)}")
+
+
+def uncalled(given: Any) -> str:
+    """The advice for a recipe or class that stands where what it returns should."""
+    return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""

@@ -7,9 +7,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from ._fluent import fluent
 from ._module import LINE, indented
 from ._stateless import AbstractStatelessTransform
-from ._transform import AbstractTransform, Context, Part, check_transform, fluent, segments
+from ._transform import AbstractTransform, Context, Part, check_transform, parts, segments
 from ._types import Params, Updates
 
 
@@ -36,12 +37,14 @@ class Chain(AbstractTransform):
     - `names`: the name of each link, or `None` for its class name in snake case.
     """
 
+    nameless: ClassVar[bool] = True
+
     links: tuple[AbstractTransform, ...]
     names: tuple[str | None, ...] = eqx.field(static=True)
 
     def __check_init__(self):
         for link, name in list(zip(self.links, self.names, strict=True))[:-1]:
-            if link.stands_last:
+            if any(part.transform.stands_last for part in parts(link)):
                 raise ValueError(
                     f"{name or type(link).__name__} writes the parameters itself, so nothing may "
                     "follow it: make it the last link of the chain."

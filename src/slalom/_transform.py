@@ -1,4 +1,4 @@
-"""The protocol: what a transform is, what one step knows, and the methods that shape transforms.
+"""The protocol: what a transform is, and what one step knows.
 
 This is the file to read first. A transform is an immutable module: its fields are its
 hyperparameters and its parts. Its state is a separate module that `init` makes and `update`
@@ -8,9 +8,9 @@ returns anew.
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,13 +19,10 @@ from jaxtyping import Array, Bool, PyTree
 
 from . import tree
 from ._fields import hyperparameter_fields
-from ._module import AbstractDeclared
+from ._fluent import FLUENT, AbstractFluent
 from ._paths import candidates, has_suffix, snake_case
 from ._schedule import AbstractSchedule, as_float
-from ._selector import WhereLike
 from ._types import Params, Scalar, Step, Updates
-
-_Class = TypeVar("_Class")
 
 
 class Context(eqx.Module):
@@ -94,7 +91,7 @@ class Part(NamedTuple):
         return jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext()
 
 
-class AbstractTransform(AbstractDeclared):
+class AbstractTransform(AbstractFluent["AbstractTransform"]):
     """A gradient transformation: updates in, updates out, to be *added* to the parameters.
 
     To write one, subclass this, declare the fields, and write `init` and `update`:
@@ -120,9 +117,18 @@ class AbstractTransform(AbstractDeclared):
     stands_last: ClassVar[bool] = False
     """Whether this writes parameters itself, so that no link may follow it."""
 
+    elementwise: ClassVar[bool] = False
+    """Whether every entry is treated alike and by itself, whatever leaf it stands in."""
+
+    per_example: ClassVar[bool] = False
+    """Whether incoming gradients have one more leading axis, of examples, which this sums away."""
+
+    nameless: ClassVar[bool] = False
+    """Whether this adds nothing to a path, as a chain does."""
+
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        clashes = sorted(set(cls.__annotations__) & _FLUENT)
+        clashes = sorted(set(cls.__annotations__) & _METHODS)
         if clashes:
             raise TypeError(
                 f"{cls.__name__} has a field '{clashes[0]}', which is the name of a method of "
@@ -238,6 +244,14 @@ class AbstractTransform(AbstractDeclared):
         del state
         return True
 
+    def metrics(self, state: Any) -> dict[str, Array]:
+        """What this transform itself, not its parts, reports of its last update: scalars by name.
+
+        The names are the same from `init` on.
+        """
+        del state
+        return {}
+
     def signs(self, params: Params) -> tuple[int | None, ...]:
         """For each leaf, which way the result points when gradients go in.
 
@@ -255,94 +269,10 @@ class AbstractTransform(AbstractDeclared):
             raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
         return find(self, which).transform
 
-    # --- composition ------------------------------------------------------------------------
 
-    def __or__(self, other: "AbstractTransform") -> "AbstractTransform":
-        """This transform, then the other."""
-        if not isinstance(other, AbstractTransform):
-            return NotImplemented
-        return _wrapper("Chain").join(self, other)
-
-    def mask(self, where: WhereLike) -> "AbstractTransform":
-        """This transform on the selected leaves; the others pass through unchanged.
-
-        For links of a chain. As a whole optimizer the leaves that pass through would receive
-        raw gradients: use `.only` there.
-
-        **Arguments:**
-
-        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
-
-        **Returns:** a transform.
-        """
-        return _wrapper("Masked")(self, where)
-
-    def only(self, where: WhereLike) -> "AbstractTransform":
-        """This transform on the selected leaves; the others get no update at all.
-
-        **Arguments:**
-
-        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
-
-        **Returns:** a transform.
-        """
-        return _wrapper("Only")(self, where)
-
-    def partition(
-        self,
-        others: "Mapping[WhereLike, AbstractTransform]",
-        names: tuple[Hashable, ...] | None = None,
-    ) -> "AbstractTransform":
-        """Other transforms for some leaves, and this one for the rest.
-
-        **Arguments:**
-
-        - `others`: a mapping from selectors (or functions of the parameters) to transforms;
-            where several match, the first one counts.
-        - `names`: a name for each of the `others`, for paths; their positions without it.
-
-        **Returns:** a transform.
-        """
-        return _wrapper("Partition").by_cases(self, others, names)
-
-    def every_k(
-        self, k: Any, *, mean: bool = True, accumulator_dtype: Any | None = None
-    ) -> "AbstractTransform":
-        """This transform once in `k` mini-steps, on the mean of their gradients.
-
-        **Arguments:**
-
-        - `k`: how many mini-steps make a window: an int ≥ 1, or a schedule of the number of
-            windows before, sampled at the window's start.
-        - `mean`: the weighted mean of the window's gradients; `False` for their sum.
-        - `accumulator_dtype`: the accumulator's dtype; at least float32 without it.
-
-        **Returns:** a transform.
-        """
-        return _wrapper("EveryK")(self, k, mean=mean, accumulator_dtype=accumulator_dtype)
-
-
-_FLUENT = frozenset(
+_METHODS = FLUENT | {
     name for name, value in vars(AbstractTransform).items() if callable(value) and name[0] != "_"
-)
-
-
-# --- the one joint --------------------------------------------------------------------------
-# The methods above return wrappers, which are subclasses and so stand in files above this one.
-# Importing them here would be a cycle, inside a function as much as at the top. Instead each
-# wrapper enters itself below when its file is imported, which `slalom/__init__.py` does.
-
-_wrappers: dict[str, Any] = {}
-
-
-def fluent(cls: type[_Class]) -> type[_Class]:
-    """Class decorator: makes a wrapper known to the method above that builds it."""
-    _wrappers[cls.__name__] = cls
-    return cls
-
-
-def _wrapper(name: str) -> Any:
-    return _wrappers[name]
+}
 
 
 # --- walking --------------------------------------------------------------------------------
@@ -350,17 +280,13 @@ def _wrapper(name: str) -> Any:
 
 def segments(transform: AbstractTransform) -> tuple[str, ...]:
     """What a transform without a given name adds to a path; a chain adds nothing."""
-    return () if _is_chain(transform) else (snake_case(type(transform).__name__),)
+    return () if transform.nameless else (snake_case(type(transform).__name__),)
 
 
 def operand(transform: AbstractTransform) -> str:
     """The code of a transform, fit to stand left of a method call."""
     text = repr(transform)
     return f"({text})" if " | " in text and text[0] != "(" else text
-
-
-def _is_chain(transform: AbstractTransform) -> bool:
-    return isinstance(transform, _wrapper("Chain"))
 
 
 def parts(

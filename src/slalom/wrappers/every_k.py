@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._fields import dtype_field, param_like
+from .._fluent import fluent
 from .._paced import AbstractPacedTransform
 from .._schedule import AbstractSchedule, as_schedule, canonical_float
 from .._transform import (
@@ -18,7 +19,6 @@ from .._transform import (
     Context,
     Part,
     count_from_zero,
-    fluent,
     operand,
     segments,
 )

@@ -7,8 +7,9 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
+from .._fluent import fluent
 from .._selector import Where, as_where, mask, selected_from
-from .._transform import AbstractTransform, Context, Part, fluent, operand, segments
+from .._transform import AbstractTransform, Context, Part, operand, segments
 from .._types import Params, Updates
 
 

@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
+from .._fluent import fluent
 from .._paths import candidates, leaf_paths
 from .._selector import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
 from .._transform import (
@@ -15,7 +16,6 @@ from .._transform import (
     Context,
     Part,
     check_transform,
-    fluent,
     operand,
     segments,
 )

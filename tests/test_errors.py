@@ -629,12 +629,12 @@ ADAM_KNOWS = (
 )
 
 
-@refused(KeyError, "'lr' is no hyperparameter here. Candidates: " + ADAM_KNOWS)
+@refused(KeyError, "'lr' is not known. Candidates: " + ADAM_KNOWS)
 def an_unknown_hyperparameter():
     bound().with_hyperparams(lr=0.1)
 
 
-@refused(KeyError, "'lr' is no hyperparameter here. Candidates: " + ADAM_KNOWS)
+@refused(KeyError, "'lr' is not known. Candidates: " + ADAM_KNOWS)
 def an_unknown_hyperparameter_read():
     bound().hyperparams["lr"]
 

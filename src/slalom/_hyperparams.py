@@ -1,7 +1,7 @@
 """Reading and replacing hyperparameters by their paths."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -11,38 +11,10 @@ import jax.numpy as jnp
 from . import tree
 from ._fields import bind_number, hyperparameter_fields
 from ._module import CHECK, shortest
-from ._paths import candidates, glob_pattern, has_suffix
+from ._paths import ByPath, candidates, glob_pattern, the_path
 from ._schedule import AbstractSchedule
 from ._transform import AbstractTransform, Context, Part, parts
-from ._types import Scalar, Tracer
-
-
-class Hyperparams(Mapping[str, Scalar]):
-    """Hyperparameters by path; any unambiguous suffix of a path works as a key."""
-
-    def __init__(self, values: dict[str, Any]):
-        self._values = values
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[_one(name, list(self._values))]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self._values.items()) + "}"
-
-
-def _one(name: str, known: list[str]) -> str:
-    """The one path that a name means."""
-    found = [name] if name in known else [path for path in known if has_suffix(path, name)]
-    if len(found) != 1:
-        what = "is ambiguous" if found else "is no hyperparameter here"
-        raise KeyError(f"'{name}' {what}. Candidates: {candidates(name, found or known)}.")
-    return found[0]
+from ._types import Tracer
 
 
 def _targets(
@@ -56,7 +28,7 @@ def _targets(
             known[path] = (path, part, field)
             known |= _inside_schedule(path, part, field)
     if "*" not in name:
-        return [known[_one(name, list(known))]]
+        return [known[the_path(name, list(known))]]
     found = [path for path in known if glob_pattern(name).fullmatch(path)]
     if not found:
         raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, known)}.")
@@ -112,7 +84,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     return jax.device_put(new, old.sharding) if settled else new
 
 
-def read(transform: AbstractTransform, state: Any, context: Context) -> Hyperparams:
+def read(transform: AbstractTransform, state: Any, context: Context) -> ByPath:
     """What the next update uses for each hyperparameter, each schedule on its own clock."""
     values = {}
     for part in parts(transform, state, context):
@@ -120,7 +92,7 @@ def read(transform: AbstractTransform, state: Any, context: Context) -> Hyperpar
             value = part.transform.read(field.name, part.context)
             if value is not None:
                 values[".".join((*part.path, field.name))] = value
-    return Hyperparams(values)
+    return ByPath(values)
 
 
 def replace(

@@ -1,10 +1,10 @@
-"""Tables for people: what a transform does to each parameter."""
+"""What people look at: a table of what happens to each parameter, and what steps report."""
 
 from typing import Any
 
 from . import tree
 from ._model import Split
-from ._paths import leaf_paths
+from ._paths import ByPath, leaf_paths
 from ._transform import AbstractTransform, parts
 
 
@@ -53,3 +53,12 @@ def describe(transform: AbstractTransform, model: Split) -> Description:
                 }
             )
     return Description(rows)
+
+
+def metrics(transform: AbstractTransform, state: Any) -> ByPath:
+    """What each transform reports of its last update, by path."""
+    return ByPath(
+        (".".join((*part.path, name)), value)
+        for part in parts(transform, state)
+        for name, value in part.transform.metrics(part.state).items()
+    )

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from . import tree
 from ._fields import bind_number
-from ._hyperparams import Hyperparams, read, replace
-from ._inspect import Description, describe
+from ._hyperparams import read, replace
+from ._inspect import Description, describe, metrics
 from ._jit import Program
-from ._model import Split, check_model, split, strong
+from ._model import Split, check_bound, check_model, split, strong
 from ._module import indented, shortest
-from ._paths import example, leaf_paths
+from ._paths import ByPath, example, leaf_paths
 from ._selector import Where, WhereLike, as_where, check_matches
 from ._step import KNOWN, as_known, run
 from ._transform import (
@@ -29,6 +29,7 @@ from ._transform import (
     uncalled,
 )
 from ._types import Params, Tracer, Updates
+from ._writer import evaluated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +218,7 @@ class Optimizer(eqx.Module):
     # --- hyperparameters --------------------------------------------------------------------
 
     @property
-    def hyperparams(self) -> Hyperparams:
+    def hyperparams(self) -> ByPath:
         """The value that the *next* step uses for each hyperparameter, by path.
 
         Schedules are asked on the clock of the transform they belong to. Any unambiguous suffix
@@ -254,6 +255,32 @@ class Optimizer(eqx.Module):
         made = (transform, (self.state, self.count))
         leaves, binding = _bind(made, self.binding.trainable, self.binding.params)
         return _make(leaves, self.binding if binding == self.binding else binding)
+
+    # --- what comes of it ---------------------------------------------------------------------
+
+    def eval_params(self, model: PyTree) -> PyTree:
+        """The model to evaluate, whatever the optimizer is.
+
+        It holds the slow weights under `.lookahead`, the averages under `.average`, and is the
+        model itself under a transform that keeps no other parameters.
+
+        **Arguments:**
+
+        - `model`: the bound model, as the last step returned it.
+
+        **Returns:** the model, every leaf in its own dtype.
+        """
+        whole = split(model, self.binding.trainable)
+        check_bound(whole.params, self.binding.params)
+        params = evaluated(self.transform, self.state, whole.params)
+        return whole.join(jax.tree.leaves(params))
+
+    @property
+    def metrics(self) -> ByPath:
+        """What the transforms report of the last step: scalars by path, such as
+        `if_finite.notfinite_count`. Any unambiguous suffix of a path works as a key.
+        """
+        return metrics(self.transform, self.state)
 
     # --- inspection -------------------------------------------------------------------------
 

@@ -64,6 +64,15 @@ RULES = {
     "Freeze": sl.Freeze(matrices) | sl.Scale(-0.1),
     "Stateless": sl.Stateless(lambda u, p: jax.tree.map(lambda u: -0.1 * u, u)),
     "StatelessPerLeaf": sl.StatelessPerLeaf(lambda u, p: -0.1 * u * p),
+    "Snapshot": sl.Snapshot("norm", sl.tree.global_norm),
+    "MeasureWithEma": sl.MeasureWithEma(sl.tree.global_norm, 0.9),
+    "Monitor": sl.Monitor(
+        {
+            "norm": sl.tree.global_norm,
+            "first": lambda u: jax.tree.leaves(u)[:1],
+            "long": sl.MeasureWithEma(lambda u: sl.tree.global_norm(u) > 1, 0.9, debias=False),
+        }
+    ),
     "Ema": sl.Ema(0.9),
     "Ema, without debias": sl.Ema(0.9, debias=False, accumulator_dtype="float32"),
 }
@@ -108,6 +117,12 @@ WRAPPERS = {
     "Only": sl.adam(0.1).only(matrices),
     "Partition": sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
     "partition": sl.partition({2: sl.adam(0.1), 1: sl.sgd(0.1)}, {matrices: 2, ~matrices: 1}),
+    "Lookahead": sl.adam(0.1).lookahead(2, 0.5),
+    "Lookahead, reset_state": sl.adam(0.1).lookahead(1, 0.5, reset_state=True),
+    "Average": sl.adam(0.1).average(0.9),
+    "Average, uniform": sl.adam(0.1).every_k(2).average(),
+    "Recorded": sl.adam(halving).record(),
+    "Recorded, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),
     "EveryK": sl.adam(0.1).every_k(2),
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),

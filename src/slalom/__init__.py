@@ -81,6 +81,8 @@ with _checked:
         Ema as Ema,
         Freeze as Freeze,
         KeepParamsNonnegative as KeepParamsNonnegative,
+        MeasureWithEma as MeasureWithEma,
+        Monitor as Monitor,
         NormalizeByUpdateNorm as NormalizeByUpdateNorm,
         Scale as Scale,
         ScaleByAdadelta as ScaleByAdadelta,
@@ -108,16 +110,20 @@ with _checked:
         ScaleByTrustRatio as ScaleByTrustRatio,
         ScaleByYogi as ScaleByYogi,
         SetToZero as SetToZero,
+        Snapshot as Snapshot,
         Stateless as Stateless,
         StatelessPerLeaf as StatelessPerLeaf,
         Trace as Trace,
         ZeroNans as ZeroNans,
     )
     from .wrappers import (
+        Average as Average,
         EveryK as EveryK,
+        Lookahead as Lookahead,
         Masked as Masked,
         Only as Only,
         Partition as Partition,
+        Recorded as Recorded,
         partition as partition,
     )
 

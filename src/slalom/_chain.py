@@ -1,6 +1,7 @@
 """Transforms one after another."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -86,6 +87,17 @@ class Chain(AbstractTransform):
     def step(
         self, grads: Updates, state: Any, params: Params, context: Context | None = None
     ) -> tuple[Params, tuple[Any, ...]]:
+        return self.through(lambda last: last.step, grads, state, params, context)
+
+    def through(
+        self,
+        verb: Callable[[AbstractTransform], Callable[..., tuple[Any, Any]]],
+        grads: Updates,
+        state: Any,
+        params: Params,
+        context: Context | None,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """`update` of all links but the last, and then what `verb` makes of that one."""
         *before, last = self.inside(state, context, params)
         states = []
         for part in before:
@@ -93,8 +105,8 @@ class Chain(AbstractTransform):
                 grads, new = part.transform.update(grads, part.state, params, context)
             states.append(new)
         with last.scope():
-            params, new = last.transform.step(grads, last.state, params, context)
-        return params, (*states, new)
+            result, new = verb(last.transform)(grads, last.state, params, context)
+        return result, (*states, new)
 
     def inside(
         self, state: Any = None, context: Context | None = None, params: Params | None = None

@@ -76,6 +76,13 @@ def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
     return _declare(_STEPS, default, converter=_as_steps, **{CHECK: check})
 
 
+def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
+    """Declares a number of steps that is part of the structure: a Python int."""
+    check = functools.partial(_check_count, least)
+    options: dict[str, Any] = {} if default is _MISSING else {"default": default}
+    return eqx.field(static=True, converter=_as_steps, metadata={CHECK: check}, **options)
+
+
 def param_like() -> Any:
     """Declares that a state field is shaped as the parameters: a tree with a leaf per parameter.
 
@@ -183,6 +190,13 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a whole number of steps, got {value!r}.")
     if not isinstance(value, Tracer):
         within.check(name, value)
+
+
+def _check_count(least: int, name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 
 def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:

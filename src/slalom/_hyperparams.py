@@ -84,7 +84,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     return jax.device_put(new, old.sharding) if settled else new
 
 
-def read(transform: AbstractTransform, state: Any, context: Context) -> ByPath:
+def read(transform: AbstractTransform, state: Any, context: Context | None) -> ByPath:
     """What the next update uses for each hyperparameter, each schedule on its own clock."""
     values = {}
     for part in parts(transform, state, context):

@@ -58,7 +58,7 @@ def describe(transform: AbstractTransform, model: Split) -> Description:
 def metrics(transform: AbstractTransform, state: Any) -> ByPath:
     """What each transform reports of its last update, by path."""
     return ByPath(
-        (".".join((*part.path, name)), value)
+        (".".join(filter(None, (*part.path, name))), value)
         for part in parts(transform, state)
         for name, value in part.transform.metrics(part.state).items()
     )

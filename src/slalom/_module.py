@@ -1,6 +1,7 @@
 """Modules whose fields are declared: checked when made, printed as the code that makes them."""
 
 import dataclasses
+import types
 from typing import Any
 
 import equinox as eqx
@@ -8,6 +9,8 @@ import jax
 import numpy as np
 
 from ._types import Tracer
+
+_PACKAGE = __name__.partition(".")[0]
 
 LINE = 92
 """What prints longer than this is printed over several lines."""
@@ -53,6 +56,8 @@ def code(value: Any) -> str:
         return repr(value.name)
     if isinstance(value, float | jax.Array | np.ndarray | np.generic):
         return shortest(value)
+    if isinstance(value, types.FunctionType):
+        return f"{'sl.tree.' if value.__module__ == f'{_PACKAGE}.tree' else ''}{value.__name__}"
     if isinstance(value, list):
         return f"[{', '.join(map(code, value))}]"
     if isinstance(value, tuple):
@@ -90,7 +95,7 @@ def indented(text: str) -> str:
 def _prefix(cls: type) -> str:
     """How the library's own names are reached; a user's own classes are called by name."""
     package, _, rest = cls.__module__.partition(".")
-    if package != __name__.partition(".")[0]:
+    if package != _PACKAGE:
         return ""
     return "sl.schedules." if rest.partition(".")[0] == "schedules" else "sl."
 

@@ -247,7 +247,7 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
     def metrics(self, state: Any) -> dict[str, Array]:
         """What this transform itself, not its parts, reports of its last update: scalars by name.
 
-        The names are the same from `init` on.
+        The names are the same from `init` on; `""` stands for this transform's own path.
         """
         del state
         return {}

@@ -117,6 +117,20 @@ def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> P
     return full_like(params, dtype)
 
 
+def copy(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
+    """The parameters in buffers of their own, sharded as they are.
+
+    **Arguments:**
+
+    - `params`: the parameters.
+    - `dtype`: from a parameter's dtype to that of its copy; the same without it.
+
+    **Returns:** a tree like the parameters; no leaf shares a buffer with them.
+    """
+    check_inexact(params)
+    return jax.tree.map(lambda x: jnp.array(x, dtype(canonical(x.dtype)), copy=True), params)
+
+
 def first_moment(params: Params, dtype: Any | None = None) -> PyTree:
     """Zeros for a mean of updates.
 
@@ -351,6 +365,23 @@ def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*
     return -1 / jnp.expm1(age.astype(decay.dtype) * jnp.log1p(-complement(decay)))
 
 
+def newest_weight(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:
+    """(1 − decay) / (1 − decayᵗ): what the newest of t values weighs in a debiased mean of them.
+
+    With it, mean ← (1 − w)·mean + w·new is the exponential mean of the values seen so far, and
+    needs no correction when it is read.
+
+    **Arguments:**
+
+    - `decay`: the decay of the mean, in [0, 1).
+    - `age`: how many values there are with the newest, ≥ 1: one number, or an entry per leaf.
+
+    **Returns:** as many weights; exactly 1 at age 1.
+    """
+    weight = complement(decay) * bias_correction(decay, age)
+    return jnp.where(age == 1, 1, weight)
+
+
 def increment(count: Int[Array, "..."]) -> Int[Array, "..."]:
     """count + 1, which stays at the largest integer instead of turning negative.
 
@@ -398,11 +429,13 @@ __all__ = [
     "bias_correction",
     "cast_like",
     "complement",
+    "copy",
     "first_moment",
     "fresh_age",
     "global_norm",
     "increment",
     "map_leaves",
+    "newest_weight",
     "no_state",
     "second_moment",
     "zeros_like",

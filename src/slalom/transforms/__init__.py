@@ -47,6 +47,7 @@ from .momentum import (
     Trace as Trace,
     TraceState as TraceState,
 )
+from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import (
     AddNoise as AddNoise,
     AddNoiseState as AddNoiseState,

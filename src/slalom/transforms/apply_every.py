@@ -4,12 +4,10 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
-from .._fields import param_like
-from .._module import CHECK
+from .._fields import count_field, param_like
 from .._transform import AbstractTransform, Context, count_from_zero
 from .._types import Params, Updates
 
@@ -19,17 +17,6 @@ class ApplyEveryState(eqx.Module):
 
     mini_step: Int[Array, ""]
     grad_acc: PyTree[Inexact[Array, "..."]] = param_like()
-
-
-def _as_count(k: Any) -> Any:
-    return int(k) if isinstance(k, np.integer) else k
-
-
-def _check_count(name: str, k: Any) -> None:
-    if not isinstance(k, int) or isinstance(k, bool):
-        raise TypeError(f"{name} must be an int, got {k!r} of type {type(k).__name__}.")
-    if k < 1:
-        raise ValueError(f"{name} must be at least 1 step, got {k}.")
 
 
 class ApplyEvery(AbstractTransform):
@@ -45,7 +32,7 @@ class ApplyEvery(AbstractTransform):
     - `k`: how many steps make a window, an int ≥ 1.
     """
 
-    k: int = eqx.field(default=1, static=True, converter=_as_count, metadata={CHECK: _check_count})
+    k: int = count_field(1)
 
     def init(self, params: Params) -> ApplyEveryState:
         return ApplyEveryState(

@@ -1,5 +1,8 @@
 """Transforms around a transform. Each is also a method of every transform."""
 
+from .average import Average as Average
 from .every_k import EveryK as EveryK
+from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
 from .partition import Partition as Partition, partition as partition
+from .record import Recorded as Recorded

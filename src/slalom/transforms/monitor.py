@@ -1,0 +1,223 @@
+"""Links that measure the updates that pass through them, and report in `opt.metrics`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PyTree
+
+from .. import tree
+from .._fields import Hyperparameter, dtype_field, hyperparameter
+from .._module import code
+from .._paths import leaf_paths
+from .._transform import AbstractTransform, Context, Part, count_from_zero
+from .._types import Params, Updates
+
+
+class _AbstractMonitor(AbstractTransform):
+    """What monitors share: updates pass through unchanged."""
+
+    keeps_zeros: ClassVar[bool] = True
+
+
+class Snapshot(_AbstractMonitor):
+    """Measures the updates at this place of a chain; `opt.metrics` holds the last measurement.
+
+    ```python
+    >>> watch = sl.Snapshot("norm_before", sl.tree.global_norm)
+    >>> tx = watch | sl.ClipByGlobalNorm(1.0) | sl.sgd(0.1)
+    >>> model = {"w": jnp.zeros(2)}
+    >>> opt = sl.Optimizer(tx, model)
+    >>> model, opt = opt.step(model, {"w": jnp.array([3.0, 4.0])})
+    >>> opt.metrics["norm_before"]
+    Array(5., dtype=float32)
+
+    ```
+
+    **Arguments:**
+
+    - `measure_name`: the measurement's name in `opt.metrics`.
+    - `measure`: a function of the updates to an array or a tree of arrays, which `opt.metrics`
+        holds by their paths. It is 0 before the first step.
+    """
+
+    measure_name: str = eqx.field(static=True)
+    measure: Callable[[Updates], Any] = eqx.field(static=True)
+
+    def __check_init__(self):
+        _check_measure("Snapshot", self.measure)
+
+    def init(self, params: Params) -> PyTree:
+        return _empty(self.measure, params, lambda own: own)
+
+    def update(
+        self,
+        updates: Updates,
+        state: PyTree,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, PyTree]:
+        del params, context
+        return updates, _measured(self.measure, updates, state)
+
+    def metrics(self, state: PyTree) -> dict[str, Array]:
+        return _by_name(self.measure_name, state)
+
+
+class MeasureWithEmaState(eqx.Module):
+    """What `MeasureWithEma` remembers."""
+
+    age: Int[Array, ""]
+    """How many measurements were made."""
+    ema: PyTree
+    """Their mean."""
+
+
+class MeasureWithEma(_AbstractMonitor):
+    """Measures the updates at its place; `opt.metrics` holds an exponential mean of measurements.
+
+        mₜ = (1 − wₜ)·mₜ₋₁ + wₜ·measure(gₜ),   m₀ = 0
+
+    with wₜ = (1 − d) / (1 − dᵗ), or 1 − d with `debias=False`. As a link of its own, or as one of
+    the measures of a `Monitor`.
+
+    **Arguments:**
+
+    - `measure`: a function of the updates to an array or a tree of arrays; bools count as 0
+        and 1.
+    - `decay`: d, in [0, 1).
+    - `debias`: whether the mean is one of the measurements so far, instead of starting at 0.
+    - `accumulator_dtype`: how the mean is kept; at least float32 without it.
+    """
+
+    measure: Callable[[Updates], Any] = eqx.field(static=True)
+    decay: Hyperparameter = hyperparameter(within="[0, 1)")
+    debias: bool = eqx.field(default=True, static=True)
+    accumulator_dtype: np.dtype | None = dtype_field()
+
+    def __check_init__(self):
+        _check_measure("MeasureWithEma", self.measure)
+
+    def init(self, params: Params) -> MeasureWithEmaState:
+        def dtype(own: np.dtype) -> np.dtype:
+            if self.accumulator_dtype is not None:
+                return tree.storage_dtype(own, self.accumulator_dtype)
+            return tree.accumulation_dtype(own if jnp.issubdtype(own, jnp.inexact) else jnp.float32)
+
+        return MeasureWithEmaState(count_from_zero(), _empty(self.measure, params, dtype))
+
+    def update(
+        self,
+        updates: Updates,
+        state: MeasureWithEmaState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, MeasureWithEmaState]:
+        del params
+        decay = self.at(context).decay
+        age = tree.increment(state.age)
+        weight = tree.newest_weight(decay, age) if self.debias else tree.complement(decay)
+        new = _measured(self.measure, updates, state.ema)
+
+        def rule(mean: Any, new: Any, weight: Any) -> Any:
+            return (1 - weight) * mean + weight * new
+
+        ema = tree.map_leaves(rule, (state.ema, new), (weight,))
+        return updates, MeasureWithEmaState(age, tree.cast_like(ema, state.ema))
+
+    def metrics(self, state: MeasureWithEmaState) -> dict[str, Array]:
+        return _by_name("", state.ema)
+
+
+class Monitor(_AbstractMonitor):
+    """Several measures of the updates at this place of a chain, by name in `opt.metrics`.
+
+    ```python
+    >>> def too_long(updates):
+    ...     return sl.tree.global_norm(updates) > 1.0
+    >>> watch = sl.Monitor(
+    ...     {"norm": sl.tree.global_norm, "clipped": sl.MeasureWithEma(too_long, decay=0.9)}
+    ... )
+    >>> tx = watch | sl.ClipByGlobalNorm(1.0) | sl.sgd(0.1)
+
+    ```
+
+    **Arguments:**
+
+    - `measures`: a mapping from names to functions of the updates, as `Snapshot` takes them, or
+        to `MeasureWithEma`.
+    """
+
+    names: tuple[str, ...] = eqx.field(static=True)
+    measures: tuple[_AbstractMonitor, ...]
+
+    def __init__(self, measures: Mapping[str, Callable[[Updates], Any] | MeasureWithEma]):
+        self.names = tuple(measures)
+        self.measures = tuple(
+            m if isinstance(m, MeasureWithEma) else Snapshot("", m) for m in measures.values()
+        )
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        return tuple(measure.init(params) for measure in self.measures)
+
+    def update(
+        self,
+        updates: Updates,
+        state: tuple[Any, ...],
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, tuple[Any, ...]]:
+        new = []
+        for part in self.inside(state, context, params):
+            with part.scope():
+                new.append(part.transform.update(updates, part.state, params, context)[1])
+        return updates, tuple(new)
+
+    def inside(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        states = (None,) * len(self.names) if state is None else state
+        return tuple(
+            Part((name,), measure, s, context, params, lambda outer, i=i: outer.measures[i])
+            for i, (name, measure, s) in enumerate(
+                zip(self.names, self.measures, states, strict=True)
+            )
+        )
+
+    def __repr__(self) -> str:
+        pairs = zip(self.names, self.measures, strict=True)
+        shown = (f"{n!r}: {code(m.measure if isinstance(m, Snapshot) else m)}" for n, m in pairs)
+        return f"sl.Monitor({{{', '.join(shown)}}})"
+
+
+def _check_measure(who: str, measure: Any) -> None:
+    if not callable(measure):
+        raise TypeError(
+            f"{who}.measure must be a function of the updates, such as `sl.tree.global_norm`, got "
+            f"{measure!r} of type {type(measure).__name__}."
+        )
+
+
+def _empty(measure: Callable[[Updates], Any], params: Params, dtype: Callable[..., Any]) -> PyTree:
+    """Zeros in place of what `measure` will return for updates of these parameters."""
+    tree.check_inexact(params)
+    # Between links updates flow in the accumulation dtype.
+    wide = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, tree.accumulation_dtype(p.dtype)), params
+    )
+    shapes = jax.eval_shape(lambda updates: jax.tree.map(jnp.asarray, measure(updates)), wide)
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, dtype(s.dtype)), shapes)
+
+
+def _measured(measure: Callable[[Updates], Any], updates: Updates, like: PyTree) -> PyTree:
+    """A measurement in the dtypes in which it is kept."""
+    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), measure(updates), like)
+
+
+def _by_name(name: str, measurement: PyTree) -> dict[str, Array]:
+    """The leaves of a measurement by name."""
+    leaves = zip(leaf_paths(measurement), jax.tree.leaves(measurement), strict=True)
+    return {".".join(filter(None, (name, path))): leaf for path, leaf in leaves}

@@ -1,0 +1,203 @@
+"""What transforms report of their last step, in `opt.metrics`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import gradients, mlp, nested_dict, params_of, slalom_trajectory
+
+MODEL = nested_dict(jax.random.key(0))
+GRADS = gradients(MODEL, 6)
+
+
+def at(tree, i):
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def norm(tree):
+    return np.sqrt(sum(np.sum(np.square(np.asarray(x, np.float64))) for x in jax.tree.leaves(tree)))
+
+
+# --- the mapping ----------------------------------------------------------------------------
+
+
+def test_metrics_are_a_flat_dict_that_takes_suffixes():
+    opt = sl.Optimizer((sl.Clip(1.0) | sl.sgd(0.1)).record(), MODEL)
+    metrics = opt.metrics
+    assert isinstance(metrics, dict)
+    assert list(metrics) == [
+        "recorded.grad_norm",
+        "recorded.update_norm",
+        "recorded.param_norm",
+        "recorded.clip.max_delta",
+        "recorded.scale_by_learning_rate.learning_rate",
+    ]
+    assert metrics["learning_rate"] == metrics["recorded.scale_by_learning_rate.learning_rate"]
+    assert "grad_norm" in metrics
+    assert "loss" not in metrics
+    assert metrics.get("loss", 3) == 3
+    with pytest.raises(KeyError, match=r"'norm' is not known. Candidates: 'recorded.grad_norm'"):
+        metrics["norm"]
+
+
+def test_metrics_of_twins_are_told_apart():
+    opt = sl.Optimizer(sl.Clip(1.0).record() | sl.sgd(0.1).record(), MODEL)
+    assert {"recorded.grad_norm", "recorded_2.grad_norm"} <= set(opt.metrics)
+    with pytest.raises(KeyError, match=r"'grad_norm' is ambiguous. Candidates: 'recorded.grad"):
+        opt.metrics["grad_norm"]
+
+
+def test_metrics_leave_a_compiled_function_and_a_scan():
+    tx = sl.Snapshot("norm", sl.tree.global_norm) | sl.sgd(0.1)
+    opt = sl.Optimizer(tx, MODEL)
+
+    def body(carry, grads):
+        model, opt = carry
+        model, opt = opt.step(model, grads)
+        return (model, opt), opt.metrics
+
+    (_, opt), history = jax.jit(lambda c: jax.lax.scan(body, c, GRADS))((MODEL, opt))
+    np.testing.assert_allclose(history["norm"], [norm(at(GRADS, i)) for i in range(6)], rtol=1e-6)
+    assert opt.metrics["norm"] == history["norm"][-1]
+
+
+def test_a_transform_without_anything_to_report_reports_nothing():
+    assert sl.Optimizer(sl.adamw(0.1), MODEL).metrics == {}
+
+
+# --- record ---------------------------------------------------------------------------------
+
+
+def test_record_measures_what_comes_in_what_goes_out_and_the_parameters():
+    tx = (sl.ClipByGlobalNorm(0.5) | sl.sgd(0.1)).record()
+    opt = sl.Optimizer(tx, MODEL)
+    stepped, opt = opt.step(MODEL, at(GRADS, 0))
+    np.testing.assert_allclose(opt.metrics["grad_norm"], norm(at(GRADS, 0)), rtol=1e-6)
+    np.testing.assert_allclose(opt.metrics["update_norm"], 0.05, rtol=1e-6)
+    np.testing.assert_allclose(opt.metrics["param_norm"], norm(stepped), rtol=1e-6)
+
+
+def test_record_tells_small_updates_that_rounding_swallows():
+    model = jnp.ones(4, jnp.bfloat16)
+    opt = sl.Optimizer(sl.sgd(1e-6).record(), model)
+    stepped, opt = opt.step(model, jnp.ones(4, jnp.bfloat16))
+    assert jnp.array_equal(stepped, model)
+    np.testing.assert_allclose(opt.metrics["update_norm"], 2e-6, rtol=1e-5)
+
+
+def test_record_tells_the_hyperparameters_as_used():
+    halving = sl.schedules.piecewise_constant(1.0, {1: 0.5, 2: 0.5})
+    opt = sl.Optimizer(sl.sgd(halving).record(), MODEL)
+    model, used = MODEL, []
+    for i in range(3):
+        model, opt = opt.step(model, at(GRADS, i))
+        used.append(float(opt.metrics["learning_rate"]))
+    assert used == [1.0, 0.5, 0.25]
+    assert opt.hyperparams["learning_rate"] == 0.25
+
+
+def test_record_changes_no_step():
+    tx = (sl.ClipByGlobalNorm(0.5) | sl.adamw(0.1)).every_k(2)
+    plain, _ = slalom_trajectory(tx, MODEL, GRADS)
+    recorded, _ = slalom_trajectory(tx.record(), MODEL, GRADS)
+    for a, b in zip(jax.tree.leaves(recorded), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7)
+
+
+def scratch(tx, model):
+    opt = sl.Optimizer(tx, model)
+    step = jax.jit(lambda model, opt, grads: opt.step(model, grads), donate_argnums=(0, 1))
+    return step.lower(model, opt, model).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_record_of_an_idle_step_is_zero_and_needs_no_buffer_of_its_own():
+    model = {"w": jnp.ones(1 << 16)}
+    paced = (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record()
+    _, opt = sl.Optimizer(paced, model).step(model, model)
+    assert opt.metrics["update_norm"] == 0
+    # XLA keeps the updates for their norm, and what they are the learning rate's multiple of.
+    assert scratch(sl.adam(0.1).record(), model) <= 2.01 * model["w"].nbytes
+    assert scratch(paced, model) <= 2.01 * model["w"].nbytes
+
+
+# --- monitors -------------------------------------------------------------------------------
+
+
+def too_long(updates):
+    return sl.tree.global_norm(updates) > 2.0
+
+
+def test_monitors_measure_what_those_of_optax_measure():
+    ours = sl.sgd(0.1, momentum=0.9) | sl.Monitor(
+        {
+            "norm": sl.tree.global_norm,
+            "ema": sl.MeasureWithEma(sl.tree.global_norm, 0.9),
+            "plain": sl.MeasureWithEma(sl.tree.global_norm, 0.9, debias=False),
+        }
+    )
+    theirs = optax.chain(
+        optax.sgd(0.1, 0.9),
+        optax.monitor(
+            {
+                "norm": optax.tree.norm,
+                "ema": optax.measure_with_ema(optax.tree.norm, 0.9),
+                "plain": optax.measure_with_ema(optax.tree.norm, 0.9, debias=False),
+            }
+        ),
+    )
+    opt = sl.Optimizer(ours, MODEL)
+    state = theirs.init(MODEL)
+    model = MODEL
+    with jax.numpy_dtype_promotion("standard"):
+        for i in range(6):
+            model, opt = opt.step(model, at(GRADS, i))
+            _, state = theirs.update(at(GRADS, i), state)
+            for name in ("norm", "ema", "plain"):
+                np.testing.assert_allclose(
+                    opt.metrics[name], optax.tree.get(state[1].measurements, name), rtol=2e-6
+                )
+
+
+def test_a_measurement_may_be_a_tree_and_a_bool():
+    tx = sl.Monitor({"long": too_long, "parts": lambda u: {"w": jax.tree.leaves(u)[0]}})
+    opt = sl.Optimizer(tx | sl.sgd(0.1), MODEL)
+    _, opt = opt.step(MODEL, at(GRADS, 0))
+    assert opt.metrics["monitor.long"].dtype == bool
+    assert bool(opt.metrics["long"]) == (norm(at(GRADS, 0)) > 2)
+    np.testing.assert_array_equal(opt.metrics["monitor.parts.w"], jax.tree.leaves(at(GRADS, 0))[0])
+
+
+def test_an_ema_of_bools_is_the_share_of_the_true_ones():
+    tx = sl.named_chain(share=sl.MeasureWithEma(too_long, 0.5)) | sl.sgd(0.1)
+    _, opt = slalom_trajectory(tx, MODEL, GRADS)
+    true = [norm(at(GRADS, i)) > 2 for i in range(6)]
+    weights = 0.5 ** np.arange(5, -1, -1)
+    np.testing.assert_allclose(opt.metrics["share"], np.average(true, weights=weights), rtol=1e-6)
+
+
+def test_monitors_measure_the_leaves_of_their_mask():
+    weights = sl.where.ndim(min=2)
+    model = mlp(jax.random.key(1))
+    grads = jax.tree.map(jnp.ones_like, params_of(model))
+    opt = sl.Optimizer(sl.Snapshot("norm", sl.tree.global_norm).mask(weights) | sl.sgd(0.1), model)
+    _, opt = opt.step(model, grads)
+    np.testing.assert_allclose(opt.metrics["masked.snapshot.norm"], np.sqrt(8 + 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: sl.Snapshot("n", 3), lambda: sl.Monitor({"n": 3})])
+def test_a_measure_that_is_no_function_is_refused(make):
+    with pytest.raises(TypeError):
+        make()
+
+
+def test_adding_a_monitor_does_not_compile_twice():
+    tx = sl.Monitor({"norm": sl.tree.global_norm}) | sl.sgd(0.1)
+    opt = sl.Optimizer(tx, MODEL)
+    step = jax.jit(lambda model, opt, grads: opt.step(model, grads))
+    model = MODEL
+    for i in range(3):
+        model, opt = step(model, opt, at(GRADS, i))
+    assert step._cache_size() == 1

@@ -31,6 +31,7 @@ with _checked:
         map_params as map_params,
         param_like as param_like,
         per_leaf as per_leaf,
+        per_param as per_param,
     )
     from ._model import apply_updates as apply_updates
     from ._optimizer import Optimizer as Optimizer

@@ -30,7 +30,8 @@ Hyperparameter: TypeAlias = (
 `sl.schedules` module or any function of the step."""
 
 _KIND = "slalom.kind"
-_HYPERPARAMETER, _STEPS, _PARAM_LIKE, _PER_LEAF = "hyperparameter", "steps", "param", "per_leaf"
+_HYPERPARAMETER, _STEPS = "hyperparameter", "steps"
+PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
 _MISSING = dataclasses.MISSING
 _State = TypeVar("_State")
 
@@ -90,7 +91,17 @@ def param_like() -> Any:
 
     **Returns:** a field for the body of a state class.
     """
-    return _declare(_PARAM_LIKE)
+    return _declare(PARAM_LIKE)
+
+
+def per_param() -> Any:
+    """Declares that a state field has something for each parameter, of other shapes than it.
+
+    A tree like the parameters, with an array, or a tree of arrays, in the place of each leaf.
+
+    **Returns:** a field for the body of a state class.
+    """
+    return _declare(PER_PARAM)
 
 
 def per_leaf() -> Any:
@@ -98,7 +109,7 @@ def per_leaf() -> Any:
 
     **Returns:** a field for the body of a state class.
     """
-    return _declare(_PER_LEAF)
+    return _declare(PER_LEAF)
 
 
 def dtype_field(*, kw_only: bool = False) -> Any:
@@ -266,8 +277,17 @@ def hyperparameter_fields(cls: Any) -> list[dataclasses.Field[Any]]:
 def params_like_fields(state: Any) -> Iterator[str]:
     """The names of a state's parameter-shaped fields."""
     for field in _dataclass_fields(state):
-        if field.metadata.get(_KIND) == _PARAM_LIKE:
+        if field.metadata.get(_KIND) == PARAM_LIKE:
             yield field.name
+
+
+def mark_of(state: Any, field: str) -> str | None:
+    """What a state's field was declared as, if as anything."""
+    for known in _dataclass_fields(state):
+        if known.name == field:
+            mark = known.metadata.get(_KIND)
+            return mark if mark in (PARAM_LIKE, PER_PARAM, PER_LEAF) else None
+    return None
 
 
 def _dataclass_fields(node: Any) -> tuple[dataclasses.Field[Any], ...]:

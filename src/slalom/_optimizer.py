@@ -1,6 +1,5 @@
 """The optimizer: a transform, its state and a clock, bound to one model's parameters."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from . import tree
+from ._binding import Binding, at_home, bind, check_transform, no_transform
 from ._fields import bind_number
 from ._hyperparams import read, replace
 from ._inspect import Description, describe, metrics
@@ -18,44 +17,18 @@ from ._jit import Program
 from ._model import Split, check_bound, check_model, split, strong
 from ._module import indented, shortest
 from ._paths import ByPath, example, leaf_paths
-from ._selector import Where, WhereLike, as_where, check_matches
+from ._rebind import Rebinding, carry
+from ._selector import WhereLike, as_where, check_matches, mask
+from ._state import reset
 from ._step import KNOWN, as_known, run
 from ._transform import (
     AbstractTransform,
     Context,
     count_from_zero,
     find,
-    parts,
-    uncalled,
 )
-from ._types import Params, Tracer, Updates
+from ._types import Updates
 from ._writer import evaluated
-
-
-@dataclasses.dataclass(frozen=True)
-class Binding:
-    """What an optimizer is beside its arrays."""
-
-    structure: Any
-    """The tree of (transform, (state, count)), leaves being arrays."""
-    rules: int
-    """How many of the leaves, the first ones, belong to the transform."""
-    statics: tuple[tuple[int, type, Any], ...]
-    """Leaves that are no arrays, such as the functions in a learned optimizer's network."""
-    trainable: Where | None
-    params: Any
-    """The structure of the trainable parameters at binding."""
-
-    def __reduce__(self) -> Any:
-        # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
-        rest = (self.rules, self.statics, self.trainable)
-        return _unpickle, (example(self.structure), example(self.params), *rest)
-
-
-def _unpickle(made: PyTree, params: PyTree, *rest: Any) -> Binding:
-    rules, statics, trainable = rest
-    structure, bound = jax.tree.structure(made), jax.tree.structure(params)
-    return Binding(structure, rules, statics, trainable, bound)
 
 
 class Optimizer(eqx.Module):
@@ -98,14 +71,14 @@ class Optimizer(eqx.Module):
         - `hyperparam_dtype`: the dtype of all hyperparameters.
         """
         if not isinstance(transform, AbstractTransform):
-            raise TypeError(_no_transform(transform, model))
+            raise TypeError(no_transform(transform, model))
         where = None if trainable is None else as_where(trainable)
         check_model(model, where)
         params = jax.tree.map(strong, split(model, where).params)
-        _check_transform(transform, params)
+        check_transform(transform, params)
         bound = jax.tree.map(lambda x: bind_number(x, hyperparam_dtype), transform)
         made = (bound, (bound.init(params), count_from_zero()))
-        leaves, binding = _bind(_at_home(made, params), where, jax.tree.structure(params))
+        leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
         self.leaves = leaves
         self.binding = binding
 
@@ -253,8 +226,87 @@ class Optimizer(eqx.Module):
         """
         transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
         made = (transform, (self.state, self.count))
-        leaves, binding = _bind(made, self.binding.trainable, self.binding.params)
+        leaves, binding = bind(made, self.binding.trainable, self.binding.params)
         return _make(leaves, self.binding if binding == self.binding else binding)
+
+    # --- state ------------------------------------------------------------------------------
+
+    def reset(self, model: PyTree, where: WhereLike | None = None) -> "Optimizer":
+        """The optimizer with the state of some parameters started anew.
+
+        Their means begin again, and their bias correction with them; that of the others, the
+        clock and the hyperparameters are kept. The first step after a reset of some parameters
+        compiles once, since every age is then kept by itself.
+
+        **Arguments:**
+
+        - `model`: the bound model.
+        - `where`: the parameters: a selector, a function or a tree of bools; all without it.
+
+        **Returns:** a new optimizer.
+
+        **Raises:** `ValueError` for a path that matches nothing, or where the state does not
+        tell the parameters apart, as under `.flatten()`.
+        """
+        params = split(model, self.binding.trainable).params
+        check_bound(params, self.binding.params)
+        paths = leaf_paths(params)
+        chosen = paths
+        if where is not None:
+            check_matches(as_where(where), params)
+            keep = mask(as_where(where), params)
+            chosen = [path for path, k in zip(paths, keep, strict=True) if k]
+        transform, (state, count) = self._tree
+        fresh = transform.init(jax.tree.map(strong, params))
+        state = reset(transform, state, fresh, paths, chosen)
+        made = at_home((transform, (state, count)), params)
+        return _make(*bind(made, self.binding.trainable, self.binding.params))
+
+    def rebind(
+        self,
+        model: PyTree,
+        *,
+        tx: AbstractTransform | None = None,
+        trainable: WhereLike | None = "as before",
+    ) -> "tuple[Optimizer, Rebinding]":
+        """An optimizer for another model, other trained parameters or another transform.
+
+        Every part of the state that still fits, by its path, is carried over, and the clock.
+        Parameters that are new start with a bias correction of their own.
+
+        ```python
+        >>> model = {"body": jnp.ones(2), "head": jnp.ones(1)}
+        >>> opt = sl.Optimizer(sl.adam(1e-3), model, trainable=sl.where.path("head"))
+        >>> opt, report = opt.rebind(model, trainable=None)
+        >>> report
+        carried:  scale_by_adam.age, scale_by_adam.mu.head, scale_by_adam.nu.head
+        new:      scale_by_adam.mu.body, scale_by_adam.nu.body
+        reshaped: –
+        dropped:  –
+
+        ```
+
+        **Arguments:**
+
+        - `model`: the model to bind.
+        - `tx`: the new transform; this optimizer's own, with its present numbers, without it.
+            A rule that was wrapped, moved or joined by others keeps its state; another rule in
+            its place keeps the momentum `mu` where it needs no bias correction, such as `lion`.
+        - `trainable`: as for `Optimizer`; as before without it.
+
+        **Returns:** the new optimizer, and a report of what was carried over, new, reshaped or
+        dropped.
+        """
+        if isinstance(trainable, str):
+            trainable = self.binding.trainable
+        new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
+        state, report = carry(
+            (self.transform, self.state, example(self.binding.params)),
+            (new.transform, new.state, example(new.binding.params)),
+        )
+        made = (new.transform, (state, jnp.copy(self.count)))
+        home = at_home(made, split(model, new.binding.trainable).params)
+        return _make(*bind(home, new.binding.trainable, new.binding.params)), report
 
     # --- what comes of it ---------------------------------------------------------------------
 
@@ -316,7 +368,7 @@ def _bytes(size: int) -> str:
     return f"{size / 1000**3:.3g} GB"
 
 
-# --- binding --------------------------------------------------------------------------------
+# --- parts --------------------------------------------------------------------------------
 
 
 def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
@@ -325,68 +377,6 @@ def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
     object.__setattr__(optimizer, "leaves", leaves)
     object.__setattr__(optimizer, "binding", binding)
     return optimizer
-
-
-def _bind(made: Any, trainable: Where | None, params: Any) -> tuple[tuple[Any, ...], Binding]:
-    """Takes (transform, (state, count)) apart into arrays and the rest."""
-    leaves, structure = jax.tree.flatten(made)
-    statics = tuple((i, type(x), x) for i, x in enumerate(leaves) if not tree.is_array(x))
-    skip = {i for i, _, _ in statics}
-    arrays = tuple(x for i, x in enumerate(leaves) if i not in skip)
-    total = jax.tree.structure(made[0]).num_leaves
-    rules = total - sum(i < total for i in skip)
-    return arrays, Binding(structure, rules, statics, trainable, params)
-
-
-def _no_transform(given: Any, model: PyTree) -> str:
-    """The message for something else in the transform's place."""
-    message = "An optimizer takes a transform such as `sl.adam(1e-3)`, got "
-    if isinstance(model, AbstractTransform):
-        kind = type(given).__name__
-        return f"{message}a {kind}. The transform comes first: `sl.Optimizer(tx, model)`."
-    return f"{message}{given!r}.{uncalled(given)}"
-
-
-def _check_transform(transform: AbstractTransform, params: Params) -> None:
-    """Refuses, before anything is computed, a transform that these parameters would suffer from."""
-    for part in parts(transform):
-        for where in part.transform.selectors():
-            check_matches(where, params)
-    signs = transform.signs(params)
-    if 1 in signs and -1 in signs:
-        raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
-        listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
-        # Parts come depth first, so the last one that mixes is the innermost.
-        *_, culprit = (
-            part
-            for part in parts(transform, params=params)
-            if {1, -1}.issubset(part.transform.signs(part.params))
-        )
-        raise ValueError(
-            f"Raw gradients would be added to {listed}, which would climb: '{culprit.name}' lets "
-            "them pass through there, and turns them into descending steps elsewhere. To leave "
-            "those parameters alone, write `.only(where)` instead of `.mask(where)`, or in a "
-            "partition give them `sl.SetToZero()`. To train them too, mask links further left and "
-            "let the last one, with the learning rate, act on all."
-        )
-
-
-def _at_home(made: PyTree, params: Params) -> PyTree:
-    """Everything on the devices of the parameters: what is not parameter-shaped, replicated."""
-    first = next((p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)), None)
-    if first is None or isinstance(first, Tracer) or not first.committed:
-        return made
-    home = first.sharding
-    if isinstance(home, jax.sharding.NamedSharding):
-        home = jax.sharding.NamedSharding(home.mesh, jax.sharding.PartitionSpec())
-
-    def put(x: Any) -> Any:
-        if not isinstance(x, jax.Array) or isinstance(x, Tracer):
-            return x
-        there = x.committed and x.sharding.device_set == home.device_set
-        return x if there else jax.device_put(x, home)
-
-    return jax.tree.map(put, made)
 
 
 def _given(*known: Any) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from jaxtyping import Array, PyTree
 from . import tree
 from ._fields import params_like_fields
 from ._model import Split, check_bound
-from ._paths import dotted, example, leaf_paths
+from ._paths import leaf_paths
 from ._schedule import canonical_float
+from ._state import slots
 from ._transform import AbstractTransform, Context, missing, parts
 from ._types import Params
 
@@ -124,7 +125,7 @@ def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> N
 def _as_before(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[Array]:
     """The new leaves, refused where structure, shape or dtype differ from what `init` made."""
     if jax.tree.structure(old) != jax.tree.structure(new):
-        before, after = _state_paths(transform, old), _state_paths(transform, new)
+        before, after = _names(transform, old), _names(transform, new)
         gone = [path for path in before if path not in after]
         come = [path for path in after if path not in before]
         raise TypeError(
@@ -140,7 +141,7 @@ def _as_before(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[A
         after = jnp.asarray(after)
         if before.shape != after.shape or before.dtype != after.dtype:
             raise TypeError(
-                f"The state at '{_state_paths(transform, old)[i]}' was "
+                f"The state at '{_names(transform, old)[i]}' was "
                 f"{before.dtype}{list(before.shape)} and `update` made it "
                 f"{after.dtype}{list(after.shape)}. It must stay what `init` made: cast the new "
                 "value, for example with `.astype(old.dtype)`."
@@ -149,12 +150,6 @@ def _as_before(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[A
     return leaves
 
 
-def _state_paths(transform: AbstractTransform, state: PyTree) -> list[str]:
-    """The path of each leaf of a state: that of the transform it belongs to, then its own."""
-    leaves, structure = jax.tree.flatten(state)
-    named = list(map(str, range(len(leaves))))
-    for part in parts(transform, example(structure)):
-        # Later parts stand deeper, so the innermost owner of a leaf names it last.
-        for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
-            named[i] = ".".join(filter(None, (part.name, dotted(key_path))))
-    return named
+def _names(transform: AbstractTransform, state: PyTree) -> list[str]:
+    """The path of each leaf of a state."""
+    return [slot.name for slot in slots(transform, state, ())]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like
+from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_param
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
 
@@ -18,7 +18,7 @@ from .._types import Params, Updates
 class ScaleBySM3State(eqx.Module):
     """What `ScaleBySM3` remembers."""
 
-    accumulators: PyTree[Float[Array, "..."]]
+    accumulators: PyTree[Float[Array, "..."]] = per_param()
     """At each leaf one for each axis, of size 1 along the others."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 

@@ -1,0 +1,240 @@
+"""Starting state anew, and carrying it over to other parameters and other transforms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, mlp, params_of
+from slalom._paths import leaf_paths
+from slalom._state import slots
+from table import EVERYTHING
+
+MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3), "s": jnp.asarray(0.5)}
+GRADS = jax.tree.map(lambda p: 0.3 * p + 0.1, MODEL)
+
+
+def steps(opt, model, n, grads=None):
+    for _ in range(n):
+        model, opt = opt.step(model, GRADS if grads is None else grads, value=1.0)
+    return model, opt
+
+
+def close(a, b, rtol=1e-6):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-7)
+
+
+# --- reset ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+def test_reset_makes_what_belongs_to_parameters_anew_and_keeps_the_rest(tx):
+    opt = sl.Optimizer(tx, MODEL)
+    places = slots(opt.transform, opt.state, leaf_paths(MODEL))
+    worn_leaves = [x + 1 if i >= opt.binding.rules else x for i, x in enumerate(opt.leaves)]
+    worn = jax.tree.structure(opt).unflatten(worn_leaves)
+    reset = worn.reset(MODEL)
+    for slot, before, fresh, after in zip(
+        places,
+        *(jax.tree.leaves(o.state) for o in (worn, opt, reset)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(after, before if slot.mark is None else fresh)
+
+
+@pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+def test_every_array_shaped_as_its_parameter_is_declared_to_be(tx):
+    model = {"a": jnp.ones((7, 11)), "b": jnp.ones((7, 11))}
+    opt = sl.Optimizer(tx, model)
+    for slot, leaf in zip(
+        slots(opt.transform, opt.state, leaf_paths(model)), jax.tree.leaves(opt.state), strict=True
+    ):
+        if leaf.shape == (7, 11) and "Monitor" not in repr(tx):
+            assert slot.mark in ("param_like", "per_param")
+
+
+ALONE = {
+    "adam": sl.adam(0.1),
+    "adamw": sl.adamw(0.1, weight_decay=0.1),
+    "radam": sl.radam(0.1),
+    "adabelief": sl.adabelief(0.1),
+    "novograd": sl.novograd(0.1),
+    "sm3": sl.sm3(0.1),
+    "ema": sl.Ema(0.9) | sl.Scale(-0.1),
+    "only": sl.adam(0.1).only(sl.where.path("b")),
+    "partition": sl.adam(0.1).partition({sl.where.path("b"): sl.adan(0.1)}),
+    "lookahead": sl.adam(0.1).lookahead(10, 0.5),
+    "average": sl.adam(0.1).average(0.9),
+}
+
+
+@pytest.mark.parametrize("tx", ALONE.values(), ids=ALONE.keys())
+def test_reset_parameters_step_as_fresh_ones_and_the_others_go_on(tx):
+    model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 3)
+    reset = opt.reset(model, where=sl.where.path("b"))
+
+    anew, opt_anew = steps(reset, model, 2)
+    on, opt_on = steps(opt, model, 2)
+    fresh, opt_fresh = steps(sl.Optimizer(tx, model), model, 2)
+
+    close(anew["b"], fresh["b"])
+    close((anew["w"], anew["s"]), (on["w"], on["s"]))
+    assert int(opt_anew.count) == 5
+    evaluated = opt_anew.eval_params(anew)
+    close(evaluated["b"], opt_fresh.eval_params(fresh)["b"])
+    close(evaluated["w"], opt_on.eval_params(on)["w"])
+
+
+def test_a_step_after_a_reset_compiles_once():
+    traces = []
+
+    def counted(updates, params):
+        traces.append(1)
+        return updates
+
+    tx = sl.adam(0.1) | sl.Stateless(counted)
+    model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 2)
+    before = len(traces)
+    model, opt = steps(opt.reset(model), model, 2)
+    assert len(traces) == before
+    steps(opt.reset(model, where=sl.where.path("b")), model, 3)
+    assert len(traces) == before + 1
+
+
+def test_reset_leaves_the_first_optimizer_as_it_was():
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 2)
+    state = jax.tree.map(jnp.copy, opt.state)
+    opt.reset(model, where=sl.where.path("b"))
+    assert_same_bits(opt.state, state)
+
+
+def test_reset_takes_a_whole_equinox_model():
+    model = mlp(jax.random.key(0))
+    grads = jax.tree.map(jnp.ones_like, params_of(model))
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    model, opt = opt.step(model, grads)
+    opt = opt.reset(model, where=sl.where.path("layers.1.**"))
+    mu = opt.state_of("scale_by_adam").mu
+    assert float(jnp.abs(mu.layers[0].weight).sum()) > 0
+    assert float(jnp.abs(mu.layers[1].weight).sum()) == 0
+    np.testing.assert_array_equal(opt.state_of("scale_by_adam").age, [1, 1, 0, 0])
+
+
+def test_reset_refuses_what_it_cannot_do():
+    opt = sl.Optimizer(sl.adam(0.1), MODEL)
+    with pytest.raises(ValueError, match="matches no parameter"):
+        opt.reset(MODEL, where=sl.where.path("heads.**"))
+    with pytest.raises(ValueError, match="bound to a model with other trainable parameters"):
+        opt.reset({"w": MODEL["w"]})
+
+
+# --- rebind ---------------------------------------------------------------------------------
+
+
+def test_rebinding_to_the_same_changes_nothing():
+    model, opt = steps(sl.Optimizer(sl.adamw(0.1).every_k(2), MODEL), MODEL, 3)
+    again, report = opt.rebind(model)
+    assert again.binding == opt.binding
+    assert_same_bits(again.leaves, opt.leaves)
+    assert report.new == report.reshaped == report.dropped == ()
+
+
+def test_unfrozen_layers_start_with_an_age_of_their_own():
+    tx = sl.adam(0.1)
+    head = sl.where.path("b")
+    frozen = {"w": None, "b": GRADS["b"], "s": None}
+    model, opt = steps(sl.Optimizer(tx, MODEL, trainable=head), MODEL, 3, frozen)
+    opt, report = opt.rebind(model, trainable=None)
+    assert report.carried == ("scale_by_adam.age", "scale_by_adam.mu.b", "scale_by_adam.nu.b")
+    assert "scale_by_adam.mu.w" in report.new
+    assert int(opt.count) == 3
+
+    thawed, _ = steps(opt, model, 2)
+    alone, _ = steps(sl.Optimizer(tx, MODEL, trainable=head), MODEL, 5, frozen)
+    fresh, _ = steps(sl.Optimizer(tx, model), model, 2)
+    close(thawed["b"], alone["b"])
+    close((thawed["w"], thawed["s"]), (fresh["w"], fresh["s"]))
+
+
+def test_an_added_layer_is_new_and_a_grown_one_reshaped():
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 2)
+    grown = {"w": model["w"], "b": jnp.ones(5), "s": model["s"], "z": jnp.ones(2)}
+    opt, report = opt.rebind(grown)
+    assert report.reshaped == ("scale_by_adam.mu.b", "scale_by_adam.nu.b")
+    assert report.new == ("scale_by_adam.mu.z", "scale_by_adam.nu.z")
+    assert report.dropped == ()
+    np.testing.assert_array_equal(opt.state_of("scale_by_adam").age, [0, 2, 2, 0])
+    grown, opt = opt.step(grown, grown)
+    assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(grown))
+
+
+def test_a_removed_layer_is_dropped():
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 2)
+    opt, report = opt.rebind({"w": model["w"], "b": model["b"]})
+    assert report.dropped == ("scale_by_adam.mu.s", "scale_by_adam.nu.s")
+    assert int(opt.state_of("scale_by_adam").age) == 2
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.ClipByGlobalNorm(1e9) | sl.adam(0.1),
+        sl.adam(0.1).record(),
+        sl.adam(0.1).average(0.9),
+        sl.adam(0.1).every_k(1),
+        sl.adam(0.1).partition({sl.where.path("b"): sl.adam(0.1)}),
+    ],
+    ids=["clip", "record", "average", "every_k", "partition"],
+)
+def test_a_rule_that_is_wrapped_or_joined_keeps_its_state(tx):
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 3)
+    expected, _ = steps(opt, model, 2)
+    wrapped, report = opt.rebind(model, tx=tx)
+    assert report.dropped == ()
+    continued, _ = steps(wrapped, model, 2)
+    close(continued, expected)
+
+
+def test_adam_changed_to_lion_keeps_the_momentum():
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 3)
+    mu = opt.state_of("scale_by_adam").mu
+    opt, report = opt.rebind(model, tx=sl.lion(0.01))
+    assert_same_bits(opt.state_of("scale_by_lion").mu, mu)
+    assert "scale_by_adam.nu.w" in report.dropped
+
+
+def test_a_rule_that_corrects_its_bias_takes_no_mean_of_unknown_age():
+    model, opt = steps(sl.Optimizer(sl.lion(0.01), MODEL), MODEL, 3)
+    opt, report = opt.rebind(model, tx=sl.adam(0.1))
+    assert report.carried == ()
+    assert float(opt.state_of("scale_by_adam").mu["w"].sum()) == 0
+
+
+def test_rebinding_keeps_live_hyperparameters_unless_a_transform_is_given():
+    opt = sl.Optimizer(sl.adam(0.1), MODEL).with_hyperparams(learning_rate=0.02)
+    assert opt.rebind(MODEL)[0].hyperparams["learning_rate"] == jnp.float32(0.02)
+    assert opt.rebind(MODEL, tx=sl.adam(0.3))[0].hyperparams["learning_rate"] == jnp.float32(0.3)
+
+
+def test_rebinding_shares_no_buffer_so_either_may_be_donated():
+    def loss_fn(model):
+        return sum(jnp.sum(x**2) for x in jax.tree.leaves(model))
+
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 1)
+    other, _ = opt.rebind(model)
+    sl.train_step(loss_fn)(jax.tree.map(jnp.copy, model), other)
+    assert_same_bits(opt.state, jax.tree.map(jnp.copy, opt.state))
+
+
+def test_the_report_prints_as_a_table():
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 1)
+    _, report = opt.rebind(model, tx=sl.sgd(0.1))
+    assert repr(report) == (
+        "carried:  –\n"
+        "new:      –\n"
+        "reshaped: –\n"
+        "dropped:  scale_by_adam.age, scale_by_adam.mu.b, scale_by_adam.mu.s, "
+        "scale_by_adam.mu.w, … (7)"
+    )

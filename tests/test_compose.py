@@ -618,20 +618,42 @@ def test_describe_says_what_happens_to_each_parameter():
     assert list(table) == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
     assert table["layers.0.weight"] == {
         "path": "layers.0.weight",
+        "dtype": "float32",
+        "shape": (2, 1),
+        "trainable": True,
         "group": "rest",
+        "learning_rate": jnp.float32(0.1),
+        "weight_decay": None,
+        "state_bytes": 16,
         "transform": (
             "clip_by_global_norm | partition.rest.scale_by_adam | "
             "partition.rest.scale_by_learning_rate"
         ),
-        "trainable": True,
     }
     assert table["layers.0.bias"]["group"] == "bias"
     assert table["layers.0.bias"]["transform"].endswith("partition.bias.scale_by_learning_rate")
     assert table["layers.1.bias"]["trainable"] is False
     assert table["layers.1.bias"]["transform"] == ""
     printed = repr(opt.describe(model)).splitlines()
-    assert printed[0].split() == ["path", "group", "transform", "trainable"]
+    assert printed[0].split() == list(table["layers.0.weight"])
+    assert printed[4].split() == [
+        *("layers.1.bias", "float32", "(1,)", "no", "–", "–", "–", "0", "–")
+    ]
     assert len(printed) == 5
+
+
+def test_describe_tells_the_numbers_that_the_next_step_uses_at_each_parameter():
+    halving = sl.schedules.piecewise_constant(1.0, {1: 0.5})
+    tx = sl.adamw(halving, weight_decay=0.3, decay_where=W, mu_dtype="bfloat16")
+    opt = sl.Optimizer(tx.partition({~W: sl.sgd(0.2)}), params())
+    _, opt = opt.step(params(), grads())
+    table = opt.describe(params()).to_dict()
+    assert float(table["w"]["learning_rate"]) == 0.5
+    assert float(table["w"]["weight_decay"]) == np.float32(0.3)
+    assert table["w"]["state_bytes"] == params()["w"].size * (2 + 4)
+    assert float(table["b"]["learning_rate"]) == np.float32(0.2)
+    assert table["b"]["weight_decay"] is None
+    assert table["b"]["state_bytes"] == 0
 
 
 def test_describe_follows_masks():

@@ -1,58 +1,101 @@
 """What people look at: a table of what happens to each parameter, and what steps report."""
 
+import dataclasses
 from typing import Any
 
+import jax
+
 from . import tree
+from ._fields import hyperparameter_fields
 from ._model import Split
+from ._module import shortest
 from ._paths import ByPath, leaf_paths
-from ._transform import AbstractTransform, parts
+from ._state import slots
+from ._transform import AbstractTransform, Context, parts
+from ._types import Scalar
+
+
+@dataclasses.dataclass
+class _Row:
+    """One array of a model."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    trainable: bool
+    group: str = ""
+    learning_rate: Scalar | None = None
+    weight_decay: Scalar | None = None
+    state_bytes: int = 0
+    transform: str = ""
+
+    def cells(self) -> list[str]:
+        return [_cell(getattr(self, name)) for name in _COLUMNS]
+
+
+_COLUMNS = [field.name for field in dataclasses.fields(_Row)]
+_NUMBERS = ("learning_rate", "weight_decay")
 
 
 class Description:
     """A table with a row for each array of a model."""
 
-    def __init__(self, rows: list[dict[str, Any]]):
+    def __init__(self, rows: list[_Row]):
         self._rows = rows
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """The rows by path, each with `path`, `group`, `transform` and `trainable`."""
-        return {row["path"]: dict(row) for row in self._rows}
+        """The rows by path.
+
+        **Returns:** for each array a dict of `path`, `dtype`, `shape`, `trainable`, the labels of
+        its `group`, the `learning_rate` and `weight_decay` that the next step uses there (`None`
+        where there is no such number), the `state_bytes` held for it alone, and the `transform`s
+        that act on it.
+        """
+        return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
 
     def __repr__(self) -> str:
-        columns = ("path", "group", "transform", "trainable")
-        table = [columns] + [
-            tuple("yes" if row[c] is True else str(row[c] or "–") for c in columns)
-            for row in self._rows
-        ]
-        widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
+        table = [_COLUMNS, *(row.cells() for row in self._rows)]
+        widths = [max(len(line[i]) for line in table) for i in range(len(_COLUMNS))]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in table
         )
 
 
-def describe(transform: AbstractTransform, model: Split) -> Description:
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == "":
+        return "–"
+    return shortest(value) if tree.is_array(value) else str(value)
+
+
+def describe(
+    transform: AbstractTransform, state: Any, context: Context, model: Split
+) -> Description:
     """What happens to each array of a model."""
-    links: dict[str, list[str]] = {}
-    groups: dict[str, tuple[str, ...]] = {}
-    for part in parts(transform, params=model.params):
+    rows = {
+        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), trained)
+        for path, leaf, trained in zip(model.paths, model.leaves, model.trained, strict=True)
+        if tree.is_array(leaf)
+    }
+    for part in parts(transform, state, context, model.params):
+        known = {field.name for field in hyperparameter_fields(part.transform)}
+        numbers = {n: part.transform.read(n, part.context) for n in _NUMBERS if n in known}
         for path in leaf_paths(part.params):
-            if len(part.group) > len(groups.get(path, ())):
-                groups[path] = part.group
+            if path not in rows:
+                continue  # inside of a transform that gives its inner one other leaves
+            row = dataclasses.replace(rows[path], **numbers)
+            if part.group:
+                row.group = ".".join(part.group)
             if not part.transform.inside():
-                links.setdefault(path, []).append(part.name)
-    rows = []
-    for path, leaf, trained in zip(model.paths, model.leaves, model.trained, strict=True):
-        if tree.is_array(leaf):
-            rows.append(
-                {
-                    "path": path,
-                    "group": ".".join(groups.get(path, ())),
-                    "transform": " | ".join(links.get(path, [])),
-                    "trainable": trained,
-                }
-            )
-    return Description(rows)
+                row.transform = " | ".join(filter(None, (row.transform, part.name)))
+            rows[path] = row
+    places = slots(transform, state, list(rows))
+    for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
+        if slot.param in rows:
+            rows[slot.param].state_bytes += leaf.size * leaf.dtype.itemsize
+    return Description(list(rows.values()))
 
 
 def metrics(transform: AbstractTransform, state: Any) -> ByPath:

@@ -337,7 +337,7 @@ class Optimizer(eqx.Module):
     # --- inspection -------------------------------------------------------------------------
 
     def describe(self, model: PyTree) -> Description:
-        """What happens to each parameter: path, group, transforms, whether it is trained.
+        """What happens to each parameter: its group, learning rate, decay, state and transforms.
 
         **Arguments:**
 
@@ -345,7 +345,8 @@ class Optimizer(eqx.Module):
 
         **Returns:** a table; `print` it, or take `.to_dict()`.
         """
-        return describe(self.transform, split(model, self.binding.trainable))
+        whole = split(model, self.binding.trainable)
+        return describe(self.transform, self.state, Context(step=self.count), whole)
 
     def __repr__(self) -> str:
         state = jax.tree.leaves(self.state)

@@ -265,3 +265,48 @@ def test_b2_is_changed_by_hand():
     opt = opt.with_hyperparams(b2=0.95)
     updates, _ = opt.update(params, 2 * grads)
     np.testing.assert_allclose(updates, expected, rtol=2e-5)
+
+
+# --- wrappers ---------------------------------------------------------------------------------
+
+
+def test_lookahead_evaluates_the_slow_weights():
+    def loss_fn(p):
+        return jnp.sum(p**2)
+
+    params = jnp.ones((2,))
+    opt = sl.Optimizer(sl.sgd(1e-2).lookahead(sync_period=5, slow_step_size=0.5), params)
+    grads = jax.grad(loss_fn)(params)
+    params, opt = opt.step(params, grads)
+    assert float(loss_fn(params)) < 2
+    assert float(loss_fn(opt.eval_params(params))) == 2.0
+
+
+def test_some_parameters_are_not_optimized_at_all():
+    # The page wraps `partition` with `masked`, which would add raw gradients to the others.
+    params = {
+        "linear_1": {"w": jnp.ones((5, 6)), "b": jnp.ones(5)},
+        "linear_2": {"w": jnp.ones((6, 1)), "b": jnp.ones(1)},
+    }
+    by_name = sl.partition(
+        {"w": sl.adam(1.0), "b": sl.sgd(1.0)},
+        {sl.where.path("**.w"): "w", sl.where.path("**.b"): "b"},
+    )
+    opt = sl.Optimizer(by_name.only(sl.where.path("linear_1.**")), params)
+    stepped, opt = opt.step(params, grads_of(params, 0))
+    np.testing.assert_array_equal(stepped["linear_2"]["w"], params["linear_2"]["w"])
+    np.testing.assert_array_equal(stepped["linear_2"]["b"], params["linear_2"]["b"])
+    assert opt.state_of("partition.w.scale_by_adam").mu["linear_2"]["w"] is None
+    whole = by_optax(
+        optax.partition(
+            {"w": optax.adam(1.0), "b": optax.sgd(1.0)},
+            {"w": "w", "b": "b"},
+        ),
+        params["linear_1"],
+    )
+    first = params
+    opt = sl.Optimizer(by_name.only(sl.where.path("linear_1.**")), params)
+    for n in range(STEPS):
+        grads = {"linear_1": grads_of(params["linear_1"], n), "linear_2": params["linear_2"]}
+        first, opt = opt.step(first, grads)
+    assert_moves_as(whole, params["linear_1"], first["linear_1"])

@@ -506,7 +506,15 @@ def rules():
 def made_with(cls, name, value):
     """The rule with one field given; others that must be given are 0.5."""
     required = {f.name: 0.5 for f in hyperparameter_fields(cls) if f.default is dataclasses.MISSING}
-    return cls(**(required | {name: value}))
+    return cls(**(required | OTHERS.get(cls, {}) | {name: value}))
+
+
+# What must be given besides hyperparameters.
+OTHERS = {
+    sl.Average: {"inner": sl.sgd(0.1)},
+    sl.Lookahead: {"inner": sl.sgd(0.1), "sync_period": 2},
+    sl.MeasureWithEma: {"measure": sl.tree.global_norm},
+}
 
 
 # Values from here on lie within the intervals of these fields; of all others from 0.
@@ -522,8 +530,11 @@ STARTS = {
 }
 
 # Too coarse to tell: a sign; a decay so small that RAdam never rectifies; and its degrees of
-# freedom, which grow by 1 a step, past all these thresholds at once.
+# freedom, which grow by 1 a step, past all these thresholds at once. And what changes no update:
+# a mean that is only looked at.
 INSENSITIVE = {
+    (sl.Average, "decay"),
+    (sl.MeasureWithEma, "decay"),
     (sl.ScaleByLion, "b1"),
     (sl.ScaleByLion, "b2"),
     (sl.ScaleByRadam, "b2"),

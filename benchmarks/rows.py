@@ -13,5 +13,6 @@ ROWS = {
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
     ),
     "lion": (sl.lion(1e-4), optax.lion(1e-4)),
+    "adafactor": (sl.adafactor(1e-3), optax.adafactor(1e-3)),
     "adamw every 4": (sl.adamw(1e-3).every_k(4), optax.MultiSteps(optax.adamw(1e-3), 4)),
 }

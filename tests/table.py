@@ -30,6 +30,10 @@ RULES = {
     "ScaleByRadam, nesterov": sl.ScaleByRadam(b2=0.9, nesterov=True),
     "ScaleByNovograd": sl.ScaleByNovograd(weight_decay=0.1),
     "ScaleByAdan": sl.ScaleByAdan(),
+    "ScaleByFactoredRms": sl.ScaleByFactoredRms(),
+    "ScaleByFactoredRms, factored": sl.ScaleByFactoredRms(
+        min_dim_size_to_factor=2, clipping_threshold=0.5
+    ),
     "ScaleByRss": sl.ScaleByRss(),
     "ScaleByRss, from zero": sl.ScaleByRss(0.0, eps=0.0),
     "ScaleByAdadelta": sl.ScaleByAdadelta(),
@@ -52,6 +56,8 @@ RULES = {
     "ScaleByParamBlockRMS": sl.ScaleByParamBlockRMS(),
     "ScaleByFromage": sl.ScaleByFromage(0.1),
     "ClipByBlockRms": sl.ClipByBlockRms(0.1),
+    "AdaptiveGradClip": sl.AdaptiveGradClip(0.1),
+    "UnitwiseClip": sl.UnitwiseClip(0.1),
     "Centralize": sl.Centralize(),
     "NormalizeByUpdateNorm": sl.NormalizeByUpdateNorm(0.1),
     "ScaleByOptimisticGradient": sl.ScaleByOptimisticGradient(),
@@ -93,6 +99,10 @@ RECIPES = {
     "novograd": sl.novograd(0.1),
     "novograd, decay_where": sl.novograd(0.1, weight_decay=0.1, decay_where=matrices),
     "adan": sl.adan(0.1, weight_decay=0.1, decay_where=matrices),
+    "adafactor": sl.adafactor(0.1, min_dim_size_to_factor=2),
+    "adafactor, momentum": sl.adafactor(
+        0.1, momentum=0.9, weight_decay=0.01, factored=False, decay_where=matrices
+    ),
     "adagrad": sl.adagrad(0.1),
     "adadelta": sl.adadelta(weight_decay=0.1, decay_where=matrices),
     "sign_sgd": sl.sign_sgd(0.01),

@@ -32,6 +32,7 @@ LEAN = {
     "clip, lion": clip | sl.lion(1e-3),
     "rmsprop": sl.rmsprop(1e-3, centered=True, momentum=0.9),
     "sgd, momentum": sl.sgd(1e-3, momentum=0.9),
+    "adafactor, whole": sl.adafactor(1e-3, factored=False),
     "block rms": sl.ClipByBlockRms(1.0) | sl.adamw(1e-3),
     "normalised": sl.NormalizeByUpdateNorm() | sl.adamw(1e-3),
     "decay on some": sl.adamw(1e-3, decay_where=first),
@@ -54,12 +55,27 @@ def test_scratch_is_at_most_one_percent_of_the_parameters(tx):
     assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", program.as_text())
 
 
+FEW_VECTORS = {
+    "adafactor": sl.adafactor(1e-3),
+    "adafactor, momentum": sl.adafactor(1e-3, momentum=0.9, weight_decay=0.1),
+    "adaptive clip": sl.AdaptiveGradClip(0.1) | sl.sgd(1e-3, momentum=0.9),
+    "every_k of adafactor": sl.adafactor(1e-3).every_k(2),
+}
+
+
+@pytest.mark.parametrize("tx", FEW_VECTORS.values(), ids=FEW_VECTORS.keys())
+def test_scratch_is_a_few_rows_and_columns_where_a_rule_sums_along_both(tx):
+    assert compiled(tx).memory_analysis().temp_size_in_bytes <= 0.02 * size
+
+
 ONE_BUFFER = {
     # The trust ratio must know all of an update before it writes any of it.
     "lamb": sl.lamb(1e-3),
     "lamb, decay": sl.lamb(1e-3, weight_decay=0.1),
     "clip, lamb": clip | sl.lamb(1e-3, weight_decay=0.1),
     "lars": sl.lars(1e-3, weight_decay=0.1),
+    # Three sums and a product read the clipped gradient.
+    "clip, adafactor": clip | sl.adafactor(1e-3),
     # The old update is read for the step and overwritten by the new one: XLA keeps a copy.
     "optimistic": sl.optimistic_gradient_descent(1e-3),
 }

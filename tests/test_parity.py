@@ -85,6 +85,34 @@ def scalars_as_vectors(theirs):
     return optax.GradientTransformation(lambda params: theirs.init(widen(params)), update)
 
 
+def slower_decay(step, decay_rate):
+    """Adafactor's decay as published, in double precision where there is one."""
+    return 1 - (step.astype(jnp.result_type(float)) + 1) ** -decay_rate
+
+
+def adafactor_by_hand(rate, eps, decay_rate, momentum, weight_decay):
+    """`optax.adafactor`, which cannot be told to compute its decay in double precision."""
+    return optax.chain(
+        optax.scale_by_factored_rms(True, decay_rate, 0, 2, eps, slower_decay),
+        optax.clip_by_block_rms(0.8),
+        optax.scale_by_learning_rate(rate, flip_sign=False),
+        optax.scale_by_param_block_rms(),
+        optax.ema(momentum, debias=False),
+        optax.add_decayed_weights(weight_decay, mask=matrices),
+        optax.scale(-1),
+    )
+
+
+def unitwise_clip(max_norm):
+    """A transform made of Optax's functions."""
+
+    def clip(g):
+        norm = optax.transforms.unitwise_norm(g)
+        return optax.transforms.unitwise_clip(norm, jnp.full_like(norm, max_norm), g)
+
+    return optax.stateless(lambda updates, params: jax.tree.map(clip, updates))
+
+
 MATRICES = sl.where.ndim(min=2)
 ours_warmup = sl.schedules.warmup_cosine_decay(0.0, 0.1, 10, 40, 0.01)
 theirs_warmup = widely(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 40, 0.01))
@@ -153,6 +181,23 @@ ROWS = [
         "scale_by_adan half",
         sl.ScaleByAdan(0.9, 0.5, 0.95, 1e-3, 1e-4),
         optax.scale_by_adan(0.9, 0.5, 0.95, 1e-3, 1e-4),
+    ),
+    Row(
+        "scale_by_factored_rms",
+        sl.ScaleByFactoredRms(),
+        optax.scale_by_factored_rms(decay_rate_fn=slower_decay),
+    ),
+    Row(
+        "scale_by_factored_rms factored",
+        sl.ScaleByFactoredRms(True, 0.6, 0, 2, 1e-3),
+        optax.scale_by_factored_rms(True, 0.6, 0, 2, 1e-3, slower_decay),
+    ),
+    Row(
+        "scale_by_factored_rms decay_rate_fn",
+        sl.ScaleByFactoredRms(False, 0.9, 0, 2, 1e-3, lambda step, c: c * (1 - 1 / (step + 1))),
+        optax.scale_by_factored_rms(
+            False, 0.9, 0, 2, 1e-3, lambda step, c: c * slower_decay(step, 1)
+        ),
     ),
     Row("scale_by_rss", sl.ScaleByRss(), optax.scale_by_rss()),
     Row("scale_by_rss numbers", sl.ScaleByRss(0.0, 1e-2), optax.scale_by_rss(0.0, 1e-2)),
@@ -257,6 +302,8 @@ ROWS = [
     Row("fromage", sl.fromage(0.05), optax.fromage(0.05)),
     Row("fromage scheduled", sl.fromage(ours_warmup, 0.5), optax.fromage(theirs_warmup, 0.5)),
     Row("clip_by_block_rms", sl.ClipByBlockRms(0.9), optax.clip_by_block_rms(0.9)),
+    Row("adaptive_grad_clip", sl.AdaptiveGradClip(0.5), optax.adaptive_grad_clip(0.5)),
+    Row("unitwise_clip", sl.UnitwiseClip(0.9), unitwise_clip(0.9)),
     Row("centralize", sl.Centralize(), optax.centralize()),
     Row("normalize_by_update_norm", sl.NormalizeByUpdateNorm(), optax.normalize_by_update_norm()),
     Row(
@@ -364,6 +411,19 @@ ROWS = [
         "adan half",
         sl.adan(0.05, b2=0.5, weight_decay=0.1, decay_where=MATRICES),
         optax.adan(0.05, b2=0.5, weight_decay=0.1, mask=matrices),
+    ),
+    # optax computes the decay in float32 always: the next row compares in float64.
+    Row("adafactor", sl.adafactor(0.05), optax.adafactor(0.05), of_distance=2e-5),
+    Row(
+        "adafactor numbers",
+        sl.adafactor(ours_warmup, 2, 0.6, 0, True, 0.8, 0.9, None, 0.01, 1e-3, True, MATRICES),
+        adafactor_by_hand(theirs_warmup, 1e-3, 0.6, 0.9, 0.01),
+    ),
+    Row(
+        "adafactor plain",
+        sl.adafactor(None, 2, multiply_by_parameter_scale=False, clipping_threshold=None),
+        optax.adafactor(None, 2, multiply_by_parameter_scale=False, clipping_threshold=None),
+        of_distance=2e-5,
     ),
     Row("adagrad", sl.adagrad(0.05, 0.0, 1e-3), optax.adagrad(0.05, 0.0, 1e-3)),
     Row(

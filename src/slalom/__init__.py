@@ -44,6 +44,7 @@ with _checked:
     from .optimizers import (
         adabelief as adabelief,
         adadelta as adadelta,
+        adafactor as adafactor,
         adagrad as adagrad,
         adam as adam,
         adamax as adamax,
@@ -72,6 +73,7 @@ with _checked:
         yogi as yogi,
     )
     from .transforms import (
+        AdaptiveGradClip as AdaptiveGradClip,
         AddDecayedWeights as AddDecayedWeights,
         AddNoise as AddNoise,
         ApplyEvery as ApplyEvery,
@@ -92,6 +94,7 @@ with _checked:
         ScaleByAdan as ScaleByAdan,
         ScaleByAmsgrad as ScaleByAmsgrad,
         ScaleByBelief as ScaleByBelief,
+        ScaleByFactoredRms as ScaleByFactoredRms,
         ScaleByFromage as ScaleByFromage,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleByLion as ScaleByLion,
@@ -115,6 +118,7 @@ with _checked:
         Stateless as Stateless,
         StatelessPerLeaf as StatelessPerLeaf,
         Trace as Trace,
+        UnitwiseClip as UnitwiseClip,
         ZeroNans as ZeroNans,
     )
     from .wrappers import (

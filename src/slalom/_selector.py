@@ -257,7 +257,7 @@ def as_labels(labels: Any) -> Where:
 
 def mask(where: Where, params: Params) -> tuple[bool, ...]:
     """Which leaves of the parameters, in order, are selected. Memoised."""
-    return _resolve(resolve_bools, where, params)
+    return resolve(resolve_bools, where, params)
 
 
 def selected_from(where: Where, updates: Updates, params: Params | None) -> Params:
@@ -275,7 +275,7 @@ def selected_from(where: Where, updates: Updates, params: Params | None) -> Para
 
 def labels(where: Where, params: Params) -> tuple[Hashable, ...]:
     """The label of each leaf of the parameters, in order. Memoised."""
-    return _resolve(_labels, where, params)
+    return resolve(_labels, where, params)
 
 
 def check_matches(where: Where, params: Params) -> None:
@@ -301,7 +301,8 @@ def _labels(where: Where, leaves: list[Leaf]) -> list[Hashable]:
     return where.picks(leaves)
 
 
-def _resolve(kind: Any, where: Where, params: Params) -> tuple[Any, ...]:
+def resolve(kind: Any, where: Any, params: Params) -> tuple[Any, ...]:
+    """`kind(where, leaves)`, a value for each leaf, memoised by structure, shapes and dtypes."""
     arrays, structure = jax.tree.flatten(params)
     shapes = tuple((tuple(np.shape(x)), np.dtype(x.dtype)) for x in arrays)
     try:
@@ -313,7 +314,7 @@ def _resolve(kind: Any, where: Where, params: Params) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _resolve_memoised(kind: Any, where: Where, structure: Any, shapes: Any) -> tuple[Any, ...]:
+def _resolve_memoised(kind: Any, where: Any, structure: Any, shapes: Any) -> tuple[Any, ...]:
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     tree = structure.unflatten(structs)
     leaves = [

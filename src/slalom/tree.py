@@ -195,19 +195,22 @@ def map_leaves(
     trees: tuple[PyTree, ...],
     scalars: tuple[Scalar, ...] = (),
     per_leaf: tuple[Real[Array, "*leaves"], ...] = (),
+    per_param: tuple[PyTree, ...] = (),
 ) -> Any:
-    """Applies `rule(*leaves, *scalars, *entries)` at every leaf of the trees.
+    """Applies `rule(*leaves, *tuples, *scalars, *entries)` at every leaf of the trees.
 
     Everything that meets at a leaf arrives in that leaf's accumulation dtype, so a rule is
     written without a cast. Leaves of equal shape and dtype share one trace of the rule.
 
     **Arguments:**
 
-    - `rule`: a pure function of arrays that returns an array or a tuple of arrays.
+    - `rule`: a pure function of arrays that returns an array or a tuple of arrays (and of
+        tuples of arrays).
     - `trees`: trees of one structure and equal shapes; the first one gives the structure.
     - `scalars`: 0-d arrays that every leaf sees.
     - `per_leaf`: numbers that follow from ages: vectors with an entry for each leaf, in the
         order of the leaves, or scalars where all leaves are of one age.
+    - `per_param`: trees with a tuple of arrays, of any shapes, in the place of each leaf.
 
     **Returns:** a tree, or as many trees as `rule` returns arrays, in the accumulation dtype.
 
@@ -221,37 +224,47 @@ def map_leaves(
     check_same_structure(trees)
     structure = jax.tree.structure(trees[0])
     columns = [jax.tree.leaves(tree) for tree in trees]
+    besides = [structure.flatten_up_to(tree) for tree in per_param]
 
-    def at_leaf(leaves: tuple[Array, ...], numbers: tuple[Array, ...]) -> Any:
+    def at_leaf(
+        leaves: tuple[Array, ...], tuples: tuple[Any, ...], numbers: tuple[Array, ...]
+    ) -> Any:
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
         real = real_dtype(dtype)
         numbers = tuple(jnp.asarray(s, real) for s in numbers)
         leaves = tuple(_in_precision_of(x, dtype) for x in leaves)
+        tuples = tuple(tuple(_in_precision_of(x, dtype) for x in arrays) for arrays in tuples)
         if dtype == real:
-            return rule(*leaves, *numbers)
+            return rule(*leaves, *tuples, *numbers)
         # Under strict promotion, which users may choose, real times complex would be refused.
         with jax.numpy_dtype_promotion("standard"):
-            return rule(*leaves, *numbers)
+            return rule(*leaves, *tuples, *numbers)
 
     if any(under_jit(x) for column in columns for x in column):
         # Tracing costs 2 ms a leaf in Python; an inlined jit traces once per shape. Outside of
         # a trace it would compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, inline=True)
     results = [
-        at_leaf(leaves, (*scalars, *(x if x.ndim == 0 else x[i] for x in per_leaf)))
+        at_leaf(
+            leaves,
+            tuple(column[i] for column in besides),
+            (*scalars, *(x if x.ndim == 0 else x[i] for x in per_leaf)),
+        )
         for i, leaves in enumerate(zip(*columns, strict=True))
     ]
     if results and isinstance(results[0], tuple):
         return tuple(structure.unflatten(column) for column in zip(*results, strict=True))
     if not results:
-        return _no_leaves(rule, structure, len(trees), len(scalars) + len(per_leaf))
+        one = jax.ShapeDtypeStruct((), jnp.float32)
+        numbers = len(scalars) + len(per_leaf)
+        arguments = [one] * len(trees) + [(one,)] * len(per_param) + [one] * numbers
+        return _no_leaves(rule, structure, arguments)
     return structure.unflatten(results)
 
 
-def _no_leaves(rule: Callable[..., Any], structure: Any, leaves: int, numbers: int) -> Any:
+def _no_leaves(rule: Callable[..., Any], structure: Any, arguments: list[Any]) -> Any:
     """What `map_leaves` returns for trees without a leaf: as many empty trees as it would."""
-    one = jax.ShapeDtypeStruct((), jnp.float32)
-    result = jax.eval_shape(rule, *[one] * (leaves + numbers))
+    result = jax.eval_shape(rule, *arguments)
     empty = structure.unflatten([])
     return tuple(empty for _ in result) if isinstance(result, tuple) else empty
 

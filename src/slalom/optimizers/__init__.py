@@ -21,6 +21,9 @@ from .adam_variants import (
     radam as radam,
     yogi as yogi,
 )
+from .factored import (
+    adafactor as adafactor,
+)
 from .first_order import (
     rmsprop as rmsprop,
     sgd as sgd,

@@ -41,6 +41,10 @@ from .constrain import (
 from .decay import (
     AddDecayedWeights as AddDecayedWeights,
 )
+from .factored import (
+    ScaleByFactoredRms as ScaleByFactoredRms,
+    ScaleByFactoredRmsState as ScaleByFactoredRmsState,
+)
 from .momentum import (
     Ema as Ema,
     EmaState as EmaState,
@@ -100,4 +104,8 @@ from .trust import (
     ScaleByParamBlockNorm as ScaleByParamBlockNorm,
     ScaleByParamBlockRMS as ScaleByParamBlockRMS,
     ScaleByTrustRatio as ScaleByTrustRatio,
+)
+from .unitwise import (
+    AdaptiveGradClip as AdaptiveGradClip,
+    UnitwiseClip as UnitwiseClip,
 )

@@ -61,7 +61,7 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
         max_norm = jnp.asarray(self.at(context).max_norm, norm.dtype)
         # One division of scalars: divided leaf by leaf, XLA would write the clipped updates to
         # memory.
-        scale = _shrinking(norm, max_norm)
+        scale = shrinking(norm, max_norm)
         return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,))
 
 
@@ -88,12 +88,12 @@ class ClipByBlockRms(AbstractStatelessTransform):
         del params
 
         def rule(u: Any, threshold: Any) -> Any:
-            return u * _shrinking(tree.rms(u), threshold)
+            return u * shrinking(tree.rms(u), threshold)
 
         return tree.map_leaves(rule, (updates,), (self.at(context).threshold,))
 
 
-def _shrinking(size: Any, limit: Any) -> Any:
+def shrinking(size: Any, limit: Any) -> Any:
     """The factor that brings a size down to a limit."""
     # Compared this way round, a NaN size is not mistaken for a small one; and an infinite one,
     # which may have overflowed from finite updates, not for a reason to stop.

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 
 from .. import tree
@@ -37,18 +38,22 @@ class ScaleByLearningRate(AbstractStatelessTransform):
     **Arguments:**
 
     - `learning_rate`: η.
+    - `flip_sign`: whether to multiply by −η; by η without it, for a link further left than the
+        one that descends.
     """
 
     learning_rate: Hyperparameter = hyperparameter()
+    flip_sign: bool = eqx.field(default=True, static=True, kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
-        return _scale(updates, -self.at(context).learning_rate)
+        rate = self.at(context).learning_rate
+        return _scale(updates, -rate if self.flip_sign else rate)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))
+        return (-1 if self.flip_sign else 1,) * len(jax.tree.leaves(params))
 
 
 class ScaleBySchedule(AbstractStatelessTransform):

@@ -58,6 +58,7 @@ RULES = {
     "ClipByBlockRms": sl.ClipByBlockRms(0.1),
     "AdaptiveGradClip": sl.AdaptiveGradClip(0.1),
     "UnitwiseClip": sl.UnitwiseClip(0.1),
+    "ScaleByDistanceOverGradients": sl.ScaleByDistanceOverGradients(1e-2, global_scale=-1.0),
     "Centralize": sl.Centralize(),
     "NormalizeByUpdateNorm": sl.NormalizeByUpdateNorm(0.1),
     "ScaleByOptimisticGradient": sl.ScaleByOptimisticGradient(),

@@ -34,6 +34,7 @@ LEAN = {
     "sgd, momentum": sl.sgd(1e-3, momentum=0.9),
     "adafactor, whole": sl.adafactor(1e-3, factored=False),
     "block rms": sl.ClipByBlockRms(1.0) | sl.adamw(1e-3),
+    "distance": sl.ScaleByDistanceOverGradients(1e-2) | sl.Scale(-1.0),
     "normalised": sl.NormalizeByUpdateNorm() | sl.adamw(1e-3),
     "decay on some": sl.adamw(1e-3, decay_where=first),
     "partition": sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}),

@@ -73,13 +73,13 @@ def one_step_earlier(theirs):
 
 
 def scalars_as_vectors(theirs):
-    """SM3 for scalars too, which optax's has no accumulator for."""
+    """For scalars too: optax's SM3 has no accumulator for them, and its DoG makes them vectors."""
 
     def widen(tree):
         return jax.tree.map(jnp.atleast_1d, tree)
 
     def update(updates, state, params=None):
-        made, state = theirs.update(widen(updates), state)
+        made, state = theirs.update(widen(updates), state, widen(params))
         return jax.tree.map(lambda m, u: m.reshape(u.shape), made, updates), state
 
     return optax.GradientTransformation(lambda params: theirs.init(widen(params)), update)
@@ -304,6 +304,18 @@ ROWS = [
     Row("clip_by_block_rms", sl.ClipByBlockRms(0.9), optax.clip_by_block_rms(0.9)),
     Row("adaptive_grad_clip", sl.AdaptiveGradClip(0.5), optax.adaptive_grad_clip(0.5)),
     Row("unitwise_clip", sl.UnitwiseClip(0.9), unitwise_clip(0.9)),
+    Row(
+        "scale_by_distance_over_gradients",
+        sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0),
+        scalars_as_vectors(
+            optax.chain(optax.scale_by_distance_over_gradients(param_dtype=None), optax.scale(-1.0))
+        ),
+    ),
+    Row(
+        "scale_by_distance_over_gradients numbers",
+        sl.ScaleByDistanceOverGradients(1e-2, 1e-2, None, -0.7),
+        scalars_as_vectors(optax.scale_by_distance_over_gradients(1e-2, 1e-2, None, -0.7)),
+    ),
     Row("centralize", sl.Centralize(), optax.centralize()),
     Row("normalize_by_update_norm", sl.NormalizeByUpdateNorm(), optax.normalize_by_update_norm()),
     Row(

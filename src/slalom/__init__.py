@@ -94,6 +94,7 @@ with _checked:
         ScaleByAdan as ScaleByAdan,
         ScaleByAmsgrad as ScaleByAmsgrad,
         ScaleByBelief as ScaleByBelief,
+        ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
         ScaleByFactoredRms as ScaleByFactoredRms,
         ScaleByFromage as ScaleByFromage,
         ScaleByLearningRate as ScaleByLearningRate,

@@ -41,6 +41,10 @@ from .constrain import (
 from .decay import (
     AddDecayedWeights as AddDecayedWeights,
 )
+from .distance import (
+    ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
+    ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
+)
 from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,

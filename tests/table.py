@@ -134,6 +134,10 @@ WRAPPERS = {
     "Average, uniform": sl.adam(0.1).every_k(2).average(),
     "Recorded": sl.adam(halving).record(),
     "Recorded, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),
+    "SplitRealAndImaginary": sl.rprop(0.1).split_complex(),
+    "SplitRealAndImaginary, masked": (
+        sl.ScaleByFactoredRms(min_dim_size_to_factor=2).mask(matrices) | sl.adam(0.1)
+    ).split_complex(),
     "EveryK": sl.adam(0.1).every_k(2),
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),

@@ -130,6 +130,7 @@ with _checked:
         Only as Only,
         Partition as Partition,
         Recorded as Recorded,
+        SplitRealAndImaginary as SplitRealAndImaginary,
         partition as partition,
     )
 

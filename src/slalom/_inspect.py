@@ -9,10 +9,10 @@ from . import tree
 from ._fields import hyperparameter_fields
 from ._model import Split
 from ._module import shortest
-from ._paths import ByPath, leaf_paths
+from ._paths import ByPath, dotted, whole
 from ._state import slots
 from ._transform import AbstractTransform, Context, parts
-from ._types import Scalar
+from ._types import Params, Scalar
 
 
 @dataclasses.dataclass
@@ -82,7 +82,7 @@ def describe(
     for part in parts(transform, state, context, model.params):
         known = {field.name for field in hyperparameter_fields(part.transform)}
         numbers = {n: part.transform.read(n, part.context) for n in _NUMBERS if n in known}
-        for path in leaf_paths(part.params):
+        for path in dict.fromkeys(map(dotted, map(whole, _key_paths(part.params)))):
             if path not in rows:
                 continue  # inside of a transform that gives its inner one other leaves
             row = dataclasses.replace(rows[path], **numbers)
@@ -96,6 +96,10 @@ def describe(
         if slot.param in rows:
             rows[slot.param].state_bytes += leaf.size * leaf.dtype.itemsize
     return Description(list(rows.values()))
+
+
+def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:
+    return [key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def metrics(transform: AbstractTransform, state: Any) -> ByPath:

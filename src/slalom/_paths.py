@@ -1,5 +1,6 @@
 """The one path grammar: dotted names of leaves, links and hyperparameters, and globs over them."""
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,18 @@ def _segment(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfKey:
+    """The real or the imaginary part of a complex leaf, where these stand for it in a tree."""
+
+    name: str
+
+
+def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:
+    """The key path of the parameter itself, where one leads to its real or imaginary part."""
+    return tuple(key for key in key_path if not isinstance(key, HalfKey))
 
 
 def leaf_paths(tree: PyTree, is_leaf: Any = None) -> list[str]:

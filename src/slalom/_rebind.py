@@ -172,13 +172,13 @@ def _entries(
     """For each entry of a new per-leaf field, the old field and the entry of it that it takes."""
     slot = after.places[i]
     carried = {
-        after.places[n].param: before.places[j]
+        (after.places[n].param, after.places[n].half): before.places[j]
         for n, j in fits.items()
         if j >= 0 and after.places[n].node == slot.node
     }
     sources: list[tuple[int, int] | None] = []
-    for param in leaves_of(slot.node, after.places):
-        source = carried.get(param)
+    for leaf in leaves_of(slot.node, after.places):
+        source = carried.get(leaf)
         field = source and next(
             (
                 j
@@ -191,7 +191,7 @@ def _entries(
             sources.append(None)
         else:
             names = leaves_of(source.node, before.places)
-            sources.append((field, names.index(str(source.param))))
+            sources.append((field, names.index((str(source.param), source.half))))
     return sources
 
 

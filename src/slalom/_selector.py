@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ._paths import candidates, dotted, first_difference, leaf_paths
+from ._paths import candidates, dotted, first_difference, leaf_paths, whole
 from ._types import Params, Tracer, Updates
 
 WhereLike: TypeAlias = Any
@@ -318,7 +318,7 @@ def _resolve_memoised(kind: Any, where: Any, structure: Any, shapes: Any) -> tup
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     tree = structure.unflatten(structs)
     leaves = [
-        Leaf(dotted(key_path), struct, key_path, tree)
+        Leaf(dotted(whole(key_path)), struct, whole(key_path), tree)
         for key_path, struct in jax.tree_util.tree_leaves_with_path(tree)
     ]
     return tuple(kind(where, leaves))

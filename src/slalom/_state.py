@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ._fields import PARAM_LIKE, PER_LEAF, mark_of
-from ._paths import dotted, example
+from ._paths import HalfKey, dotted, example, whole
 from ._transform import AbstractTransform, parts
 
 
@@ -28,6 +28,8 @@ class Slot(NamedTuple):
     field: str
     param: str | None
     """The parameter that it belongs to alone."""
+    half: str = ""
+    """Which part of a complex parameter it belongs to, where the parts are apart."""
 
     @property
     def name(self) -> str:
@@ -58,9 +60,11 @@ def _slot(owner: str, rule: type, state: Any, key_path: Any, params: Sequence[st
         field = getattr(key, "name", None)
         mark = None if field is None else mark_of(node, field)
         if mark is not None:
-            inside, within = dotted(key_path[:depth]), dotted(key_path[depth + 1 :])
-            param = None if mark == PER_LEAF else _owner_of(within, mark, params)
-            return Slot(owner, rule, dotted(key_path), mark, (owner, inside), str(field), param)
+            inside, within = dotted(key_path[:depth]), key_path[depth + 1 :]
+            param = None if mark == PER_LEAF else _owner_of(dotted(whole(within)), mark, params)
+            half = next((key.name for key in within if isinstance(key, HalfKey)), "")
+            node_path = (owner, inside)
+            return Slot(owner, rule, dotted(key_path), mark, node_path, str(field), param, half)
         # One level at a time, as JAX sees the node.
         children, _ = jax.tree_util.tree_flatten_with_path(
             node, is_leaf=lambda child, node=node: child is not node
@@ -78,9 +82,10 @@ def _owner_of(path: str, mark: str, params: Sequence[str]) -> str | None:
     return next((p for p in before if p in params), None)
 
 
-def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[str]:
-    """The parameters, in order, that the per-leaf entries of a state module count."""
-    return list(dict.fromkeys(s.param for s in among if s.node == node and s.param is not None))
+def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]:
+    """The parameters and halves, in order, that the per-leaf entries of a state module count."""
+    own = ((s.param, s.half) for s in among if s.node == node and s.param is not None)
+    return list(dict.fromkeys(own))
 
 
 # --- reset ----------------------------------------------------------------------------------
@@ -103,8 +108,8 @@ def reset(
         elif len(chosen) == len(params):
             leaves.append(new)
         elif slot.mark == PER_LEAF:
-            names = leaves_of(slot.node, places) or list(params)
-            leaves.append(_mixed([p in chosen for p in names], before, new, slot))
+            names = leaves_of(slot.node, places) or [(p, "") for p in params]
+            leaves.append(_mixed([p in chosen for p, _ in names], before, new, slot))
         else:
             if slot.param not in params:
                 raise _not_apart(slot)

@@ -60,7 +60,7 @@ class ScaleByRprop(AbstractTransform):
             if jnp.iscomplexobj(x):
                 raise TypeError(
                     f"ScaleByRprop compares signs, and the parameter '{dotted(path)}' is complex. "
-                    "Give its real and imaginary part as two parameters."
+                    "Write `.split_complex()` after it: it then sees real and imaginary parts."
                 )
         start = self.at(Context(step=0)).learning_rate
         return ScaleByRpropState(

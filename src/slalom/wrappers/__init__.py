@@ -6,3 +6,4 @@ from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
 from .partition import Partition as Partition, partition as partition
 from .record import Recorded as Recorded
+from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary

@@ -1,0 +1,175 @@
+"""Real and imaginary parts as parameters of their own."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import assert_same_path, gradients, optax_trajectory, params_of, slalom_trajectory
+
+
+def model():
+    return {
+        "b": jnp.array([0.5, -1.0]),
+        "w": jnp.array([[1 + 2j, 3 - 1j], [0.5j, -2.0]], jnp.complex64),
+    }
+
+
+def halves(tree):
+    """The same parameters as a user would write them without complex numbers."""
+    return {"b": tree["b"], "w": {"real": tree["w"].real, "imag": tree["w"].imag}}
+
+
+def joined(tree):
+    return {"b": tree["b"], "w": jax.lax.complex(tree["w"]["real"], tree["w"]["imag"])}
+
+
+TWINS = {
+    "adam": (sl.adam(0.05), optax.adam(0.05)),
+    "lamb": (sl.lamb(0.05), optax.lamb(0.05)),
+    "clip, sgd": (
+        sl.ClipByGlobalNorm(1.0) | sl.sgd(0.1, 0.9),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, 0.9)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), TWINS.values(), ids=TWINS.keys())
+def test_same_path_as_optax(ours, theirs):
+    params = model()
+    grads = gradients(params, 20)
+    theirs = optax.contrib.split_real_and_imaginary(theirs)
+
+    @jax.jit
+    def run(opt, grads):
+        return (
+            slalom_trajectory(opt, params, grads)[0],
+            optax_trajectory(theirs, params, grads)[0],
+        )
+
+    mine, others = run(sl.Optimizer(ours.split_complex(), params), grads)
+    assert_same_path(mine, others, params, 2e-5)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.rprop(0.1),
+        sl.adam(0.1).only(sl.where.ndim(min=2)),
+        sl.adam(0.1).every_k(2),
+        sl.sgd(0.1).partition({sl.where.path("w"): sl.novograd(0.1)}),
+    ],
+)
+def test_it_is_the_inner_transform_on_the_halves(tx):
+    params, grads = model(), jax.tree.map(lambda g: g[0], gradients(model(), 1))
+    around = sl.Optimizer(tx.split_complex(), params)
+    if "path" not in repr(tx):
+        plain = sl.Optimizer(tx, halves(params))
+    else:  # outside, a glob has to name the halves
+        glob = sl.where.path("w.*")
+        plain = sl.Optimizer(sl.sgd(0.1).partition({glob: sl.novograd(0.1)}), halves(params))
+    whole, apart = params, halves(params)
+    for _ in range(3):
+        whole, around = around.step(whole, grads)
+        apart, plain = plain.step(apart, halves(grads))
+    assert whole["w"].dtype == jnp.complex64
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(joined(apart)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_tiny_step_is_added_and_not_subtracted_away():
+    params = {"w": jnp.array([1 + 1j], jnp.complex64)}
+    stepped, _ = sl.Optimizer(sl.sgd(1e-9).split_complex(), params).step(params, params)
+    updates, _ = sl.Optimizer(sl.sgd(1e-9).split_complex(), params).update(params, params)
+    assert stepped["w"] == params["w"]
+    np.testing.assert_allclose(updates["w"], [-1e-9 - 1e-9j], rtol=1e-6)
+
+
+def test_selectors_name_parameters_and_paths_of_the_state_their_halves():
+    params = model()
+    tx = sl.adam(0.1).only(sl.where.path("w")).split_complex()
+    opt = sl.Optimizer(tx, params)
+    assert jax.tree.leaves(opt.state_of("scale_by_adam").mu["b"]) == []
+    assert opt.state_of("scale_by_adam").mu["w"].imag.shape == (2, 2)
+    table = opt.describe(params).to_dict()
+    assert table["w"]["state_bytes"] == 2 * 2 * 16
+    assert table["w"]["learning_rate"] == pytest.approx(0.1)
+    assert table["w"]["transform"].count("scale_by_adam") == 1
+    assert table["b"]["state_bytes"] == 0
+    with pytest.raises(ValueError, match=r"sl.where.path\('w.real'\) matches no parameter"):
+        sl.Optimizer(sl.adam(0.1).only(sl.where.path("w.real")).split_complex(), params)
+
+
+def test_layers_are_known_by_their_halves_too():
+    layer = eqx.nn.Linear(3, 2, dtype=jnp.complex64, key=jax.random.key(0))
+    params = params_of(layer)
+    tx = sl.UnitwiseClip(0.1).split_complex() | sl.Scale(-1.0)
+    made, _ = tx.update(params, tx.init(params), params)
+    np.testing.assert_allclose(jnp.linalg.norm(made.weight.real, axis=1), 0.1, rtol=1e-5)
+    one = sl.adam(0.1).only(sl.where.type(eqx.nn.Linear, owner=True)).split_complex()
+    assert sl.Optimizer(one, params).state_of("scale_by_adam").mu.weight.real.shape == (2, 3)
+
+
+class Watch(sl.AbstractTransform):
+    """Shows what a transform sees of the context."""
+
+    needs = ("value_fn", "grad", "per_param")
+
+    def init(self, params):
+        return jnp.zeros(())
+
+    def update(self, updates, state, params=None, context=None):
+        structure = jax.tree.structure(params)
+        assert jax.tree.structure(context.grad) == structure
+        assert jax.tree.structure(context.per_param["scale"]) == structure
+        assert not any(jnp.iscomplexobj(x) for x in jax.tree.leaves(context.grad))
+        return updates, jnp.asarray(context.value_fn(params), jnp.float32)
+
+
+def test_the_context_is_split_along():
+    params = model()
+
+    def loss(model):
+        return jnp.sum(jnp.abs(model["w"]) ** 2) + jnp.sum(model["b"])
+
+    opt = sl.Optimizer(Watch().split_complex() | sl.sgd(0.1), params)
+    _, opt = opt.step(params, params, grad=params, per_param={"scale": params}, value_fn=loss)
+    np.testing.assert_allclose(opt.state_of("watch"), loss(params), rtol=1e-6)
+
+
+def test_some_parameters_start_anew_with_both_halves():
+    params = model()
+    opt = sl.Optimizer((sl.adam(0.1) | sl.ScaleByNovograd()).split_complex(), params)
+    _, opt = opt.step(params, params)
+    after = opt.reset(params, sl.where.path("w"))
+    adam = after.state_of("scale_by_adam")
+    np.testing.assert_array_equal(adam.age, [1, 0, 0])
+    np.testing.assert_array_equal(adam.mu["w"].imag, 0)
+    assert jnp.all(adam.mu["b"] != 0)
+    stepped, _ = after.step(params, params)
+    assert jnp.all(jnp.isfinite(stepped["w"]))
+    again, report = opt.rebind(params)
+    assert report.new == ()
+    for a, b in zip(again.leaves, opt.leaves, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("tx", "name"),
+    [
+        (lambda: sl.adam(0.1).lookahead(2, 0.5).split_complex(), ("Lookahead", "lookahead")),
+        (lambda: sl.adam(0.1).average().every_k(2).split_complex(), ("Average", "average")),
+    ],
+)
+def test_what_writes_parameters_goes_around(tx, name):
+    with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
+        tx()
+    assert str(error.value) == (
+        f"{name[0]} writes parameters itself, and inside of `.split_complex()` it would keep "
+        f"halves of them. Change the order: `tx.split_complex().{name[1]}(...)` instead of "
+        f"`tx.{name[1]}(...).split_complex()`."
+    )
+    sl.Optimizer(sl.adam(0.1).split_complex().lookahead(2, 0.5), model())

@@ -45,6 +45,9 @@ LEAN = {
     "every_k in partition": sl.adamw(1e-3).every_k(4).partition({first: sl.sgd(1e-2)}),
     "every_k of every_k": sl.adamw(1e-3).every_k(2).every_k(2),
     "every_k, scheduled": sl.adamw(1e-3).every_k(lambda n: n + 1),
+    "every_k, skip": (clip | sl.adamw(1e-3)).every_k(
+        4, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)
+    ),
 }
 
 

@@ -36,6 +36,10 @@ with _checked:
     from ._model import apply_updates as apply_updates
     from ._optimizer import Optimizer as Optimizer
     from ._paced import AbstractPacedTransform as AbstractPacedTransform
+    from ._skip import (
+        SkipLargeUpdates as SkipLargeUpdates,
+        SkipNotFinite as SkipNotFinite,
+    )
     from ._stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._train import train_step as train_step
     from ._transform import AbstractTransform as AbstractTransform, Context as Context

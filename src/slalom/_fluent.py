@@ -88,6 +88,7 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
         *,
         mean: bool = True,
         accumulator_dtype: Any | None = None,
+        skip: Callable[..., Any] | None = None,
     ) -> _Transform:
         """This transform once in `k` mini-steps, on the mean of their gradients.
 
@@ -97,10 +98,16 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
             windows before, sampled at the window's start.
         - `mean`: the weighted mean of the window's gradients; `False` for their sum.
         - `accumulator_dtype`: the accumulator's dtype; at least float32 without it.
+        - `skip`: which mini-batches are left out, as if they had not been: `sl.SkipNotFinite()`,
+            `sl.SkipLargeUpdates(max_squared_norm)`, several joined with `|`, or any function
+            `(updates, emitted, params) -> (bool scalar, dict of scalars)`, where `emitted` counts
+            the updates emitted before. The dict appears in `opt.metrics`.
 
         **Returns:** a transform.
         """
-        return _wrapper("EveryK")(self, k, mean=mean, accumulator_dtype=accumulator_dtype)
+        return _wrapper("EveryK")(
+            self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip
+        )
 
     def if_finite(
         self,

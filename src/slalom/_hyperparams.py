@@ -1,7 +1,7 @@
 """Reading and replacing hyperparameters by their paths."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +13,7 @@ from ._fields import bind_number, hyperparameter_fields
 from ._module import CHECK, shortest
 from ._paths import ByPath, candidates, glob_pattern, the_path
 from ._schedule import AbstractSchedule
+from ._skip import AbstractSkip
 from ._transform import AbstractTransform, Context, Part, parts
 from ._types import Tracer
 
@@ -22,7 +23,7 @@ def _targets(
 ) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
     """The hyperparameters that a path, suffix or glob means."""
     known: dict[str, tuple[str, Any, Any]] = {}
-    for part in parts(transform):
+    for part in _holders(transform):
         for field in hyperparameter_fields(part.transform):
             path = ".".join((*part.path, field.name))
             known[path] = (path, part, field)
@@ -33,6 +34,40 @@ def _targets(
     if not found:
         raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, known)}.")
     return [known[path] for path in found]
+
+
+def _holders(
+    transform: AbstractTransform, state: Any = None, context: Context | None = None
+) -> Iterator[Part]:
+    """What holds hyperparameters: every part, and the conditions of those that pace another."""
+    for part in parts(transform, state, context):
+        yield part
+        condition = getattr(part.transform, "skip", None)
+        if isinstance(condition, AbstractSkip):
+            # A condition is on the clock of the transform that it holds back.
+            (inner,) = part.transform.inside(part.state, part.context)
+            yield from _conditions(
+                part._replace(
+                    path=(*part.path, "skip"),
+                    # It is asked as a transform is, and only for its numbers.
+                    transform=condition,  # pyright: ignore[reportArgumentType]
+                    context=inner.context,
+                    get=lambda outer, part=part: part.get(outer).skip,
+                )
+            )
+
+
+def _conditions(part: Part) -> Iterator[Part]:
+    yield part
+    for i, condition in enumerate(getattr(part.transform, "conditions", ())):
+        if isinstance(condition, AbstractSkip):
+            yield from _conditions(
+                part._replace(
+                    path=(*part.path, str(i)),
+                    transform=condition,  # pyright: ignore[reportArgumentType]
+                    get=lambda outer, i=i: part.get(outer).conditions[i],
+                )
+            )
 
 
 def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, Any, Any]]:
@@ -87,7 +122,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
 def read(transform: AbstractTransform, state: Any, context: Context | None) -> ByPath:
     """What the next update uses for each hyperparameter, each schedule on its own clock."""
     values = {}
-    for part in parts(transform, state, context):
+    for part in _holders(transform, state, context):
         for field in hyperparameter_fields(part.transform):
             value = part.transform.read(field.name, part.context)
             if value is not None:

@@ -331,13 +331,18 @@ def global_norm(tree: PyTree) -> Scalar:
 
     **Returns:** a real scalar; 0 for a tree without leaves.
     """
+    return jnp.sqrt(squared_norm(tree))
+
+
+def squared_norm(tree: PyTree) -> Scalar:
+    """The square of `global_norm`."""
     leaves = jax.tree.leaves(tree)
     dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for x in leaves)))
     total = jnp.zeros((), dtype)
     for x in leaves:
         x = _in_precision_of(x, accumulation_dtype(x.dtype))
         total = total + jnp.asarray(jnp.sum(abs_squared(x)), dtype)
-    return jnp.sqrt(total)
+    return total
 
 
 def norm(x: Inexact[Array, "..."]) -> Scalar:

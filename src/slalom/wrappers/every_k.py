@@ -14,6 +14,7 @@ from .._fields import dtype_field, param_like
 from .._fluent import fluent
 from .._paced import AbstractPacedTransform
 from .._schedule import AbstractSchedule, as_schedule, canonical_float
+from .._skip import as_skip, asked
 from .._transform import (
     AbstractTransform,
     Context,
@@ -38,6 +39,8 @@ class EveryKState(eqx.Module):
     """How many windows are done: the inner transform's clock."""
     inner: Any
     """The inner transform's state."""
+    skip: dict[str, Array] | None
+    """What the condition for leaving a mini-batch out said of the last one, where there is one."""
     accumulated: PyTree = param_like()
     """The window's weighted mean so far (its sum, with `mean=False`)."""
 
@@ -61,6 +64,12 @@ class EveryK(AbstractPacedTransform):
 
     With `mean=False` the inner transform sees Σ wᵢ·gᵢ, and weight 1.
 
+    A mini-batch that `skip` leaves out does not advance the window and touches no bit of what is
+    accumulated. `opt.metrics` holds `mini_step`, how many mini-steps of this window are done,
+    `gradient_step`, how many updates were emitted, and with `skip` `should_skip`, whether the last
+    mini-batch was left out, and what the condition reports. Differs from Optax: after a mini-batch
+    that was left out, nothing counts as emitted.
+
     **Arguments:**
 
     - `inner`: the transform.
@@ -69,6 +78,9 @@ class EveryK(AbstractPacedTransform):
     - `mean`: the weighted mean; `False` for the weighted sum.
     - `accumulator_dtype`: the accumulator's dtype. Without it float32 for half-precision
         leaves and the leaf's own for wider ones.
+    - `skip`: which mini-batches are left out: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
+        several joined with `|`, or any function `(updates, emitted, params) -> (bool scalar, dict
+        of scalars)`, where `emitted` counts the updates emitted before.
     """
 
     inner: AbstractTransform
@@ -76,6 +88,7 @@ class EveryK(AbstractPacedTransform):
     scheduled: AbstractSchedule | None
     mean: bool = eqx.field(static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
+    skip: Callable[..., Any] | None = None
 
     def __init__(
         self,
@@ -84,12 +97,14 @@ class EveryK(AbstractPacedTransform):
         *,
         mean: bool = True,
         accumulator_dtype: Any | None = None,
+        skip: Callable[..., Any] | None = None,
     ):
         self.inner = inner
         self.fixed = int(k) if isinstance(k, int | np.integer) else None
         self.scheduled = as_schedule(k) if callable(k) else None
         self.mean = mean
         self.accumulator_dtype = accumulator_dtype
+        self.skip = None if skip is None else as_skip(skip)
         if isinstance(k, bool) or (self.fixed is None and self.scheduled is None):
             raise TypeError(
                 f"EveryK.k must be an int or a schedule, got {k!r} of type {type(k).__name__}."
@@ -114,8 +129,38 @@ class EveryK(AbstractPacedTransform):
             weight=jnp.zeros((), canonical_float()),
             value=jnp.zeros((), canonical_float()),
             count=count_from_zero(),
+            skip=self._nothing_skipped(params),
             inner=self.inner.init(params),
         )
+
+    def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
+        if self.skip is None:
+            return None
+        shapes = jax.eval_shape(self._ask, params, count_from_zero(), params)
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def _said(
+        self, grads: Updates, state: EveryKState, params: Params | None
+    ) -> dict[str, Array] | None:
+        """What the condition says of this mini-batch, as the state keeps it."""
+        if state.skip is None:
+            return None
+        said = self._ask(grads, state.count, params)
+        if said.keys() != state.skip.keys():
+            raise ValueError(
+                f"{self.skip!r} reports {sorted(said)}, and at binding it reported "
+                f"{sorted(state.skip)}. The names must always be the same."
+            )
+        return {name: jnp.asarray(x, state.skip[name].dtype) for name, x in said.items()}
+
+    def _ask(
+        self, grads: Updates, count: Int[Array, ""], params: Params | None
+    ) -> dict[str, Array]:
+        """What the condition says of a mini-batch."""
+        assert self.skip is not None
+        wide = jax.tree.map(lambda g: jnp.asarray(g, tree.accumulation_dtype(g.dtype)), grads)
+        skip, report = asked(self.skip, wide, count, params)
+        return report | {"should_skip": skip}
 
     def pace(
         self,
@@ -134,11 +179,14 @@ class EveryK(AbstractPacedTransform):
         total = jnp.where(state.mini_step == 0, 0, state.weight) + weight
         share = weight / jnp.where(total == 0, 1, total)
 
-        accumulated = self._accumulate(state.accumulated, grads, first, weight, share)
+        said = self._said(grads, state, params)
+        skip = None if said is None else said["should_skip"]
+        accumulated = self._accumulate(state.accumulated, grads, first, weight, share, skip)
         value = None
         if context is not None and context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())
             value = _mean(state.value, loss, first, weight, share)
+            value = _unless(skip, value, state.value)
 
         outer = Context() if context is None else context
         # A sum is complete in itself: weighed again, sums of sums would be too large.
@@ -158,26 +206,35 @@ class EveryK(AbstractPacedTransform):
             return held, inner_state
 
         done = state.mini_step + 1 >= self._window(state.count)
+        if skip is not None:
+            done = done & ~skip
         result, inner_state = jax.lax.cond(done, emit, idle, accumulated, state.inner)
         return result, EveryKState(
             accumulated=accumulated,
-            mini_step=jnp.where(done, 0, state.mini_step + 1),
-            weight=total,
+            mini_step=_unless(skip, jnp.where(done, 0, state.mini_step + 1), state.mini_step),
+            weight=_unless(skip, total, state.weight),
             value=state.value if value is None else value,
             count=jnp.where(done, tree.increment(state.count), state.count),
+            skip=said,
             inner=inner_state,
         )
 
     def _accumulate(
-        self, accumulated: PyTree, grads: Updates, first: Any, weight: Scalar, share: Scalar
+        self,
+        accumulated: PyTree,
+        grads: Updates,
+        first: Any,
+        weight: Scalar,
+        share: Scalar,
+        skip: Bool[Array, ""] | None,
     ) -> PyTree:
         def add_to_mean(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            return _mean(a, g, first, weight, share)
+            return _unless(skip, _mean(a, g, first, weight, share), a)
 
         def add_to_sum(a: Any, g: Any, weight: Any, share: Any) -> Any:
             del share
             before = jnp.where(first, 0, a)
-            return jnp.where(weight == 0, before, before + g * weight)
+            return _unless(skip, jnp.where(weight == 0, before, before + g * weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
         new = tree.map_leaves(rule, (accumulated, grads), (weight, share))
@@ -202,7 +259,13 @@ class EveryK(AbstractPacedTransform):
 
     def emitted(self, state: EveryKState) -> Bool[Array, ""]:
         wrote = (state.mini_step == 0) & (state.count > 0)
+        if state.skip is not None:
+            wrote = wrote & ~state.skip["should_skip"]
         return wrote & self.inner.emitted(state.inner)
+
+    def metrics(self, state: EveryKState) -> dict[str, Array]:
+        counts = {"mini_step": state.mini_step, "gradient_step": state.count}
+        return counts | (state.skip or {})
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return self.inner.signs(params)
@@ -213,7 +276,14 @@ class EveryK(AbstractPacedTransform):
             options.append("mean=False")
         if self.accumulator_dtype is not None:
             options.append(f"accumulator_dtype={self.accumulator_dtype.name!r}")
+        if self.skip is not None:
+            options.append(f"skip={self.skip!r}")
         return f"{operand(self.inner)}.every_k({', '.join(options)})"
+
+
+def _unless(skip: Any, new: Any, before: Any) -> Any:
+    """The new value, or every bit of the one before where the mini-batch is left out."""
+    return new if skip is None else jnp.where(skip, before, new)
 
 
 def _mean(before: Any, new: Any, first: Any, weight: Any, share: Any) -> Any:

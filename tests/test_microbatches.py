@@ -1,0 +1,406 @@
+"""One compiled step over several parts of a batch, and what the transforms are told beside."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import slalom as sl
+from helpers import distance, mlp, params_of
+
+random = np.random.default_rng(0)
+X = jnp.asarray(random.standard_normal((12, 2)), jnp.float32)
+Y = jnp.asarray(random.standard_normal((12, 1)), jnp.float32)
+MODEL = mlp(jax.random.key(0))
+TX = sl.ClipByGlobalNorm(0.1) | sl.sgd(0.1, 0.9)
+
+
+def mean_square(model, x, y):
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def stepped(loss_fn, *args, tx=TX, model=MODEL, context=None, keywords=None, **options):
+    """The parameters after a step, the optimizer and what came beside."""
+    step = sl.train_step(loss_fn, donate=False, **options)
+    model, opt, loss = step(
+        model, sl.Optimizer(tx, model), *args, context=context, **(keywords or {})
+    )
+    return params_of(model), opt, loss
+
+
+# --- equal to the whole batch ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 3, 12])
+def test_equal_to_the_whole_batch(number):
+    whole, opt, loss = stepped(mean_square, X, Y)
+    parts, by_parts, mean = stepped(mean_square, X, Y, microbatches=number)
+    assert distance(parts, whole) <= 1e-6
+    np.testing.assert_allclose(mean, loss, rtol=1e-6)
+    assert distance(by_parts.leaves, opt.leaves) <= 1e-6
+
+
+def test_equal_to_the_whole_batch_in_double_precision(x64):
+    model, x, y = jax.tree.map(
+        lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a, (MODEL, X, Y)
+    )
+    whole, _, loss = stepped(mean_square, x, y, model=model)
+    parts, _, mean = stepped(mean_square, x, y, model=model, microbatches=4)
+    np.testing.assert_allclose(mean, loss, rtol=1e-12)
+    for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("batch_args", [("x", "y"), (0, 1), ["x", 1], None])
+def test_batch_arguments_by_name_or_position(batch_args):
+    # A table that belongs to no example, a keyword and something static are passed whole.
+    def loss_fn(model, x, y, table=None, *, scale=1.0, kind):
+        assert kind == "mean"
+        bias = 0.0 if table is None else jnp.sum(table)
+        return scale * jnp.mean((jax.vmap(model)(x) - y + bias) ** 2)
+
+    table = () if batch_args is None else (jnp.ones(5),)
+    keywords = {"kind": "mean", "scale": 2.0}
+    whole, _, _ = stepped(loss_fn, X, Y, *table, keywords=keywords)
+    options = {"microbatches": 3, "batch_args": batch_args}
+    parts, _, _ = stepped(loss_fn, X, Y, *table, keywords=keywords, **options)
+    assert distance(parts, whole) <= 1e-6
+
+
+def test_a_batch_argument_given_by_keyword_and_one_that_is_a_tree():
+    def loss_fn(model, batch, scale):
+        return scale * mean_square(model, batch["x"], batch["y"])
+
+    batch = {"x": X, "y": Y, "name": "train"}
+    whole, _, _ = stepped(loss_fn, keywords={"batch": batch, "scale": jnp.float32(2.0)})
+    for which in ("batch", 0):
+        keywords = {"batch": batch, "scale": jnp.float32(2.0)}
+        options = {"microbatches": 4, "batch_args": which}
+        parts, _, _ = stepped(loss_fn, keywords=keywords, **options)
+        assert distance(parts, whole) <= 1e-6
+
+
+def weighted(model, x, y, mask):
+    errors = (jax.vmap(model)(x) - y) ** 2 * mask
+    return jnp.sum(errors) / jnp.maximum(jnp.sum(mask), 1), jnp.sum(mask)
+
+
+# By threes, the microbatches count 3, 0 and 2: the one without weight is all padding.
+MASK = jnp.asarray([[1, 0, 1], [1, 0, 0], [1, 0, 1], [0, 0, 0]], jnp.float32).reshape(12, 1)
+
+
+class Weight(eqx.Module):
+    seen: jax.Array
+
+
+class SeeWeight(sl.AbstractTransform):
+    """Passes updates on, and notes the weight."""
+
+    def init(self, params):
+        return Weight(jnp.zeros(()))
+
+    def update(self, updates, state, params=None, context=None):
+        return updates, Weight(jnp.asarray(context.weight, jnp.float32))
+
+
+def test_unequal_weights_equal_the_whole_batch():
+    tx = SeeWeight() | TX
+    whole, opt, (loss, weight) = stepped(weighted, X, Y, MASK, tx=tx, has_aux="weight")
+    options = {"has_aux": "weight", "microbatches": 3}
+    parts, by_parts, (mean, total) = stepped(weighted, X, Y, MASK, tx=tx, **options)
+    assert distance(parts, whole) <= 1e-6
+    np.testing.assert_allclose(mean, loss, rtol=1e-6)
+    assert float(weight) == float(total) == 5.0
+    assert float(opt.state_of(SeeWeight).seen) == float(by_parts.state_of(SeeWeight).seen) == 5.0
+
+
+def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
+    # The second of three parts holds the examples 1, 4, 7, 10.
+    def loss_fn(model, x, y, mask):
+        errors = jnp.mean((jax.vmap(model)(x) - y) ** 2)
+        return errors, jnp.sum(mask)
+
+    part = jnp.arange(12) % 3 == 1
+    mask = jnp.where(part, 0.0, 1.0)
+    exact, _, (loss, _) = stepped(loss_fn, X[~part], Y[~part], mask[~part], has_aux="weight")
+    x = jnp.where(part[:, None], jnp.nan, X)
+    options = {"has_aux": "weight", "microbatches": 3}
+    parts, _, (mean, weight) = stepped(loss_fn, x, Y, mask, **options)
+    assert float(weight) == 8.0
+    np.testing.assert_allclose(mean, loss, rtol=1e-6)
+    assert distance(parts, exact) <= 1e-6
+
+
+def test_mini_batches_of_unequal_weight_equal_the_whole_batch_under_every_k():
+    # Microbatches inside, mini-batches outside: weights are counted through both.
+    exact, _, _ = stepped(weighted, X, Y, MASK, has_aux="weight")
+    step = sl.train_step(weighted, has_aux="weight", microbatches=2, donate=False)
+    model, opt = MODEL, sl.Optimizer(TX.every_k(3), MODEL)
+    for i in range(3):
+        rows = slice(4 * i, 4 * i + 4)
+        model, opt, _ = step(model, opt, X[rows], Y[rows], MASK[rows])
+    assert distance(params_of(model), exact) <= 1e-6
+
+
+def test_aux_is_stacked_over_the_microbatches():
+    def loss_fn(model, x, y):
+        return mean_square(model, x, y), {"x": x, "kind": "train"}
+
+    _, _, (loss, aux) = stepped(loss_fn, X, Y, has_aux=True, microbatches=3)
+    assert loss.shape == ()
+    assert aux["kind"] == "train"
+    # Part i holds the examples i, i + 3, i + 6, i + 9.
+    np.testing.assert_array_equal(aux["x"], np.stack([X[i::3] for i in range(3)]))
+
+
+def test_half_precision_gradients_are_averaged_in_float32():
+    # One part pulls with 1, 63 parts with 2⁻¹²: in bfloat16 each of the small ones would be lost.
+    pull = np.full(64, 2**-12, np.float32)
+    pull[0] = 1.0
+
+    def loss_fn(w, x):
+        return jnp.sum(w * x)
+
+    w = jnp.zeros((), jnp.bfloat16)
+    opt = sl.Optimizer(sl.Trace(0.0, accumulator_dtype="float32"), w)
+    step = sl.train_step(loss_fn, microbatches=64, donate=False)
+    _, opt, loss = step(w, opt, jnp.asarray(pull, jnp.bfloat16))
+    np.testing.assert_allclose(jax.tree.leaves(opt.state)[0], pull.sum() / 64, rtol=1e-6)
+    assert loss.dtype == jnp.bfloat16
+
+
+def test_complex_parameters():
+    def loss_fn(z, targets):
+        return jnp.mean(jnp.abs(z[None] - targets) ** 2)
+
+    z = jnp.array([1 + 2j, 0.5j], jnp.complex64)
+    targets = jnp.asarray(random.standard_normal((6, 2)) + 1j, jnp.complex64)
+    whole, _, _ = stepped(loss_fn, targets, model=z)
+    parts, _, _ = stepped(loss_fn, targets, model=z, microbatches=3)
+    np.testing.assert_allclose(parts, whole, rtol=1e-6)
+
+
+class LookAround(sl.AbstractTransform):
+    """Scales updates by the loss at the parameters, as a line search would ask for it."""
+
+    needs = ("params", "value_fn", "grad", "value")
+
+    def init(self, params):
+        return None
+
+    def update(self, updates, state, params=None, context=None):
+        value, grad = jax.value_and_grad(context.value_fn)(params)
+        scale = value + sl.tree.global_norm(grad) - sl.tree.global_norm(context.grad)
+        return jax.tree.map(lambda u: u * (scale - context.value + 1), updates), state
+
+
+def test_value_fn_is_the_mean_over_microbatches_too():
+    tx = LookAround() | sl.sgd(0.1)
+    for loss_fn, more, aux in ((mean_square, (), False), (weighted, (MASK,), "weight")):
+        whole, _, _ = stepped(loss_fn, X, Y, *more, tx=tx, has_aux=aux)
+        parts, _, _ = stepped(loss_fn, X, Y, *more, tx=tx, has_aux=aux, microbatches=3)
+        assert distance(parts, whole) <= 1e-6
+
+
+def test_a_sharded_batch_stays_where_it_lies():
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    x = jax.device_put(jnp.tile(X, (2, 1)), NamedSharding(mesh, PartitionSpec("data")))
+    y = jax.device_put(jnp.tile(Y, (2, 1)), NamedSharding(mesh, PartitionSpec("data")))
+    arrays, static = eqx.partition(MODEL, eqx.is_array)
+    arrays = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
+    model = eqx.combine(arrays, static)
+    opt = sl.Optimizer(TX, model)
+    step = sl.train_step(mean_square, microbatches=3, donate=False)
+    text = step.lower(model, opt, x, y).compile().as_text()
+    # Of 24 examples on 4 devices each has 2 of a microbatch of 8: none is gathered.
+    assert "all-gather" not in text
+    assert "all-to-all" not in text
+    exact, _, _ = stepped(mean_square, X, Y)
+    new, _, _ = step(model, opt, x, y)
+    assert distance(params_of(new), exact) <= 1e-6
+
+
+def test_scratch_is_one_accumulator_and_the_gradient_of_a_part():
+    width = 256
+    model = {f"layer{i}": jnp.full((width, width), 0.01) for i in range(4)}
+    size = sum(x.nbytes for x in jax.tree.leaves(model))
+
+    def loss_fn(model, x):
+        for w in model.values():
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    x = jnp.ones((16, width))
+    opt = sl.Optimizer(sl.adamw(1e-3), model)
+
+    def scratch(**options):
+        program = sl.train_step(loss_fn, **options).lower(model, opt, x).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert scratch(microbatches=8) <= 2.1 * size
+
+
+# --- what the transforms are told -----------------------------------------------------------
+
+
+class ScaleByTemperature(sl.AbstractTransform):
+    needs = ("temperature", "key")
+
+    def init(self, params):
+        return None
+
+    def update(self, updates, state, params=None, context=None):
+        scale = context.extra["temperature"] * jax.random.uniform(context.key)
+        return jax.tree.map(lambda u: u * scale, updates), state
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_context_reaches_the_transforms(number):
+    key = jax.random.key(3)
+    tx = ScaleByTemperature() | SeeWeight() | sl.sgd(0.1)
+    grads = eqx.filter_grad(mean_square)(MODEL, X, Y)
+    known = {"key": key, "weight": 2, "temperature": jnp.float32(3.0)}
+    exact, _ = sl.Optimizer(tx, MODEL).step(MODEL, grads, **known)
+    new, opt, _ = stepped(mean_square, X, Y, tx=tx, context=known, microbatches=number)
+    assert distance(new, params_of(exact)) <= 1e-6
+    assert float(opt.state_of(SeeWeight).seen) == 2.0
+
+
+def test_other_values_of_the_context_do_not_compile_again():
+    traces = 0
+
+    def loss_fn(model, x, y):
+        nonlocal traces
+        traces += 1
+        return mean_square(model, x, y)
+
+    step = sl.train_step(loss_fn, donate=False, microbatches=2)
+    opt = sl.Optimizer(TX.every_k(2), MODEL)
+    for weight in (1.0, 2.0):
+        _, opt, _ = step(MODEL, opt, X, Y, context={"weight": weight})
+    assert traces == 1
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+NAME_THEM = (
+    " Name the arguments that hold the batch: `sl.train_step(loss_fn, ..., batch_args=('x', 'y'))`."
+)
+
+
+def run(*args, context=None, keywords=None, **options):
+    def loss_fn(model, x, y, scale=1.0):
+        return mean_square(model, x, y) * scale
+
+    return stepped(loss_fn, *args, context=context, keywords=keywords, **options)
+
+
+def returning(result, **options):
+    def loss_fn(model, x):
+        return result(jnp.mean(jax.vmap(model)(x)), x)
+
+    return stepped(loss_fn, X, **options)
+
+
+REFUSED = {
+    "no part": (
+        lambda: run(X, Y, microbatches=0),
+        ValueError,
+        "train_step.microbatches must be at least 1, got 0.",
+    ),
+    "uneven parts": (
+        lambda: run(X, Y, microbatches=5),
+        ValueError,
+        "The batch has 12 examples, of which 5 microbatches cannot be made of equal size. Pass a "
+        "multiple of 5, or pad the batch and let the loss return a weighted mean and its weight, "
+        'with `has_aux="weight"`.',
+    ),
+    "no leading axis": (
+        lambda: run(X, Y, jnp.float32(2.0), microbatches=3),
+        ValueError,
+        "The argument 'scale' has no leading axis, so it cannot be cut into microbatches."
+        + NAME_THEM,
+    ),
+    "other lengths": (
+        lambda: run(X, Y[:6], microbatches=3),
+        ValueError,
+        "The leading axis of the argument 'y' has 6 entries and that of 'x' has 12, so they are "
+        "not cut into the same microbatches." + NAME_THEM,
+    ),
+    "unknown name": (
+        lambda: run(X, Y, microbatches=3, batch_args=("x", "z")),
+        ValueError,
+        "`batch_args` names 'z', but the step was called without such an argument. Arguments "
+        "after `opt`: 'x', 'y'.",
+    ),
+    "unknown position": (
+        lambda: run(X, Y, microbatches=3, batch_args=2),
+        ValueError,
+        "`batch_args` names 2, but the step was called without such an argument. Arguments after "
+        "`opt`: 'x', 'y'.",
+    ),
+    "nothing to cut": (
+        lambda: run(X, Y, 2.0, microbatches=3, batch_args="scale"),
+        TypeError,
+        "The argument 'scale' holds no array, so it cannot be cut into microbatches. Leave it out "
+        "of `batch_args`.",
+    ),
+    "no batch": (
+        lambda: stepped(lambda model: jnp.sum(model.layers[0].weight), microbatches=3),
+        TypeError,
+        "There is no array among the arguments after `opt` that could be cut into microbatches. "
+        "Pass the batch to the step: `step(model, opt, x, y)`.",
+    ),
+    "no pair": (
+        lambda: returning(lambda loss, x: loss, has_aux="weight"),
+        TypeError,
+        "With `has_aux='weight'` the loss must return a pair (loss, weight), got an array of shape "
+        "().",
+    ),
+    "a weight for each": (
+        lambda: returning(lambda loss, x: (loss, x[:, 0]), has_aux="weight"),
+        ValueError,
+        "The weight that the loss returns must be a real scalar, got an array of shape (12,) and "
+        "dtype float32.",
+    ),
+    "no weight": (
+        lambda: returning(lambda loss, x: (loss, None), has_aux="weight"),
+        TypeError,
+        "The weight that the loss returns must be a scalar, got a NoneType.",
+    ),
+    "its own value": (
+        lambda: run(X, Y, context={"value": 1.0}),
+        TypeError,
+        "The training step passes 'value' itself: leave it out of `context`.",
+    ),
+    "its own weight": (
+        lambda: returning(lambda loss, x: (loss, 1), has_aux="weight", context={"weight": 1.0}),
+        TypeError,
+        "The training step passes 'weight' itself: leave it out of `context`.",
+    ),
+    "undeclared": (
+        lambda: run(X, Y, context={"temperature": 1.0}),
+        TypeError,
+        "No transform here declares 'temperature'. Always welcome are value, grad, value_fn, key, "
+        "weight, per_param; declared by these transforms: nothing else.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused(name):
+    bad, error, message = REFUSED[name]
+    # JAX may put a note of its own under the message.
+    with pytest.raises(error, match=rf"\A{re.escape(message)}(\n-+\n|\Z)"):
+        bad()
+
+
+def test_a_step_prints_as_the_code_that_makes_it():
+    step = sl.train_step(mean_square, has_aux="weight", microbatches=4, batch_args="x")
+    shown = "sl.train_step(mean_square, has_aux='weight', microbatches=4, batch_args=('x',))"
+    assert repr(step) == shown
+    assert repr(sl.train_step(mean_square)) == "sl.train_step(mean_square)"

@@ -1,0 +1,281 @@
+"""Mini-batches that an accumulation leaves out, as if they had not been."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import (
+    assert_same_bits,
+    assert_same_path,
+    gradients,
+    nested_dict,
+    optax_trajectory,
+    slalom_trajectory,
+)
+
+PARAMS = nested_dict(jax.random.key(0))
+LIMIT = 30.0
+
+
+def rough_gradients(params, n=23, large=50.0):
+    """Gradients of which some hold NaN or infinity, and some are large."""
+    grads = gradients(params, n)
+    grads["dense"]["weight"] = grads["dense"]["weight"].at[jnp.array([1, 7, 8]), 0, 1].set(jnp.nan)
+    grads["dense"]["bias"] = grads["dense"]["bias"].at[jnp.array([4, 12]), 0].set(-jnp.inf)
+    return jax.tree.map(lambda g: g.at[jnp.array([3, 16])].multiply(large), grads)
+
+
+def theirs_both(updates, step, params):
+    skip, state = optax.skip_not_finite(updates, step, params)
+    large, more = optax.skip_large_updates(updates, step, params, max_squared_norm=LIMIT)
+    # optax stores the condition's own dict, which it may not find changed.
+    return skip | large, state | more | {"should_skip": skip | large}
+
+
+BOTH = sl.SkipNotFinite() | sl.SkipLargeUpdates(LIMIT)
+OPTAX_LARGE = functools.partial(optax.skip_large_updates, max_squared_norm=LIMIT)
+CONDITIONS = {
+    "not finite": (sl.SkipNotFinite(), optax.skip_not_finite),
+    "large": (sl.SkipLargeUpdates(LIMIT), OPTAX_LARGE),
+    "both": (BOTH, theirs_both),
+    "optax's own": (OPTAX_LARGE, OPTAX_LARGE),
+}
+
+
+def ks(n):
+    return jnp.minimum(n + 1, 3)
+
+
+def both_paths(name, k, mean, params, grads, dtype):
+    """The trajectories of both, and what each says at the end."""
+    ours, theirs = CONDITIONS[name]
+    tx = sl.adamw(0.05, weight_decay=0.1).every_k(k, mean=mean, skip=ours)
+    path, opt = slalom_trajectory(tx, params, grads)
+    inner = optax.adamw(0.05, weight_decay=0.1)
+    reference = optax.MultiSteps(
+        inner, k, use_grad_mean=mean, should_skip_update_fn=theirs, accumulator_dtype=dtype
+    )
+    exact, state = optax_trajectory(reference, params, grads)
+    return path, exact, opt.metrics, state
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "mean"),
+    [
+        ("both", 4, True),
+        ("both", 4, False),
+        ("both", ks, True),
+        ("not finite", 4, True),
+        ("large", 4, True),
+        ("optax's own", 4, True),
+    ],
+)
+def test_same_path_as_optax(name, k, mean):
+    rough = rough_gradients(PARAMS)
+    path, exact, said, state = both_paths(name, k, mean, PARAMS, rough, jnp.float32)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(path))
+    assert_same_path(path, exact, PARAMS, 2e-5)
+    assert int(said["mini_step"]) == int(state.mini_step)
+    assert int(said["gradient_step"]) == int(state.gradient_step)
+    for key, value in state.skip_state.items():
+        np.testing.assert_allclose(said[key], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "mean"), [(4, True), (4, False), (ks, True)])
+def test_same_path_as_optax_in_double_precision(k, mean, x64):
+    rough, params = jax.tree.map(lambda x: x.astype(jnp.float64), (rough_gradients(PARAMS), PARAMS))
+    path, exact, _, _ = both_paths("both", k, mean, params, rough, jnp.float64)
+    for a, b in zip(jax.tree.leaves(path), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+
+
+def test_what_is_left_out_leaves_no_trace():
+    # The path is that of the other mini-batches alone, and every bit of the state with it.
+    grads = rough_gradients(PARAMS)
+    tx = sl.adam(0.1).every_k(3, skip=BOTH, accumulator_dtype="bfloat16")
+    opt = sl.Optimizer(tx, PARAMS)
+
+    @jax.jit
+    def step(model, opt, g, value):
+        return opt.step(model, g, value=value, weight=jnp.abs(value))
+
+    model, left_out = PARAMS, []
+    for n in range(10):
+        g = jax.tree.map(lambda x, n=n: x[n], grads)
+        value = jnp.float32(jnp.nan if n in (1, 4) else n + 1)
+        stepped, after = step(model, opt, g, value)
+        if after.metrics["should_skip"]:
+            left_out.append(n)
+            assert_same_bits(stepped, model)
+            assert not after.emitted
+            before, now = opt.state, after.state
+            for field in ("mini_step", "weight", "value", "count", "inner", "accumulated"):
+                assert_same_bits(getattr(now, field), getattr(before, field))
+        model, opt = stepped, after
+    assert left_out == [1, 3, 4, 7, 8]
+    assert int(opt.count) == 10
+    assert int(opt.metrics["gradient_step"]) == 1
+    assert int(opt.metrics["mini_step"]) == 2
+
+
+def test_after_a_skipped_mini_batch_nothing_counts_as_emitted():
+    opt = sl.Optimizer(sl.sgd(0.1).every_k(2, skip=sl.SkipNotFinite()), jnp.zeros(2))
+    emitted = []
+    for g in (1.0, 1.0, jnp.nan, 1.0, jnp.nan, 1.0):
+        _, opt = opt.update(jnp.zeros(2), jnp.full(2, g))
+        emitted.append(bool(opt.emitted))
+    assert emitted == [False, True, False, False, False, True]
+
+
+def test_metrics_have_one_structure_from_the_start():
+    skip = sl.SkipNotFinite() | (lambda updates, emitted, params: (emitted > 2, {"at": emitted}))
+    opt = sl.Optimizer(sl.adam(0.1).every_k(2, skip=skip), jnp.ones(3))
+    before = opt.metrics
+    assert set(before) == {
+        f"every_k.{name}"
+        for name in ("mini_step", "gradient_step", "should_skip", "num_not_finite", "at")
+    }
+    _, opt = opt.step(jnp.ones(3), jnp.array([1.0, jnp.nan, jnp.inf]))
+    after = opt.metrics
+    assert {k: x.dtype for k, x in before.items()} == {k: x.dtype for k, x in after.items()}
+    assert int(after["num_not_finite"]) == 2
+    assert set(sl.Optimizer(sl.adam(0.1).every_k(2), jnp.ones(3)).metrics) == {
+        "every_k.mini_step",
+        "every_k.gradient_step",
+    }
+
+
+def test_a_changed_limit_does_not_compile_again():
+    tx = sl.sgd(0.1).every_k(1, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(10.0))
+    opt = sl.Optimizer(tx, jnp.zeros(2))
+    step = jax.jit(lambda opt, g: opt.update(jnp.zeros(2), g)[1])
+    assert not step(opt, jnp.ones(2)).metrics["should_skip"]
+    opt = opt.with_hyperparams(max_squared_norm=2.0)
+    assert float(opt.hyperparams["every_k.skip.1.max_squared_norm"]) == 2.0
+    assert step(opt, jnp.ones(2)).metrics["should_skip"]  # ‖g‖² = 2 is not below 2
+    assert step._cache_size() == 1
+
+
+def test_a_scheduled_limit_sees_emitted_updates():
+    limit = sl.schedules.piecewise_constant(5.0, {1: 0.1})
+    tx = sl.sgd(0.1).every_k(2, skip=sl.SkipLargeUpdates(limit))
+    opt = sl.Optimizer(tx, jnp.zeros(2))
+    skipped, shown = [], []
+    for _ in range(4):
+        shown.append(float(opt.hyperparams["max_squared_norm"]))
+        _, opt = opt.update(jnp.zeros(2), jnp.ones(2))
+        skipped.append(bool(opt.metrics["should_skip"]))
+    assert skipped == [False, False, True, True]
+    np.testing.assert_allclose(shown, [5, 5, 0.5, 0.5])
+
+
+def test_half_precision_norms_do_not_overflow():
+    # 300² is beyond float16.
+    tx = sl.sgd(0.1).every_k(1, skip=sl.SkipLargeUpdates(1e6))
+    opt = sl.Optimizer(tx, jnp.zeros(2, jnp.float16))
+    _, opt = opt.update(jnp.zeros(2, jnp.float16), jnp.full(2, 300.0, jnp.float16))
+    assert not opt.metrics["should_skip"]
+    np.testing.assert_allclose(opt.metrics["norm_squared"], 180000.0)
+    assert opt.metrics["norm_squared"].dtype == jnp.float32
+
+
+def test_conditions_print_as_the_code_that_makes_them():
+    tx = sl.adam(0.1).every_k(4, mean=False, skip=BOTH)
+    assert repr(tx.skip) == "sl.SkipNotFinite() | sl.SkipLargeUpdates(30.0)"
+    assert eval(repr(tx), {"sl": sl}) == tx
+    joined = theirs_both | sl.SkipNotFinite() | theirs_both
+    assert repr(joined) == "theirs_both | sl.SkipNotFinite() | theirs_both"
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+MUST = (
+    "The `skip` of every_k must return a pair: a bool scalar, and a dict of scalars by name, "
+    "which may be empty. condition returned "
+)
+
+
+def says(given):
+    def condition(updates, emitted, params):
+        return given(updates)
+
+    return condition
+
+
+REFUSED = {
+    "no pair": (lambda u: True, TypeError, MUST + "a bool scalar."),
+    "a triple": (lambda u: (True, {}, 1), TypeError, MUST + "a tuple of 3."),
+    "a number": (lambda u: (1.0, {}), TypeError, MUST + "a float64 scalar in the first place."),
+    "an array": (
+        lambda u: (u["w"] > 0, {}),
+        TypeError,
+        MUST + "an array of dtype bool and shape (3,) in the first place.",
+    ),
+    "no dict": (lambda u: (True, [1]), TypeError, MUST + "a list of 1 in the second place."),
+    "a vector": (
+        lambda u: (True, {"a": u["w"]}),
+        TypeError,
+        MUST + "an array of dtype float32 and shape (3,) under 'a'.",
+    ),
+    "a text": (lambda u: (True, {"a": "b"}), TypeError, MUST + "a str under 'a'."),
+    "a taken name": (
+        lambda u: (True, {"mini_step": 1}),
+        ValueError,
+        "condition reports 'mini_step', which every_k reports itself. Give it another name.",
+    ),
+}
+
+
+def refuses(error, message):
+    """An error with exactly this text, and perhaps a note by JAX under it."""
+    return pytest.raises(error, match=rf"\A{re.escape(message)}(\n-+\n|\Z)")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_condition_that_returns_something_else_is_refused_at_binding(name):
+    given, error, message = REFUSED[name]
+    tx = sl.adam(0.1).every_k(2, skip=says(given))
+    with refuses(error, message):
+        sl.Optimizer(tx, {"w": jnp.ones(3)})
+
+
+def test_two_reports_of_one_name_are_refused():
+    tx = sl.adam(0.1).every_k(2, skip=sl.SkipLargeUpdates(1.0) | sl.SkipLargeUpdates(2.0))
+    with refuses(
+        ValueError,
+        "Two of the conditions sl.SkipLargeUpdates(1.0) | sl.SkipLargeUpdates(2.0) report "
+        "'norm_squared'. Give them other names.",
+    ):
+        sl.Optimizer(tx, jnp.ones(3))
+
+
+def test_something_that_is_no_condition_is_refused():
+    must = (
+        "EveryK.skip must be a condition such as `sl.SkipNotFinite()`, or a function of (updates, "
+        "emitted, params), got "
+    )
+    uncalled = "<class 'slalom._skip.SkipNotFinite'>. Call it first: `SkipNotFinite(...)`."
+    with refuses(TypeError, must + uncalled):
+        sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite)
+    with refuses(TypeError, f"{must}3."):
+        sl.SkipNotFinite() | 3
+
+
+def test_a_condition_must_report_the_same_names_always():
+    def condition(updates, emitted, params):
+        return False, {} if params is None else {"known": 1}
+
+    tx = sl.Scale(-1.0).every_k(2, skip=condition)
+    state = tx.init(jnp.ones(3))
+    with refuses(
+        ValueError,
+        "condition reports ['should_skip'], and at binding it reported ['known', 'should_skip']. "
+        "The names must always be the same.",
+    ):
+        tx.update(jnp.ones(3), state)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ._jit import Program, pack, unpack
 from ._model import split, strong
-from ._optimizer import Optimizer, advance, carried
+from ._optimizer import Optimizer, advance, carried, refuse
 from ._transform import parts
 from .tree import is_array
 
@@ -69,6 +69,7 @@ class TrainStep:
                 "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, "
                 f"got {type(opt).__name__} in its place."
             )
+        refuse(opt)
         after, loss = self._program({"args": args, "kwargs": kwargs, "model": model, "opt": opt})
         return after["model"], after["opt"], loss
 

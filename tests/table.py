@@ -142,6 +142,9 @@ WRAPPERS = {
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK, skip": sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),
+    "IfFinite": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).if_finite(),
+    "IfFinite, both": sl.adam(0.1).if_finite(0, on_limit="skip", check="both"),
+    "IfFinite, raise": sl.Trace(0.9).if_finite(on_limit="raise") | sl.Scale(-0.1),
     "nested": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).only(matrices)).every_k(2).every_k(2),
 }
 

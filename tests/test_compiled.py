@@ -44,6 +44,10 @@ LEAN = {
     "every_k of partition": sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}).every_k(4),
     "every_k in partition": sl.adamw(1e-3).every_k(4).partition({first: sl.sgd(1e-2)}),
     "every_k of every_k": sl.adamw(1e-3).every_k(2).every_k(2),
+    "if_finite": (clip | sl.adamw(1e-3)).if_finite(),
+    "if_finite, raise": (clip | sl.adamw(1e-3)).if_finite(on_limit="raise"),
+    "every_k of if_finite": (clip | sl.adamw(1e-3)).if_finite().every_k(4),
+    "if_finite of every_k": (clip | sl.adamw(1e-3)).every_k(4).if_finite(),
     "every_k, scheduled": sl.adamw(1e-3).every_k(lambda n: n + 1),
     "every_k, skip": (clip | sl.adamw(1e-3)).every_k(
         4, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)
@@ -98,9 +102,17 @@ def test_parameters_and_state_are_written_in_place(tx):
     assert alias >= 0.99 * (size + state)
 
 
+CONDITIONAL = {
+    "every_k": (clip | sl.adamw(1e-3)).every_k(4),
+    "if_finite": (clip | sl.adamw(1e-3)).if_finite(),
+    "if_finite, both": (clip | sl.adamw(1e-3)).if_finite(check="both"),
+}
+
+
+@pytest.mark.parametrize("tx", CONDITIONAL.values(), ids=CONDITIONAL.keys())
 @pytest.mark.parametrize("verb", ["step", "update"])
-def test_idle_mini_steps_execute_nothing_of_the_inner_transform(verb):
-    text = compiled((clip | sl.adamw(1e-3)).every_k(4), verb).as_text()
+def test_idle_steps_execute_nothing_of_the_inner_transform(verb, tx):
+    text = compiled(tx, verb).as_text()
     branches = set(re.findall(r"branch_computations=\{([^}]*)\}", text)) or set(
         re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", text)
     )

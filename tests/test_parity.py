@@ -372,6 +372,11 @@ ROWS = [
         sl.ApplyEvery(4) | sl.sgd(0.1, 0.9),
         optax.chain(optax.apply_every(4), optax.sgd(0.1, 0.9)),
     ),
+    Row(
+        "apply_if_finite",
+        sl.adam(ours_warmup).if_finite(2),
+        optax.apply_if_finite(optax.adam(theirs_warmup), 2),
+    ),
     Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
     Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
     Row("sgd nesterov", sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),

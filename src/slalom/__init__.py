@@ -129,6 +129,7 @@ with _checked:
     from .wrappers import (
         Average as Average,
         EveryK as EveryK,
+        IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
         Only as Only,

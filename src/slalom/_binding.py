@@ -1,6 +1,7 @@
 """Binding a transform to parameters: what is refused, where it lives, what it is made of."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -26,6 +27,12 @@ class Binding:
     trainable: Where | None
     params: Any
     """The structure of the trainable parameters at binding."""
+
+    @functools.cached_property
+    def refuses(self) -> bool:
+        """Whether some transform must be asked on the host before each step."""
+        transform, _ = example(self.structure)
+        return any(part.transform.refuses for part in parts(transform))
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.

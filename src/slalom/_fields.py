@@ -84,6 +84,12 @@ def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
     return eqx.field(static=True, converter=_as_steps, metadata={CHECK: check}, **options)
 
 
+def choice_field(default: str, *others: str) -> Any:
+    """Declares one of some words, which is part of the structure."""
+    check = functools.partial(_check_choice, (default, *others))
+    return eqx.field(default=default, static=True, metadata={CHECK: check})
+
+
 def param_like() -> Any:
     """Declares that a state field is shaped as the parameters: a tree with a leaf per parameter.
 
@@ -208,6 +214,12 @@ def _check_count(least: int, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def _check_choice(known: tuple[str, ...], name: str, value: Any) -> None:
+    if value not in known:
+        *most, last = map(repr, known)
+        raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}.")
 
 
 def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:

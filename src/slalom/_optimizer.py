@@ -26,8 +26,9 @@ from ._transform import (
     Context,
     count_from_zero,
     find,
+    parts,
 )
-from ._types import Updates
+from ._types import Tracer, Updates
 from ._writer import evaluated
 
 
@@ -160,6 +161,7 @@ class Optimizer(eqx.Module):
         do not fit the model, another model than the bound one, something a transform needs and
         was not given, or an undeclared keyword.
         """
+        refuse(self)
         known = _given(value, grad, value_fn, key, weight, per_param, extra)
         after, _ = _step({"grads": grads, "known": known, "model": model, "opt": self})
         return after["model"], after["opt"]
@@ -184,6 +186,7 @@ class Optimizer(eqx.Module):
         **Returns:** the updates, in the parameters' dtypes and `None` where nothing is trained,
         to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
         """
+        refuse(self)
         known = _given(value, grad, value_fn, key, weight, per_param, extra)
         after, updates = _update({"grads": grads, "known": known, "model": model, "opt": self})
         return updates, after["opt"]
@@ -387,6 +390,16 @@ def _given(*known: Any) -> dict[str, Any]:
 
 
 # --- the compiled step ----------------------------------------------------------------------
+
+
+def refuse(opt: Optimizer) -> None:
+    """Raises where a state says that no further step may be made, if it can be read here."""
+    if not opt.binding.refuses:
+        return  # nothing to read, so nothing to wait for
+    if any(isinstance(x, Tracer) or getattr(x, "is_deleted", bool)() for x in opt.leaves):
+        return  # under an outer trace, or donated, which the step itself will refuse
+    for part in parts(opt.transform, opt.state):
+        part.transform.refuse(part.name, part.state)
 
 
 def carried(arguments: Any, *, model: bool = True) -> Any:

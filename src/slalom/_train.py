@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ._batch import Batch, batch_of
 from ._jit import Program, pack, unpack
 from ._model import split, strong
-from ._optimizer import Optimizer, advance, carried
+from ._optimizer import Optimizer, advance, carried, refuse
 from ._schedule import canonical_float
 from ._step import as_known
 from ._transform import parts
@@ -148,6 +148,7 @@ class TrainStep:
                 "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, "
                 f"got {type(opt).__name__} in its place."
             )
+        refuse(opt)
         known = {}
         if context is not None:
             if not isinstance(context, Mapping):

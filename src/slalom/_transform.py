@@ -244,6 +244,24 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
         del state
         return True
 
+    def refuse(self, name: str, state: Any) -> None:
+        """Raises where this state says that no further step may be made.
+
+        Asked on the host, outside of every trace, before a step of an optimizer with a transform
+        that replaces this method; that step waits for the one before.
+
+        **Arguments:**
+
+        - `name`: the path of this transform, for the message.
+        - `state`: its state, concrete arrays.
+        """
+        del name, state
+
+    @property
+    def refuses(self) -> bool:
+        """Whether `refuse` must be asked before each step."""
+        return False
+
     def metrics(self, state: Any) -> dict[str, Array]:
         """What this transform itself, not its parts, reports of its last update: scalars by name.
 

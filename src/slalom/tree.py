@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree, Real
+from jaxtyping import Array, Bool, Inexact, Int, PyTree, Real
 
 from ._jit import under_jit
 from ._paths import dotted, first_difference
@@ -358,6 +358,25 @@ def squared_norm(tree: PyTree) -> Scalar:
     return total
 
 
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether no number in a tree is infinite or NaN.
+
+    **Arguments:**
+
+    - `tree`: a tree of floating or complex arrays.
+
+    **Returns:** a bool scalar; true for a tree without leaves.
+    """
+    finite = jnp.array(True)
+    for x in jax.tree.leaves(tree):
+        # Not `all(isfinite(x))`: XLA writes those bools to memory, which takes twice as long. The
+        # maximum with a NaN is NaN, which is less than nothing.
+        parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
+        for part in parts:
+            finite = finite & (jnp.max(jnp.abs(part), initial=0) < jnp.inf)
+    return finite
+
+
 def norm(x: Inexact[Array, "..."]) -> Scalar:
     """The Euclidean norm of one array, in its own precision: in rules, at least float32."""
     return jnp.sqrt(jnp.sum(abs_squared(x)))
@@ -457,6 +476,7 @@ def merge(structure: Any, keep: tuple[bool, ...], kept: PyTree, rest: PyTree) ->
 __all__ = [
     "abs_squared",
     "accumulation_dtype",
+    "all_finite",
     "bias_correction",
     "cast_like",
     "complement",

@@ -2,6 +2,7 @@
 
 from .average import Average as Average
 from .every_k import EveryK as EveryK
+from .if_finite import IfFinite as IfFinite
 from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
 from .partition import Partition as Partition, partition as partition

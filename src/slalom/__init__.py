@@ -44,6 +44,7 @@ with _checked:
     from ._train import train_step as train_step
     from ._transform import AbstractTransform as AbstractTransform, Context as Context
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
+    from ._wrapper import AbstractWrapper as AbstractWrapper
     from ._writer import AbstractParameterWriter as AbstractParameterWriter
     from .optimizers import (
         adabelief as adabelief,

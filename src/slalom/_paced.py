@@ -7,15 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._transform import AbstractTransform, Context
+from ._transform import Context
 from ._types import Params, Updates
+from ._wrapper import AbstractWrapper
 
 
-class AbstractPacedTransform(AbstractTransform):
+class AbstractPacedTransform(AbstractWrapper):
     """A wrapper that decides *whether* its inner transform runs.
 
-    A subclass writes `init` and `pace`. What is held back costs nothing: the inner transform
-    stands in one branch of a `lax.cond`, and the other branch is the identity.
+    A subclass declares the field `inner`, and writes `init` and `pace`. Its state has the inner
+    one's as `inner`, and as `count` how often that one ran: its clock. What is held back costs
+    nothing: the inner transform stands in one branch of a `lax.cond`, and the other branch is the
+    identity.
     """
 
     @abc.abstractmethod

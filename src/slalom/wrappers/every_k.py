@@ -18,10 +18,8 @@ from .._skip import as_skip, asked
 from .._transform import (
     AbstractTransform,
     Context,
-    Part,
     count_from_zero,
     operand,
-    segments,
 )
 from .._types import Params, Scalar, Updates
 
@@ -248,15 +246,6 @@ class EveryK(AbstractPacedTransform):
             return self.fixed
         return jnp.maximum(jnp.round(self.scheduled(count)).astype(jnp.int32), 1)
 
-    def inside(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        inner_state = None if state is None else state.inner
-        if context is not None and state is not None:
-            context = context.at(state.count)
-        path = segments(self.inner)
-        return (Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner),)
-
     def emitted(self, state: EveryKState) -> Bool[Array, ""]:
         wrote = (state.mini_step == 0) & (state.count > 0)
         if state.skip is not None:
@@ -266,9 +255,6 @@ class EveryK(AbstractPacedTransform):
     def metrics(self, state: EveryKState) -> dict[str, Array]:
         counts = {"mini_step": state.mini_step, "gradient_step": state.count}
         return counts | (state.skip or {})
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return self.inner.signs(params)
 
     def __repr__(self) -> str:
         options = [repr(self.k)]

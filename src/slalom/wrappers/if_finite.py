@@ -15,7 +15,6 @@ from .._fluent import fluent
 from .._paced import AbstractPacedTransform
 from .._transform import AbstractTransform, Context, count_from_zero, operand
 from .._types import Params, Updates
-from .._wrapper import AbstractWrapper
 
 
 class IfFiniteState(eqx.Module):
@@ -34,7 +33,7 @@ class IfFiniteState(eqx.Module):
 
 
 @fluent
-class IfFinite(AbstractWrapper, AbstractPacedTransform):
+class IfFinite(AbstractPacedTransform):
     """The inner transform where the incoming gradients are finite; no update where they are not.
 
     Made with `tx.if_finite()`. In a step that is left out nothing of the inner transform is

@@ -42,6 +42,7 @@ RULES = {
     "ScaleBySM3": sl.ScaleBySM3(),
     "ScaleBySM3, decaying": sl.ScaleBySM3(b2=0.9),
     "ScaleByLion": sl.ScaleByLion(),
+    "ScaleByLion, smooth": sl.ScaleByLion(mode="smooth", smooth_beta=2.0),
     "ScaleByRms": sl.ScaleByRms(),
     "ScaleByRms, bias correction": sl.ScaleByRms(bias_correction=True, eps_in_sqrt=False),
     "ScaleByStddev": sl.ScaleByStddev(),

@@ -221,3 +221,11 @@ def test_sm3_remembers_a_number_for_each_row_and_column():
     _, state = tx.update(jnp.ones((2, 3)), state)
     # min(row, column) + 1 is [[2, 5, 1], [2, 10, 1]].
     np.testing.assert_allclose(state.accumulators[1], [[2.0, 10.0, 1.0]])
+
+
+def test_adadelta_without_memory_follows_the_last_update():
+    # xₜ₋₁ is the last update squared, and a gradient of zero leaves none.
+    made = updates_of(sl.ScaleByAdadelta(rho=0.0, eps=1.0), [2.0, 0.0, 3.0, 1.0])
+    third = 3 / 10**0.5
+    fourth = (third**2 + 1) ** 0.5 / 2**0.5
+    np.testing.assert_allclose(made, [2 / 5**0.5, 0.0, third, fourth], rtol=1e-6)

@@ -32,6 +32,11 @@ LEAN = {
     "clip, lion": clip | sl.lion(1e-3),
     "rmsprop": sl.rmsprop(1e-3, centered=True, momentum=0.9),
     "sgd, momentum": sl.sgd(1e-3, momentum=0.9),
+    "adabelief": sl.adabelief(1e-3),
+    "adan": sl.adan(1e-3),
+    "clip, adan": clip | sl.adan(1e-3),
+    "adadelta": sl.ScaleByAdadelta() | sl.Scale(-1.0),
+    "rprop": sl.rprop(1e-3),
     "adafactor, whole": sl.adafactor(1e-3, factored=False),
     "block rms": sl.ClipByBlockRms(1.0) | sl.adamw(1e-3),
     "distance": sl.ScaleByDistanceOverGradients(1e-2) | sl.Scale(-1.0),
@@ -86,6 +91,10 @@ ONE_BUFFER = {
     "clip, adafactor": clip | sl.adafactor(1e-3),
     # The old update is read for the step and overwritten by the new one: XLA keeps a copy.
     "optimistic": sl.optimistic_gradient_descent(1e-3),
+    # Two means of squares and the step read the gradient with the decay in it.
+    "adadelta, decay": sl.adadelta(1e-3, weight_decay=0.1),
+    # The bounded squares are read along every axis, and once more to divide.
+    "sm3": sl.sm3(1e-3),
 }
 
 

@@ -221,6 +221,16 @@ ROWS = [
         scalars_as_vectors(optax.scale_by_sm3(0.8, 0.9, 1e-3)),
     ),
     Row("scale_by_lion", sl.ScaleByLion(), optax.scale_by_lion()),
+    Row(
+        "scale_by_lion smooth",
+        sl.ScaleByLion(0.7, 0.8, mode="smooth", smooth_beta=2.5),
+        optax.scale_by_lion(0.7, 0.8, mode="smooth", smooth_beta=2.5),
+    ),
+    Row(
+        "scale_by_lion refined",
+        sl.ScaleByLion(0.7, 0.8, mode="refined"),
+        optax.scale_by_lion(0.7, 0.8, mode="refined"),
+    ),
     Row("scale_by_rms", sl.ScaleByRms(), optax.scale_by_rms()),
     Row(
         "scale_by_rms initial_scale",

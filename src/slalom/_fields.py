@@ -39,7 +39,9 @@ _State = TypeVar("_State")
 # --- declarations ---------------------------------------------------------------------------
 
 
-def hyperparameter(default: Any = _MISSING, *, within: str = "(-inf, inf)") -> Any:
+def hyperparameter(
+    default: Any = _MISSING, *, within: str = "(-inf, inf)", kw_only: bool = False
+) -> Any:
     """Declares a real-valued field: a number, a 0-d array, or a schedule.
 
     An unbound transform keeps a Python float here, and binding makes it a strongly typed 0-d
@@ -50,6 +52,7 @@ def hyperparameter(default: Any = _MISSING, *, within: str = "(-inf, inf)") -> A
     - `default`: the default; without one the field must be given.
     - `within`: the interval of allowed values, such as `"[0, 1)"`. Numbers are checked when the
         transform is made; traced values and schedules are not.
+    - `kw_only`: whether it is passed by its name only.
 
     **Returns:** a field for the body of a transform or schedule class.
 
@@ -68,7 +71,8 @@ def hyperparameter(default: Any = _MISSING, *, within: str = "(-inf, inf)") -> A
     ```
     """
     check = functools.partial(_check_hyperparameter, _Interval(within))
-    return _declare(_HYPERPARAMETER, default, converter=_as_hyperparameter, **{CHECK: check})
+    converter = _as_hyperparameter
+    return _declare(_HYPERPARAMETER, default, converter, kw_only, **{CHECK: check})
 
 
 def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
@@ -123,8 +127,16 @@ def dtype_field(*, kw_only: bool = False) -> Any:
     return eqx.field(default=None, static=True, converter=_as_dtype, kw_only=kw_only)
 
 
-def _declare(kind: str, default: Any = _MISSING, converter: Any = None, **metadata: Any) -> Any:
+def _declare(
+    kind: str,
+    default: Any = _MISSING,
+    converter: Any = None,
+    kw_only: bool = False,
+    **metadata: Any,
+) -> Any:
     options: dict[str, Any] = {} if default is _MISSING else {"default": default}
+    if kw_only:
+        options["kw_only"] = True
     if converter is not None:
         options["converter"] = converter
     return eqx.field(metadata={_KIND: kind, **metadata}, **options)

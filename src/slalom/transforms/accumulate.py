@@ -113,9 +113,14 @@ class ScaleByAdadelta(AbstractTransform):
         now = self.at(context)
 
         def rule(g, e_g, e_x, rho, rest, eps):
-            e_g = rho * e_g + rest * tree.abs_squared(g)
-            u = jnp.sqrt((e_x + eps) / (e_g + eps)) * g
-            return u, e_g, rho * e_x + rest * tree.abs_squared(u)
+            square = tree.abs_squared(g)
+            e_g = rho * e_g + rest * square
+            e_x = rho * e_x + rest * ((e_x + eps) / (e_g + eps) * square)
+            # u in terms of the new xₜ: read after xₜ is written, xₜ₋₁ would be copied by XLA.
+            # x = ρ·xₜ₋₁ + (1 − ρ)·q·(xₜ₋₁ + ε) with q = |g|² / (v + ε), solved for xₜ₋₁ + ε.
+            divisor = rho * (e_g + eps) + rest * square
+            ratio = jnp.sqrt((e_x + rho * eps) / jnp.where(divisor > 0, divisor, 1))
+            return ratio * g, e_g, e_x
 
         updates, e_g, e_x = tree.map_leaves(
             rule,

@@ -64,7 +64,9 @@ class ScaleByBelief(AbstractTransform):
 
         def rule(g, mu, nu, b1, c1, b2, c2, eps, eps_root, from_mu, from_g, nu_scale):
             mu = b1 * mu + c1 * g
-            nu = b2 * nu + c2 * tree.abs_squared(g - mu) + eps_root
+            # Added in this order: a last sum with one array in it would be taken along into what
+            # reads ν, and the old ν, which that would read, copied by XLA.
+            nu = b2 * nu + (c2 * tree.abs_squared(g - mu) + eps_root)
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
             return ahead / (jnp.sqrt(nu * nu_scale) + eps), mu, nu
 

@@ -82,15 +82,17 @@ class ScaleByAdan(AbstractTransform):
             v = b2 * v + c2 * difference
             n = b3 * n + c3 * tree.abs_squared(g + b2 * difference)
             ahead = m_scale * m + v_scale * v
-            return ahead / (jnp.sqrt(n * n_scale + eps_root) + eps), m, v, n
+            # n is never negative, so what is kept is g. That it seems to depend on v and n lets
+            # XLA write it last, in place: else the old gradient, which these read, is copied.
+            kept = jnp.where((n < 0) & (v == 0), 0, g)
+            return ahead / (jnp.sqrt(n * n_scale + eps_root) + eps), m, v, n, kept
 
         decays = (
             *(now.b1, tree.complement(now.b1)),
             *(now.b2, tree.complement(now.b2)),
             *(now.b3, tree.complement(now.b3)),
         )
-        last = updates
-        updates, m, v, n = tree.map_leaves(
+        updates, m, v, n, last = tree.map_leaves(
             rule,
             (updates, state.m, state.v, state.n, state.g),
             (*decays, now.eps, now.eps_root),

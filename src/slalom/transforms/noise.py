@@ -100,6 +100,8 @@ class AddNoise(AbstractTransform):
         key = jax.random.wrap_key_data(state.key, impl=self.implementation)
         key, drawn = jax.random.split(key)
         leaves, structure = jax.tree.flatten(updates)
+        # On a CPU, JAX draws in a loop over whole arrays: bits and numbers are written to memory,
+        # twice the size of the parameters.
         noise = [
             jax.random.normal(own, u.shape, tree.accumulation_dtype(u.dtype))
             for own, u in zip(jax.random.split(drawn, len(leaves)), leaves, strict=True)

@@ -52,6 +52,8 @@ class ScaleByOptimisticGradient(AbstractTransform):
         del params
         now = self.at(context)
 
+        # The one copy that XLA makes of the old gradient is needed: what is kept is g and nothing
+        # else, so the change cannot be derived from what is kept.
         def rule(g, previous, alpha, beta, age):
             change = jnp.where(age == 0, 0, g - previous)
             return alpha * g + beta * change, g

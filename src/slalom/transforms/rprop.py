@@ -84,7 +84,9 @@ class ScaleByRprop(AbstractTransform):
             kept = sign * last
             factor = jnp.where(kept > 0, plus, minus)
             size = jnp.where(kept == 0, size, jnp.clip(size * factor, low, high))
-            sign = jnp.where(kept < 0, 0, sign)
+            # Sizes are always positive. Asking lets XLA write the signs after the sizes, in place:
+            # else the old signs, which both read, are copied.
+            sign = jnp.where((kept < 0) & (size > 0), 0, sign)
             return size * sign, size, sign
 
         updates, step_sizes, signs = tree.map_leaves(

@@ -1,6 +1,6 @@
 """Transforms that keep the sign and set the size themselves."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,16 +23,20 @@ class ScaleByLionState(eqx.Module):
 class ScaleByLion(AbstractTransform):
     """Lion: the sign of an interpolation between momentum and gradient.
 
-        uₜ = sign(β₁·mₜ₋₁ + (1 − β₁)·gₜ)
+        uₜ = sign(cₜ)   with   cₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
         mₜ = β₂·mₜ₋₁ + (1 − β₂)·gₜ
 
-    For complex leaves the sign is z / |z|.
+    Near zero the sign can be replaced: with `mode="smooth"` it is uₜ = tanh(s·cₜ), and with
+    `mode="refined"` uₜ = cₜ where |cₜ| < 1. For complex leaves the sign is z / |z|, and these
+    replace its absolute value.
 
     **Arguments:**
 
     - `b1`: β₁, the share of the momentum in the update, in [0, 1).
     - `b2`: β₂, the decay of the momentum, in (0, 1).
     - `mu_dtype`: how m is stored; the parameter's own dtype without it.
+    - `mode`: `"hard"`, `"smooth"` or `"refined"`.
+    - `smooth_beta`: s, > 0; used by `"smooth"` only.
 
     ??? cite "Chen et al., [Symbolic Discovery of Optimization
         Algorithms](https://arxiv.org/abs/2302.06675), 2023"
@@ -41,6 +45,16 @@ class ScaleByLion(AbstractTransform):
     b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
     b2: Hyperparameter = hyperparameter(0.99, within="(0, 1)")
     mu_dtype: np.dtype | None = dtype_field()
+    mode: Literal["hard", "smooth", "refined"] = eqx.field(
+        default="hard", static=True, kw_only=True
+    )
+    smooth_beta: Hyperparameter = hyperparameter(1.0, within="(0, inf)", kw_only=True)
+
+    def __check_init__(self):
+        if self.mode not in ("hard", "smooth", "refined"):
+            raise ValueError(
+                f"ScaleByLion.mode must be 'hard', 'smooth' or 'refined', got {self.mode!r}."
+            )
 
     def init(self, params: Params) -> ScaleByLionState:
         return ScaleByLionState(mu=tree.first_moment(params, self.mu_dtype))
@@ -58,16 +72,25 @@ class ScaleByLion(AbstractTransform):
         # old one would be copied by XLA, at 2.7 times the time. It is why β₂ = 0 is excluded.
         from_mu = now.b1 / now.b2
 
-        def rule(g, mu, b2, c2, from_mu, from_g):
+        def rule(g, mu, b2, c2, from_mu, from_g, smooth_beta):
             mu = b2 * mu + c2 * g
-            return jnp.sign(from_mu * mu + from_g * g), mu
+            return self._sign(from_mu * mu + from_g * g, smooth_beta), mu
 
         updates, mu = tree.map_leaves(
             rule,
             (updates, state.mu),
-            (now.b2, tree.complement(now.b2), from_mu, 1 - from_mu),
+            (now.b2, tree.complement(now.b2), from_mu, 1 - from_mu, now.smooth_beta),
         )
         return updates, ScaleByLionState(tree.cast_like(mu, state.mu))
+
+    def _sign(self, c: Array, smooth_beta: Array) -> Array:
+        if self.mode == "hard":
+            return jnp.sign(c)
+        if self.mode == "refined":
+            return c / jnp.maximum(jnp.abs(c), 1)
+        if jnp.iscomplexobj(c):
+            return jnp.sign(c) * jnp.tanh(smooth_beta * jnp.abs(c))
+        return jnp.tanh(smooth_beta * c)
 
 
 class ScaleBySign(AbstractStatelessTransform):

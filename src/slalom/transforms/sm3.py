@@ -70,6 +70,9 @@ class ScaleBySM3(AbstractTransform):
             lambda _, along: functools.reduce(jnp.minimum, along), updates, state.accumulators
         )
 
+        # The total is written to memory, since a maximum along each axis and the quotient read it.
+        # Worded anew for each of them, as Adafactor's squares are, it would not be: but XLA's fast
+        # reductions take no minimum along, and its others cost more than the memory.
         def rule(g, bound, mu, b1, c1, b2, c2, eps):
             total = b2 * bound + c2 * tree.abs_squared(g)
             scaled = jnp.where(total > 0, g * jax.lax.rsqrt(total + eps), 0)

@@ -7,9 +7,10 @@ import jax
 from jaxtyping import PyTree
 
 from . import tree
+from ._chain import first_link
 from ._paths import example, leaf_paths
 from ._selector import Where, check_matches
-from ._transform import AbstractTransform, parts, uncalled
+from ._transform import AbstractTransform, operand, parts, uncalled
 from ._types import Params, Tracer
 
 
@@ -64,6 +65,12 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
     for part in parts(transform):
         for where in part.transform.selectors():
             check_matches(where, params)
+        if part.transform.per_example and part.transform is not first_link(transform):
+            raise ValueError(
+                f"'{part.name}' takes a gradient for each example and gives their sum, so it must "
+                "be the very first link, with nothing around it. Write "
+                f"`{operand(part.transform)} | rest`, with wrappers around the rest only."
+            )
     signs = transform.signs(params)
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]

@@ -63,6 +63,7 @@ RULES = {
     "Centralize": sl.Centralize(),
     "NormalizeByUpdateNorm": sl.NormalizeByUpdateNorm(0.1),
     "ScaleByOptimisticGradient": sl.ScaleByOptimisticGradient(),
+    "PerExampleGlobalNormClip, of one": sl.PerExampleGlobalNormClip(1.0, True),
     "AddNoise": sl.AddNoise(0.01, 0.55, key=3),
     "ScaleByPolyak": sl.ScaleByPolyak(),
     "ScaleByPolyak, sps+": sl.ScaleByPolyak(0.1, 0.2, 1e-3, "sps+"),
@@ -148,5 +149,13 @@ WRAPPERS = {
     "IfFinite, raise": sl.Trace(0.9).if_finite(on_limit="raise") | sl.Scale(-0.1),
     "nested": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).only(matrices)).every_k(2).every_k(2),
 }
+
+PER_EXAMPLE = {
+    "PerExampleGlobalNormClip": sl.PerExampleGlobalNormClip(1.0) | sl.adam(0.1),
+    "PerExampleLayerNormClip": sl.PerExampleLayerNormClip(1.0),
+    "PerExampleLayerNormClip, by size": sl.PerExampleLayerNormClip(1.0, uniform=False),
+    "DifferentiallyPrivateAggregate": sl.DifferentiallyPrivateAggregate(1.0, 0.5, key=3),
+}
+"""What takes a gradient for each example: `test_per_example.py` has its properties."""
 
 EVERYTHING = RULES | RECIPES | WRAPPERS

@@ -464,6 +464,7 @@ def test_params_may_be_left_out_where_none_are_needed():
     ],
     ids=repr,
 )
+@pytest.mark.filterwarnings("ignore:'every_k' hands on zeros")
 def test_emitted_says_whether_a_parameter_was_written(tx, expected):
     model, opt = params(), sl.Optimizer(tx, params())
     assert not opt.emitted

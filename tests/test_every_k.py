@@ -245,6 +245,25 @@ def test_without_weights_mini_batches_count_one_each_and_no_value_stays_none():
     assert float(seen.value[-1]) == -1.0
 
 
+NESTED = {
+    "last in a chain": lambda tx: sl.ClipByGlobalNorm(9.0) | tx.every_k(3),
+    "within a chain": lambda tx: (sl.Clip(9.0) | tx).every_k(3) | sl.Scale(0.5),
+    "in a mask": lambda tx: tx.every_k(3).mask(sl.where.everything()) | sl.Scale(0.5),
+    "in a group": lambda tx: sl.sgd(0.1).partition({sl.where.everything(): tx.every_k(3)}),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_the_context_reaches_the_inner_transform_wherever_it_stands(name):
+    # optax drops `value` on the way through a chain.
+    value = np.array([1.0, 2.0, 6.0], np.float32)
+    known = {"value": jnp.asarray(value), "weight": jnp.ones(3)}
+    seen = record(NESTED[name](Recorder() | sl.sgd(0.1)), jnp.zeros(2), jnp.ones((3, 2)), **known)
+    assert float(seen.value[-1]) == 3.0
+    assert float(seen.weight[-1]) == 3.0
+    assert int(seen.calls[-1]) == 1
+
+
 # --- windows --------------------------------------------------------------------------------
 
 
@@ -260,6 +279,7 @@ def emitted_at(tx, n):
     return np.flatnonzero(jax.lax.scan(body, opt, jnp.ones((n, 2)))[1]).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:'every_k' hands on zeros")
 def test_emitted_says_whether_anything_was_written():
     assert emitted_at(sl.adam(0.1), 3) == [0, 1, 2]
     assert emitted_at(sl.adam(0.1).every_k(4), 12) == [3, 7, 11]
@@ -279,13 +299,14 @@ def test_a_scheduled_k_is_rounded_and_at_least_one():
     assert emitted_at(sl.sgd(0.1).every_k(sl.schedules.linear(0.0, 2.6, 2)), 8) == [0, 1, 4, 7]
 
 
-def test_a_scheduled_k_walks_as_optax_does():
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_scheduled_k_walks_as_optax_does(mean):
     ours, theirs = INNER["adamw"]
     params = nested_dict(jax.random.key(0))
     grads = gradients(params, 12)
     ks = jnp.array([1, 2, 3, 3, 3])
-    path, _ = slalom_trajectory(ours.every_k(lambda n: ks[n]), params, grads)
-    reference = optax.MultiSteps(theirs, lambda n: ks[n])
+    path, _ = slalom_trajectory(ours.every_k(lambda n: ks[n], mean=mean), params, grads)
+    reference = optax.MultiSteps(theirs, lambda n: ks[n], use_grad_mean=mean)
     exact, _ = optax_trajectory(reference, params, grads)
     assert_same_path(path, exact, params, 2e-5)
 
@@ -470,6 +491,7 @@ def test_means_of_weighted_means_are_weighted_means():
     assert_same_path(path, exact, params, 2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:'every_k' hands on zeros")
 def test_in_the_middle_of_a_chain():
     # Idle steps hand zeros on: Adam is fed 0, 0, 0, mean, 0, 0, 0, mean.
     params = nested_dict(jax.random.key(0))
@@ -536,3 +558,48 @@ def test_over_a_vmap_of_runs():
 def test_bad_windows_are_refused(k, error):
     with pytest.raises(error, match=rf"(?s)EveryK.*{k}"):
         sl.sgd(0.1).every_k(k)
+
+
+# --- links after it -------------------------------------------------------------------------
+
+DECAY = sl.AddDecayedWeights(0.1)
+WARNED = {
+    "decay": (sl.adam(0.1).every_k(4) | DECAY, "every_k", "add_decayed_weights", ".every_k(4)"),
+    "later, by name": (
+        sl.named_chain(slow=sl.adam(0.1).every_k(4, mean=False), less=sl.Scale(0.5), decay=DECAY),
+        "slow",
+        "decay",
+        ".every_k(4, mean=False)",
+    ),
+    "inside": (
+        (sl.ClipByGlobalNorm(1.0) | (sl.adam(0.1).every_k(4).only(WEIGHT) | DECAY)).every_k(2),
+        "every_k.only.every_k",
+        "every_k.add_decayed_weights",
+        ".every_k(4)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_link_that_moves_parameters_on_idle_steps_is_warned_of(name):
+    tx, paced, link, how = WARNED[name]
+    with pytest.warns(UserWarning, match="hands on zeros") as caught:
+        sl.Optimizer(tx, nested_dict(jax.random.key(0)))
+    (warning,) = caught
+    assert str(warning.message) == (
+        f"'{paced}' hands on zeros in the steps that it holds back, and '{link}' after it makes "
+        "updates of them: parameters would move in those steps too. Move it inside: "
+        f"`(... | sl.AddDecayedWeights(weight_decay=0.1)){how}`."
+    )
+
+
+def test_links_that_keep_zeros_or_stand_before_are_not_warned_of():
+    # Every warning is an error here.
+    params = nested_dict(jax.random.key(0))
+    for tx in (
+        (sl.adam(0.1) | DECAY).every_k(4) | sl.Scale(0.5).mask(WEIGHT) | sl.Clip(1.0),
+        DECAY | sl.adam(0.1).every_k(4),
+        sl.adam(0.1).every_k(4).partition({WEIGHT: sl.SetToZero()}) | sl.Scale(0.5),
+        sl.ApplyEvery(2) | sl.adam(0.1),
+    ):
+        sl.Optimizer(tx, params)

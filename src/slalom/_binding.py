@@ -2,15 +2,18 @@
 
 import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
 from . import tree
+from ._chain import Chain, first_link
+from ._paced import AbstractPacedTransform
 from ._paths import example, leaf_paths
 from ._selector import Where, check_matches
-from ._transform import AbstractTransform, parts, uncalled
+from ._transform import AbstractTransform, Part, operand, parts, uncalled
 from ._types import Params, Tracer
 
 
@@ -71,6 +74,13 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
     for part in parts(transform):
         for where in part.transform.selectors():
             check_matches(where, params)
+        if part.transform.per_example and part.transform is not first_link(transform):
+            raise ValueError(
+                f"'{part.name}' takes a gradient for each example and gives their sum, so it must "
+                "be the very first link, with nothing around it. Write "
+                f"`{operand(part.transform)} | rest`, with wrappers around the rest only."
+            )
+    _warn_of_idle_steps(transform)
     signs = transform.signs(params)
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
@@ -88,6 +98,49 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
             "partition give them `sl.SetToZero()`. To train them too, mask links further left and "
             "let the last one, with the learning rate, act on all."
         )
+
+
+def _warn_of_idle_steps(transform: AbstractTransform) -> None:
+    """Warns of links that move parameters on the steps on which a link before them is held back."""
+    for outer in parts(transform):
+        if not isinstance(outer.transform, Chain):
+            continue
+        paced: Part | None = None
+        for part in outer.transform.inside():
+            part = part._replace(path=outer.path + part.path)
+            link = part.transform
+            if paced is not None and not _keeps_zeros(link):
+                inner = paced.transform.inside()[0].transform
+                how = repr(paced.transform).removeprefix(operand(inner))
+                warnings.warn(
+                    f"'{paced.name}' hands on zeros in the steps that it holds back, and "
+                    f"'{part.name}' after it makes updates of them: parameters would move in those "
+                    f"steps too. Move it inside: `(... | {operand(link)}){how}`.",
+                    stacklevel=6,  # past Equinox, which calls `Optimizer.__init__`, to the caller
+                )
+                paced = None
+            paced = _held_back(part) or paced
+
+
+def _held_back(part: Part) -> Part | None:
+    """What, at or inside a link, makes its result zeros in some steps."""
+    if isinstance(part.transform, AbstractPacedTransform):
+        return part
+    paced: Part | None = None
+    for inner in part.transform.inside():
+        inner = inner._replace(path=part.path + inner.path)
+        if isinstance(part.transform, Chain) and not _keeps_zeros(inner.transform):
+            paced = None
+        paced = _held_back(inner) or paced
+    return paced
+
+
+def _keeps_zeros(transform: AbstractTransform) -> bool:
+    """Whether zeros stay zeros, through wrappers and chains too."""
+    inside = transform.inside()
+    return transform.keeps_zeros or (
+        bool(inside) and all(_keeps_zeros(part.transform) for part in inside)
+    )
 
 
 def at_home(made: PyTree, params: Params) -> PyTree:

@@ -12,7 +12,7 @@ from ._fluent import fluent
 from ._module import LINE, indented
 from ._stateless import AbstractStatelessTransform
 from ._transform import AbstractTransform, Context, Part, check_transform, parts, segments
-from ._types import Params, Updates
+from ._types import Gradients, Params, Updates
 
 
 class Identity(AbstractStatelessTransform):
@@ -72,7 +72,7 @@ class Chain(AbstractTransform):
 
     def update(
         self,
-        updates: Updates,
+        updates: Gradients,
         state: Any,
         params: Params | None = None,
         context: Context | None = None,
@@ -85,14 +85,14 @@ class Chain(AbstractTransform):
         return updates, tuple(states)
 
     def step(
-        self, grads: Updates, state: Any, params: Params, context: Context | None = None
+        self, grads: Gradients, state: Any, params: Params, context: Context | None = None
     ) -> tuple[Params, tuple[Any, ...]]:
         return self.through(lambda last: last.step, grads, state, params, context)
 
     def through(
         self,
         verb: Callable[[AbstractTransform], Callable[..., tuple[Any, Any]]],
-        grads: Updates,
+        grads: Gradients,
         state: Any,
         params: Params,
         context: Context | None,
@@ -174,6 +174,13 @@ class Chain(AbstractTransform):
         if run:
             pieces.append(f"sl.named_chain({', '.join(run)})")
         return pieces
+
+
+def first_link(transform: AbstractTransform) -> AbstractTransform:
+    """What gradients reach first: the transform itself, or the first link of a chain."""
+    while isinstance(transform, Chain) and transform.links:
+        transform = transform.links[0]
+    return transform
 
 
 def chain(*links: AbstractTransform) -> AbstractTransform:

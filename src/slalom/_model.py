@@ -50,8 +50,13 @@ class Split(NamedTuple):
         flags = self.structure.unflatten(self.trained)
         return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: flag, part), flags, model)
 
-    def align(self, grads: PyTree, name: str = "the gradients") -> Updates:
-        """Gradients as a tree with the parameters' holes; refused where they do not fit."""
+    def align(
+        self, grads: PyTree, name: str = "the gradients", *, examples: bool = False
+    ) -> Updates:
+        """Gradients as a tree with the parameters' holes; refused where they do not fit.
+
+        With `examples` they must have one more axis than the parameters, in front.
+        """
         try:
             leaves = self.structure.flatten_up_to(grads)
         except (ValueError, TypeError):
@@ -64,13 +69,15 @@ class Split(NamedTuple):
             ) from None
         for path, g, p, trained in zip(self.paths, leaves, self.leaves, self.trained, strict=True):
             if trained:
-                _check_gradient(path, g, p)
+                _check_gradient(path, g, p, examples)
+        if examples:
+            _check_examples(self.paths, leaves, self.trained)
         return self.structure.unflatten(
             [g if t else None for g, t in zip(leaves, self.trained, strict=True)]
         )
 
 
-def _check_gradient(path: str, grad: Any, param: Any) -> None:
+def _check_gradient(path: str, grad: Any, param: Any, examples: bool) -> None:
     if grad is None:
         raise ValueError(
             f"The gradient at '{path}' is None, but the parameter there is trainable. Either it "
@@ -88,12 +95,33 @@ def _check_gradient(path: str, grad: Any, param: Any) -> None:
             f"The gradient at '{path}' is {grad.dtype}, but the parameter there is {param.dtype}. "
             "Pass its real part."
         )
+    if examples:
+        if np.ndim(grad) == 0 or np.shape(grad)[1:] != np.shape(param):
+            wanted = ", ".join(map(str, ("examples", *np.shape(param))))
+            raise ValueError(
+                f"The gradient at '{path}' has shape {np.shape(grad)}, but the first link takes a "
+                f"gradient for each example: shape ({wanted}). Differentiate each example by "
+                "itself, as `jax.vmap(jax.grad(loss), in_axes=(None, 0))` and `sl.train_step` do."
+            )
+        return
     if np.shape(grad) != np.shape(param):
         raise ValueError(
             f"The gradient at '{path}' has shape {np.shape(grad)}, but the parameter there has "
             f"shape {np.shape(param)}. Shapes must be equal: nothing is broadcast. Average over "
             "a batch axis before the step."
         )
+
+
+def _check_examples(paths: list[str], leaves: list[Any], trained: tuple[bool, ...]) -> None:
+    """Refuses gradients that are of different numbers of examples."""
+    sizes = {path: g.shape[0] for path, g, t in zip(paths, leaves, trained, strict=True) if t}
+    first = next(iter(sizes), "")
+    for path, size in sizes.items():
+        if size != sizes[first]:
+            raise ValueError(
+                f"The gradient at '{path}' is of {size} examples and that at '{first}' of "
+                f"{sizes[first]}. The first link takes a gradient for each example of one batch."
+            )
 
 
 def split(model: PyTree, trainable: Where | None) -> Split:

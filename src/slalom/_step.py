@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from . import tree
+from ._chain import first_link
 from ._fields import params_like_fields
 from ._model import Split, check_bound
 from ._paths import leaf_paths
@@ -38,14 +39,15 @@ def run(
     - `transform`, `state`, `count`: the parts of an optimizer.
     - `bound`: the structure of the parameters at binding.
     - `model`: the model, taken apart.
-    - `grads`: gradients of the whole model.
+    - `grads`: gradients of the whole model; with an axis of examples in front where the first
+        link asks for it.
     - `known`: what the caller passed for the context.
 
     **Returns:** parameters or updates, and the leaves of the new state and count.
     """
     params = model.params
     check_bound(params, bound)
-    grads = model.align(grads)
+    grads = model.align(grads, examples=first_link(transform).per_example)
     context = _context(transform, count, model, dict(known))
     _check_shapes(transform, state, params)
     (root, *_) = parts(transform)

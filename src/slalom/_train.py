@@ -1,5 +1,6 @@
 """The training step: gradient, optimizer step and donation, compiled as one."""
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._batch import Batch, batch_of
+from ._chain import first_link
 from ._jit import Program, pack, unpack
 from ._model import split, strong
 from ._optimizer import Optimizer, advance, carried, refuse
@@ -62,6 +64,10 @@ def train_step(
 
     ```
 
+    Where the first link of the optimizer takes a gradient for each example, such as
+    `sl.DifferentiallyPrivateAggregate`, the loss is differentiated for each by itself. It is called
+    with batches of size 1, so that it is written as for any batch; the loss returned is the mean.
+
     **Arguments:**
 
     - `loss_fn`: called as `loss_fn(model, *args, **kwargs)`; returns a real scalar, or with
@@ -79,8 +85,9 @@ def train_step(
         array in them has the examples along its leading axis. All arguments without it.
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
-    `(model, opt, loss)`, or with `has_aux` `(model, opt, (loss, aux))`; with `microbatches` the
-    arrays of `aux` are stacked along a new first axis, and of weights it is the total. Arrays are
+    `(model, opt, loss)`, or with `has_aux` `(model, opt, (loss, aux))`; over `microbatches`, or
+    examples, the arrays of `aux` are stacked along a new first axis, and of weights it is the
+    total. Arrays are
     traced; anything else among the arguments is static, and another value of it compiles another
     program. `context`, a dict, holds what `opt.step` takes as keywords, for the transforms: `key`,
     `weight`, `per_param`, and what custom transforms declare under `needs`.
@@ -237,7 +244,13 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
             return _over_microbatches(of, like, batch, options.microbatches, options.has_aux)
 
         trained = [strong(x) for x in jax.tree.leaves(model.params)]
-        grads, made = over(differentiate, trained)
+        examples = first_link(opt.transform).per_example
+        if examples:
+            _check_per_example(options)
+            batch = batch_of(loss_fn, args, kwargs, options.batch_args, "examples")
+            grads, made = _over_examples(differentiate, batch)
+        else:
+            grads, made = over(differentiate, trained)
         # JAX differentiates a real loss of complex z to the conjugate of its steepest ascent.
         grads = jax.tree.structure(model.params).unflatten(map(jnp.conj, grads))
 
@@ -246,7 +259,8 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
         if options.has_aux == "weight":
             known["weight"] = made.weight
         if "grad" in needs:
-            known["grad"] = grads
+            mean = functools.partial(jnp.mean, axis=0)
+            known["grad"] = jax.tree.map(mean, grads) if examples else grads
         if "value_fn" in needs:
             known["value_fn"] = value_fn
         params, state = advance(opt, model, grads, known)
@@ -254,6 +268,31 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
         return jax.tree.leaves(params) + state, (loss, made.aux) if options.has_aux else loss
 
     return train_step
+
+
+def _check_per_example(options: Options) -> None:
+    """Refuses what has no meaning where each example is differentiated by itself."""
+    if options.microbatches is not None:
+        raise ValueError(
+            "The first link takes a gradient for each example, and clips them all before it adds "
+            "anything: microbatches cannot be averaged before it. Leave out `microbatches`, and "
+            "accumulate behind it: `first_link | rest.every_k(k)`."
+        )
+    if options.has_aux == "weight":
+        raise ValueError(
+            "The first link takes a gradient for each example and counts all alike: there is no "
+            'weight to be told of. Leave out `has_aux="weight"`.'
+        )
+
+
+def _over_examples(
+    of: Callable[[Any], tuple[list[Any], Any]], batch: Batch
+) -> tuple[list[Any], _Evaluated]:
+    """What `of` returns of each example, stacked, and the mean of the losses."""
+    grads, packed = jax.vmap(lambda rows: of(batch.example(rows)))(batch.arrays)
+    made = unpack(packed)
+    losses = jnp.asarray(made.loss, accumulation_dtype(made.loss.dtype))
+    return grads, made._replace(loss=jnp.asarray(jnp.mean(losses), made.loss.dtype))
 
 
 def _over_microbatches(

@@ -22,7 +22,7 @@ from ._fields import hyperparameter_fields
 from ._fluent import FLUENT, AbstractFluent
 from ._paths import candidates, has_suffix, snake_case
 from ._schedule import AbstractSchedule, as_float
-from ._types import Params, Scalar, Step, Updates
+from ._types import Gradients, Params, Scalar, Step, Updates
 
 
 class Context(eqx.Module):
@@ -173,7 +173,7 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
 
     def step(
         self,
-        grads: Updates,
+        grads: Gradients,
         state: Any,
         params: Params,
         context: Context | None = None,

@@ -21,3 +21,7 @@ Updates: TypeAlias = PyTree[Inexact[Array | np.ndarray, "?*shape"], "Params"]
 With `SLALOM_TYPECHECK=1` that is checked wherever both stand in one signature: the names bind
 the structure and, leaf by leaf, the shape.
 """
+
+Gradients: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."], "Params"]
+"""What comes into an optimizer: updates, or for some first links the gradients of single examples,
+with one more axis in front."""

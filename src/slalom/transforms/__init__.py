@@ -72,6 +72,14 @@ from .optimistic import (
     ScaleByOptimisticGradient as ScaleByOptimisticGradient,
     ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
 )
+from .per_example import (
+    DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
+    DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,
+    PerExampleClipState as PerExampleClipState,
+    PerExampleGlobalNormClip as PerExampleGlobalNormClip,
+    PerExampleLayerNormClip as PerExampleLayerNormClip,
+    PerExampleLayerNormClipState as PerExampleLayerNormClipState,
+)
 from .polyak import (
     ScaleByPolyak as ScaleByPolyak,
 )

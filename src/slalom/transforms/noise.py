@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, UInt32
 
 from .. import tree
 from .._fields import Hyperparameter, hyperparameter
-from .._module import CHECK, code
+from .._module import code
 from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
+from ._keys import as_words, fresh_words, key_field
 
 
 class AddNoiseState(eqx.Module):
@@ -20,26 +20,6 @@ class AddNoiseState(eqx.Module):
 
     key: UInt32[Array, "*words"]
     """The words of the key that the next noise is drawn from."""
-
-
-def _is_typed(key: Any) -> bool:
-    return tree.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-
-
-def _check_key(name: str, key: Any) -> None:
-    if isinstance(key, int) and not isinstance(key, bool):
-        if not 0 <= key < 2**31:
-            raise ValueError(
-                f"{name} must be in [0, 2**31), got {key}. Pass `jax.random.key({key})` instead."
-            )
-    elif not tree.is_array(key) or not _is_one_key(key):
-        raise TypeError(f"{name} must be an int or one PRNG key, got {key!r}.")
-
-
-def _is_one_key(key: Any) -> bool:
-    if key.shape == ():  # an int, once it is bound
-        return jnp.issubdtype(key.dtype, jnp.integer)
-    return key.ndim == 1 and key.dtype == np.uint32
 
 
 class AddNoise(AbstractTransform):
@@ -62,8 +42,7 @@ class AddNoise(AbstractTransform):
 
     eta: Hyperparameter = hyperparameter(within="[0, inf)")
     gamma: Hyperparameter = hyperparameter(within="[0, inf)")
-    # Words, not a typed key: every leaf of an optimizer is saved, sharded and compared as numbers.
-    key: Any = eqx.field(default=0, metadata={CHECK: _check_key})
+    key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True)
 
     needs: ClassVar[tuple[str, ...]] = ("step",)
@@ -71,18 +50,11 @@ class AddNoise(AbstractTransform):
     def __init__(self, eta: Hyperparameter, gamma: Hyperparameter, key: Any = 0):
         self.eta = eta
         self.gamma = gamma
-        self.implementation = None
-        self.key = int(key) if isinstance(key, np.integer) else key
-        if _is_typed(key):
-            self.key = jax.random.key_data(key)
-            self.implementation = jax.random.key_impl(key)
+        self.key, self.implementation = as_words(key)
 
     def init(self, params: Params) -> AddNoiseState:
         tree.check_inexact(params)
-        if jnp.shape(self.key) == ():
-            return AddNoiseState(jax.random.key_data(jax.random.key(self.key)))
-        # Copied: the state's buffers may be donated, the rule's not.
-        return AddNoiseState(jnp.array(self.key, jnp.uint32))
+        return AddNoiseState(fresh_words(self.key))
 
     def update(
         self,

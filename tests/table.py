@@ -126,9 +126,14 @@ WRAPPERS = {
     "EveryK": sl.adam(0.1).every_k(2),
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),
+    "Flatten": sl.ClipByGlobalNorm(1.0) | sl.adamw(halving).flatten(),
+    "Flatten, every_k": sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2).flatten(),
     "IfFinite": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).if_finite(),
     "IfFinite, both": sl.adam(0.1).if_finite(0, on_limit="skip", check="both"),
     "IfFinite, raise": sl.Trace(0.9).if_finite(on_limit="raise") | sl.Scale(-0.1),
+    "When": sl.Trace(0.9).when(lambda context, updates: context.step != 1) | sl.Scale(-0.1),
+    "When, last": sl.sgd(0.1) | sl.Clip(0.01).when(lambda context, updates: context.step < 1),
+    "When, zero": sl.adam(halving).when(lambda c, u: c.step != 1, otherwise="zero"),
     "nested": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).only(matrices)).every_k(2).every_k(2),
 }
 

@@ -46,6 +46,8 @@ LEAN = {
     "if_finite, raise": (clip | sl.adamw(1e-3)).if_finite(on_limit="raise"),
     "every_k of if_finite": (clip | sl.adamw(1e-3)).if_finite().every_k(4),
     "if_finite of every_k": (clip | sl.adamw(1e-3)).every_k(4).if_finite(),
+    "when, passing": sl.Trace(0.9).when(lambda c, u: c.step < 1),
+    "when, zero": (clip | sl.adamw(1e-3)).when(lambda c, u: c.step < 1, otherwise="zero"),
     "every_k, scheduled": sl.adamw(1e-3).every_k(lambda n: n + 1),
 }
 
@@ -64,6 +66,8 @@ ONE_BUFFER = {
     "lamb, decay": sl.lamb(1e-3, weight_decay=0.1),
     "clip, lamb": clip | sl.lamb(1e-3, weight_decay=0.1),
     "lars": sl.lars(1e-3, weight_decay=0.1),
+    # The gradients, end to end.
+    "flatten": sl.adamw(1e-3, weight_decay=0.1).flatten(),
     # The old update is read for the step and overwritten by the new one: XLA keeps a copy.
     "optimistic": sl.optimistic_gradient_descent(1e-3),
 }
@@ -86,6 +90,7 @@ CONDITIONAL = {
     "every_k": (clip | sl.adamw(1e-3)).every_k(4),
     "if_finite": (clip | sl.adamw(1e-3)).if_finite(),
     "if_finite, both": (clip | sl.adamw(1e-3)).if_finite(check="both"),
+    "when": (clip | sl.adamw(1e-3)).when(lambda c, u: c.step < 1, otherwise="zero"),
 }
 
 

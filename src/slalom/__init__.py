@@ -120,12 +120,14 @@ with _checked:
     from .wrappers import (
         Average as Average,
         EveryK as EveryK,
+        Flatten as Flatten,
         IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
         Only as Only,
         Partition as Partition,
         Recorded as Recorded,
+        When as When,
         partition as partition,
     )
 

@@ -22,6 +22,7 @@ class Scale(AbstractStatelessTransform):
     step_size: Hyperparameter = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -42,6 +43,7 @@ class ScaleByLearningRate(AbstractStatelessTransform):
     learning_rate: Hyperparameter = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -65,6 +67,7 @@ class ScaleBySchedule(AbstractStatelessTransform):
     step_size: Hyperparameter = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params

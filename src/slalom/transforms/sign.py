@@ -42,6 +42,8 @@ class ScaleByLion(AbstractTransform):
     b2: Hyperparameter = hyperparameter(0.99, within="(0, 1)")
     mu_dtype: np.dtype | None = dtype_field()
 
+    elementwise: ClassVar[bool] = True
+
     def init(self, params: Params) -> ScaleByLionState:
         return ScaleByLionState(mu=tree.first_moment(params, self.mu_dtype))
 
@@ -77,6 +79,7 @@ class ScaleBySign(AbstractStatelessTransform):
     """
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context

@@ -1,7 +1,7 @@
 """One step of the inner transform for several mini-steps."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -76,6 +76,8 @@ class EveryK(AbstractPacedTransform):
     scheduled: AbstractSchedule | None
     mean: bool = eqx.field(static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
+
+    elementwise: ClassVar[bool] = True
 
     def __init__(
         self,

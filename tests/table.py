@@ -15,6 +15,7 @@ RULES = {
     "ScaleByLearningRate": sl.ScaleByLearningRate(0.1),
     "ScaleByLearningRate, scheduled": sl.ScaleByLearningRate(halving),
     "ScaleBySchedule": sl.ScaleBySchedule(halving),
+    "ScaleBy": sl.ScaleBy({matrices: 0.5, sl.where.ndim(1): halving}),
     "ScaleByAdam": sl.ScaleByAdam(),
     "ScaleByAdam, nesterov": sl.ScaleByAdam(nesterov=True),
     "ScaleByAdam, dtypes": sl.ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16"),

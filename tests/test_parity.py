@@ -336,6 +336,11 @@ ROWS = [
         sl.adamw(ours_warmup, weight_decay=0.1).flatten(),
         optax.flatten(optax.adamw(theirs_warmup, weight_decay=0.1)),
     ),
+    Row(
+        "scale some",
+        sl.adam(0.05) | sl.ScaleBy({MATRICES: 0.3}),
+        optax.chain(optax.adam(0.05), optax.masked(optax.scale(0.3), matrices)),
+    ),
     Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
     Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
     Row("sgd nesterov", sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),

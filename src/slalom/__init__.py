@@ -86,6 +86,7 @@ with _checked:
         Monitor as Monitor,
         NormalizeByUpdateNorm as NormalizeByUpdateNorm,
         Scale as Scale,
+        ScaleBy as ScaleBy,
         ScaleByAdadelta as ScaleByAdadelta,
         ScaleByAdam as ScaleByAdam,
         ScaleByAdamax as ScaleByAdamax,

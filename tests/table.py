@@ -15,6 +15,7 @@ RULES = {
     "ScaleByLearningRate": sl.ScaleByLearningRate(0.1),
     "ScaleByLearningRate, scheduled": sl.ScaleByLearningRate(halving),
     "ScaleBySchedule": sl.ScaleBySchedule(halving),
+    "ScaleBy": sl.ScaleBy({matrices: 0.5, sl.where.ndim(1): halving}),
     "ScaleByAdam": sl.ScaleByAdam(),
     "ScaleByAdam, nesterov": sl.ScaleByAdam(nesterov=True),
     "ScaleByAdam, dtypes": sl.ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16"),
@@ -144,9 +145,14 @@ WRAPPERS = {
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK, skip": sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),
+    "Flatten": sl.ClipByGlobalNorm(1.0) | sl.adamw(halving).flatten(),
+    "Flatten, every_k": sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2).flatten(),
     "IfFinite": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).if_finite(),
     "IfFinite, both": sl.adam(0.1).if_finite(0, on_limit="skip", check="both"),
     "IfFinite, raise": sl.Trace(0.9).if_finite(on_limit="raise") | sl.Scale(-0.1),
+    "When": sl.Trace(0.9).when(lambda context, updates: context.step != 1) | sl.Scale(-0.1),
+    "When, last": sl.sgd(0.1) | sl.Clip(0.01).when(lambda context, updates: context.step < 1),
+    "When, zero": sl.adam(halving).when(lambda c, u: c.step != 1, otherwise="zero"),
     "nested": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).only(matrices)).every_k(2).every_k(2),
 }
 

@@ -53,6 +53,8 @@ LEAN = {
     "if_finite, raise": (clip | sl.adamw(1e-3)).if_finite(on_limit="raise"),
     "every_k of if_finite": (clip | sl.adamw(1e-3)).if_finite().every_k(4),
     "if_finite of every_k": (clip | sl.adamw(1e-3)).every_k(4).if_finite(),
+    "when, passing": sl.Trace(0.9).when(lambda c, u: c.step < 1),
+    "when, zero": (clip | sl.adamw(1e-3)).when(lambda c, u: c.step < 1, otherwise="zero"),
     "every_k, scheduled": sl.adamw(1e-3).every_k(lambda n: n + 1),
     "every_k, skip": (clip | sl.adamw(1e-3)).every_k(
         4, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)
@@ -89,6 +91,8 @@ ONE_BUFFER = {
     "lars": sl.lars(1e-3, weight_decay=0.1),
     # Three sums and a product read the clipped gradient.
     "clip, adafactor": clip | sl.adafactor(1e-3),
+    # The gradients, end to end.
+    "flatten": sl.adamw(1e-3, weight_decay=0.1).flatten(),
     # The old update is read for the step and overwritten by the new one: XLA keeps a copy.
     "optimistic": sl.optimistic_gradient_descent(1e-3),
     # Two means of squares and the step read the gradient with the decay in it.
@@ -115,6 +119,7 @@ CONDITIONAL = {
     "every_k": (clip | sl.adamw(1e-3)).every_k(4),
     "if_finite": (clip | sl.adamw(1e-3)).if_finite(),
     "if_finite, both": (clip | sl.adamw(1e-3)).if_finite(check="both"),
+    "when": (clip | sl.adamw(1e-3)).when(lambda c, u: c.step < 1, otherwise="zero"),
 }
 
 

@@ -192,7 +192,156 @@ def test_under_vmap_each_run_has_its_own_condition():
     assert opt.metrics["notfinite_count"].tolist() == [0, 1]
 
 
+# --- when -------------------------------------------------------------------------------------
+
+
+def odd(context, updates):
+    return context.step % 2 == 1
+
+
+def large(context, updates):
+    return sl.tree.global_norm(updates) > 1.5
+
+
+def test_a_schedule_inside_of_when_counts_the_steps_in_which_it_ran():
+    tx = sl.sgd(halving).when(odd, otherwise="zero")
+    _, rates = after_each(tx, MODEL, GRADS, lambda opt: opt.hyperparams["learning_rate"])
+    np.testing.assert_allclose(rates[:6], [1.0, 0.95, 0.95, 0.9, 0.9, 0.85], rtol=1e-6)
+
+
+@pytest.mark.parametrize("verb", ["step", "update"])
+def test_updates_pass_through_when_the_condition_does_not_hold(verb):
+    # As a last link: the raw update is added outside of the branches.
+    tx = sl.Scale(-0.1) | sl.Trace(0.9).when(odd)
+    opt = sl.Optimizer(tx, MODEL)
+    made, after = getattr(opt, verb)(MODEL, at(GRADS, 0))
+    if verb == "update":
+        made = sl.apply_updates(MODEL, made)
+    expected = jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g, MODEL, at(GRADS, 0))
+    for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_same_bits(after.state[1].inner, opt.state[1].inner)
+    assert bool(after.emitted)
+
+
+@pytest.mark.parametrize("verb", ["step", "update"])
+def test_no_update_when_the_condition_does_not_hold(verb):
+    opt = sl.Optimizer(sl.adamw(0.1).when(odd, otherwise="zero"), MODEL)
+    made, after = getattr(opt, verb)(MODEL, at(GRADS, 0))
+    assert_same_bits(made, MODEL if verb == "step" else jax.tree.map(jnp.zeros_like, MODEL))
+    assert_same_bits(after.state.inner, opt.state.inner)
+    assert not bool(after.emitted)
+
+
+def test_a_condition_sees_the_updates_and_a_nan_stays_where_it_is():
+    tx = sl.ClipByGlobalNorm(1.5).when(large) | sl.sgd(0.1)
+    history, _ = slalom_trajectory(tx, MODEL, GRADS)
+    plain, _ = slalom_trajectory(sl.ClipByGlobalNorm(1.5) | sl.sgd(0.1), MODEL, GRADS)
+    for a, b in zip(jax.tree.leaves(history), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_half_precision_passes_unrounded():
+    grads = {"w": jnp.full(3, 0.1, jnp.bfloat16)}
+    tx = sl.Scale(0.3).when(odd)
+    updates, _ = tx.update(grads, tx.init(grads), None, sl.Context(step=jnp.int32(0)))
+    assert updates["w"].dtype == jnp.float32
+    assert_same_bits(updates["w"], grads["w"].astype(jnp.float32))
+
+
+CLIMBS = (
+    "Raw gradients would be added wherever the condition of 'when' does not hold, which would "
+    "climb: it lets them pass through then, and turns them into descending steps otherwise. To "
+    'leave the parameters alone then, write `.when(condition, otherwise="zero")`. To descend '
+    "then too, put `.when` on links further left and let the last one, with the learning rate, "
+    "act always."
+)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.adam(0.1).when(odd),
+        sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).when(odd) | sl.Clip(1.0),
+        sl.sgd(0.1).partition({sl.where.ndim(2): sl.adam(0.1).when(odd)}, names=("a",)),
+        sl.adam(0.1).when(odd).every_k(2).lookahead(2, 0.5),
+    ],
+)
+def test_a_transform_that_would_climb_is_refused(tx):
+    with pytest.raises(ValueError, match="Raw gradients") as error:
+        sl.Optimizer(tx, MODEL)
+    path = str(error.value).split("'")[1]
+    assert path.split(".")[-1] == "when"
+    assert str(error.value) == CLIMBS.replace("'when'", f"'{path}'")
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.Trace(0.9).when(odd) | sl.sgd(0.1),
+        sl.adam(0.1).when(odd, otherwise="zero"),
+        sl.adam(0.1) | sl.Clip(0.1).when(odd),
+        sl.adam(0.1) | sl.SetToZero().when(odd),
+    ],
+)
+def test_what_descends_in_every_step_is_accepted(tx):
+    sl.Optimizer(tx, MODEL)
+
+
+def step_when(condition):
+    sl.Optimizer(sl.Trace(0.9).when(condition), MODEL).step(MODEL, at(GRADS, 0))
+
+
+def every_leaf(context, updates):
+    return updates["dense"]["bias"] > 0
+
+
+def a_number(context, updates):
+    return context.step
+
+
+def a_word(context, updates):
+    return "yes"
+
+
+def branching(context, updates):
+    return context.step > 1 and context.step < 3
+
+
+ONE_BOOL = "Compare, as in `context.step < n`, and make one bool of several with `jnp.all` or "
+ONE_BOOL += "`jnp.any`."
+
 BAD_INPUTS = [
+    (
+        lambda: step_when(every_leaf),
+        TypeError,
+        "The condition every_leaf of `.when` must return a bool scalar, got an array of shape "
+        f"(2,) and dtype bool. {ONE_BOOL}",
+    ),
+    (
+        lambda: step_when(a_number),
+        TypeError,
+        "The condition a_number of `.when` must return a bool scalar, got an array of shape () "
+        f"and dtype int32. {ONE_BOOL}",
+    ),
+    (
+        lambda: step_when(a_word),
+        TypeError,
+        "The condition a_word of `.when` must return a bool scalar, got 'yes' of type str. "
+        f"{ONE_BOOL}",
+    ),
+    (
+        lambda: step_when(branching),
+        TypeError,
+        "The condition branching of `.when` branches in Python on something that is traced. "
+        "Return the comparison itself, `context.step < n`, and join several with `&` and `|` "
+        "instead of `and` and `or`.",
+    ),
+    (
+        lambda: sl.When(sl.adam(0.1), odd, "skip"),
+        ValueError,
+        "When.otherwise must be 'pass' or 'zero', got 'skip'.",
+    ),
     (
         lambda: sl.IfFinite(sl.adam(0.1), -1),
         ValueError,

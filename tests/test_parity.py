@@ -387,6 +387,29 @@ ROWS = [
         sl.adam(ours_warmup).if_finite(2),
         optax.apply_if_finite(optax.adam(theirs_warmup), 2),
     ),
+    Row(
+        "conditionally_transform",
+        sl.Trace(0.9).when(lambda context, _: context.step % 3 != 1) | sl.sgd(0.1),
+        optax.chain(
+            optax.conditionally_transform(optax.trace(0.9), lambda step: step % 3 != 1),
+            optax.sgd(0.1),
+        ),
+    ),
+    Row(
+        "conditionally_mask",
+        sl.adam(ours_warmup).when(lambda context, _: context.step % 3 != 1, otherwise="zero"),
+        optax.conditionally_mask(optax.adam(theirs_warmup), lambda step: step % 3 != 1),
+    ),
+    Row(
+        "flatten",
+        sl.adamw(ours_warmup, weight_decay=0.1).flatten(),
+        optax.flatten(optax.adamw(theirs_warmup, weight_decay=0.1)),
+    ),
+    Row(
+        "scale some",
+        sl.adam(0.05) | sl.ScaleBy({MATRICES: 0.3}),
+        optax.chain(optax.adam(0.05), optax.masked(optax.scale(0.3), matrices)),
+    ),
     Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
     Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
     Row("sgd nesterov", sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),

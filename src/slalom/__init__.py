@@ -96,6 +96,7 @@ with _checked:
         PerExampleGlobalNormClip as PerExampleGlobalNormClip,
         PerExampleLayerNormClip as PerExampleLayerNormClip,
         Scale as Scale,
+        ScaleBy as ScaleBy,
         ScaleByAdadelta as ScaleByAdadelta,
         ScaleByAdam as ScaleByAdam,
         ScaleByAdamax as ScaleByAdamax,
@@ -133,6 +134,7 @@ with _checked:
     from .wrappers import (
         Average as Average,
         EveryK as EveryK,
+        Flatten as Flatten,
         IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
@@ -140,6 +142,7 @@ with _checked:
         Partition as Partition,
         Recorded as Recorded,
         SplitRealAndImaginary as SplitRealAndImaginary,
+        When as When,
         partition as partition,
     )
 

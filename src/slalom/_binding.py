@@ -13,7 +13,7 @@ from ._chain import Chain, first_link
 from ._paced import AbstractPacedTransform
 from ._paths import example, leaf_paths
 from ._selector import Where, check_matches
-from ._transform import AbstractTransform, Part, operand, parts, uncalled
+from ._transform import MIXED, AbstractTransform, Part, operand, parts, uncalled
 from ._types import Params, Tracer
 
 
@@ -97,6 +97,19 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
             "those parameters alone, write `.only(where)` instead of `.mask(where)`, or in a "
             "partition give them `sl.SetToZero()`. To train them too, mask links further left and "
             "let the last one, with the learning rate, act on all."
+        )
+    if MIXED in signs:
+        *_, culprit = (
+            part
+            for part in parts(transform, params=params)
+            if MIXED in part.transform.signs(part.params)
+        )
+        raise ValueError(
+            f"Raw gradients would be added wherever the condition of '{culprit.name}' does not "
+            "hold, which would climb: it lets them pass through then, and turns them into "
+            "descending steps otherwise. To leave the parameters alone then, write "
+            '`.when(condition, otherwise="zero")`. To descend then too, put `.when` on links '
+            "further left and let the last one, with the learning rate, act always."
         )
 
 

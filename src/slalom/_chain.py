@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool
 from ._fluent import fluent
 from ._module import LINE, indented
 from ._stateless import AbstractStatelessTransform
-from ._transform import AbstractTransform, Context, Part, check_transform, parts, segments
+from ._transform import MIXED, AbstractTransform, Context, Part, check_transform, parts, segments
 from ._types import Gradients, Params, Updates
 
 
@@ -19,6 +19,7 @@ class Identity(AbstractStatelessTransform):
     """Passes updates through unchanged: a chain of no links."""
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context
@@ -39,6 +40,7 @@ class Chain(AbstractTransform):
     """
 
     nameless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     links: tuple[AbstractTransform, ...]
     names: tuple[str | None, ...] = eqx.field(static=True)
@@ -233,7 +235,7 @@ def _check_unique(names: list[str | None]) -> None:
 
 def _through(signs: tuple[int | None, ...]) -> int | None:
     """The sign after several links. Flipped twice counts as flipped: it was meant."""
-    for sign in (0, -1, None):
+    for sign in (0, -1, MIXED, None):
         if sign in signs:
             return sign
     return 1

@@ -91,6 +91,10 @@ class Part(NamedTuple):
         return jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext()
 
 
+MIXED = 2
+"""The sign of what points along the gradients in some steps and against them in others."""
+
+
 class AbstractTransform(AbstractFluent["AbstractTransform"]):
     """A gradient transformation: updates in, updates out, to be *added* to the parameters.
 
@@ -118,7 +122,9 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
     """Whether this writes parameters itself, so that no link may follow it."""
 
     elementwise: ClassVar[bool] = False
-    """Whether every entry is treated alike and by itself, whatever leaf it stands in."""
+    """Whether every entry is treated alike and by itself, whatever leaf it stands in.
+
+    Of a transform around others: whether it is, where they are."""
 
     per_example: ClassVar[bool] = False
     """Whether incoming gradients have one more leading axis, of examples, which this sums away."""
@@ -273,7 +279,8 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
     def signs(self, params: Params) -> tuple[int | None, ...]:
         """For each leaf, which way the result points when gradients go in.
 
-        1: along them; −1: against them, as a descent must; 0: nothing comes out; `None`: unknown.
+        1: along them; −1: against them, as a descent must; 0: nothing comes out; `MIXED`: in some
+        steps along and in others against them; `None`: unknown.
         """
         return (1,) * len(jax.tree.leaves(params))
 

@@ -98,6 +98,9 @@ from .scale import (
     ScaleByLearningRate as ScaleByLearningRate,
     ScaleBySchedule as ScaleBySchedule,
 )
+from .scale_by import (
+    ScaleBy as ScaleBy,
+)
 from .sign import (
     ScaleByLion as ScaleByLion,
     ScaleByLionState as ScaleByLionState,

@@ -42,6 +42,7 @@ class ScaleByRss(AbstractTransform):
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRssState:
         start = self.at(Context(step=0)).initial_accumulator_value
@@ -95,6 +96,7 @@ class ScaleByAdadelta(AbstractTransform):
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdadeltaState:
         return ScaleByAdadeltaState(

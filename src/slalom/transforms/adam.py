@@ -1,5 +1,7 @@
 """Adam and its kin: a mean of gradients over the root of a mean of squares."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -61,6 +63,8 @@ class ScaleByAdam(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
@@ -142,6 +146,8 @@ class ScaleByAmsgrad(AbstractTransform):
     bias_correction_nu: bool = eqx.field(default=True, static=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
+    elementwise: ClassVar[bool] = True
+
     def init(self, params: Params) -> ScaleByAmsgradState:
         return ScaleByAmsgradState(
             age=tree.fresh_age(),
@@ -209,6 +215,8 @@ class ScaleByAdamax(AbstractTransform):
     eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(

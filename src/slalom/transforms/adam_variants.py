@@ -1,5 +1,7 @@
 """Adam with another mean of squares, or another start: Belief, Yogi, RAdam."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +42,8 @@ class ScaleByBelief(AbstractTransform):
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
@@ -115,6 +119,8 @@ class ScaleByYogi(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
+    elementwise: ClassVar[bool] = True
+
     def init(self, params: Params) -> ScaleByAdamState:
         start = self.at(Context(step=0)).initial_accumulator_value
         return ScaleByAdamState(
@@ -185,6 +191,8 @@ class ScaleByRadam(AbstractTransform):
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(

@@ -1,5 +1,7 @@
 """Adam with a mean of gradient differences: Adan."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,8 @@ class ScaleByAdan(AbstractTransform):
     eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdanState:
         return ScaleByAdanState(

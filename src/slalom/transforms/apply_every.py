@@ -1,6 +1,6 @@
 """Transforms that hold updates back."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ class ApplyEvery(AbstractTransform):
     """
 
     k: int = count_field(1)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ApplyEveryState:
         return ApplyEveryState(

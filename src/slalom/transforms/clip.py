@@ -24,6 +24,7 @@ class Clip(AbstractStatelessTransform):
     max_delta: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params

@@ -23,6 +23,7 @@ class SetToZero(AbstractStatelessTransform):
     """
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context
@@ -58,6 +59,7 @@ class KeepParamsNonnegative(AbstractTransform):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
         for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):

@@ -27,6 +27,7 @@ class AddDecayedWeights(AbstractStatelessTransform):
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)

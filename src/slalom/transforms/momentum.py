@@ -1,7 +1,7 @@
 """Transforms that follow a running direction."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import numpy as np
@@ -37,6 +37,8 @@ class Trace(AbstractTransform):
     decay: Hyperparameter = hyperparameter(within="[0, 1]")
     nesterov: bool = eqx.field(default=False, static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> TraceState:
         return TraceState(tree.first_moment(params, self.accumulator_dtype))
@@ -83,6 +85,8 @@ class Ema(AbstractTransform):
     decay: Hyperparameter = hyperparameter(within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> EmaState:
         return EmaState(

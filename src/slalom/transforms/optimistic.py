@@ -1,5 +1,7 @@
 """Transforms that extrapolate from the previous update."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
@@ -36,6 +38,8 @@ class ScaleByOptimisticGradient(AbstractTransform):
 
     alpha: Hyperparameter = hyperparameter(1.0)
     beta: Hyperparameter = hyperparameter(1.0)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(

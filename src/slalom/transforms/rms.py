@@ -1,6 +1,7 @@
 """Transforms that divide by a running root mean square, without a mean of gradients."""
 
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -45,6 +46,8 @@ class ScaleByRms(AbstractTransform):
     eps_in_sqrt: bool = eqx.field(default=True, static=True)
     bias_correction: bool = eqx.field(default=False, static=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRmsState:
         return ScaleByRmsState(
@@ -119,6 +122,8 @@ class ScaleByStddev(AbstractTransform):
     bias_correction: bool = eqx.field(default=False, static=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(

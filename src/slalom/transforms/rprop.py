@@ -54,6 +54,7 @@ class ScaleByRprop(AbstractTransform):
     max_step_size: Hyperparameter = hyperparameter(50.0, within="(0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRpropState:
         for path, x in jax.tree_util.tree_leaves_with_path(params):

@@ -23,6 +23,7 @@ class Scale(AbstractStatelessTransform):
     step_size: Hyperparameter = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -46,6 +47,7 @@ class ScaleByLearningRate(AbstractStatelessTransform):
     flip_sign: bool = eqx.field(default=True, static=True, kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -70,6 +72,7 @@ class ScaleBySchedule(AbstractStatelessTransform):
     step_size: Hyperparameter = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params

@@ -56,6 +56,8 @@ class ScaleByLion(AbstractTransform):
                 f"ScaleByLion.mode must be 'hard', 'smooth' or 'refined', got {self.mode!r}."
             )
 
+    elementwise: ClassVar[bool] = True
+
     def init(self, params: Params) -> ScaleByLionState:
         return ScaleByLionState(mu=tree.first_moment(params, self.mu_dtype))
 
@@ -100,6 +102,7 @@ class ScaleBySign(AbstractStatelessTransform):
     """
 
     keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context

@@ -2,9 +2,11 @@
 
 from .average import Average as Average
 from .every_k import EveryK as EveryK
+from .flatten import Flatten as Flatten
 from .if_finite import IfFinite as IfFinite
 from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
 from .partition import Partition as Partition, partition as partition
 from .record import Recorded as Recorded
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
+from .when import When as When

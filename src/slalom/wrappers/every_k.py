@@ -1,7 +1,7 @@
 """One step of the inner transform for several mini-steps."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -87,6 +87,8 @@ class EveryK(AbstractPacedTransform):
     mean: bool = eqx.field(static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
     skip: Callable[..., Any] | None = None
+
+    elementwise: ClassVar[bool] = True
 
     def __init__(
         self,

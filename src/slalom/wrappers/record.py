@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -49,6 +49,8 @@ class Recorded(AbstractWrapper):
     """
 
     inner: AbstractTransform
+
+    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> RecordedState:
         inner = self.inner.init(params)

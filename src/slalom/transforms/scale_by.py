@@ -1,0 +1,111 @@
+"""A factor of its own for some parameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from .. import tree
+from .._fields import Hyperparameter
+from .._module import code
+from .._selector import Cases, Where, WhereLike, as_where, labels, selected_from
+from .._transform import AbstractTransform, Context, Part
+from .._types import Params, Updates
+from .scale import Scale, sign_of
+
+
+class ScaleBy(AbstractTransform):
+    """Multiplies the updates of some parameters by a factor of their own: u ↦ s·u.
+
+    Where several cases match, the first one counts; what none matches stays as it is. Behind an
+    optimizer the factors are those of the learning rate, weight decay included: a rate that
+    falls from layer to layer is
+
+    ```python
+    >>> factors = {sl.where.path(f"layers.{i}.**"): 0.9 ** (11 - i) for i in range(12)}
+    >>> tx = sl.adamw(1e-3) | sl.ScaleBy(factors)
+
+    ```
+
+    Each factor is a hyperparameter, named by its position: `scale_by.0.step_size`.
+
+    **Arguments:**
+
+    - `factors`: a mapping from selectors (or functions of the parameters) to factors: numbers,
+        0-d arrays or schedules.
+    """
+
+    factors: tuple[Scale, ...]
+    cases: Cases = eqx.field(static=True)
+
+    def __init__(self, factors: Mapping[WhereLike, Hyperparameter]):
+        if not isinstance(factors, Mapping):
+            raise TypeError(
+                "ScaleBy takes a mapping from selectors to factors, such as "
+                f"`{{sl.where.path('head.**'): 0.1}}`, got {factors!r} of type "
+                f"{type(factors).__name__}."
+            )
+        wheres = tuple(map(as_where, factors))
+        self.factors = tuple(map(_factor, wheres, factors.values()))
+        self.cases = Cases(tuple(zip(wheres, range(len(wheres)), strict=True)))
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        leaves, structure = jax.tree.flatten(updates)
+        given = labels(self.cases, selected_from(self.cases, updates, params))
+        for part in self.inside(state, context):
+            chosen = [i for i, label in enumerate(given) if str(label) == part.path[0]]
+            with part.scope():
+                made, _ = part.transform.update([leaves[i] for i in chosen], None, None, context)
+            for i, leaf in zip(chosen, made, strict=True):
+                leaves[i] = leaf
+        return structure.unflatten(leaves), None
+
+    def inside(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        del state
+        given = None if params is None else labels(self.cases, params)
+        return tuple(
+            Part(
+                path=(str(i),),
+                transform=factor,
+                state=None,
+                context=context,
+                params=None
+                if given is None
+                else tree.cut(params, tuple(label == i for label in given)),
+                get=lambda outer, i=i: outer.factors[i],
+            )
+            for i, factor in enumerate(self.factors)
+        )
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        signs: dict[Any, int | None] = {None: 1}
+        signs |= {i: sign_of(factor.step_size) for i, factor in enumerate(self.factors)}
+        return tuple(signs[label] for label in labels(self.cases, params))
+
+    def selectors(self) -> tuple[Where, ...]:
+        return (self.cases,)
+
+    def __repr__(self) -> str:
+        pairs = zip(self.cases.cases, self.factors, strict=True)
+        inside = ", ".join(f"{where!r}: {code(factor.step_size)}" for (where, _), factor in pairs)
+        return f"sl.ScaleBy({{{inside}}})"
+
+
+def _factor(where: Where, factor: Hyperparameter) -> Scale:
+    try:
+        return Scale(factor)
+    except (TypeError, ValueError) as error:
+        message = str(error).replace("Scale.step_size", f"The factor of {where!r} in ScaleBy")
+        raise type(error)(message) from None

@@ -1,0 +1,163 @@
+"""One buffer per dtype: the same steps as leaf by leaf."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_path, gradients, mlp, nested_dict, params_of, slalom_trajectory
+from table import RULES
+
+KEY = jax.random.key(0)
+
+MIXED = {
+    "a": jnp.array([[0.5, -1.0], [2.0, 0.25]], jnp.bfloat16),
+    "b": jnp.array([1.0, -2.0, 0.5]),
+    "c": jnp.array(0.75, jnp.bfloat16),
+    "empty": jnp.zeros((0, 2), jnp.float16),
+    "hole": None,
+    "z": jnp.array([1 + 2j, -1j], jnp.complex64),
+}
+
+ELEMENTWISE = {
+    name: tx
+    for name, tx in RULES.items()
+    if all(part.transform.elementwise for part in sl._transform.parts(tx))
+}
+
+
+def test_every_rule_that_acts_on_single_numbers_says_so():
+    assert {name.split(",")[0] for name in ELEMENTWISE} == {
+        *("AddDecayedWeights", "ApplyEvery", "Clip", "Ema", "Identity", "KeepParamsNonnegative"),
+        *("Scale", "ScaleByAdadelta", "ScaleByAdam", "ScaleByAdamax", "ScaleByAdan"),
+        *("ScaleByAmsgrad", "ScaleByBelief", "ScaleByLearningRate", "ScaleByLion"),
+        *("ScaleByOptimisticGradient", "ScaleByRadam", "ScaleByRms", "ScaleByRprop"),
+        *("ScaleByRss", "ScaleBySchedule", "ScaleBySign", "ScaleByStddev", "ScaleByYogi"),
+        *("SetToZero", "Trace"),
+    }
+
+
+def test_every_elementwise_rule_gives_in_buffers_what_it_gives_in_leaves():
+    model, grads = nested_dict(KEY), gradients(nested_dict(KEY), 3)
+
+    @jax.jit
+    def together(model, grads):
+        paths = {}
+        for name, tx in ELEMENTWISE.items():
+            for form, rule in (("leaves", tx), ("buffers", tx.flatten())):
+                state, made = rule.init(model), []
+                for n in range(3):
+                    now = sl.Context(step=jnp.int32(n))
+                    g = jax.tree.map(lambda x, n=n: x[n], grads)
+                    updates, state = rule.update(g, state, model, now)
+                    made.append(updates)
+                paths[name, form] = made
+        return paths
+
+    paths = together(model, grads)
+    for name in ELEMENTWISE:
+        pairs = (jax.tree.leaves(paths[name, form]) for form in ("leaves", "buffers"))
+        for a, b in zip(*pairs, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_dtypes_are_kept_and_each_has_one_buffer():
+    tx = sl.adamw(0.1, weight_decay=0.1)
+    grads = jax.tree.map(lambda p: p * 0.5, MIXED)
+    opt, plain = sl.Optimizer(tx.flatten(), MIXED), sl.Optimizer(tx, MIXED)
+    mu, nu = opt.state_of("scale_by_adam").mu, opt.state_of("scale_by_adam").nu
+    kinds = {name: (x.dtype.name, x.shape) for name, x in mu.items()}
+    assert kinds == {
+        "bfloat16": ("bfloat16", (5,)),
+        "complex64": ("complex64", (2,)),
+        "float16": ("float16", (0,)),
+        "float32": ("float32", (3,)),
+    }
+    assert {x.dtype.name for x in nu.values()} == {"float32"}
+    model, expected = MIXED, MIXED
+    for _ in range(3):
+        model, opt = opt.step(model, grads)
+        expected, plain = plain.step(expected, grads)
+    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+
+
+def test_updates_in_another_dtype_find_their_buffer():
+    # After a link in front every update is float32, also of bfloat16 parameters.
+    params = {k: MIXED[k] for k in "abc"}
+    tx = sl.Clip(0.2) | sl.Trace(0.9).flatten()
+    state = tx.init(params)
+    updates, after = tx.update(jax.tree.map(jnp.ones_like, params), state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert {u.dtype.name for u in jax.tree.leaves(updates)} == {"float32"}
+    assert [u.shape for u in jax.tree.leaves(updates)] == [(2, 2), (3,), ()]
+
+
+class ScaleByGiven(sl.AbstractTransform):
+    elementwise = True
+
+    def init(self, params):
+        return None
+
+    def update(self, updates, state, params=None, context=None):
+        sensitivity, grad = context.per_param["sensitivity"], context.grad
+        value = context.value_fn(params)
+        made = jax.tree.map(lambda u, s, g: u * s + g * value, updates, sensitivity, grad)
+        return made, state
+
+
+def test_what_the_context_holds_for_each_parameter_is_joined():
+    params = {"w": jnp.array([[1.0, 2.0]]), "b": jnp.array(3.0)}
+    grads = jax.tree.map(jnp.ones_like, params)
+    known = {
+        "per_param": {"sensitivity": {"w": jnp.array([[4.0, 5.0]]), "b": jnp.array(6.0)}},
+        "grad": params,
+        "value_fn": lambda p: p["w"][0, 1] * p["b"],
+    }
+    tx = ScaleByGiven()
+    updates, _ = sl.Optimizer(tx, params).update(params, grads, **known)
+    flat, _ = sl.Optimizer(tx.flatten(), params).update(params, grads, **known)
+    for a, b in zip(jax.tree.leaves(flat), jax.tree.leaves(updates), strict=True):
+        np.testing.assert_allclose(a, b)
+    np.testing.assert_allclose(flat["w"], [[10.0, 17.0]])
+
+
+def test_a_whole_model_takes_the_path_of_its_leaves():
+    model = mlp(KEY)
+    grads = gradients(model, 10)
+    tx = sl.adamw(0.05, weight_decay=0.1)
+    ours, opt = slalom_trajectory(sl.ClipByGlobalNorm(1.0) | tx.flatten(), model, grads)
+    plain, _ = slalom_trajectory(sl.ClipByGlobalNorm(1.0) | tx, model, grads)
+    assert_same_path(ours, plain, params_of(model), 1e-6)
+    assert [x.ndim for x in jax.tree.leaves(opt.state)] == [0, 1, 1]
+    assert "flatten.scale_by_learning_rate.learning_rate" in opt.hyperparams
+
+
+def test_some_parameters_cannot_start_anew():
+    opt = sl.Optimizer(sl.adam(0.1).flatten(), nested_dict(KEY))
+    with pytest.raises(ValueError, match="belongs to several parameters together"):
+        opt.reset(nested_dict(KEY), where=sl.where.ndim(2))
+
+
+REFUSED = {
+    "clip_by_global_norm": sl.ClipByGlobalNorm(1.0) | sl.adam(0.1),
+    "partition": sl.adam(0.1).partition({sl.where.ndim(2): sl.sgd(0.1)}),
+    "masked": sl.adamw(0.1, decay_where=sl.where.ndim(2)),
+    "every_k.if_finite": sl.adam(0.1).if_finite().every_k(2),
+    "lookahead": sl.adam(0.1).lookahead(2, 0.5),
+}
+
+
+@pytest.mark.parametrize("culprit", REFUSED)
+def test_what_is_not_elementwise_is_refused_by_name(culprit):
+    with pytest.raises(ValueError, match="does not treat") as error:
+        REFUSED[culprit].flatten()
+    assert str(error.value) == (
+        f"{culprit} does not treat every number of the parameters alike and by itself, as "
+        "`.flatten()` needs: in a buffer there are no leaves. Flatten the other links alone, for "
+        "example `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`, and put wrappers outside, "
+        "`tx.flatten().if_finite()`."
+    )

@@ -71,14 +71,13 @@ def hyperparameter(
     ```
     """
     check = functools.partial(_check_hyperparameter, _Interval(within))
-    converter = _as_hyperparameter
-    return _declare(_HYPERPARAMETER, default, converter, kw_only, **{CHECK: check})
+    return _declare(_HYPERPARAMETER, default, _as_hyperparameter, check, kw_only)
 
 
 def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
     """Declares a number of steps: an integer leaf of a schedule, traced like a hyperparameter."""
     check = functools.partial(_check_steps, _Interval(within))
-    return _declare(_STEPS, default, converter=_as_steps, **{CHECK: check})
+    return _declare(_STEPS, default, _as_steps, check)
 
 
 def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
@@ -130,16 +129,17 @@ def dtype_field(*, kw_only: bool = False) -> Any:
 def _declare(
     kind: str,
     default: Any = _MISSING,
-    converter: Any = None,
+    converter: Callable[[Any], Any] | None = None,
+    check: Callable[[str, Any], None] | None = None,
     kw_only: bool = False,
-    **metadata: Any,
 ) -> Any:
     options: dict[str, Any] = {} if default is _MISSING else {"default": default}
     if kw_only:
         options["kw_only"] = True
     if converter is not None:
         options["converter"] = converter
-    return eqx.field(metadata={_KIND: kind, **metadata}, **options)
+    metadata = {_KIND: kind} if check is None else {_KIND: kind, CHECK: check}
+    return eqx.field(metadata=metadata, **options)
 
 
 def _as_dtype(dtype: Any) -> np.dtype | None:

@@ -513,15 +513,24 @@ def made_with(cls, name, value):
 OTHERS = {
     sl.Average: {"inner": sl.sgd(0.1)},
     sl.Lookahead: {"inner": sl.sgd(0.1), "sync_period": 2},
+    sl.DifferentiallyPrivateAggregate: {"key": 0},
     sl.MeasureWithEma: {"measure": sl.tree.global_norm},
+    sl.ScaleByLion: {"mode": "smooth"},
 }
 
+
+PER_EXAMPLE = {
+    sl.DifferentiallyPrivateAggregate,
+    sl.PerExampleGlobalNormClip,
+    sl.PerExampleLayerNormClip,
+}
 
 # Values from here on lie within the intervals of these fields; of all others from 0.
 LEAST = {(sl.ScaleByRadam, "threshold"): 4.0, (sl.ScaleByRprop, "eta_plus"): 1.0}
 
 # Only ever asked at binding: a start, which the first value of a schedule gives.
 STARTS = {
+    (sl.ScaleByDistanceOverGradients, "reps_rel"),
     (sl.ScaleByRms, "initial_scale"),
     (sl.ScaleByStddev, "initial_scale"),
     (sl.ScaleByRss, "initial_accumulator_value"),
@@ -529,14 +538,12 @@ STARTS = {
     (sl.ScaleByRprop, "learning_rate"),
 }
 
-# Too coarse to tell: a sign; a decay so small that RAdam never rectifies; and its degrees of
+# Too coarse to tell: a decay so small that RAdam never rectifies; and its degrees of
 # freedom, which grow by 1 a step, past all these thresholds at once. And what changes no update:
 # a mean that is only looked at.
 INSENSITIVE = {
     (sl.Average, "decay"),
     (sl.MeasureWithEma, "decay"),
-    (sl.ScaleByLion, "b1"),
-    (sl.ScaleByLion, "b2"),
     (sl.ScaleByRadam, "b2"),
     (sl.ScaleByRadam, "threshold"),
 }
@@ -555,6 +562,8 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
     values = schedule.values(8)
     params = jnp.array([0.1, -0.2, 0.05])
     grads = gradients(params, 8)
+    if cls in PER_EXAMPLE:
+        grads = jnp.stack([grads, -0.3 * grads], axis=1)
     scheduled = sl.Optimizer(made_with(cls, name, schedule), params)
     by_hand = constant = sl.Optimizer(made_with(cls, name, values[0]), params)
     if (cls, name) in STARTS:

@@ -72,13 +72,13 @@ def hyperparameter(
     """
     check = functools.partial(_check_hyperparameter, _Interval(within))
     converter = _as_hyperparameter
-    return _declare(_HYPERPARAMETER, default, converter, kw_only, **{CHECK: check})
+    return _declare(_HYPERPARAMETER, default, converter, check, kw_only=kw_only)
 
 
 def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
     """Declares a number of steps: an integer leaf of a schedule, traced like a hyperparameter."""
     check = functools.partial(_check_steps, _Interval(within))
-    return _declare(_STEPS, default, converter=_as_steps, **{CHECK: check})
+    return _declare(_STEPS, default, _as_steps, check)
 
 
 def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
@@ -131,10 +131,12 @@ def _declare(
     kind: str,
     default: Any = _MISSING,
     converter: Any = None,
+    check: Any = None,
+    *,
     kw_only: bool = False,
-    **metadata: Any,
 ) -> Any:
     options: dict[str, Any] = {} if default is _MISSING else {"default": default}
+    metadata: dict[str, Any] = {} if check is None else {CHECK: check}
     if kw_only:
         options["kw_only"] = True
     if converter is not None:

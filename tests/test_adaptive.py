@@ -229,3 +229,18 @@ def test_adadelta_without_memory_follows_the_last_update():
     third = 3 / 10**0.5
     fourth = (third**2 + 1) ** 0.5 / 2**0.5
     np.testing.assert_allclose(made, [2 / 5**0.5, 0.0, third, fourth], rtol=1e-6)
+
+
+def test_lion_softens_its_sign_near_zero_only():
+    def first(mode, g, **options):
+        return updates_of(sl.ScaleByLion(b1=0.0, mode=mode, **options), [g])[0]
+
+    assert [first("hard", g) for g in (0.25, -3.0)] == [1, -1]
+    assert [first("refined", g) for g in (0.25, -3.0)] == pytest.approx([0.25, -1])
+    assert first("smooth", 0.25, smooth_beta=2.0) == pytest.approx(np.tanh(0.5))
+    tx = sl.ScaleByLion(b1=0.0, mode="refined")
+    z = jnp.array([3 + 4j, 0.3 + 0.4j], jnp.complex64)
+    made, _ = tx.update({"z": z}, tx.init({"z": z}))
+    np.testing.assert_allclose(made["z"], [0.6 + 0.8j, 0.3 + 0.4j], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"mode must be 'hard', 'smooth' or 'refined', got 'soft'"):
+        sl.ScaleByLion(mode="soft")

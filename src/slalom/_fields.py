@@ -134,6 +134,7 @@ def _declare(
     kw_only: bool = False,
 ) -> Any:
     options: dict[str, Any] = {} if default is _MISSING else {"default": default}
+    metadata: dict[str, Any] = {} if check is None else {CHECK: check}
     if kw_only:
         options["kw_only"] = True
     if converter is not None:

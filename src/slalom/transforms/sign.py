@@ -1,6 +1,6 @@
 """Transforms that keep the sign and set the size themselves."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -45,9 +45,7 @@ class ScaleByLion(AbstractTransform):
     b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
     b2: Hyperparameter = hyperparameter(0.99, within="(0, 1)")
     mu_dtype: np.dtype | None = dtype_field()
-    mode: Literal["hard", "smooth", "refined"] = eqx.field(
-        default="hard", static=True, kw_only=True
-    )
+    mode: str = eqx.field(default="hard", static=True, kw_only=True)
     smooth_beta: Hyperparameter = hyperparameter(1.0, within="(0, inf)", kw_only=True)
 
     def __check_init__(self):

@@ -314,7 +314,45 @@ def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
     assert aux["a"] == 1
 
 
-def test_conjugation_and_what_links_behind_are_told():
+@pytest.mark.parametrize("name", PER_EXAMPLE)
+def test_microbatches_gather_what_the_whole_batch_gives(name):
+    tx = PER_EXAMPLE[name] | sl.Scale(-0.1)
+
+    def with_aux(model, x, y):
+        return loss_fn(model, x, y), x
+
+    def run(**options):
+        step = sl.train_step(with_aux, has_aux=True, donate=False, **options)
+        model, opt, (loss, aux) = step(MODEL, sl.Optimizer(tx, MODEL), X, Y)
+        return params_of(model), opt, loss, aux
+
+    whole, opt, loss, _ = run()
+    parts, by_parts, mean, aux = run(microbatches=3)
+    assert distance(parts, whole) <= 1e-6
+    assert distance(by_parts.leaves, opt.leaves) <= 1e-6  # the counts, and the key
+    assert any(int(n) > 0 for n in by_parts.metrics.values())
+    np.testing.assert_allclose(mean, loss, rtol=1e-6)
+    np.testing.assert_array_equal(aux[:, :, 0], np.stack([X[i::3] for i in range(3)]))
+
+
+def test_microbatches_need_the_scratch_of_a_part():
+    model = {f"layer{i}": jnp.full((128, 128), 0.01) for i in range(3)}
+    size = sum(x.nbytes for x in jax.tree.leaves(model))
+
+    def deep(model, x):
+        for w in model.values():
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    opt = sl.Optimizer(CLIP, model)
+    step = sl.train_step(deep, microbatches=8)
+    program = step.lower(model, opt, jnp.ones((32, 128))).compile()
+    # The gradients of 4 examples, their sum and the accumulator; 32 at once without it.
+    assert program.memory_analysis().temp_size_in_bytes <= 7 * size
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_conjugation_and_what_links_behind_are_told(number):
     class SeeGradient(sl.AbstractTransform):
         needs = ("grad", "value_fn")
 
@@ -330,7 +368,8 @@ def test_conjugation_and_what_links_behind_are_told():
     z = jnp.array([1 + 2j, 0.5j], jnp.complex64)
     targets = jnp.asarray([[1j, 2.0], [3.0, 1 + 1j]], jnp.complex64)
     tx = sl.PerExampleGlobalNormClip(jnp.inf) | SeeGradient() | sl.Scale(-1.0)
-    new, _, _ = sl.train_step(of_complex, donate=False)(z, sl.Optimizer(tx, z), targets)
+    step = sl.train_step(of_complex, donate=False, microbatches=number)
+    new, _, _ = step(z, sl.Optimizer(tx, z), targets)
     # The sum over two examples is twice the mean.
     np.testing.assert_allclose(new, z, rtol=1e-6)
 
@@ -392,11 +431,10 @@ REFUSED = {
         "The gradient at 'w' is of 5 examples and that at 'b' of 4. The first link takes a "
         "gradient for each example of one batch.",
     ),
-    "microbatches": (
-        lambda: sl.train_step(loss_fn, microbatches=2)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
-        "The first link takes a gradient for each example, and clips them all before it adds "
-        "anything: microbatches cannot be averaged before it. Leave out `microbatches`, and "
-        "accumulate behind it: `first_link | rest.every_k(k)`.",
+    "uneven microbatches": (
+        lambda: sl.train_step(loss_fn, microbatches=4)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
+        "The batch has 6 examples, of which 4 microbatches cannot be made of equal size. Pass a "
+        "multiple of 4.",
     ),
     "weights": (
         lambda: sl.train_step(loss_fn, has_aux="weight")(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),

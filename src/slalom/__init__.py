@@ -36,6 +36,7 @@ with _checked:
     from ._model import apply_updates as apply_updates
     from ._optimizer import Optimizer as Optimizer
     from ._paced import AbstractPacedTransform as AbstractPacedTransform
+    from ._per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
     from ._skip import (
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,

@@ -26,8 +26,13 @@ class Batch(NamedTuple):
     cut: tuple[bool, ...]
     size: int
 
-    def microbatch(self, i: Int[Array, ""], of: int) -> Any:
-        """The arguments with every `of`-th example from the i-th on.
+    @property
+    def arguments(self) -> Any:
+        """The arguments as `(args, kwargs)`."""
+        return self.structure.unflatten(self.leaves)
+
+    def microbatch(self, i: Int[Array, ""], of: int) -> "Batch":
+        """Every `of`-th example from the i-th on.
 
         Not a run of neighbours: a batch that is sharded over devices stays where it lies.
         """
@@ -36,22 +41,21 @@ class Batch(NamedTuple):
             rows = x.reshape(x.shape[0] // of, of, *x.shape[1:])
             return jax.lax.dynamic_index_in_dim(rows, i, axis=1, keepdims=False)
 
-        return self._with([cut(x) for x in self.arrays])
+        return self._with([cut(x) for x in self.arrays], self.size // of)
 
     @property
     def arrays(self) -> list[Any]:
         """The arrays that hold the batch."""
         return [x for x, c in zip(self.leaves, self.cut, strict=True) if c]
 
-    def example(self, arrays: list[Any]) -> Any:
-        """The arguments with one example, a batch of size 1, from the arrays' rows."""
-        return self._with([x[None] for x in arrays])
+    def example(self, rows: list[Any]) -> "Batch":
+        """One example, a batch of size 1, from a row of each of the arrays."""
+        return self._with([x[None] for x in rows], 1)
 
-    def _with(self, arrays: list[Any]) -> Any:
+    def _with(self, arrays: list[Any], size: int) -> "Batch":
         new = iter(arrays)
-        return self.structure.unflatten(
-            [next(new) if c else x for x, c in zip(self.leaves, self.cut, strict=True)]
-        )
+        leaves = [next(new) if c else x for x, c in zip(self.leaves, self.cut, strict=True)]
+        return self._replace(leaves=leaves, size=size)
 
 
 def batch_of(

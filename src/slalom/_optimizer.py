@@ -412,10 +412,19 @@ def carried(arguments: Any, *, model: bool = True) -> Any:
     return flags
 
 
-def advance(opt: Optimizer, model: Split, grads: Any, known: Any, verb: str = "step") -> Any:
-    """One step of an optimizer on traced arrays, as `run` says."""
-    transform, (state, count) = opt._tree
-    return run(verb, transform, state, count, opt.binding.params, model, grads, known)
+def advance(
+    opt: Optimizer,
+    model: Split,
+    grads: Any,
+    known: Any,
+    verb: str = "step",
+    transform: AbstractTransform | None = None,
+) -> Any:
+    """One step of an optimizer on traced arrays, as `run` says; with `transform` in place of its
+    own, which has the same state."""
+    own, (state, count) = opt._tree
+    rule = own if transform is None else transform
+    return run(verb, rule, state, count, opt.binding.params, model, grads, known)
 
 
 def _step_body(arguments: Any) -> tuple[list[Array], None]:

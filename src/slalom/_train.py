@@ -1,6 +1,5 @@
 """The training step: gradient, optimizer step and donation, compiled as one."""
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -8,15 +7,15 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._batch import Batch, batch_of
+from ._batch import batch_of
 from ._chain import first_link
 from ._jit import Program, pack, unpack
+from ._loss import Evaluated, evaluated, gather, over_examples, over_microbatches
 from ._model import split, strong
 from ._optimizer import Optimizer, advance, carried, refuse
-from ._schedule import canonical_float
+from ._per_example import AbstractPerExampleTransform, with_first_link
 from ._step import as_known
-from ._transform import parts
-from .tree import accumulation_dtype, is_array, map_leaves
+from ._transform import AbstractTransform, Context, parts
 
 _programs: "weakref.WeakKeyDictionary[Any, dict[Any, Program]]" = weakref.WeakKeyDictionary()
 
@@ -67,6 +66,7 @@ def train_step(
     Where the first link of the optimizer takes a gradient for each example, such as
     `sl.DifferentiallyPrivateAggregate`, the loss is differentiated for each by itself. It is called
     with batches of size 1, so that it is written as for any batch; the loss returned is the mean.
+    With `microbatches` what that link sums is gathered from one part of the batch after another.
 
     **Arguments:**
 
@@ -86,11 +86,10 @@ def train_step(
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
     `(model, opt, loss)`, or with `has_aux` `(model, opt, (loss, aux))`; over `microbatches`, or
-    examples, the arrays of `aux` are stacked along a new first axis, and of weights it is the
-    total. Arrays are
-    traced; anything else among the arguments is static, and another value of it compiles another
-    program. `context`, a dict, holds what `opt.step` takes as keywords, for the transforms: `key`,
-    `weight`, `per_param`, and what custom transforms declare under `needs`.
+    examples, the arrays of `aux` are stacked along new first axes, and of weights it is the total.
+    Arrays are traced; anything else among the arguments is static, and another value of it
+    compiles another program. `context`, a dict, holds what `opt.step` takes as keywords, for the
+    transforms: `key`, `weight`, `per_param`, and what custom transforms declare under `needs`.
     """
     if not callable(loss_fn):
         raise TypeError(f"train_step takes a loss function, got {loss_fn!r}.")
@@ -201,14 +200,6 @@ def _program(loss_fn: Callable[..., Any], options: Options) -> Program:
     return known[key]
 
 
-class _Evaluated(NamedTuple):
-    """A loss and what came beside it, from one batch."""
-
-    loss: Any
-    weight: Any
-    aux: Any
-
-
 def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], Any]:
     """Gradient and step, as one function of arrays."""
 
@@ -217,9 +208,9 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
         opt, args, kwargs = arguments["opt"], arguments["args"], arguments["kwargs"]
         model = split(arguments["model"], opt.binding.trainable)
 
-        def evaluate(whole: Any, given: Any) -> _Evaluated:
+        def evaluate(whole: Any, given: Any) -> Evaluated:
             args, kwargs = given
-            return _evaluated(loss_fn(whole, *args, **kwargs), options.has_aux)
+            return evaluated(loss_fn(whole, *args, **kwargs), options.has_aux)
 
         def differentiate(given: Any) -> tuple[list[Any], Any]:
             def loss_of(trained: list[Any]) -> Any:
@@ -236,152 +227,59 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
 
         def over(
             of: Callable[[Any], tuple[list[Any], Any]], like: list[Any]
-        ) -> tuple[list[Any], _Evaluated]:
+        ) -> tuple[list[Any], Evaluated]:
             if options.microbatches is None:
                 means, packed = of((args, kwargs))
                 return means, unpack(packed)
             batch = batch_of(loss_fn, args, kwargs, options.batch_args, "microbatches")
-            return _over_microbatches(of, like, batch, options.microbatches, options.has_aux)
+            return over_microbatches(of, like, batch, options.microbatches, options.has_aux)
 
         trained = [strong(x) for x in jax.tree.leaves(model.params)]
-        examples = first_link(opt.transform).per_example
-        if examples:
-            _check_per_example(options)
-            batch = batch_of(loss_fn, args, kwargs, options.batch_args, "examples")
-            grads, made = _over_examples(differentiate, batch)
+        as_params = jax.tree.structure(model.params).unflatten
+        transform, link = opt.transform, first_link(opt.transform)
+        if not link.per_example:
+            means, made = over(differentiate, trained)
+            grads = as_params(map(jnp.conj, means))
         else:
-            grads, made = over(differentiate, trained)
-        # JAX differentiates a real loss of complex z to the conjugate of its steepest ascent.
-        grads = jax.tree.structure(model.params).unflatten(map(jnp.conj, grads))
+            _check_per_example(options, link)
+            batch = batch_of(loss_fn, args, kwargs, options.batch_args, "examples")
+            if not isinstance(link, AbstractPerExampleTransform) or options.microbatches is None:
+                stacked, made = over_examples(differentiate, batch)
+                grads = as_params(map(jnp.conj, stacked))
+                means = [jnp.mean(g, axis=0) for g in stacked]
+            else:
+                parts_of = (batch, options.microbatches)
+                clock = Context(step=opt.count)
+                like = as_params(trained)
+                grads, gathered, means, made = gather(differentiate, link, *parts_of, like, clock)
+                transform = with_first_link(transform, gathered)
 
         needs = {name for part in parts(opt.transform) for name in part.transform.needs}
         known = {"value": made.loss} | arguments["context"]
         if options.has_aux == "weight":
             known["weight"] = made.weight
         if "grad" in needs:
-            mean = functools.partial(jnp.mean, axis=0)
-            known["grad"] = jax.tree.map(mean, grads) if examples else grads
+            # JAX differentiates a real loss of complex z to the conjugate of its steepest ascent.
+            known["grad"] = as_params(map(jnp.conj, means))
         if "value_fn" in needs:
             known["value_fn"] = value_fn
-        params, state = advance(opt, model, grads, known)
+        params, state = advance(opt, model, grads, known, transform=transform)
         loss = made.loss
         return jax.tree.leaves(params) + state, (loss, made.aux) if options.has_aux else loss
 
     return train_step
 
 
-def _check_per_example(options: Options) -> None:
+def _check_per_example(options: Options, link: AbstractTransform) -> None:
     """Refuses what has no meaning where each example is differentiated by itself."""
-    if options.microbatches is not None:
-        raise ValueError(
-            "The first link takes a gradient for each example, and clips them all before it adds "
-            "anything: microbatches cannot be averaged before it. Leave out `microbatches`, and "
-            "accumulate behind it: `first_link | rest.every_k(k)`."
+    gathers = isinstance(link, AbstractPerExampleTransform)
+    if options.microbatches is not None and not gathers:
+        raise TypeError(
+            f"{type(link).__name__} takes a gradient for each example of the whole batch. For "
+            "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
         )
     if options.has_aux == "weight":
         raise ValueError(
             "The first link takes a gradient for each example and counts all alike: there is no "
             'weight to be told of. Leave out `has_aux="weight"`.'
         )
-
-
-def _over_examples(
-    of: Callable[[Any], tuple[list[Any], Any]], batch: Batch
-) -> tuple[list[Any], _Evaluated]:
-    """What `of` returns of each example, stacked, and the mean of the losses."""
-    grads, packed = jax.vmap(lambda rows: of(batch.example(rows)))(batch.arrays)
-    made = unpack(packed)
-    losses = jnp.asarray(made.loss, accumulation_dtype(made.loss.dtype))
-    return grads, made._replace(loss=jnp.asarray(jnp.mean(losses), made.loss.dtype))
-
-
-def _over_microbatches(
-    of: Callable[[Any], tuple[list[Any], Any]],
-    like: list[Any],
-    batch: Batch,
-    number: int,
-    has_aux: bool | Literal["weight"],
-) -> tuple[list[Any], _Evaluated]:
-    """The weighted mean over microbatches of arrays like `like`, which `of` returns, and of the
-    loss."""
-    if batch.size % number:
-        raise ValueError(
-            f"The batch has {batch.size} examples, of which {number} microbatches cannot be made "
-            f"of equal size. Pass a multiple of {number}, or pad the batch and let the loss return "
-            'a weighted mean and its weight, with `has_aux="weight"`.'
-        )
-
-    def body(carry: Any, i: Any) -> Any:
-        total, means = carry
-        new, packed = of(batch.microbatch(i, number))
-        weight = jnp.asarray(unpack(packed).weight, total.dtype)
-        total = total + weight
-        share = weight / jnp.where(total == 0, 1, total)
-
-        def rule(mean: Any, new: Any, weight: Any, share: Any) -> Any:
-            mixed = mean + (new - mean) * share
-            # Padding alone, whatever stands in it, leaves no trace.
-            return jnp.where(weight == 0, mean, mixed) if has_aux == "weight" else mixed
-
-        # A mean and no sum: what comes after would otherwise be divided, which takes a buffer.
-        means = map_leaves(rule, (means, new), (weight, share))
-        return (total, means), packed
-
-    means = [jnp.zeros_like(x, accumulation_dtype(x.dtype)) for x in like]
-    begin = (jnp.zeros((), canonical_float()), means)
-    (total, means), packed = jax.lax.scan(body, begin, jnp.arange(number))
-    made = unpack(packed)
-    weights = jnp.asarray(made.weight, total.dtype)
-    losses = jnp.asarray(made.loss, accumulation_dtype(made.loss.dtype))
-    shares = jnp.asarray(weights / jnp.where(total == 0, 1, total), losses.dtype)
-    loss = jnp.sum(jnp.where(weights == 0, 0, losses * shares))
-    loss = jnp.asarray(loss, made.loss.dtype)
-    return means, _Evaluated(loss, total, total if has_aux == "weight" else made.aux)
-
-
-def _evaluated(result: Any, has_aux: bool | Literal["weight"]) -> _Evaluated:
-    """What the loss returned, refused where it cannot be differentiated."""
-    loss, aux = result, None
-    if has_aux:
-        if not isinstance(result, tuple) or len(result) != 2:
-            second = "weight" if has_aux == "weight" else "aux"
-            raise TypeError(
-                f"With `has_aux={has_aux!r}` the loss must return a pair (loss, {second}), got "
-                f"{_kind(result)}."
-            )
-        loss, aux = result
-    if loss is None:
-        raise TypeError("The loss returned None. Does the function end with `return`?")
-    if not is_array(loss) and not isinstance(loss, int | float | complex):
-        raise TypeError(
-            f"The loss returned {_kind(loss)}. To return something beside the loss, write "
-            "`sl.train_step(loss_fn, has_aux=True)` and return a pair (loss, aux)."
-        )
-    loss = jnp.asarray(loss)
-    if loss.shape != ():
-        raise ValueError(
-            f"The loss must be a scalar, got an array of shape {loss.shape}. Average it over the "
-            "batch, for example with `jnp.mean`."
-        )
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise TypeError(f"The loss must be a real floating number, got dtype {loss.dtype}.")
-    if has_aux != "weight":
-        return _Evaluated(loss, jnp.ones((), canonical_float()), aux)
-    if not is_array(aux) and not isinstance(aux, int | float):
-        raise TypeError(f"The weight that the loss returns must be a scalar, got {_kind(aux)}.")
-    weight = jnp.asarray(aux)
-    if weight.shape != () or jnp.issubdtype(weight.dtype, jnp.complexfloating):
-        raise ValueError(
-            "The weight that the loss returns must be a real scalar, got an array of shape "
-            f"{weight.shape} and dtype {weight.dtype}."
-        )
-    weight = jnp.asarray(weight, canonical_float())
-    return _Evaluated(loss, weight, weight)
-
-
-def _kind(result: Any) -> str:
-    """What the loss returned, in words."""
-    if is_array(result):
-        return f"an array of shape {result.shape}"
-    size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
-    return f"a {type(result).__name__}{size}"

@@ -11,7 +11,8 @@ from .. import tree
 from .._fields import Hyperparameter, hyperparameter, per_param
 from .._module import code
 from .._paths import leaf_paths
-from .._transform import AbstractTransform, Context
+from .._per_example import AbstractPerExampleTransform
+from .._transform import Context
 from .._types import Gradients, Params, Scalar, Updates
 from ._keys import as_words, fresh_words, key_field
 
@@ -23,7 +24,7 @@ class PerExampleClipState(eqx.Module):
     """How many examples were clipped in the last step."""
 
 
-class PerExampleGlobalNormClip(AbstractTransform):
+class PerExampleGlobalNormClip(AbstractPerExampleTransform):
     """Scales the gradient of each example so that its norm is at most c, and sums them.
 
         u = Σᵢ gᵢ·min(1, c / ‖gᵢ‖)
@@ -57,18 +58,16 @@ class PerExampleGlobalNormClip(AbstractTransform):
         tree.check_inexact(params)
         return PerExampleClipState(jnp.zeros((), jnp.int32))
 
-    def update(
-        self,
-        updates: Gradients,
-        state: PerExampleClipState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, PerExampleClipState]:
-        del state, params
+    def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
         if self.single_batch_element:
-            updates = jax.tree.map(lambda u: u[None], updates)
-        made, num_clipped = _clipped_sum(updates, self.at(context).l2_norm_clip)
-        return made, PerExampleClipState(num_clipped)
+            grads = jax.tree.map(lambda g: g[None], grads)
+        return _clipped_sum(grads, self.at(context).l2_norm_clip)
+
+    def finish(
+        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+    ) -> tuple[Updates, PerExampleClipState]:
+        del size, state, context
+        return total, PerExampleClipState(counts)
 
     def metrics(self, state: PerExampleClipState) -> dict[str, Array]:
         return {"num_clipped": state.num_clipped}
@@ -81,7 +80,7 @@ class PerExampleLayerNormClipState(eqx.Module):
     """For each parameter leaf, how many examples were clipped there in the last step."""
 
 
-class PerExampleLayerNormClip(AbstractTransform):
+class PerExampleLayerNormClip(AbstractPerExampleTransform):
     """Scales each leaf of the gradient of each example to its share of a norm c, and sums them.
 
         uₗ = Σᵢ gᵢₗ·min(1, cₗ / ‖gᵢₗ‖)
@@ -105,7 +104,6 @@ class PerExampleLayerNormClip(AbstractTransform):
     uniform: bool = eqx.field(default=True, static=True)
 
     keeps_zeros: ClassVar[bool] = True
-    per_example: ClassVar[bool] = True
 
     def init(self, params: Params) -> PerExampleLayerNormClipState:
         tree.check_inexact(params)
@@ -113,23 +111,19 @@ class PerExampleLayerNormClip(AbstractTransform):
             jax.tree.map(lambda _: jnp.zeros((), jnp.int32), params)
         )
 
-    def update(
-        self,
-        updates: Gradients,
-        state: PerExampleLayerNormClipState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, PerExampleLayerNormClipState]:
-        del state, params
-        leaves, structure = jax.tree.flatten(updates)
+    def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
+        leaves, structure = jax.tree.flatten(grads)
         clip = self.at(context).global_l2_norm_clip
         sizes = [u.size // max(u.shape[0], 1) for u in leaves]
         shares = [1 / len(leaves) if self.uniform else n / max(sum(sizes), 1) for n in sizes]
         made = [_clipped_sum(u, clip * s**0.5) for u, s in zip(leaves, shares, strict=True)]
-        return (
-            structure.unflatten([u for u, _ in made]),
-            PerExampleLayerNormClipState(structure.unflatten([n for _, n in made])),
-        )
+        return structure.unflatten([u for u, _ in made]), structure.unflatten([n for _, n in made])
+
+    def finish(
+        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+    ) -> tuple[Updates, PerExampleLayerNormClipState]:
+        del size, state, context
+        return total, PerExampleLayerNormClipState(counts)
 
     def metrics(self, state: PerExampleLayerNormClipState) -> dict[str, Array]:
         named = zip(leaf_paths(state.num_clipped), jax.tree.leaves(state.num_clipped), strict=True)
@@ -145,7 +139,7 @@ class DifferentiallyPrivateAggregateState(eqx.Module):
     """How many examples were clipped in the last step."""
 
 
-class DifferentiallyPrivateAggregate(AbstractTransform):
+class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
     """The mean over examples of clipped gradients, with noise that hides each single one.
 
         u = (Σᵢ gᵢ·min(1, c / ‖gᵢ‖) + c·σ·ξ) / B
@@ -174,8 +168,6 @@ class DifferentiallyPrivateAggregate(AbstractTransform):
     key: Any = key_field()
     implementation: Any = eqx.field(default=None, static=True)
 
-    per_example: ClassVar[bool] = True
-
     def __init__(self, l2_norm_clip: Hyperparameter, noise_multiplier: Hyperparameter, key: Any):
         self.l2_norm_clip = l2_norm_clip
         self.noise_multiplier = noise_multiplier
@@ -185,19 +177,14 @@ class DifferentiallyPrivateAggregate(AbstractTransform):
         tree.check_inexact(params)
         return DifferentiallyPrivateAggregateState(fresh_words(self.key), jnp.zeros((), jnp.int32))
 
-    def update(
-        self,
-        updates: Gradients,
-        state: DifferentiallyPrivateAggregateState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, DifferentiallyPrivateAggregateState]:
-        del params
-        now = self.at(context)
-        total, num_clipped = _clipped_sum(updates, now.l2_norm_clip)
-        leaves, structure = jax.tree.flatten(total)
-        size = max((u.shape[0] for u in jax.tree.leaves(updates)), default=1)
+    def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
+        return _clipped_sum(grads, self.at(context).l2_norm_clip)
 
+    def finish(
+        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+    ) -> tuple[Updates, DifferentiallyPrivateAggregateState]:
+        now = self.at(context)
+        leaves, structure = jax.tree.flatten(total)
         key = jax.random.wrap_key_data(state.key, impl=self.implementation)
         key, *own = jax.random.split(key, len(leaves) + 1)
         noise = [_normal(k, u) for k, u in zip(own, leaves, strict=True)]
@@ -209,7 +196,7 @@ class DifferentiallyPrivateAggregate(AbstractTransform):
         deviation = now.l2_norm_clip.astype(wide) * now.noise_multiplier.astype(wide)
         share = jnp.asarray(1 / max(size, 1), wide)
         made = tree.map_leaves(rule, (total, structure.unflatten(noise)), (deviation, share))
-        return made, DifferentiallyPrivateAggregateState(jax.random.key_data(key), num_clipped)
+        return made, DifferentiallyPrivateAggregateState(jax.random.key_data(key), counts)
 
     def metrics(self, state: DifferentiallyPrivateAggregateState) -> dict[str, Array]:
         return {"num_clipped": state.num_clipped}

@@ -141,6 +141,12 @@ WRAPPERS = {
     "SplitRealAndImaginary, masked": (
         sl.ScaleByFactoredRms(min_dim_size_to_factor=2).mask(matrices) | sl.adam(0.1)
     ).split_complex(),
+    "Driven": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).drive(
+        {"learning_rate": sl.schedules.ReduceOnPlateau(0.1, 0.5, 1)}
+    ),
+    "Driven, every_k": sl.sgd(0.1)
+    .drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.1, patience=2)})
+    .every_k(2),
     "EveryK": sl.adam(0.1).every_k(2),
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK, skip": sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)),

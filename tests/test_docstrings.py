@@ -64,12 +64,15 @@ def test_example_runs(name):
 # --- what every public name says ------------------------------------------------------------
 
 
+SCHEDULES = (sl.schedules.AbstractSchedule, sl.schedules.AbstractStatefulSchedule)
+
+
 def public_names():
     """Every public class and function by its name, and every method that it defines anew."""
     schedules = [
         name
         for name, value in vars(sl.schedules).items()
-        if isinstance(value, type) and issubclass(value, sl.schedules.AbstractSchedule)
+        if isinstance(value, type) and issubclass(value, SCHEDULES)
     ]
     names = [(sl, name) for name in vars(sl) if name[0] != "_"]
     names += [(sl.schedules, name) for name in schedules]

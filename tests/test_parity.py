@@ -410,6 +410,29 @@ ROWS = [
         sl.adam(0.05) | sl.ScaleBy({MATRICES: 0.3}),
         optax.chain(optax.adam(0.05), optax.masked(optax.scale(0.3), matrices)),
     ),
+    Row(
+        "reduce_on_plateau",
+        (sl.adam(0.05) | sl.Scale(1.0)).drive(
+            {"step_size": sl.schedules.ReduceOnPlateau(1.0, 0.5, 3, 0.2, cooldown=2)}
+        ),
+        optax.chain(optax.adam(0.05), optax.contrib.reduce_on_plateau(0.5, 3, 0.2, cooldown=2)),
+        losses=True,
+    ),
+    Row(
+        "reduce_on_plateau accumulating",
+        sl.adam(0.05).drive(
+            {
+                "learning_rate": sl.schedules.ReduceOnPlateau(
+                    0.05, 0.5, 2, 0.0, 0.4, accumulation_size=3, min_scale=0.2
+                )
+            }
+        ),
+        optax.chain(
+            optax.adam(0.05),
+            optax.contrib.reduce_on_plateau(0.5, 2, 0.0, 0.4, accumulation_size=3, min_scale=0.2),
+        ),
+        losses=True,
+    ),
     Row("sgd", sl.sgd(0.1), optax.sgd(0.1)),
     Row("sgd momentum", sl.sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
     Row("sgd nesterov", sl.sgd(0.1, 0.9, nesterov=True), optax.sgd(0.1, 0.9, nesterov=True)),

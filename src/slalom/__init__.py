@@ -134,6 +134,7 @@ with _checked:
     )
     from .wrappers import (
         Average as Average,
+        Driven as Driven,
         EveryK as EveryK,
         Flatten as Flatten,
         IfFinite as IfFinite,

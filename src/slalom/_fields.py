@@ -20,7 +20,12 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from ._module import CHECK, shortest
-from ._schedule import AbstractSchedule, as_schedule, canonical_float
+from ._schedule import (
+    AbstractSchedule,
+    AbstractStatefulSchedule,
+    as_schedule,
+    canonical_float,
+)
 from ._types import Tracer
 
 Hyperparameter: TypeAlias = (
@@ -196,6 +201,12 @@ def _check_hyperparameter(within: _Interval, name: str, value: Any) -> None:
     if isinstance(value, AbstractSchedule):
         return
     wanted = "a real number, a 0-d array or a schedule"
+    if isinstance(value, AbstractStatefulSchedule):
+        field = name.rpartition(".")[2]
+        raise TypeError(
+            f"{name} must be {wanted} without a memory, got {value!r}, whose state no field can "
+            f"keep. Give the field a number and drive it: `tx.drive({{{field!r}: schedule}})`."
+        )
     if isinstance(value, jax.Array | np.ndarray):
         if value.shape != ():
             raise ValueError(

@@ -12,13 +12,13 @@ from . import tree
 from ._fields import bind_number, hyperparameter_fields
 from ._module import CHECK, shortest
 from ._paths import ByPath, candidates, glob_pattern, the_path
-from ._schedule import AbstractSchedule
+from ._schedule import AbstractSchedule, AbstractStatefulSchedule
 from ._skip import AbstractSkip
 from ._transform import AbstractTransform, Context, Part, parts
 from ._types import Tracer
 
 
-def _targets(
+def targets(
     transform: AbstractTransform, name: str
 ) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
     """The hyperparameters that a path, suffix or glob means."""
@@ -100,6 +100,11 @@ def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, 
 
 def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules: bool) -> Any:
     """A new value as a leaf in the old one's place."""
+    if isinstance(old, AbstractStatefulSchedule):
+        raise ValueError(
+            f"'{path}' is driven by {old!r}, so a number in its place would have no effect. Change "
+            "the schedule, or bind a transform without `.drive` to the model with `opt.rebind`."
+        )
     if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
         value = value(old)
     new = field.metadata["converter"](value)
@@ -135,7 +140,7 @@ def replace(
 ) -> AbstractTransform:
     """The transform with other hyperparameters, as `Optimizer.with_hyperparams` says."""
     for name, value in values.items():
-        for path, part, field in _targets(transform, name):
+        for path, part, field in targets(transform, name):
             old = getattr(part.transform, field.name)
             transform = eqx.tree_at(
                 lambda t, part=part, field=field: getattr(part.get(t), field.name),

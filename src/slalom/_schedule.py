@@ -166,6 +166,60 @@ def _combining(name: str) -> Any:
     return _combinations[name]
 
 
+class AbstractStatefulSchedule(AbstractDeclared):
+    """A hyperparameter with a memory, such as one that falls when the loss does.
+
+    It stands in no field, since a field has no state: `tx.drive({"learning_rate": schedule})`
+    keeps its state and gives its value to the named hyperparameter.
+
+    ```python
+    >>> class Warmer(sl.schedules.AbstractStatefulSchedule):
+    ...     needs = ("value",)
+    ...     def init(self):
+    ...         return jnp.zeros(())
+    ...     def update(self, state, context):
+    ...         return 0.9 * state + 0.1 * context.value
+    ...     def value(self, state):
+    ...         return 0.1 / (1.0 + state)
+    >>> tx = sl.sgd(0.1).drive({"learning_rate": Warmer()})
+
+    ```
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The entries of the context that `update` cannot do without, such as `"value"`."""
+
+    @abc.abstractmethod
+    def init(self) -> Any:
+        """Fresh state.
+
+        **Returns:** a tree of arrays.
+        """
+
+    @abc.abstractmethod
+    def update(self, state: Any, context: Any) -> Any:
+        """Takes in what a step knows, before that step is made.
+
+        **Arguments:**
+
+        - `state`: what `init` or the last `update` returned.
+        - `context`: the `sl.Context` of the step.
+
+        **Returns:** the new state, of the same structure, shapes and dtypes.
+        """
+
+    @abc.abstractmethod
+    def value(self, state: Any) -> Scalar:
+        """The hyperparameter.
+
+        **Arguments:**
+
+        - `state`: the state, as `update` has just returned it.
+
+        **Returns:** a 0-d floating array.
+        """
+
+
 class FunctionSchedule(AbstractSchedule):
     """A plain function of the step as a schedule; every field that takes one wraps functions.
 

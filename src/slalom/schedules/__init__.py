@@ -6,6 +6,7 @@ A schedule is called like the function it is, so the classes here are named like
 
 from .._schedule import (
     AbstractSchedule as AbstractSchedule,
+    AbstractStatefulSchedule as AbstractStatefulSchedule,
     FunctionSchedule as FunctionSchedule,
     ModuleSchedule as ModuleSchedule,
 )
@@ -25,6 +26,10 @@ from .piecewise import (
     piecewise_constant as piecewise_constant,
     piecewise_interpolate as piecewise_interpolate,
 )
+from .plateau import (
+    ReduceOnPlateau as ReduceOnPlateau,
+    ReduceOnPlateauState as ReduceOnPlateauState,
+)
 from .warmup import (
     inverse_sqrt as inverse_sqrt,
     warmup_constant as warmup_constant,
@@ -35,10 +40,12 @@ from .warmup import (
 
 __all__ = [
     "AbstractSchedule",
+    "AbstractStatefulSchedule",
     "CombinedSchedule",
     "FunctionSchedule",
     "ModuleSchedule",
     "NegatedSchedule",
+    "ReduceOnPlateau",
     "constant",
     "cosine_decay",
     "cosine_onecycle",

@@ -1,7 +1,7 @@
 """A factor of its own for some parameters."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -38,6 +38,8 @@ class ScaleBy(AbstractTransform):
 
     factors: tuple[Scale, ...]
     cases: Cases = eqx.field(static=True)
+
+    keeps_zeros: ClassVar[bool] = True
 
     def __init__(self, factors: Mapping[WhereLike, Hyperparameter]):
         if not isinstance(factors, Mapping):

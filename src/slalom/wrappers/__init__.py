@@ -1,6 +1,7 @@
 """Transforms around a transform. Each is also a method of every transform."""
 
 from .average import Average as Average
+from .drive import Driven as Driven
 from .every_k import EveryK as EveryK
 from .flatten import Flatten as Flatten
 from .if_finite import IfFinite as IfFinite

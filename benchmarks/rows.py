@@ -1,18 +1,132 @@
-"""Pairs of the same optimizer, as users of each library would write it."""
+"""The same optimizer as users of each library would write it, and what would be ideal."""
 
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
 import optax
 
 import slalom as sl
 
-ROWS = {
-    "sgd, momentum": (sl.sgd(1e-3, momentum=0.9), optax.sgd(1e-3, momentum=0.9)),
-    "rmsprop": (sl.rmsprop(1e-3), optax.rmsprop(1e-3)),
-    "adamw": (sl.adamw(1e-3), optax.adamw(1e-3)),
-    "clip, adamw": (
-        sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3),
-        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
+
+class Row(NamedTuple):
+    """One optimizer in several libraries."""
+
+    slalom: Callable[[], sl.AbstractTransform]
+    optax: Callable[[], Any]
+    limit: float
+    """Bytes a parameter that must be moved per step, on average over a window, in float32: each
+    array read once and written once; another time where a number derived from all must be known."""
+    target: float
+    """How many times faster than Optax this should be."""
+    torch: str = ""
+    """The class in `torch.optim`, where it has one."""
+    window: int = 1
+    """How many steps make one whole, of which all but the last are idle."""
+    idle_limit: float = 0.0
+    idle_target: float = 0.0
+    scratch: float = 0.01
+    """How much memory beside parameters, state and gradients it may take, in parameters."""
+    uses: str = ""
+    """A name that Slalom may not have yet: the row appears when it has."""
+
+
+def _schedule(library: Any) -> Any:
+    name = "warmup_cosine_decay_schedule" if library is optax else "warmup_cosine_decay"
+    return getattr(library, name)(0.0, 1e-3, warmup_steps=100, decay_steps=10_000)
+
+
+def _matrices(params: Any) -> Any:
+    return jax.tree.map(lambda p: p.ndim >= 2, params)
+
+
+def _labels(params: Any) -> Any:
+    return jax.tree.map(lambda p: "matrix" if p.ndim >= 2 else "rest", params)
+
+
+def _optax_clipped() -> Any:
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+
+_ROWS: Mapping[str, Row] = {
+    "AdamW": Row(lambda: sl.adamw(1e-3), lambda: optax.adamw(1e-3), 28, 0.97, "AdamW"),
+    "clip, AdamW": Row(
+        lambda: sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3),
+        _optax_clipped,
+        limit=32,
+        target=1.8,
     ),
-    "lion": (sl.lion(1e-4), optax.lion(1e-4)),
-    "adafactor": (sl.adafactor(1e-3), optax.adafactor(1e-3)),
-    "adamw every 4": (sl.adamw(1e-3).every_k(4), optax.MultiSteps(optax.adamw(1e-3), 4)),
+    "if finite(clip, AdamW)": Row(
+        lambda: (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).if_finite(),
+        lambda: optax.apply_if_finite(_optax_clipped(), max_consecutive_errors=5),
+        limit=32,
+        target=2.1,
+        uses="IfFinite",
+    ),
+    "AdamW every 4": Row(
+        lambda: sl.adamw(1e-3).every_k(4),
+        lambda: optax.MultiSteps(optax.adamw(1e-3), 4),
+        limit=(3 * 12 + 32) / 4,
+        target=8,
+        window=4,
+        idle_limit=12,
+        idle_target=14,
+    ),
+    "SGD, momentum": Row(
+        lambda: sl.sgd(1e-3, momentum=0.9),
+        lambda: optax.sgd(1e-3, momentum=0.9),
+        limit=20,
+        target=0.97,
+        torch="SGD",
+    ),
+    "Lion": Row(lambda: sl.lion(1e-4), lambda: optax.lion(1e-4), limit=20, target=2.4),
+    "LAMB": Row(lambda: sl.lamb(1e-3), lambda: optax.lamb(1e-3), 40, 1.4, scratch=1.1),
+    "Adafactor": Row(
+        lambda: sl.adafactor(1e-3),
+        lambda: optax.adafactor(1e-3),
+        limit=24,
+        target=2,
+        scratch=0.1,
+        uses="adafactor",
+    ),
+    "schedule-free AdamW": Row(
+        lambda: sl.schedule_free_adamw(1e-3),
+        lambda: optax.contrib.schedule_free_adamw(1e-3),
+        limit=28,
+        target=1.5,
+        uses="schedule_free_adamw",
+    ),
+    "partition": Row(
+        lambda: sl.adamw(1e-3).partition({sl.where.ndim(max=1): sl.adamw(1e-4)}),
+        lambda: optax.partition({"matrix": optax.adamw(1e-3), "rest": optax.adamw(1e-4)}, _labels),
+        limit=28,
+        target=0.97,
+    ),
+    "mask": Row(
+        lambda: sl.adamw(1e-3, weight_decay=0.1, decay_where=sl.where.ndim(min=2)),
+        lambda: optax.adamw(1e-3, weight_decay=0.1, mask=_matrices),
+        limit=28,
+        target=0.97,
+    ),
+    "injected numbers": Row(
+        lambda: sl.adamw(1e-3),
+        lambda: optax.inject_hyperparams(optax.adamw)(1e-3),
+        limit=28,
+        target=0.97,
+    ),
+    "scheduled": Row(
+        lambda: sl.adamw(_schedule(sl.schedules)),
+        lambda: optax.adamw(_schedule(optax)),
+        limit=28,
+        target=0.97,
+    ),
+    "flatten(AdamW)": Row(
+        lambda: sl.adamw(1e-3).flatten(),
+        lambda: optax.flatten(optax.adamw(1e-3)),
+        limit=28,
+        target=3,
+        scratch=1.1,
+        uses="Flatten",
+    ),
 }
+ROWS = {name: row for name, row in _ROWS.items() if not row.uses or hasattr(sl, row.uses)}

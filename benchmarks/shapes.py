@@ -1,8 +1,20 @@
 """The trees of parameters that are stepped over."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+
+
+class Shape(NamedTuple):
+    """A tree of parameters, and the rows that are worth measuring on it."""
+
+    title: str
+    make: Callable[[], Any]
+    rows: tuple[str, ...] | None = None
+    """Names of rows; all of them without it."""
 
 
 def gpt2(fraction: int = 1) -> dict[str, jax.Array]:
@@ -20,11 +32,36 @@ def gpt2(fraction: int = 1) -> dict[str, jax.Array]:
     return {name: jnp.full(shape, 0.02) for name, shape in leaves.items()}
 
 
-def many_leaves() -> dict[str, jax.Array]:
-    """1000 leaves of 64 × 64: what each leaf costs."""
-    return {f"layer{i}": jnp.full((64, 64), 0.02) for i in range(1000)}
+def many_leaves(count: int = 1000) -> dict[str, jax.Array]:
+    """Leaves of 64 × 64: what each leaf costs."""
+    return {f"layer{i}": jnp.full((64, 64), 0.02) for i in range(count)}
 
 
-def mlp() -> eqx.nn.MLP:
-    """A narrow Equinox model of 100 leaves: what a call costs on the host."""
-    return eqx.nn.MLP(4, 4, 8, 49, key=jax.random.key(0))
+def one_leaf(size: int = 100_000_000) -> dict[str, jax.Array]:
+    """One vector: what each number costs."""
+    return {"vector": jnp.full((size,), 0.02)}
+
+
+def mlp(leaves: int, width: int) -> eqx.nn.MLP:
+    """A square Equinox model with an even number of leaves."""
+    return eqx.nn.MLP(width, width, width, leaves // 2 - 1, key=jax.random.key(0))
+
+
+def mlp_params() -> Any:
+    """What is trained of an Equinox model with 10 leaves."""
+    return eqx.filter(mlp(10, 512), eqx.is_inexact_array)
+
+
+_FEW = ("AdamW", "clip, AdamW", "SGD, momentum", "Lion")
+
+FULL = {
+    "gpt2": Shape("GPT-2 small", gpt2),
+    "leaves": Shape("1000 leaves of 64 × 64", many_leaves, (*_FEW, "flatten(AdamW)")),
+    "mlp": Shape("an Equinox MLP", mlp_params, _FEW),
+    "one": Shape("one leaf", one_leaf, _FEW),
+}
+QUICK = {
+    "gpt2/8": Shape("GPT-2 small, an eighth", lambda: gpt2(8)),
+    "leaves": Shape("1000 leaves of 64 × 64", many_leaves, ("AdamW",)),
+}
+TINY = {"tiny": Shape("tiny", lambda: {"w": jnp.full((64, 64), 0.02), "b": jnp.full(64, 0.02)})}

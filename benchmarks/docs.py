@@ -1,0 +1,97 @@
+"""The table of the docs page, written between two marks."""
+
+from pathlib import Path
+from typing import Any
+
+from .report import Entry, number, scratch, verdict
+
+BEGIN = "<!-- figures: python -m benchmarks --docs -->"
+END = "<!-- end of figures -->"
+
+
+def write(report: dict[str, Any], page: Path, picture: str) -> None:
+    """Replaces what stands between the marks of a page."""
+    text = page.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{page} must have one line '{BEGIN}' and, below it, one '{END}'.")
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    page.write_text(f"{head}{BEGIN}\n\n{markdown(report, picture)}\n{END}{tail}")
+
+
+def markdown(report: dict[str, Any], picture: str) -> str:
+    """The figures in words, tables and a picture."""
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items() if v)
+    sections = [
+        f"Measured on {machine['device']} ({machine['backend']}, {machine['cores']} cores) with "
+        f"{versions}.\n",
+        f"![How many times longer the rivals take]({picture})\n",
+    ]
+    for shape in dict.fromkeys(entry["shape"] for entry in report["steps"]):
+        entries = [entry for entry in report["steps"] if entry["shape"] == shape]
+        sections += [_steps(shape, entries), _costs(entries)]
+    if report["host"]:
+        sections.append(_host(report["host"]))
+    return "\n".join(sections)
+
+
+def _steps(shape: str, entries: list[Entry]) -> str:
+    rivals = list(dict.fromkeys(who for entry in entries for who in entry["ratios"]))
+    size = f"{entries[0]['leaves']} leaves, {entries[0]['parameters'] / 1e6:.3g} M parameters"
+    rows = [
+        [
+            entry["row"],
+            f"{entry['contenders']['slalom']['ns_per_parameter']:.2f}",
+            f"{entry['contenders']['slalom']['share_of_limit']:.0%}",
+            *(_ratio(entry, who) for who in rivals),
+            f"{entry['target']} {verdict(entry)}",
+        ]
+        for entry in entries
+    ]
+    heads = ["", "ns per parameter", "of the limit", *(f"{who} takes" for who in rivals), "aim"]
+    return f"### {shape}: {size}\n\n" + _table(heads, rows)
+
+
+def _ratio(entry: Entry, who: str) -> str:
+    ratio = entry["ratios"].get(who)
+    if ratio is None:
+        return ""
+    return f"**{number(ratio['median'])}×** ({number(ratio['low'])}–{number(ratio['high'])})"
+
+
+def _costs(entries: list[Entry]) -> str:
+    def pair(entry: Entry, show: Any) -> list[str]:
+        return [show(entry["contenders"][who]) for who in ("slalom", "optax")]
+
+    rows = [
+        [
+            entry["row"],
+            *pair(entry, lambda c, entry=entry: f"{scratch(entry, c):.1%}"),
+            *pair(entry, lambda c: number(c["trace_s"])),
+            *pair(entry, lambda c: number(c["compile_s"])),
+            *pair(entry, lambda c: f"{c['fusions']}, {c['copies']}"),
+        ]
+        for entry in entries
+        if "idle" not in entry["row"]
+    ]
+    heads = [""]
+    for head in ("scratch", "trace s", "compile s", "kernels, copies"):
+        heads += [head, "Optax"]
+    return _table(heads, rows)
+
+
+def _host(entries: list[Entry]) -> str:
+    rows = []
+    for entry in entries:
+        for who, each in entry["contenders"].items():
+            row = f"{entry['row']}, {entry['leaves']} leaves: {who}"
+            spent = [f"{1e6 * each[when]['median']:.0f}" for when in ("returned", "done")]
+            rows.append([row, *spent, _ratio(entry, who)])
+    heads = ["", "returns after µs", "done after µs", "takes"]
+    return "### Host time of a call\n\n" + _table(heads, rows)
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,202 @@
+"""The benchmarks run, count what they say they count, and compare. Nothing is timed here."""
+
+import copy
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from benchmarks import __main__ as main, docs, measure, report
+from benchmarks.rows import ROWS
+from benchmarks.shapes import FULL, QUICK, TINY
+
+import slalom as sl
+from helpers import lenient
+
+ENTRY = {
+    "shape": str,
+    "key": str,
+    "row": str,
+    "leaves": int,
+    "parameters": int,
+    "bytes_per_second": float,
+    "limit_bytes_per_parameter": float,
+    "target": float,
+    "scratch_target": float,
+    "ratios": dict,
+    "contenders": dict,
+}
+COST = {"trace_s", "compile_s", "scratch_bytes", "peak_bytes", "fusions", "copies"}
+TIMED = {"seconds", "ns_per_parameter", "share_of_limit"}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run on a tiny tree, with its files and a page."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    page = folder / "page.md"
+    page.write_text(f"# Title\n\nbefore\n\n{docs.BEGIN}\nold\n{docs.END}\n\nafter\n")
+    files = {"json": folder / "now.json", "docs": page}
+    options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
+    with lenient():
+        main.main(["--tiny", "--repetitions", "4", "--rows", "every 4", "--no-torch", *options])
+    return json.loads(files["json"].read_text()), page
+
+
+def test_the_json_says_what_was_measured_and_on_what(measured):
+    made, _ = measured
+    assert made["schema"] == report.SCHEMA
+    assert set(made["machine"]["versions"]) >= {"jax", "jaxlib", "optax", "equinox", "slalom"}
+    assert [entry["row"] for entry in made["steps"]] == [
+        "AdamW every 4",
+        "AdamW every 4, idle step",
+    ]
+    for entry in made["steps"]:
+        assert set(entry) == set(ENTRY)
+        for name, kind in ENTRY.items():
+            assert isinstance(entry[name], (int, float) if kind is float else kind), name
+        assert set(entry["contenders"]) == {"slalom", "optax"}
+        for contender in entry["contenders"].values():
+            assert set(contender) == COST | TIMED
+        for taken in (entry["ratios"]["optax"], entry["contenders"]["slalom"]["seconds"]):
+            assert 0 < taken["low"] <= taken["median"] <= taken["high"]
+
+
+def test_the_docs_get_tables_and_a_chart_between_the_marks(measured):
+    made, page = measured
+    text = page.read_text()
+    assert text.startswith(f"# Title\n\nbefore\n\n{docs.BEGIN}\n")
+    assert text.endswith(f"{docs.END}\n\nafter\n")
+    assert "\nold\n" not in text
+    assert "| AdamW every 4, idle step |" in text
+    assert "![How many times longer the rivals take](page.png)" in text
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    docs.write(made, page, "page.png")
+    assert page.read_text() == text
+
+
+def test_a_page_without_marks_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="must have one line"):
+        docs.write({}, page, "page.png")
+
+
+def test_the_host_rows_run_and_slalom_comes_first():
+    from benchmarks.host import compare_host
+
+    with lenient():
+        entries = compare_host(calls=2, leaves=4)
+    assert [entry["row"] for entry in entries] == ["training step", "step on its own"]
+    for entry, own in zip(entries, ("sl.train_step", "opt.step"), strict=True):
+        assert next(iter(entry["contenders"])) == own
+        assert set(entry["ratios"]) == set(entry["contenders"]) - {own}
+    report.host_table({"host": entries})
+
+
+# --- what the programs look like ------------------------------------------------------------
+
+HLO = """
+%fused_computation (param_0: f32[4,8]) -> f32[4,8] {
+  ROOT %copy.1 = f32[4,8]{1,0} copy(%param_0), metadata={op_name="a fusion("}
+}
+ENTRY %main (a: f32[4,8]) -> (f32[4,8], s32[]) {
+  %copy.2 = f32[4,8]{0,1:T(8,128)} copy(%a)
+  %copy.3 = s32[] copy(%b)
+  %copy_fusion = f32[4,8]{1,0} fusion(%copy.2), kind=kLoop, calls=%fused_computation
+  ROOT %both.2 = (f32[4,8]{1,0}, f32[32]{0}) fusion(%a, %copy_fusion), kind=kLoop, calls=%other
+}
+"""
+
+
+def test_fusions_and_copies_are_counted_in_the_text_of_a_program():
+    assert measure.fusions(HLO) == 2
+    assert measure.copies(HLO, {(4, 8), ()}) == 2
+    assert measure.copies(HLO, {(32,), ()}) == 0
+
+
+def test_fusions_and_copies_are_counted_in_a_program_of_a_known_form():
+    params = {"w": jnp.ones((16, 8))}
+
+    def swap(params, state, grads):
+        return grads, state + 1
+
+    # The gradients are not given away, so returning them needs a copy.
+    cost = measure.Step(swap, params, jnp.ones(3), params).cost
+    assert (cost.copies, cost.scratch_bytes) == (1, 0)
+    cost = measure.slalom_step(sl.sgd(1e-3), params, params).cost
+    assert (cost.copies, cost.fusions) == (0, 2)  # one for the array, one for the clock
+
+
+def test_windows_and_idle_steps_are_told_apart():
+    times = [1.0, 1.0, 1.0, 5.0, 2.0, 2.0, 2.0, 6.0]
+    assert measure.windows(times, 4) == [2.0, 3.0]
+    assert measure.windows(times, 1) == times
+    assert measure.idle(times, 4) == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+    assert measure.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == {"median": 3, "low": 2.5, "high": 3.5}
+
+
+# --- another day ----------------------------------------------------------------------------
+
+
+def made_up(ratio, scratch, row="AdamW"):
+    cost = {"scratch_bytes": scratch, "trace_s": 1.0, "compile_s": 2.0, "fusions": 3, "copies": 0}
+    spread = {"median": ratio, "low": ratio, "high": ratio}
+    entry = {
+        "shape": "tree",
+        "row": row,
+        "parameters": 100,
+        "contenders": {"slalom": cost, "optax": cost},
+        "ratios": {"optax": spread},
+    }
+    host = {"row": "training step", "ratios": {"optax, eqx.filter_jit": spread}}
+    return {"schema": report.SCHEMA, "steps": [entry], "host": [host]}
+
+
+def shown(table):
+    """The cells of a table."""
+    columns = [list(column.cells) for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_compare_shows_what_changed_and_nothing_else():
+    changes = report.compare(made_up(1.0, scratch=0), made_up(1.5, scratch=40))
+    assert shown(changes) == [
+        ["tree: AdamW", "optax / slalom", "1.00", "1.50", "+50%"],
+        ["tree: AdamW", "scratch", "0.00", "0.10", "was 0"],
+        ["host: training step", "optax, eqx.filter_jit / slalom", "1.00", "1.50", "+50%"],
+    ]
+    assert shown(report.compare(made_up(1.0, 0), made_up(1.04, 0))) == []
+
+
+def test_compare_shows_rows_that_came_and_went():
+    lines = shown(report.compare(made_up(1.0, 0, row="Lion"), made_up(1.0, 0)))
+    assert {(line[0], line[-1]) for line in lines} == {
+        ("tree: Lion", "gone"),
+        ("tree: AdamW", "new"),
+    }
+
+
+def test_compare_refuses_figures_of_another_schema():
+    old = copy.deepcopy(made_up(1.0, 0)) | {"schema": 0}
+    with pytest.raises(ValueError, match="has schema 0, this is 1"):
+        report.compare(old, made_up(1.0, 0))
+
+
+# --- what is asked for ----------------------------------------------------------------------
+
+
+def test_repetitions_are_whole_windows():
+    with pytest.raises(SystemExit):
+        main.arguments(["--repetitions", "6"])
+
+
+def test_shapes_have_the_leaves_they_are_named_for():
+    leaves = {key: jax.eval_shape(shape.make) for key, shape in (FULL | QUICK | TINY).items()}
+    sizes = {key: len(jax.tree.leaves(tree)) for key, tree in leaves.items()}
+    assert sizes == {"gpt2": 148, "leaves": 1000, "mlp": 10, "one": 1, "gpt2/8": 148, "tiny": 2}
+    total = sum(x.size for x in jax.tree.leaves(leaves["gpt2"]))
+    assert total == 124_439_808
+    assert all(
+        row in ROWS or row == "flatten(AdamW)" for s in FULL.values() for row in s.rows or ()
+    )

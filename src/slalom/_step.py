@@ -138,7 +138,7 @@ def _as_before(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[A
     for i, (before, after) in enumerate(pairs):
         if not tree.is_array(before):
             continue
-        after = jnp.asarray(after)
+        after = after if isinstance(after, jax.Array) else jnp.asarray(after)
         if before.shape != after.shape or before.dtype != after.dtype:
             raise TypeError(
                 f"The state at '{_names(transform, old)[i]}' was "
@@ -146,7 +146,7 @@ def _as_before(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[A
                 f"{after.dtype}{list(after.shape)}. It must stay what `init` made: cast the new "
                 "value, for example with `.astype(old.dtype)`."
             )
-        leaves.append(jnp.asarray(after, before.dtype))
+        leaves.append(tree.cast(after, before.dtype))
     return leaves
 
 

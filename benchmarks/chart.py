@@ -9,7 +9,7 @@ COLOURS = {"optax": "#4c72b0", "torch fused": "#dd8452", "torch foreach": "#c9b0
 
 
 def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
-    """Bars: how many times longer each rival takes, on the first tree of parameters."""
+    """Bars from 1: how many times longer each rival takes, on the first tree of parameters."""
     shape = shape or report["steps"][0]["shape"]
     entries = [entry for entry in report["steps"] if entry["shape"] == shape][::-1]
     figure = Figure(figsize=(8, 0.45 * len(entries) + 1.6), layout="constrained")
@@ -22,8 +22,9 @@ def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
             at = i + 0.4 - (j + 0.5) * height
             axes.barh(
                 at,
-                middle,
+                middle - 1,
                 height,
+                left=1,
                 color=COLOURS[who],
                 label=None if who in labelled else who,
                 xerr=[[middle - ratio["low"]], [ratio["high"] - middle]],
@@ -36,6 +37,6 @@ def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
     axes.set_xticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
     axes.set_yticks(range(len(entries)), [entry["row"] for entry in entries])
     axes.set_xlabel("time of the rival / time of Slalom; right of 1, Slalom is ahead")
-    axes.set_title(f"{shape}, {report['machine']['device']}, float32")
+    axes.set_title(f"{shape}, {report['machine']['processor']}, float32")
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(path, dpi=130)

@@ -24,8 +24,8 @@ def markdown(report: dict[str, Any], picture: str) -> str:
     machine = report["machine"]
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items() if v)
     sections = [
-        f"Measured on {machine['device']} ({machine['backend']}, {machine['cores']} cores) with "
-        f"{versions}.\n",
+        f"Measured on {machine['cores']} cores of {machine['processor']} (backend "
+        f"{machine['backend']}) with {versions}.\n",
         f"![How many times longer the rivals take]({picture})\n",
     ]
     for shape in dict.fromkeys(entry["shape"] for entry in report["steps"]):

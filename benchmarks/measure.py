@@ -54,16 +54,20 @@ class Step:
     def __init__(self, step: Callable[..., Any], params: Any, state: Any, grads: Any):
         jitted = jax.jit(step, donate_argnums=(0, 1))
         start = time.perf_counter()
-        lowered = jitted.lower(params, state, grads)
+        trace = jitted.trace(params, state, grads)
         traced = time.perf_counter()
-        self.program: Any = lowered.compile()
+        self.program: Any = trace.lower().compile()
         compiled = time.perf_counter()
         memory, text = self.program.memory_analysis(), self.program.as_text()
         self.cost = Cost(
             trace_s=traced - start,
             compile_s=compiled - traced,
             scratch_bytes=memory.temp_size_in_bytes,
-            peak_bytes=memory.peak_memory_in_bytes,
+            # What goes in and out, shared buffers once. XLA's own figure leaves out the scratch.
+            peak_bytes=memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes,
             fusions=fusions(text),
             copies=copies(text, {p.shape for p in jax.tree.leaves(params)}),
         )

@@ -3,7 +3,9 @@
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,14 +18,23 @@ Report = dict[str, Any]
 Entry = dict[str, Any]
 
 
+def processor() -> str:
+    """Its name, as far as the system tells."""
+    if jax.default_backend() != "cpu":
+        return jax.devices()[0].device_kind
+    information = Path("/proc/cpuinfo")
+    text = information.read_text() if information.exists() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
 def machine() -> dict[str, Any]:
     """What the figures were taken on."""
     packages = ("slalom", "jax", "jaxlib", "equinox", "optax")
     return {
-        "device": jax.devices()[0].device_kind,
         "backend": jax.default_backend(),
         "devices": jax.device_count(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "load": os.getloadavg()[0],
         "python": platform.python_version(),

@@ -1,5 +1,6 @@
 """What the compiled step does to memory: scratch, copies, and where the work stands."""
 
+import functools
 import re
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
+from slalom._transform import parts
 
 SHAPE = (256, 512)
 LEAVES = 3
@@ -62,12 +64,44 @@ LEAN = {
 }
 
 
-@pytest.mark.parametrize("tx", LEAN.values(), ids=LEAN.keys())
-def test_scratch_is_at_most_one_percent_of_the_parameters(tx):
-    program = compiled(tx)
+@functools.cache
+def lean(name):
+    return compiled(LEAN[name])
+
+
+def is_parameter(text):
+    """How many arrays of a parameter's shape are in a type."""
+    return text.count(f"f32[{','.join(map(str, SHAPE))}]")
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_scratch_is_at_most_one_percent_of_the_parameters(name):
+    program = lean(name)
     assert program.memory_analysis().temp_size_in_bytes <= 0.01 * size
-    shape = ",".join(map(str, SHAPE))
-    assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", program.as_text())
+    copied = re.findall(r"= (\S+) copy\(", program.as_text())
+    assert not any(map(is_parameter, copied))
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_no_array_is_written_twice(name):
+    # Every kernel with a result as large as a parameter passes over memory once.
+    results = re.findall(r" = (\(.*?\)|\S+) fusion\(", lean(name).as_text())
+    kept = jax.tree.leaves((params, sl.Optimizer(LEAN[name], params).state))
+    assert sum(map(is_parameter, results)) <= sum(x.shape == SHAPE for x in kept)
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_there_are_as_many_conditionals_as_decisions(name):
+    decisions = [p for p in parts(LEAN[name]) if isinstance(p.transform, sl.AbstractPacedTransform)]
+    assert lean(name).as_text().count(" conditional(") == len(decisions)
+
+
+PACED = [name for name, tx in LEAN.items() if isinstance(tx, sl.AbstractPacedTransform)]
+
+
+@pytest.mark.parametrize("name", [*PACED, "every_k in partition"])
+def test_nothing_of_a_paced_transform_stands_outside_of_its_conditional(name):
+    assert_roots_stand_in_branches(lean(name).as_text())
 
 
 FEW_VECTORS = {
@@ -107,11 +141,11 @@ def test_scratch_is_one_buffer_at_most_where_a_rule_needs_one(tx):
     assert compiled(tx).memory_analysis().temp_size_in_bytes <= 1.1 * size
 
 
-@pytest.mark.parametrize("tx", LEAN.values(), ids=LEAN.keys())
-def test_parameters_and_state_are_written_in_place(tx):
-    opt = sl.Optimizer(tx, params)
+@pytest.mark.parametrize("name", LEAN)
+def test_parameters_and_state_are_written_in_place(name):
+    opt = sl.Optimizer(LEAN[name], params)
     state = sum(leaf.nbytes for leaf in opt.leaves[opt.binding.rules :])
-    alias = compiled(tx).memory_analysis().alias_size_in_bytes
+    alias = lean(name).memory_analysis().alias_size_in_bytes
     assert alias >= 0.99 * (size + state)
 
 
@@ -126,16 +160,15 @@ CONDITIONAL = {
 @pytest.mark.parametrize("tx", CONDITIONAL.values(), ids=CONDITIONAL.keys())
 @pytest.mark.parametrize("verb", ["step", "update"])
 def test_idle_steps_execute_nothing_of_the_inner_transform(verb, tx):
-    text = compiled(tx, verb).as_text()
-    branches = set(re.findall(r"branch_computations=\{([^}]*)\}", text)) or set(
-        re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", text)
-    )
-    assert branches, "there is no conditional"
-    # Adam takes square roots; the accumulator takes none. None may stand outside a branch.
+    assert_roots_stand_in_branches(compiled(tx, verb).as_text())
+
+
+def assert_roots_stand_in_branches(text):
+    """Adam takes square roots; what paces it takes none. None may stand outside a branch."""
     entry = text[text.index("ENTRY") :]
-    reachable = _reachable(text, entry, stop_at_conditionals=True)
-    assert "sqrt" not in reachable
+    assert " conditional(" in entry
     assert "sqrt" in text
+    assert "sqrt" not in _reachable(text, entry, stop_at_conditionals=True)
 
 
 def _reachable(text, entry, stop_at_conditionals):

@@ -16,6 +16,7 @@ from ._optimizer import Optimizer, advance, carried, refuse
 from ._schedule import canonical_float
 from ._step import as_known
 from ._transform import parts
+from .transforms.linesearch import recalled
 from .tree import accumulation_dtype, is_array, map_leaves
 
 _programs: "weakref.WeakKeyDictionary[Any, dict[Any, Program]]" = weakref.WeakKeyDictionary()
@@ -28,6 +29,7 @@ def train_step(
     donate: bool = True,
     microbatches: int | None = None,
     batch_args: int | str | tuple[int | str, ...] | list[int | str] | None = None,
+    reuse: bool = False,
 ) -> "TrainStep":
     """Makes a compiled training step from a loss.
 
@@ -83,6 +85,10 @@ def train_step(
         number of examples.
     - `batch_args`: which arguments hold the batch, by name or by position after `opt`: every
         array in them has the examples along its leading axis. All arguments without it.
+    - `reuse`: whether loss and gradient are those that the line search at the end of the step
+        before left in its state; they are computed in the first step only. For a loss that is
+        one function throughout (the same data in each step, nothing random), and a model that
+        nothing but the step changes. Not with `has_aux`.
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
     `(model, opt, loss)`, or with `has_aux` `(model, opt, (loss, aux))`; over `microbatches`, or
@@ -103,7 +109,12 @@ def train_step(
             raise ValueError(f"train_step.microbatches must be at least 1, got {microbatches}.")
     if batch_args is not None:
         batch_args = (batch_args,) if isinstance(batch_args, int | str) else tuple(batch_args)
-    return TrainStep(loss_fn, Options(has_aux, donate, microbatches, batch_args))
+    if reuse and has_aux:
+        raise ValueError(
+            "With `reuse=True` the loss is not computed at the model that is passed, so there is "
+            "nothing to return beside it: drop `has_aux`."
+        )
+    return TrainStep(loss_fn, Options(has_aux, donate, microbatches, batch_args, reuse))
 
 
 class Options(NamedTuple):
@@ -113,6 +124,7 @@ class Options(NamedTuple):
     donate: bool
     microbatches: int | None
     batch_args: tuple[int | str, ...] | None
+    reuse: bool
 
 
 class TrainStep:
@@ -182,7 +194,7 @@ class TrainStep:
         return f"sl.train_step({name}{''.join(changed)})"
 
 
-_DEFAULTS = Options(False, True, None, None)._asdict()
+_DEFAULTS = Options(False, True, None, None, False)._asdict()
 
 
 def _program(loss_fn: Callable[..., Any], options: Options) -> Program:
@@ -245,14 +257,27 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
 
         trained = [strong(x) for x in jax.tree.leaves(model.params)]
         examples = first_link(opt.transform).per_example
-        if examples:
-            _check_per_example(options)
-            batch = batch_of(loss_fn, args, kwargs, options.batch_args, "examples")
-            grads, made = _over_examples(differentiate, batch)
+
+        def loss_and_gradient() -> tuple[_Evaluated, Any]:
+            if examples:
+                _check_per_example(options)
+                batch = batch_of(loss_fn, args, kwargs, options.batch_args, "examples")
+                grads, made = _over_examples(differentiate, batch)
+            else:
+                grads, made = over(differentiate, trained)
+            # JAX differentiates a real loss of complex z to the conjugate of its steepest ascent.
+            return made, jax.tree.structure(model.params).unflatten(map(jnp.conj, grads))
+
+        if options.reuse:
+
+            def first() -> tuple[Any, Any]:
+                made, grads = loss_and_gradient()
+                return made.loss, grads
+
+            loss, grads = recalled(opt.transform, opt.state, first)
+            made = _Evaluated(loss, None, None)
         else:
-            grads, made = over(differentiate, trained)
-        # JAX differentiates a real loss of complex z to the conjugate of its steepest ascent.
-        grads = jax.tree.structure(model.params).unflatten(map(jnp.conj, grads))
+            made, grads = loss_and_gradient()
 
         needs = {name for part in parts(opt.transform) for name in part.transform.needs}
         known = {"value": made.loss} | arguments["context"]
@@ -282,6 +307,11 @@ def _check_per_example(options: Options) -> None:
         raise ValueError(
             "The first link takes a gradient for each example and counts all alike: there is no "
             'weight to be told of. Leave out `has_aux="weight"`.'
+        )
+    if options.reuse:
+        raise ValueError(
+            "The first link takes a gradient for each example, and a line search knows that of the "
+            "mean only: leave out `reuse=True`."
         )
 
 

@@ -341,6 +341,11 @@ def test_reuse_spares_the_evaluation_that_the_search_has_made():
             paths[reuse].append((params, loss))
         jax.effects_barrier()
         assert len(calls) == sum(tried[reuse]) + (1 if reuse else 4)
+    # After a reset there is no gradient to reuse.
+    calls.clear()
+    step(params, opt.reset(params))
+    jax.effects_barrier()
+    assert len(calls) > 1
     assert tried[True] == tried[False]
     assert eqx.tree_equal(paths[True], paths[False], rtol=1e-5, atol=1e-6)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._fields import Hyperparameter, count_field, hyperparameter, param_like
+from ..._fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
 from ..._schedule import canonical_float
 from ..._transform import AbstractTransform, Context, count_from_zero
 from ..._types import Params, Scalar, Updates
@@ -28,6 +28,8 @@ class ScaleByBacktrackingLinesearchState(eqx.Module):
     """How many learning rates were tried."""
     decrease_error: Float[Array, ""]
     """By how much the last one missed the criterion."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """How often each parameter was in a search; 0 says that its gradient here is not known."""
     grad: PyTree[Inexact[Array, "..."]] | None = param_like()
     """The gradient there. Only with `store_grad`."""
 
@@ -99,6 +101,7 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
             value=jnp.full((), jnp.inf, dtype),
             num_linesearch_steps=count_from_zero(),
             decrease_error=jnp.full((), jnp.inf, dtype),
+            age=tree.fresh_age(),
             grad=tree.zeros_like(params) if self.store_grad else None,
         )
 
@@ -163,6 +166,7 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
             value=jnp.where(taken, end.value, along.value),
             num_linesearch_steps=end.tried,
             decrease_error=end.error,
+            age=tree.increment(state.age),
             grad=end.grad,
         )
 

@@ -24,7 +24,7 @@ def recalled(
     - `transform`: a line search, or a chain that ends with one: behind another link, or under a
         wrapper, the parameters are not the ones it knows.
     - `state`: its state.
-    - `compute`: what gives loss and gradient in the first step.
+    - `compute`: what gives loss and gradient in the first step, and after a reset.
 
     **Returns:** the loss in the dtype of the search's scalars, and the gradient.
     """
@@ -45,4 +45,5 @@ def recalled(
         value, grad = compute()
         return jnp.asarray(value, held[0].dtype), tree.cast_like(grad, held[1])
 
-    return jax.lax.cond(jnp.isfinite(held[0]), lambda: held, first)
+    known = jnp.isfinite(held[0]) & jnp.all(state.age > 0)
+    return jax.lax.cond(known, lambda: held, first)

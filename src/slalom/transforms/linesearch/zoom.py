@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._fields import Hyperparameter, count_field, hyperparameter, param_like
+from ..._fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
 from ..._schedule import canonical_float
 from ..._transform import AbstractTransform, Context, count_from_zero
 from ..._types import Params, Scalar, Updates
@@ -30,6 +30,8 @@ class ScaleByZoomLinesearchState(eqx.Module):
     """By how much the one taken misses the first criterion."""
     curvature_error: Float[Array, ""]
     """By how much the one taken misses the second criterion."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """How often each parameter was in a search; 0 says that its gradient here is not known."""
     grad: PyTree[Inexact[Array, "..."]] = param_like()
     """The gradient at the parameters that the step led to."""
 
@@ -139,6 +141,7 @@ class ScaleByZoomLinesearch(AbstractTransform):
             num_linesearch_steps=count_from_zero(),
             decrease_error=jnp.full((), jnp.inf, dtype),
             curvature_error=jnp.full((), jnp.inf, dtype),
+            age=tree.fresh_age(),
             grad=tree.zeros_like(params),
         )
 
@@ -181,6 +184,7 @@ class ScaleByZoomLinesearch(AbstractTransform):
             num_linesearch_steps=end.tried,
             decrease_error=best.decrease_error,
             curvature_error=best.curvature_error,
+            age=tree.increment(state.age),
             grad=best.grad,
         )
 

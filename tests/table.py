@@ -68,6 +68,11 @@ RULES = {
     "AddNoise": sl.AddNoise(0.01, 0.55, key=3),
     "ScaleByPolyak": sl.ScaleByPolyak(),
     "ScaleByPolyak, sps+": sl.ScaleByPolyak(0.1, 0.2, 1e-3, "sps+"),
+    "ScaleByLbfgs": sl.ScaleByLbfgs(3) | sl.Scale(-1.0),
+    "ScaleByBacktrackingLinesearch": (
+        sl.sgd(1.0) | sl.ScaleByBacktrackingLinesearch(8, store_grad=True)
+    ),
+    "ScaleByZoomLinesearch": sl.sgd(1.0) | sl.ScaleByZoomLinesearch(8, approx_dec_rtol=None),
     "KeepParamsNonnegative": sl.KeepParamsNonnegative(),
     "ZeroNans": sl.ZeroNans(),
     "ApplyEvery": sl.ApplyEvery(2),
@@ -115,6 +120,7 @@ RECIPES = {
     "sm3": sl.sm3(0.1),
     "lion": sl.lion(0.01),
     "lamb": sl.lamb(0.1, weight_decay=0.1, decay_where=matrices),
+    "lbfgs": sl.lbfgs(),
     "lars": sl.lars(0.1, weight_decay=0.1, trust_ratio_where=matrices),
     "fromage": sl.fromage(0.1),
     "optimistic_gradient_descent": sl.optimistic_gradient_descent(0.1),

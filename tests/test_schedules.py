@@ -515,6 +515,8 @@ OTHERS = {
     sl.Lookahead: {"inner": sl.sgd(0.1), "sync_period": 2},
     sl.DifferentiallyPrivateAggregate: {"key": 0},
     sl.MeasureWithEma: {"measure": sl.tree.global_norm},
+    sl.ScaleByBacktrackingLinesearch: {"max_backtracking_steps": 20, "slope_rtol": 0.9},
+    sl.ScaleByZoomLinesearch: {"max_linesearch_steps": 20, "curv_rtol": 0.01, "slope_rtol": 0.4},
     sl.ScaleByLion: {"mode": "smooth"},
 }
 
@@ -526,7 +528,12 @@ PER_EXAMPLE = {
 }
 
 # Values from here on lie within the intervals of these fields; of all others from 0.
-LEAST = {(sl.ScaleByRadam, "threshold"): 4.0, (sl.ScaleByRprop, "eta_plus"): 1.0}
+LEAST = {
+    (sl.ScaleByRadam, "threshold"): 4.0,
+    (sl.ScaleByRprop, "eta_plus"): 1.0,
+    (sl.ScaleByBacktrackingLinesearch, "increase_factor"): 1.0,
+    (sl.ScaleByZoomLinesearch, "increase_factor"): 1.0,
+}
 
 # Only ever asked at binding: a start, which the first value of a schedule gives.
 STARTS = {
@@ -540,17 +547,24 @@ STARTS = {
 
 # Too coarse to tell: a decay so small that RAdam never rectifies; and its degrees of
 # freedom, which grow by 1 a step, past all these thresholds at once. And what changes no update:
-# a mean that is only looked at.
+# a mean that is only looked at, and a tolerance for what rounding hides.
 INSENSITIVE = {
     (sl.Average, "decay"),
     (sl.MeasureWithEma, "decay"),
     (sl.ScaleByRadam, "b2"),
     (sl.ScaleByRadam, "threshold"),
+    (sl.ScaleByZoomLinesearch, "approx_dec_rtol"),
 }
 
 
 # A sum of two products of scalars, which XLA may contract to a fused multiply-add or not.
 CONTRACTED = {(sl.ScaleByNovograd, "b2")}
+
+
+def hills(x):
+    """A loss with several minima in every direction."""
+    r = jnp.sqrt(jnp.sum((x - jnp.array([0.1, -0.2, 0.05])) ** 2) + 1e-6)
+    return 0.5 - r / 4 + jnp.cos(3 * r) / 2
 
 
 @pytest.mark.parametrize(("cls", "name"), list(rules()))
@@ -570,15 +584,20 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
         constant = sl.Optimizer(made_with(cls, name, 0.1), params)
     differs = False
     for n in range(8):
+        # To a line search, what it is given descends.
+        known = {"value": 0.5}
+        if "value_fn" in cls.needs:
+            # To a line search, what it is given descends.
+            known = {"value": 1.0, "grad": -0.3 * grads[n], "value_fn": hills}
         assert scheduled.hyperparams[name] == values[n]
         by_hand = by_hand.with_hyperparams({name: values[n]})
-        updates, scheduled = scheduled.update(params, grads[n], value=0.5)
-        same, by_hand = by_hand.update(params, grads[n], value=0.5)
+        updates, scheduled = scheduled.update(params, grads[n], **known)
+        same, by_hand = by_hand.update(params, grads[n], **known)
         if (cls, name) in CONTRACTED:
             np.testing.assert_allclose(updates, same, rtol=1e-6)
         else:
             assert_same_bits(updates, same)
-        other, constant = constant.update(params, grads[n], value=0.5)
+        other, constant = constant.update(params, grads[n], **known)
         differs |= bool(np.any(updates != other))
     # Without this a field that has no effect would pass.
     assert differs or (cls, name) in INSENSITIVE

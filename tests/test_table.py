@@ -36,6 +36,17 @@ def make_grads(params):
     return jax.tree.map(lambda p: (p * 0 + 0.5).astype(p.dtype), params)
 
 
+def loss_fn(params):
+    """A loss of any tree of arrays, with gradients near 0.5."""
+    leaves = [x.real.astype(float) for x in jax.tree.leaves(params) if eqx.is_inexact_array(x)]
+    return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
+
+
+def known(params, grads):
+    """What every step may be given beside the gradients; few rules look at it."""
+    return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
+
+
 def kind_of(tree):
     """Structure, shapes, dtypes, weak types and shardings."""
     leaves, structure = jax.tree.flatten(tree)
@@ -62,7 +73,7 @@ def test_step_returns_what_it_was_given(tx, dtypes):
     opt = sl.Optimizer(tx, params)
     before = kind_of((params, opt))
 
-    step = jax.jit(lambda params, opt: opt.step(params, grads, value=1.0))
+    step = jax.jit(lambda params, opt: opt.step(params, grads, **known(params, grads)))
     after = step(*step(params, opt))
 
     assert kind_of(after) == before
@@ -75,7 +86,7 @@ def test_step_returns_what_it_was_given_in_double_precision(tx, x64):
     params = make_params((jnp.float64, jnp.float32, jnp.bfloat16))
     grads = make_grads(params)
     opt = sl.Optimizer(tx, params)
-    step = jax.jit(lambda params, opt: opt.step(params, grads, value=1.0))
+    step = jax.jit(lambda params, opt: opt.step(params, grads, **known(params, grads)))
     assert kind_of(step(params, opt)) == kind_of((params, opt))
 
 
@@ -86,9 +97,10 @@ mesh = Mesh(np.array(jax.devices()), ("data",))
 def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
+    grads = make_grads(params)
     opt = sl.Optimizer(tx, params)
     assert all(leaf.sharding == everywhere for leaf in opt.leaves)
-    assert kind_of(opt.step(params, make_grads(params), value=1.0)) == kind_of((params, opt))
+    assert kind_of(opt.step(params, grads, **known(params, grads))) == kind_of((params, opt))
 
 
 @ROWS
@@ -97,8 +109,8 @@ def test_update_then_add_is_step(tx):
     grads = make_grads(params)
     opt = sl.Optimizer(tx, params)
 
-    updates, by_update = opt.update(params, grads, value=1.0)
-    stepped, by_step = opt.step(params, grads, value=1.0)
+    updates, by_update = opt.update(params, grads, **known(params, grads))
+    stepped, by_step = opt.step(params, grads, **known(params, grads))
 
     for added, p in zip(
         jax.tree.leaves(sl.apply_updates(params, updates)), jax.tree.leaves(stepped), strict=True
@@ -117,14 +129,16 @@ def test_scan_and_cond_carry_an_optimizer(tx):
     def body(carry, _):
         params, opt = carry
         carry = jax.lax.cond(
-            opt.count < 2, lambda: opt.step(params, grads, value=1.0), lambda: (params, opt)
+            opt.count < 2,
+            lambda: opt.step(params, grads, **known(params, grads)),
+            lambda: (params, opt),
         )
         return carry, opt.emitted
 
     (scanned, last), _ = jax.jit(lambda c: jax.lax.scan(body, c, length=4))((params, opt))
     assert int(last.count) == 2
 
-    step = eqx.filter_jit(lambda params, opt: opt.step(params, grads, value=1.0))
+    step = eqx.filter_jit(lambda params, opt: opt.step(params, grads, **known(params, grads)))
     twice, _ = step(*step(params, opt))
     for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(twice), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -138,7 +152,9 @@ def test_no_buffer_stands_twice_so_everything_can_be_donated(tx):
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((params, opt)) if x.size]
     assert len(set(pointers)) == len(pointers)
 
-    step = jax.jit(lambda params, opt: opt.step(params, grads, value=1.0), donate_argnums=(0, 1))
+    step = jax.jit(
+        lambda params, opt: opt.step(params, grads, **known(params, grads)), donate_argnums=(0, 1)
+    )
     params, opt = step(*step(params, opt))
     assert jnp.all(jnp.isfinite(params["w"]))
 
@@ -152,7 +168,7 @@ def test_vmap_over_runs_equals_the_runs(tx):
         params = jax.tree.map(lambda p: p * scale, make_params())
         opt = sl.Optimizer(tx, params)
         for _ in range(2):
-            params, opt = opt.step(params, grads, value=1.0)
+            params, opt = opt.step(params, grads, **known(params, grads))
         return params
 
     together = jax.jit(jax.vmap(run))(scales)
@@ -167,8 +183,8 @@ def test_a_whole_model_gives_what_its_arrays_give(tx):
     arrays = eqx.filter(model, eqx.is_inexact_array)
     grads = jax.tree.map(jnp.ones_like, arrays)
 
-    stepped, opt = sl.Optimizer(tx, model).step(model, grads, value=1.0)
-    expected, filtered = sl.Optimizer(tx, arrays).step(arrays, grads, value=1.0)
+    stepped, opt = sl.Optimizer(tx, model).step(model, grads, **known(model, grads))
+    expected, filtered = sl.Optimizer(tx, arrays).step(arrays, grads, **known(arrays, grads))
 
     assert stepped.activation is model.activation
     assert eqx.tree_equal(eqx.filter(stepped, eqx.is_inexact_array), expected)
@@ -199,7 +215,8 @@ def test_shapes_alone_are_enough_to_plan(tx):
 def test_a_tree_without_any_leaf_is_stepped_over(tx):
     nothing = {"hole": None}
     state = tx.init(nothing)
-    updates, _ = tx.update(nothing, state, nothing, sl.Context(step=0, value=jnp.ones(())))
+    context = sl.Context(step=0, **known(nothing, nothing))
+    updates, _ = tx.update(nothing, state, nothing, context)
     assert updates == nothing
 
 
@@ -227,6 +244,6 @@ def test_complex_parameters_stay_complex_and_finite(tx):
     params = {"w": jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64), "b": jnp.ones(2)}
     grads = jax.tree.map(lambda p: p * 0.5, params)
     opt = sl.Optimizer(tx, params)
-    stepped, after = opt.step(params, grads, value=1.0)
+    stepped, after = opt.step(params, grads, **known(params, grads))
     assert kind_of((stepped, after)) == kind_of((params, opt))
     assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(stepped))

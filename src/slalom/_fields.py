@@ -45,7 +45,11 @@ _State = TypeVar("_State")
 
 
 def hyperparameter(
-    default: Any = _MISSING, *, within: str = "(-inf, inf)", kw_only: bool = False
+    default: Any = _MISSING,
+    *,
+    within: str = "(-inf, inf)",
+    optional: bool = False,
+    kw_only: bool = False,
 ) -> Any:
     """Declares a real-valued field: a number, a 0-d array, or a schedule.
 
@@ -57,6 +61,7 @@ def hyperparameter(
     - `default`: the default; without one the field must be given.
     - `within`: the interval of allowed values, such as `"[0, 1)"`. Numbers are checked when the
         transform is made; traced values and schedules are not.
+    - `optional`: whether `None` is a value too, as it is where it is the default.
     - `kw_only`: whether it is passed by its name only.
 
     **Returns:** a field for the body of a transform or schedule class.
@@ -75,7 +80,7 @@ def hyperparameter(
 
     ```
     """
-    check = functools.partial(_check_hyperparameter, _Interval(within))
+    check = functools.partial(_check_hyperparameter, _Interval(within), optional=optional)
     return _declare(_HYPERPARAMETER, default, _as_hyperparameter, check, kw_only)
 
 
@@ -197,8 +202,8 @@ class _Interval:
             raise ValueError(f"{name} must be in {self.text}, got {shortest(value)}.")
 
 
-def _check_hyperparameter(within: _Interval, name: str, value: Any) -> None:
-    if isinstance(value, AbstractSchedule):
+def _check_hyperparameter(within: _Interval, name: str, value: Any, optional: bool = False) -> None:
+    if isinstance(value, AbstractSchedule) or (optional and value is None):
         return
     wanted = "a real number, a 0-d array or a schedule"
     if isinstance(value, AbstractStatefulSchedule):

@@ -148,7 +148,9 @@ class Optimizer(eqx.Module):
             nothing is trained. Complex gradients are expected conjugated: `jax.grad` gives the
             conjugate of the direction of steepest ascent. (`sl.train_step` conjugates itself.)
         - `value`, `grad`, `value_fn`: the loss, its gradient, and the loss as a function of the
-            model, for transforms that need them; always welcome.
+            model, for transforms that need them; always welcome. A function is part of the
+            program: one that is made anew for each step, such as a lambda, compiles anew. To
+            pass it data, write `jax.tree_util.Partial(loss_fn, x=x)`: its arrays are traced.
         - `key`: a PRNG key for this step.
         - `weight`: how much this mini-batch counts in an accumulated mean.
         - `per_param`: trees like the parameters, by name, for transforms that need them.

@@ -113,7 +113,10 @@ def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> N
         if any(inner.state is part.state for inner in part.transform.inside(part.state)):
             continue  # a mask has no state of its own: its inner transform sees the same one
         for name in params_like_fields(part.state):
-            marked = jax.tree.leaves(getattr(part.state, name))
+            held = getattr(part.state, name)
+            if held is None:
+                continue  # an option left it out
+            marked = jax.tree.leaves(held)
             named = zip(leaf_paths(part.params), jax.tree.leaves(part.params), strict=True)
             for s, (path, p) in zip(marked, named, strict=True):
                 if jnp.shape(s) != jnp.shape(p):

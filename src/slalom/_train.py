@@ -16,6 +16,7 @@ from ._optimizer import Optimizer, advance, carried, refuse
 from ._per_example import AbstractPerExampleTransform, with_first_link
 from ._step import as_known
 from ._transform import AbstractTransform, Context, parts
+from .transforms.linesearch import recalled
 
 _programs: "weakref.WeakKeyDictionary[Any, dict[Any, Program]]" = weakref.WeakKeyDictionary()
 
@@ -27,6 +28,7 @@ def train_step(
     donate: bool = True,
     microbatches: int | None = None,
     batch_args: int | str | tuple[int | str, ...] | list[int | str] | None = None,
+    reuse: bool = False,
 ) -> "TrainStep":
     """Makes a compiled training step from a loss.
 
@@ -83,6 +85,10 @@ def train_step(
         number of examples.
     - `batch_args`: which arguments hold the batch, by name or by position after `opt`: every
         array in them has the examples along its leading axis. All arguments without it.
+    - `reuse`: whether loss and gradient are those that the line search at the end of the step
+        before left in its state; they are computed in the first step only. For a loss that is
+        one function throughout (the same data in each step, nothing random), and a model that
+        nothing but the step changes. Not with `has_aux`.
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
     `(model, opt, loss)`, or with `has_aux` `(model, opt, (loss, aux))`; over `microbatches`, or
@@ -102,7 +108,12 @@ def train_step(
             raise ValueError(f"train_step.microbatches must be at least 1, got {microbatches}.")
     if batch_args is not None:
         batch_args = (batch_args,) if isinstance(batch_args, int | str) else tuple(batch_args)
-    return TrainStep(loss_fn, Options(has_aux, donate, microbatches, batch_args))
+    if reuse and has_aux:
+        raise ValueError(
+            "With `reuse=True` the loss is not computed at the model that is passed, so there is "
+            "nothing to return beside it: drop `has_aux`."
+        )
+    return TrainStep(loss_fn, Options(has_aux, donate, microbatches, batch_args, reuse))
 
 
 class Options(NamedTuple):
@@ -112,6 +123,7 @@ class Options(NamedTuple):
     donate: bool
     microbatches: int | None
     batch_args: tuple[int | str, ...] | None
+    reuse: bool
 
 
 class TrainStep:
@@ -181,7 +193,7 @@ class TrainStep:
         return f"sl.train_step({name}{''.join(changed)})"
 
 
-_DEFAULTS = Options(False, True, None, None)._asdict()
+_DEFAULTS = Options(False, True, None, None, False)._asdict()
 
 
 def _program(loss_fn: Callable[..., Any], options: Options) -> Program:
@@ -237,30 +249,42 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
         trained = [strong(x) for x in jax.tree.leaves(model.params)]
         as_params = jax.tree.structure(model.params).unflatten
         transform, link = opt.transform, first_link(opt.transform)
-        if not link.per_example:
-            means, made = over(differentiate, trained)
-            grads = as_params(map(jnp.conj, means))
-        else:
+
+        def ascent(grads: list[Any]) -> Any:
+            # JAX differentiates a real loss of complex z to the conjugate of its steepest ascent.
+            return as_params(map(jnp.conj, grads))
+
+        if link.per_example:
             _check_per_example(options, link)
             batch = batch_of(loss_fn, args, kwargs, options.batch_args, "examples")
             if not isinstance(link, AbstractPerExampleTransform) or options.microbatches is None:
                 stacked, made = over_examples(differentiate, batch)
-                grads = as_params(map(jnp.conj, stacked))
-                means = [jnp.mean(g, axis=0) for g in stacked]
+                grads, mean = ascent(stacked), ascent([jnp.mean(g, axis=0) for g in stacked])
             else:
                 parts_of = (batch, options.microbatches)
                 clock = Context(step=opt.count)
                 like = as_params(trained)
                 grads, gathered, means, made = gather(differentiate, link, *parts_of, like, clock)
+                mean = ascent(means)
                 transform = with_first_link(transform, gathered)
+        elif options.reuse:
+
+            def anew() -> tuple[Any, Any]:
+                means, made = over(differentiate, trained)
+                return made.loss, ascent(means)
+
+            loss, grads = recalled(transform, opt.state, anew)
+            made, mean = Evaluated(loss, None, None), grads
+        else:
+            means, made = over(differentiate, trained)
+            grads = mean = ascent(means)
 
         needs = {name for part in parts(opt.transform) for name in part.transform.needs}
         known = {"value": made.loss} | arguments["context"]
         if options.has_aux == "weight":
             known["weight"] = made.weight
         if "grad" in needs:
-            # JAX differentiates a real loss of complex z to the conjugate of its steepest ascent.
-            known["grad"] = as_params(map(jnp.conj, means))
+            known["grad"] = mean
         if "value_fn" in needs:
             known["value_fn"] = value_fn
         params, state = advance(opt, model, grads, known, transform=transform)
@@ -282,4 +306,9 @@ def _check_per_example(options: Options, link: AbstractTransform) -> None:
         raise ValueError(
             "The first link takes a gradient for each example and counts all alike: there is no "
             'weight to be told of. Leave out `has_aux="weight"`.'
+        )
+    if options.reuse:
+        raise ValueError(
+            "The first link takes a gradient for each example, and a line search knows that of the "
+            "mean only: leave out `reuse=True`."
         )

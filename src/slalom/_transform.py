@@ -57,11 +57,27 @@ class Context(eqx.Module):
         """The same step as an inner transform with its own clock sees it."""
         return dataclasses.replace(self, step=step, **known)
 
-    def cut(self, keep: tuple[bool, ...]) -> "Context":
-        """The same step as a transform sees it that acts on some leaves only."""
+    def cut(self, keep: tuple[bool, ...], params: Params) -> "Context":
+        """The same step as a transform sees it that acts on some of these parameters only.
+
+        To it the loss is a function of those: the others stand still where they are.
+        """
         per_param = self.per_param and {k: tree.cut(v, keep) for k, v in self.per_param.items()}
         grad = None if self.grad is None else tree.cut(self.grad, keep)
-        return dataclasses.replace(self, per_param=per_param, grad=grad)
+        value_fn = None if self.value_fn is None else _with_rest(self.value_fn, keep, params)
+        return dataclasses.replace(self, per_param=per_param, grad=grad, value_fn=value_fn)
+
+
+def _with_rest(
+    of_all: Callable[[Params], Any], keep: tuple[bool, ...], params: Params
+) -> Callable[[Params], Any]:
+    """A function of all parameters as one of those that are kept."""
+    rest = tree.cut(params, tuple(not k for k in keep))
+
+    def of_kept(kept: Params) -> Any:
+        return of_all(tree.merge(jax.tree.structure(params), keep, kept, rest))
+
+    return of_kept
 
 
 class Part(NamedTuple):

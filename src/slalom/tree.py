@@ -377,6 +377,30 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     return finite
 
 
+def inner(a: PyTree, b: PyTree) -> Scalar:
+    """Re⟨a, b⟩ = Σ Re(āᵢ·bᵢ) over all entries of all leaves, summed in at least float32.
+
+    With real parts, complex parameters are what they are to a gradient: twice as many real ones.
+
+    **Arguments:**
+
+    - `a`, `b`: trees of floating or complex arrays, of one structure and equal shapes.
+
+    **Returns:** a real scalar; 0 for trees without leaves.
+    """
+    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for pair in pairs for x in pair)))
+    total = jnp.zeros((), dtype)
+    for x, y in pairs:
+        wide = accumulation_dtype(x.dtype, y.dtype)
+        x, y = _in_precision_of(x, wide), _in_precision_of(y, wide)
+        product = x.real * y.real
+        if jnp.iscomplexobj(x) and jnp.iscomplexobj(y):
+            product = product + x.imag * y.imag
+        total = total + jnp.asarray(jnp.sum(product), dtype)
+    return total
+
+
 def norm(x: Inexact[Array, "..."]) -> Scalar:
     """The Euclidean norm of one array, in its own precision: in rules, at least float32."""
     return jnp.sqrt(jnp.sum(abs_squared(x)))
@@ -485,6 +509,7 @@ __all__ = [
     "fresh_age",
     "global_norm",
     "increment",
+    "inner",
     "map_leaves",
     "newest_weight",
     "no_state",

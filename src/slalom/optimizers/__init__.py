@@ -39,6 +39,9 @@ from .large_batch import (
     lamb as lamb,
     lars as lars,
 )
+from .quasi_newton import (
+    lbfgs as lbfgs,
+)
 from .sign import (
     lion as lion,
     rprop as rprop,

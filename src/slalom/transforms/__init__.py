@@ -49,6 +49,16 @@ from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .lbfgs import (
+    ScaleByLbfgs as ScaleByLbfgs,
+    ScaleByLbfgsState as ScaleByLbfgsState,
+)
+from .linesearch import (
+    ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
+    ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
+    ScaleByZoomLinesearch as ScaleByZoomLinesearch,
+    ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
+)
 from .momentum import (
     Ema as Ema,
     EmaState as EmaState,

@@ -27,8 +27,8 @@ class _AbstractCut(AbstractTransform):
     ) -> tuple[Part, ...]:
         if params is not None:
             keep = mask(self.where, params)
+            context = None if context is None else context.cut(keep, params)
             params = tree.cut(params, keep)
-            context = None if context is None else context.cut(keep)
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
 

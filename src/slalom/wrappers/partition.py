@@ -96,7 +96,7 @@ class Partition(AbstractTransform):
                 path=(str(name), *segments(group)),
                 transform=group,
                 state=group_state,
-                context=context if context is None or keep is None else context.cut(keep),
+                context=context if context is None or keep is None else context.cut(keep, params),
                 params=None if keep is None else tree.cut(params, keep),
                 get=lambda outer, i=i: outer.groups[i],
                 group=(str(name),),

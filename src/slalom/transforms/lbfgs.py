@@ -1,0 +1,198 @@
+"""The limited-memory quasi-Newton rule."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from .. import tree
+from .._fields import count_field, param_like, per_leaf, per_param
+from .._transform import AbstractTransform, Context, count_from_zero
+from .._types import Params, Updates
+
+
+class ScaleByLbfgsState(eqx.Module):
+    """What `ScaleByLbfgs` remembers.
+
+    The memories have a first axis for the pairs, so they are marked as `per_param`, not as
+    parameter-shaped. ρ and γ, which are of all parameters together, are made of them anew in each
+    step: so a pair stays true of the others when a parameter is reset or reshaped.
+    """
+
+    count: Int[Array, ""]
+    """How many pairs were stored since the memory was last empty."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """How often parameters and gradients were seen."""
+    diff_params: PyTree[Inexact[Array, "memory ..."]] = per_param()
+    """s of each pair."""
+    diff_updates: PyTree[Inexact[Array, "memory ..."]] = per_param()
+    """y of each pair."""
+    products: PyTree[Float[Array, " memory"]] = per_param()
+    """What each parameter adds to ⟨s, y⟩ of each pair."""
+    params: PyTree[Inexact[Array, "..."]] = param_like()
+    """The parameters of the last update."""
+    updates: PyTree[Inexact[Array, "..."]] = param_like()
+    """The gradients of the last update."""
+
+
+class ScaleByLbfgs(AbstractTransform):
+    """L-BFGS: multiplies gradients by an approximation of the inverse Hessian.
+
+    From parameters w and gradients g of the last m + 1 steps,
+
+        sₖ = wₖ − wₖ₋₁,   yₖ = gₖ − gₖ₋₁,   ρₖ = 1 / ⟨sₖ, yₖ⟩
+        P ← γ·I,   then for each pair, oldest first:   P ← (I − ρ·s·yᵀ)·P·(I − ρ·y·sᵀ) + ρ·s·sᵀ
+        uₖ = P·gₖ
+
+    by the two-loop recursion, with γ = ⟨s, y⟩ / ⟨y, y⟩ of the newest pair, and min(1, 1 / ‖g‖)
+    before there is one. Best followed by a line search, as in `sl.lbfgs`. Complex parameters
+    count as pairs of real ones.
+
+    Differs from Optax: a pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ (ε the machine's) is not stored, since P
+    would not be positive definite and u might ascend; and where the parameters did not move, as
+    after a line search that failed, the memory is emptied, so that the next direction is the
+    gradient. The memories of half-precision parameters are float32.
+
+    **Arguments:**
+
+    - `memory_size`: m, an int ≥ 1. The state takes 2·m + 2 times the parameters' memory.
+    - `scale_init_precond`: whether γ is as above; 1 otherwise.
+
+    ??? cite "Nocedal, [Updating Quasi-Newton Matrices with Limited
+        Storage](https://doi.org/10.1090/S0025-5718-1980-0572855-7), 1980; Liu & Nocedal, [On the
+        limited memory BFGS method for large scale
+        optimization](https://doi.org/10.1007/BF01589116), 1989"
+    """
+
+    memory_size: int = count_field(10)
+    scale_init_precond: bool = eqx.field(default=True, static=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByLbfgsState:
+        size = self.memory_size
+
+        def memory() -> PyTree:
+            # Broadcast, not filled in: so each memory is sharded as its parameter is.
+            return jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (size, *x.shape)),
+                tree.zeros_like(params, tree.accumulation_dtype),
+            )
+
+        return ScaleByLbfgsState(
+            count=count_from_zero(),
+            age=tree.fresh_age(),
+            diff_params=memory(),
+            diff_updates=memory(),
+            products=jax.tree.map(
+                lambda p: jnp.zeros(size, tree.real_dtype(tree.accumulation_dtype(p.dtype))),
+                params,
+            ),
+            params=tree.zeros_like(params),
+            updates=tree.zeros_like(params, tree.accumulation_dtype),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByLbfgsState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByLbfgsState]:
+        del context
+        state = self._remember(updates, state, self.demand("params", params))
+        return self._precondition(updates, state), state
+
+    def _remember(
+        self, updates: Updates, state: ScaleByLbfgsState, params: Params
+    ) -> ScaleByLbfgsState:
+        """The state with the newest pair in it."""
+
+        def differences(p: Any, before: Any, u: Any, u_before: Any, age: Any) -> Any:
+            return jnp.where(age == 0, 0, p - before), jnp.where(age == 0, 0, u - u_before)
+
+        s, y = tree.map_leaves(
+            differences, (params, state.params, updates, state.updates), (), (state.age,)
+        )
+        products = jax.tree.map(tree.inner, s, y)
+        sy, ss, yy = _total(products), tree.inner(s, s), tree.inner(y, y)
+        least = jnp.finfo(sy.dtype).eps * jnp.sqrt(ss) * jnp.sqrt(yy)
+        # Said so that a NaN is no good pair.
+        good = (sy > least) & jnp.isfinite(yy)
+
+        count = jnp.where(ss == 0, 0, state.count)
+        position = count % self.memory_size
+
+        def store(memory: Any, new: Any) -> Any:
+            new = jnp.where(good, jnp.asarray(new, memory.dtype), _at(memory, position))
+            return jax.lax.dynamic_update_index_in_dim(memory, new, position, 0)
+
+        return ScaleByLbfgsState(
+            count=jnp.where(good, tree.increment(count), count),
+            age=tree.increment(state.age),
+            diff_params=jax.tree.map(store, state.diff_params, s),
+            diff_updates=jax.tree.map(store, state.diff_updates, y),
+            products=jax.tree.map(store, state.products, products),
+            params=jax.tree.map(_own, params, state.params),
+            updates=jax.tree.map(_own, updates, state.updates),
+        )
+
+    def _precondition(self, updates: Updates, state: ScaleByLbfgsState) -> Updates:
+        """P·g by the two-loop recursion; a pair that is not there has ρ = 0."""
+        ranks = jnp.arange(self.memory_size, dtype=state.count.dtype)  # 0 is the newest
+        positions = (state.count - 1 - ranks) % self.memory_size
+        sy = _total(state.products, ranks.shape)[positions]
+        there = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
+        weights = jnp.where(there, 1 / jnp.where(there, sy, 1), 0)
+
+        def pair(position: Any) -> Any:
+            memories = (state.diff_params, state.diff_updates)
+            return jax.tree.map(lambda memory: _at(memory, position), memories)
+
+        def product(weight: Any, a: Any, b: Any) -> Any:
+            return weight * jnp.asarray(tree.inner(a, b), weight.dtype)
+
+        def newest_first(q: Any, given: Any) -> Any:
+            position, weight = given
+            s, y = pair(position)
+            alpha = product(weight, s, q)
+            return tree.map_leaves(lambda q, y, a: q - a * y, (q, y), (alpha,)), alpha
+
+        def oldest_first(r: Any, given: Any) -> Any:
+            position, weight, alpha = given
+            s, y = pair(position)
+            beta = alpha - product(weight, y, r)
+            return tree.map_leaves(lambda r, s, b: r + b * s, (r, s), (beta,)), None
+
+        q = jax.tree.map(
+            lambda u, y: jnp.asarray(u, tree.accumulation_dtype(u.dtype, y.dtype)),
+            updates,
+            state.updates,
+        )
+        q, alphas = jax.lax.scan(newest_first, q, (positions, weights))
+        if self.scale_init_precond:
+            _, y = pair(positions[0])
+            first = 1 / jnp.maximum(jnp.asarray(tree.global_norm(updates), weights.dtype), 1)
+            newest = 1 / jnp.where(there[0], product(weights[0], y, y), 1)
+            scale = jnp.where(there[0], newest, first)
+            q = tree.map_leaves(lambda q, scale: q * scale, (q,), (scale,))
+        return jax.lax.scan(oldest_first, q, (positions, weights, alphas), reverse=True)[0]
+
+
+def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:
+    """The sum over the parameters, in the widest of their dtypes."""
+    leaves = jax.tree.leaves(products)
+    dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves))
+    return sum((jnp.asarray(x, dtype) for x in leaves), jnp.zeros(shape, dtype))
+
+
+def _own(x: Any, like: Any) -> Array:
+    """`x` as it is kept: outside of a trace a mere cast could be the caller's own buffer."""
+    return jnp.array(x, like.dtype, copy=True)
+
+
+def _at(memory: Any, position: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(memory, position, keepdims=False)

@@ -1,0 +1,11 @@
+"""Transforms that try several learning rates in one step."""
+
+from .backtracking import (
+    ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
+    ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
+)
+from .recall import recalled as recalled
+from .zoom import (
+    ScaleByZoomLinesearch as ScaleByZoomLinesearch,
+    ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
+)

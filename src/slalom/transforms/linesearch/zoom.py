@@ -1,0 +1,303 @@
+"""The line search for the strong Wolfe conditions."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
+from ..._schedule import canonical_float
+from ..._transform import AbstractTransform, Context, count_from_zero
+from ..._types import Params, Scalar, Updates
+from ._line import Line, line, next_guess, numbers, scaled, steepest
+
+
+class ScaleByZoomLinesearchState(eqx.Module):
+    """What `ScaleByZoomLinesearch` remembers."""
+
+    learning_rate: Float[Array, ""]
+    """The one that was taken; 0 where none was."""
+    guess: Float[Array, ""]
+    """The same, or the last one that was tried where none was taken."""
+    value: Float[Array, ""]
+    """The loss at the parameters that the step led to; infinite before the first step."""
+    num_linesearch_steps: Int[Array, ""]
+    """How many learning rates were tried."""
+    decrease_error: Float[Array, ""]
+    """By how much the one taken misses the first criterion."""
+    curvature_error: Float[Array, ""]
+    """By how much the one taken misses the second criterion."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """How often each parameter was in a search; 0 says that its gradient here is not known."""
+    grad: PyTree[Inexact[Array, "..."]] = param_like()
+    """The gradient at the parameters that the step led to."""
+
+
+class _Point(NamedTuple):
+    """A learning rate that was tried."""
+
+    rate: Scalar
+    value: Scalar
+    slope: Scalar
+
+
+class _Best(NamedTuple):
+    """What would be taken if the search ended now."""
+
+    rate: Scalar
+    value: Scalar
+    decrease_error: Scalar
+    curvature_error: Scalar
+    grad: Any
+
+
+class _Search(NamedTuple):
+    tried: Int[Array, ""]
+    last: _Point
+    low: _Point  # of the two ends, the one with the lower loss; not always the smaller rate
+    high: _Point
+    third: _Point  # an earlier point, through which a cubic goes besides the two ends
+    enclosed: Any  # whether the ends are known to enclose an acceptable rate
+    enough: Any  # whether the best one meets the first criterion
+    on: Any
+    best: _Best
+
+
+class ScaleByZoomLinesearch(AbstractTransform):
+    """Scales updates by a learning rate that meets the strong Wolfe conditions.
+
+    With loss f, parameters w, updates u, gradients g at w and g_η at w + η·u, these are
+
+        f(w + η·u) ≤ f(w) + c₁·η·⟨g, u⟩ + ε      and      |⟨g_η, u⟩| ≤ c₂·|⟨g, u⟩| + ε
+
+    Close to a minimum, where rounding hides the first, ⟨g_η, u⟩ ≤ (2·c₁ − 1)·⟨g, u⟩ + ε with
+    f(w + η·u) ≤ f(w) + c₃·|f(w)| does instead. η is enlarged until an interval encloses such a
+    rate, and the interval then narrowed by cubic and quadratic interpolation and by halves. A
+    loss or slope that is not finite meets nothing, so the search steps back from there.
+
+    Where the search ends without, it takes the lowest loss that meets the first condition; where
+    none does, the lowest of all if that is below f(w); otherwise the parameters stay. They also
+    stay, and nothing is tried, where u ascends, ⟨g, u⟩ > 0.
+
+    The last link of a chain, as in `sl.lbfgs`, since it searches along what it is given. Pass
+    `value=`, `grad=` and `value_fn=` to `opt.step`, or use `sl.train_step`. Under `.mask`,
+    `.only` and `.partition` the loss is one of the selected parameters, the others standing
+    still; under `.every_k` it is the loss of the window's last mini-step.
+
+    Differs from Optax: no step raises the loss by more than c₃·|f(w)| (there the last rate is
+    taken where none is good), and a search that failed does not hold the next ones at 0.
+
+    **Arguments:**
+
+    - `max_linesearch_steps`: how many rates may be tried, an int ≥ 1.
+    - `max_learning_rate`: the greatest η, > 0; without it there is none.
+    - `tol`: ε, ≥ 0.
+    - `increase_factor`: by how much η is enlarged, > 1.
+    - `slope_rtol`: c₁, in [0, 1).
+    - `curv_rtol`: c₂, ≥ 0; infinite to ask for the first condition only.
+    - `approx_dec_rtol`: c₃, ≥ 0; `None` to ask for the first condition itself always.
+    - `stepsize_precision`: the length of the interval at which a rate that meets the first
+        condition is enough, ≥ 0.
+    - `initial_guess_strategy`: where each search begins: `"keep"` at the rate before, `"one"`
+        at 1, as quasi-Newton directions want it.
+    - `verbose`: whether to print where no rate met both conditions.
+
+    ??? cite "Nocedal & Wright, [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5),
+        algorithms 3.5 and 3.6; Hager & Zhang, [Algorithm 851: CG_DESCENT, a conjugate gradient
+        method with guaranteed descent](https://doi.org/10.1145/1132973.1132979), 2006"
+    """
+
+    max_linesearch_steps: int = count_field()
+    max_learning_rate: Hyperparameter | None = hyperparameter(None, within="(0, inf]")
+    tol: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    increase_factor: Hyperparameter = hyperparameter(2.0, within="(1, inf)")
+    slope_rtol: Hyperparameter = hyperparameter(1e-4, within="[0, 1)")
+    curv_rtol: Hyperparameter = hyperparameter(0.9, within="[0, inf]")
+    approx_dec_rtol: Hyperparameter | None = hyperparameter(1e-6, within="[0, inf)", optional=True)
+    stepsize_precision: Hyperparameter = hyperparameter(1e-5, within="[0, inf)")
+    initial_guess_strategy: str = eqx.field(default="keep", static=True)
+    verbose: bool = eqx.field(default=False, static=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params", "value", "grad", "value_fn")
+    keeps_zeros: ClassVar[bool] = True
+
+    def __check_init__(self):
+        if self.initial_guess_strategy not in ("one", "keep"):
+            raise ValueError(
+                "ScaleByZoomLinesearch.initial_guess_strategy must be 'one' or 'keep', got "
+                f"{self.initial_guess_strategy!r}."
+            )
+
+    def init(self, params: Params) -> ScaleByZoomLinesearchState:
+        tree.check_inexact(params)
+        dtype = canonical_float()
+        return ScaleByZoomLinesearchState(
+            learning_rate=jnp.ones((), dtype),
+            guess=jnp.ones((), dtype),
+            value=jnp.full((), jnp.inf, dtype),
+            num_linesearch_steps=count_from_zero(),
+            decrease_error=jnp.full((), jnp.inf, dtype),
+            curvature_error=jnp.full((), jnp.inf, dtype),
+            age=tree.fresh_age(),
+            grad=tree.zeros_like(params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByZoomLinesearchState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByZoomLinesearchState]:
+        along = line(self, updates, params, context)
+        now = numbers(self, context)
+        zero = jnp.zeros_like(along.value)
+        guess = state.guess if self.initial_guess_strategy == "keep" else zero + 1
+        start = _Point(zero, along.value, along.slope)
+
+        end = jax.lax.while_loop(
+            lambda search: search.on,
+            lambda search: self._try(search, along, now, guess),
+            _Search(
+                tried=count_from_zero(),
+                last=start,
+                low=start,
+                high=start,
+                third=start,
+                enclosed=jnp.asarray(False),
+                enough=jnp.asarray(False),
+                on=along.slope <= 0,  # not so where it is NaN
+                best=_Best(zero, along.value, zero + jnp.inf, zero + jnp.inf, along.grad),
+            ),
+        )
+        best = end.best
+        tried = jnp.where(end.tried > 0, end.last.rate, state.guess)
+        if self.verbose:
+            _report(now.tol, best, along)
+        return scaled(updates, best.rate), ScaleByZoomLinesearchState(
+            learning_rate=best.rate,
+            guess=next_guess(jnp.where(best.rate > 0, best.rate, tried)),
+            value=best.value,
+            num_linesearch_steps=end.tried,
+            decrease_error=best.decrease_error,
+            curvature_error=best.curvature_error,
+            age=tree.increment(state.age),
+            grad=best.grad,
+        )
+
+    def _try(self, search: _Search, along: Line, now: Any, guess: Scalar) -> _Search:
+        """One more rate. The phase decides what is tried, so that the loss stands here once."""
+        limit = jnp.asarray(jnp.finfo(guess.dtype).max, guess.dtype)
+        if now.max_learning_rate is not None:
+            limit = jnp.minimum(limit, now.max_learning_rate)
+        further = jnp.where(search.tried == 0, guess, now.increase_factor * search.last.rate)
+        at_limit = further >= limit
+        inside = _between(search.low, search.high, search.third)
+        rate = jnp.where(search.enclosed, inside, jnp.minimum(further, limit))
+
+        value, grad = jax.value_and_grad(along.value_fn)(along.at(rate))
+        grad = steepest(grad)
+        new = _Point(rate, jnp.asarray(value, rate.dtype), along.slope_of(grad))
+        decrease, curvature = self._errors(new, along, now)
+        enough = decrease <= now.tol
+        done = jnp.maximum(decrease, curvature) <= now.tol
+        tried = search.tried + 1
+
+        # Algorithm 3.5: further out, until the loss rises or has no slope to follow.
+        too_far = (decrease > 0) | ((new.value >= search.last.value) & (search.tried > 0))
+        back = ~too_far & (new.slope >= 0)
+        outer = (_pick(back, new, search.last), _pick(back, search.last, new))
+        found = too_far | back | done
+        # Algorithm 3.6: the new point takes the place of one of the two ends.
+        low, high = search.low, search.high
+        worse = (decrease > 0) | (new.value >= low.value)
+        turned = ~worse & (new.slope * (high.rate - low.rate) >= 0)
+        inner = (_pick(worse, low, new), _pick(worse, new, _pick(turned, low, high)))
+        third = _pick(worse | turned, high, low)
+        narrow = jnp.abs(high.rate - low.rate) <= now.stepsize_precision
+        over = jnp.where(search.enclosed, narrow & (enough | search.enough), at_limit & ~found)
+
+        best = search.best
+        lower = (decrease < jnp.inf) & (new.value < best.value)
+        # What is enough comes before what is merely lower, and what is done before both.
+        better = done | (enough & ~search.enough) | (lower & (enough | ~search.enough))
+        low, high = _pick(search.enclosed, inner, outer)
+        return _Search(
+            tried=tried,
+            last=new,
+            low=low,
+            high=high,
+            third=_pick(search.enclosed, third, low),
+            enclosed=search.enclosed | found,
+            enough=search.enough | enough,
+            on=~(done | over | (tried >= self.max_linesearch_steps)),
+            best=_pick(better, _Best(new.rate, new.value, decrease, curvature, grad), best),
+        )
+
+    def _errors(self, new: _Point, along: Line, now: Any) -> tuple[Scalar, Scalar]:
+        """By how much a point misses each condition; infinite where the loss is not finite."""
+        rise = new.value - along.value
+        decrease = rise - now.slope_rtol * new.rate * along.slope
+        if now.approx_dec_rtol is not None:
+            flat = new.slope + (1 - 2 * now.slope_rtol) * along.slope
+            close = rise - now.approx_dec_rtol * jnp.abs(along.value)
+            decrease = jnp.minimum(decrease, jnp.maximum(flat, close))
+        curvature = jnp.abs(new.slope) - now.curv_rtol * jnp.abs(along.slope)
+        # At slope 0 an infinite factor would make it NaN.
+        curvature = jnp.where(jnp.isinf(now.curv_rtol), 0, curvature)
+
+        def error(x: Scalar) -> Scalar:
+            finite = jnp.isfinite(new.value) & jnp.isfinite(new.slope) & ~jnp.isnan(x)
+            return jnp.maximum(jnp.where(finite, x, jnp.inf), 0)
+
+        return error(decrease), error(curvature)
+
+    def metrics(self, state: ScaleByZoomLinesearchState) -> dict[str, Array]:
+        return {
+            "learning_rate": state.learning_rate,
+            "num_linesearch_steps": state.num_linesearch_steps,
+            "decrease_error": state.decrease_error,
+            "curvature_error": state.curvature_error,
+        }
+
+
+def _pick(condition: Any, yes: Any, no: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def _between(low: _Point, high: _Point, third: _Point) -> Scalar:
+    """The minimum of a cubic through three points, else of a parabola, else the middle.
+
+    In units of the interval, t from 0 at `low` to 1 at `high`: f = f₀ + C·t + B·t² + A·t³. What is
+    not a number lies in no interval, and falls through to the next.
+    """
+    width = high.rate - low.rate
+    t = (third.rate - low.rate) / width
+    c = low.slope * width
+    a_and_b = high.value - low.value - c
+    a = (a_and_b - (third.value - low.value - c * t) / (t * t)) / (1 - t)
+    b = a_and_b - a
+    cubic = (jnp.sqrt(b * b - 3 * a * c) - b) / (3 * a)
+    parabola = -c / (2 * a_and_b)
+    inside = jnp.where((parabola > 0.1) & (parabola < 0.9), parabola, 0.5)
+    inside = jnp.where((cubic > 0.2) & (cubic < 0.8), cubic, inside)
+    return low.rate + inside * width
+
+
+def _report(tol: Any, best: _Best, along: Line) -> None:
+    def say() -> None:
+        jax.debug.print(
+            "ScaleByZoomLinesearch found no learning rate that meets both conditions: took {rate}, "
+            "which misses them by {decrease} and {curvature}; loss {value}, slope {slope}.",
+            rate=best.rate,
+            decrease=best.decrease_error,
+            curvature=best.curvature_error,
+            value=along.value,
+            slope=along.slope,
+        )
+
+    met = jnp.maximum(best.decrease_error, best.curvature_error) <= tol
+    jax.lax.cond(met, lambda: None, say)

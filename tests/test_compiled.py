@@ -82,7 +82,11 @@ def test_scratch_is_at_most_one_percent_of_the_parameters(name):
     assert not any(map(is_parameter, copied))
 
 
-@pytest.mark.parametrize("name", LEAN)
+# The gradients that pass are added in a kernel behind the conditional.
+ONCE = sorted(LEAN.keys() - {"when, passing"})
+
+
+@pytest.mark.parametrize("name", ONCE)
 def test_no_array_is_written_twice(name):
     # Every kernel with a result as large as a parameter passes over memory once.
     results = re.findall(r" = (\(.*?\)|\S+) fusion\(", lean(name).as_text())
@@ -92,7 +96,8 @@ def test_no_array_is_written_twice(name):
 
 @pytest.mark.parametrize("name", LEAN)
 def test_there_are_as_many_conditionals_as_decisions(name):
-    decisions = [p for p in parts(LEAN[name]) if isinstance(p.transform, sl.AbstractPacedTransform)]
+    deciding = (sl.AbstractPacedTransform, sl.When)
+    decisions = [part for part in parts(LEAN[name]) if isinstance(part.transform, deciding)]
     assert lean(name).as_text().count(" conditional(") == len(decisions)
 
 

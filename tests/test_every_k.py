@@ -603,3 +603,14 @@ def test_links_that_keep_zeros_or_stand_before_are_not_warned_of():
         sl.ApplyEvery(2) | sl.adam(0.1),
     ):
         sl.Optimizer(tx, params)
+
+
+def test_an_idle_step_emits_nothing_through_wrapped_links_that_keep_zeros():
+    params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    tx = sl.sgd(0.1).every_k(2) | sl.Scale(0.5).mask(sl.where.ndim(min=2))
+    opt = sl.Optimizer(tx, params)
+    told = []
+    for _ in range(4):
+        params, opt = opt.step(params, params)
+        told.append(bool(opt.emitted))
+    assert told == [False, True, False, True]

@@ -64,6 +64,20 @@ def test_metrics_leave_a_compiled_function_and_a_scan():
     assert opt.metrics["norm"] == history["norm"][-1]
 
 
+def test_metrics_outlive_the_donation_of_the_state():
+    def loss_fn(model):
+        return sum(jnp.sum(x**2) for x in jax.tree.leaves(model))
+
+    model = jax.tree.map(jnp.copy, MODEL)
+    opt = sl.Optimizer(sl.sgd(0.1).record(), model)
+    step = sl.train_step(loss_fn)
+    logged = []
+    for _ in range(3):
+        model, opt, _ = step(model, opt)
+        logged.append(opt.metrics)
+    assert all(float(metrics["grad_norm"]) > 0 for metrics in logged)
+
+
 def test_a_transform_without_anything_to_report_reports_nothing():
     assert sl.Optimizer(sl.adamw(0.1), MODEL).metrics == {}
 

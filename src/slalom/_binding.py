@@ -13,7 +13,15 @@ from ._chain import Chain, first_link
 from ._paced import AbstractPacedTransform
 from ._paths import example, leaf_paths
 from ._selector import Where, check_matches
-from ._transform import MIXED, AbstractTransform, Part, operand, parts, uncalled
+from ._transform import (
+    MIXED,
+    AbstractTransform,
+    Part,
+    keeps_zeros,
+    operand,
+    parts,
+    uncalled,
+)
 from ._types import Params, Tracer
 
 
@@ -122,7 +130,7 @@ def _warn_of_idle_steps(transform: AbstractTransform) -> None:
         for part in outer.transform.inside():
             part = part._replace(path=outer.path + part.path)
             link = part.transform
-            if paced is not None and not _keeps_zeros(link):
+            if paced is not None and not keeps_zeros(link):
                 inner = paced.transform.inside()[0].transform
                 how = repr(paced.transform).removeprefix(operand(inner))
                 warnings.warn(
@@ -142,18 +150,10 @@ def _held_back(part: Part) -> Part | None:
     paced: Part | None = None
     for inner in part.transform.inside():
         inner = inner._replace(path=part.path + inner.path)
-        if isinstance(part.transform, Chain) and not _keeps_zeros(inner.transform):
+        if isinstance(part.transform, Chain) and not keeps_zeros(inner.transform):
             paced = None
         paced = _held_back(inner) or paced
     return paced
-
-
-def _keeps_zeros(transform: AbstractTransform) -> bool:
-    """Whether zeros stay zeros, through wrappers and chains too."""
-    inside = transform.inside()
-    return transform.keeps_zeros or (
-        bool(inside) and all(_keeps_zeros(part.transform) for part in inside)
-    )
 
 
 def at_home(made: PyTree, params: Params) -> PyTree:

@@ -11,7 +11,16 @@ from jaxtyping import Array, Bool
 from ._fluent import fluent
 from ._module import LINE, indented
 from ._stateless import AbstractStatelessTransform
-from ._transform import MIXED, AbstractTransform, Context, Part, check_transform, parts, segments
+from ._transform import (
+    MIXED,
+    AbstractTransform,
+    Context,
+    Part,
+    check_transform,
+    keeps_zeros,
+    parts,
+    segments,
+)
 from ._types import Gradients, Params, Updates
 
 
@@ -139,7 +148,8 @@ class Chain(AbstractTransform):
         wrote: Any = True
         for link, link_state in zip(self.links, state, strict=True):
             own = link.emitted(link_state)
-            wrote = jnp.logical_and(wrote, own) if link.keeps_zeros or own is not True else own
+            quiet = keeps_zeros(link) or own is not True
+            wrote = jnp.logical_and(wrote, own) if quiet else own
         return wrote
 
     def signs(self, params: Params) -> tuple[int | None, ...]:

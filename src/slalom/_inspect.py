@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from . import tree
 from ._fields import hyperparameter_fields
@@ -104,8 +105,9 @@ def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:
 
 def metrics(transform: AbstractTransform, state: Any) -> ByPath:
     """What each transform reports of its last update, by path."""
+    # Copied: the next step may donate the state, and what was logged must outlive it.
     return ByPath(
-        (".".join(filter(None, (*part.path, name))), value)
+        (".".join(filter(None, (*part.path, name))), jnp.copy(value))
         for part in parts(transform, state)
         for name, value in part.transform.metrics(part.state).items()
     )

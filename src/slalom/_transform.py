@@ -353,6 +353,14 @@ def _walk(outer: Part) -> Iterator[Part]:
         )
 
 
+def keeps_zeros(transform: AbstractTransform) -> bool:
+    """Whether zeros stay zeros, through wrappers and chains too."""
+    inside = transform.inside()
+    return transform.keeps_zeros or (
+        bool(inside) and all(keeps_zeros(part.transform) for part in inside)
+    )
+
+
 def find(transform: AbstractTransform, which: str | type, state: Any = None) -> Part:
     """The one part with this path (or suffix of it) or class; an error lists the candidates."""
     known: dict[str, Part] = {}

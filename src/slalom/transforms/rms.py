@@ -47,6 +47,7 @@ class ScaleByRms(AbstractTransform):
     bias_correction: bool = eqx.field(default=False, static=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
+    keeps_zeros: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRmsState:
@@ -123,6 +124,7 @@ class ScaleByStddev(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
+    keeps_zeros: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByStddevState:

@@ -232,8 +232,8 @@ ERRORS = {
     ),
     "no such axis": (
         lambda: sl.Optimizer(sl.AdaptiveGradClip(0.1, axis=1), {"b": jnp.ones(2)}),
-        "AdaptiveGradClip was given axis=1, and 'b' has 1 axes. Give it to the parameters that "
-        "have it only, for example with `.mask(sl.where.ndim(min=2))`.",
+        "AdaptiveGradClip was given axis=1, which 'b' with ndim=1 does not have. Give it to the "
+        "parameters that do only, for example with `.mask(sl.where.ndim(min=2))`.",
     ),
     "one axis for two": (
         lambda: sl.ScaleByFactoredRms(axis=(1, 1)),

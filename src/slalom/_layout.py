@@ -162,8 +162,8 @@ def _given(who: str, path: str, ndim: int, axis: Axis) -> tuple[int, ...]:
     axes = (axis,) if isinstance(axis, int) else axis
     if any(not -ndim <= a < ndim for a in axes):
         raise ValueError(
-            f"{who} was given axis={axis!r}, and '{path}' has {ndim} axes. Give it to the "
-            f"parameters that have it only, for example with `.mask(sl.where.ndim(min=2))`."
+            f"{who} was given axis={axis!r}, which '{path}' with ndim={ndim} does not have. Give "
+            "it to the parameters that do only, for example with `.mask(sl.where.ndim(min=2))`."
         )
     return tuple(sorted({a % ndim for a in axes}))
 

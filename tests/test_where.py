@@ -461,3 +461,20 @@ def test_empty_selections_by_type_shape_and_dtype_are_legal():
     nothing = sl.where.ndim(7) | sl.where.type(eqx.nn.Conv2d) | sl.where.dtype(jnp.float16)
     new, _ = sl.Optimizer(sl.adam(0.1).only(nothing), model).step(model, model)
     assert jnp.array_equal(new["b"], model["b"])
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.AddDecayedWeights(0.1).mask(sl.where.ndim(min=2)) | sl.sgd(0.1),
+        sl.adamw(0.1).partition({sl.where.ndim(0): sl.sgd(0.1)}),
+        sl.sgd(0.1).partition({sl.where.ndim(min=2): sl.adamw(0.1).average()}),
+    ],
+    ids=["mask", "partition", "writer"],
+)
+def test_a_model_that_is_one_array_may_be_masked_away(tx):
+    model = jnp.asarray(2.0)
+    opt = sl.Optimizer(tx, model)
+    stepped, opt = opt.step(model, jnp.asarray(1.0))
+    np.testing.assert_allclose(stepped, 1.9, rtol=1e-6)
+    assert opt.eval_params(stepped) is stepped

@@ -44,7 +44,7 @@ def evaluated(transform: AbstractTransform, state: Any, params: Params) -> Param
     leaves, structure = jax.tree.flatten(params, is_leaf=_is_hole)
     settled = [False] * len(leaves)
     for part in parts(transform, state, params=params):
-        if isinstance(part.transform, AbstractParameterWriter):
+        if isinstance(part.transform, AbstractParameterWriter) and jax.tree.leaves(part.params):
             own = part.transform.eval_params(part.state, part.params)
             for i, x in enumerate(structure.flatten_up_to(own)):
                 if x is not None and not settled[i]:

@@ -488,6 +488,8 @@ def add(params: PyTree, updates: PyTree) -> PyTree:
 def cut(tree: PyTree, keep: tuple[bool, ...]) -> PyTree:
     """The tree with holes at the leaves that are not kept."""
     leaves, structure = jax.tree.flatten(tree)
+    if keep == (False,) and jax.tree_util.treedef_is_leaf(structure):
+        return ()  # a model that is one array: `None` in its place would read as not given
     return structure.unflatten([x if k else None for x, k in zip(leaves, keep, strict=True)])
 
 

@@ -192,6 +192,27 @@ def test_one_program_for_all_steps_and_numbers():
     assert traced == 1
 
 
+def test_the_numbers_of_a_schedule_are_changed_by_name_without_a_new_program():
+    traced = 0
+
+    @jax.jit
+    def step(opt):
+        nonlocal traced
+        traced += 1
+        return opt.step(PARAMS, GRADS, value=1.0)
+
+    tx = sl.adam(0.1).drive({"learning_rate": Plateau(1.0, 0.5, 2)}).every_k(1)
+    opt = sl.Optimizer(tx, PARAMS)
+    _, opt = step(opt)
+    opt = opt.with_hyperparams({"every_k.driven.learning_rate.patience": 1, "factor": 0.25})
+    _, opt = step(opt)
+    assert float(opt.hyperparams["learning_rate"]) == 0.25
+    assert float(opt.with_hyperparams(init_value=8.0).hyperparams["learning_rate"]) == 2.0
+    with pytest.raises(ValueError, match=r"learning_rate\.factor must be in \(0, 1\), got 2\.0"):
+        opt.with_hyperparams(factor=2.0)
+    assert traced == 1
+
+
 def test_a_part_is_shown_with_the_schedule_in_its_place():
     tx = sl.adam(0.1).drive({"learning_rate": Plateau(0.1)})
     link = tx["scale_by_learning_rate"]
@@ -246,7 +267,8 @@ BAD_INPUTS = [
         ValueError,
         "'driven.scale_by_learning_rate.learning_rate' is driven by "
         "sl.schedules.ReduceOnPlateau(0.1), so a number in its place would have no effect. Change "
-        "the schedule, or bind a transform without `.drive` to the model with `opt.rebind`.",
+        "one of the schedule's own numbers by its name, or bind a transform without `.drive` to "
+        "the model with `opt.rebind`.",
     ),
     (
         lambda: Plateau(0.1, factor=1.5),

@@ -136,6 +136,21 @@ def test_a_whole_model_takes_the_path_of_its_leaves():
     assert "flatten.scale_by_learning_rate.learning_rate" in opt.hyperparams
 
 
+def test_each_parameter_is_described_with_what_acts_on_it_in_its_buffer():
+    params = nested_dict(KEY)
+    tx = sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1, weight_decay=0.25).flatten()
+    row = sl.Optimizer(tx, params).describe(params).to_dict()["dense.weight"]
+    assert row["learning_rate"] == jnp.float32(0.1)
+    assert row["weight_decay"] == jnp.float32(0.25)
+    assert row["transform"].startswith("clip_by_global_norm | flatten.scale_by_adam | flatten.add")
+
+
+def test_parameters_of_another_size_are_refused():
+    opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
+    with pytest.raises(ValueError, match=r"'float32' has shape \(4,\)"):
+        opt.step({"w": jnp.ones((2, 2))}, {"w": jnp.ones((2, 2))})
+
+
 def test_some_parameters_cannot_start_anew():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), nested_dict(KEY))
     with pytest.raises(ValueError, match="belongs to several parameters together"):

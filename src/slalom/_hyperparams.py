@@ -28,6 +28,7 @@ def targets(
             path = ".".join((*part.path, field.name))
             known[path] = (path, part, field)
             known |= _inside_schedule(path, part, field)
+        known |= _inside_driving(part)
     if "*" not in name:
         return [known[the_path(name, list(known))]]
     found = [path for path in known if glob_pattern(name).fullmatch(path)]
@@ -98,12 +99,30 @@ def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, 
     return known
 
 
+def _inside_driving(part: Part) -> dict[str, tuple[str, Any, Any]]:
+    """The numbers of the schedules that `.drive` holds, as `driven.learning_rate.factor`."""
+    known: dict[str, tuple[str, Any, Any]] = {}
+    for i, schedule in enumerate(getattr(part.transform, "schedules", ())):
+        if isinstance(schedule, AbstractStatefulSchedule):
+            inner = part._replace(
+                transform=schedule,  # pyright: ignore[reportArgumentType]
+                get=lambda outer, i=i: part.get(outer).schedules[i],
+            )
+            # `Driven.names` says what each of them drives.
+            prefix = (*part.path, part.transform.names[i])  # pyright: ignore[reportAttributeAccessIssue]
+            for field in hyperparameter_fields(schedule):
+                path = ".".join((*prefix, field.name))
+                known[path] = (path, inner, field)
+    return known
+
+
 def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules: bool) -> Any:
     """A new value as a leaf in the old one's place."""
     if isinstance(old, AbstractStatefulSchedule):
         raise ValueError(
             f"'{path}' is driven by {old!r}, so a number in its place would have no effect. Change "
-            "the schedule, or bind a transform without `.drive` to the model with `opt.rebind`."
+            "one of the schedule's own numbers by its name, or bind a transform without `.drive` "
+            "to the model with `opt.rebind`."
         )
     if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
         value = value(old)

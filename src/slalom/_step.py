@@ -114,8 +114,8 @@ def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> N
             continue  # a mask has no state of its own: its inner transform sees the same one
         for name in params_like_fields(part.state):
             held = getattr(part.state, name)
-            if held is None:
-                continue  # an option left it out
+            if jax.tree.structure(held) != jax.tree.structure(part.params):
+                continue  # an option left it out, or it is in buffers, which the rule compares
             marked = jax.tree.leaves(held)
             named = zip(leaf_paths(part.params), jax.tree.leaves(part.params), strict=True)
             for s, (path, p) in zip(marked, named, strict=True):

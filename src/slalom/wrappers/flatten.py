@@ -101,20 +101,6 @@ class Flatten(AbstractWrapper):
             return self.inner.inside(state)
         return super().inside(FlattenState(state, ()))
 
-    def inside(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        (part,) = super().inside(state, context, params)
-        if params is None:
-            return (part,)
-        dtypes = [str(tree.canonical(x.dtype)) for x in jax.tree.leaves(params)]
-        sizes = dict.fromkeys(dtypes, 0)
-        for dtype, x in zip(dtypes, jax.tree.leaves(params), strict=True):
-            sizes[dtype] += np.size(x)
-        # Only shapes and dtypes count here: one number, seen everywhere, takes no memory.
-        buffers = {d: np.broadcast_to(np.zeros((), d), (n,)) for d, n in sizes.items()}
-        return (part._replace(params=buffers),)
-
     def __repr__(self) -> str:
         return f"{operand(self.inner)}.flatten()"
 

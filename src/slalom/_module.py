@@ -57,7 +57,8 @@ def code(value: Any) -> str:
     if isinstance(value, float | jax.Array | np.ndarray | np.generic):
         return shortest(value)
     if isinstance(value, types.FunctionType):
-        return f"{'sl.tree.' if value.__module__ == f'{_PACKAGE}.tree' else ''}{value.__name__}"
+        ours = value.__module__.startswith(f"{_PACKAGE}.tree.")
+        return f"{'sl.tree.' * ours}{value.__name__}"
     if isinstance(value, list):
         return f"[{', '.join(map(code, value))}]"
     if isinstance(value, tuple):

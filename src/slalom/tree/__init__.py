@@ -1,0 +1,72 @@
+"""Tree arithmetic for rules, and the one place where dtypes are decided.
+
+Trees have holes (`None`), never placeholders: `jax.tree.map` steps over them by itself. What
+stands in `__all__` is for authors of transforms; the rest is for the library.
+"""
+
+from .checks import (
+    check_inexact as check_inexact,
+    check_same_shapes as check_same_shapes,
+    check_same_structure as check_same_structure,
+)
+from .dtypes import (
+    accumulation_dtype as accumulation_dtype,
+    canonical as canonical,
+    cast as cast,
+    cast_like as cast_like,
+    in_precision_of as in_precision_of,
+    is_array as is_array,
+    is_inexact as is_inexact,
+    real_dtype as real_dtype,
+    storage_dtype as storage_dtype,
+)
+from .fresh import (
+    copy as copy,
+    first_moment as first_moment,
+    fresh_age as fresh_age,
+    full_like as full_like,
+    no_state as no_state,
+    second_moment as second_moment,
+    zeros_like as zeros_like,
+)
+from .leaves import (
+    add as add,
+    cut as cut,
+    map_leaves as map_leaves,
+    merge as merge,
+)
+from .means import (
+    bias_correction as bias_correction,
+    complement as complement,
+    increment as increment,
+    newest_weight as newest_weight,
+)
+from .norms import (
+    abs_squared as abs_squared,
+    all_finite as all_finite,
+    global_norm as global_norm,
+    inner as inner,
+    norm as norm,
+    rms as rms,
+    squared_norm as squared_norm,
+)
+
+__all__ = [
+    "abs_squared",
+    "accumulation_dtype",
+    "all_finite",
+    "bias_correction",
+    "cast_like",
+    "complement",
+    "copy",
+    "first_moment",
+    "fresh_age",
+    "global_norm",
+    "increment",
+    "inner",
+    "map_leaves",
+    "newest_weight",
+    "no_state",
+    "second_moment",
+    "zeros_like",
+]

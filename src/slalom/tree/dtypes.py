@@ -1,0 +1,84 @@
+"""The one place where dtypes are decided."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is a JAX or NumPy array or scalar (tracers are arrays)."""
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether `x` is a floating or complex array."""
+    return is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def canonical(dtype: Any) -> np.dtype:
+    """The dtype that JAX makes of it: NumPy's doubles are single precision without x64."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def accumulation_dtype(*dtypes: Any) -> np.dtype:
+    """The dtype to compute in where these meet: as wide as the widest, and at least float32.
+
+    **Arguments:**
+
+    - `dtypes`: floating or complex dtypes.
+
+    **Returns:** float32, float64, complex64 or complex128.
+    """
+    # Not `jnp.promote_types`: under strict promotion, which users may choose, it refuses.
+    wide = any(jnp.finfo(dtype).bits > 32 for dtype in dtypes)
+    if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
+        return canonical(np.complex128 if wide else np.complex64)
+    return canonical(np.float64 if wide else np.float32)
+
+
+def real_dtype(dtype: Any) -> np.dtype:
+    """The dtype of the real part."""
+    dtype = np.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.dtype(jnp.finfo(dtype).dtype)
+    return dtype
+
+
+def in_precision_of(x: Any, dtype: np.dtype) -> Array:
+    """`x` in the precision of `dtype`: a real stays real and a complex number complex."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) or not jnp.issubdtype(
+        dtype, jnp.complexfloating
+    ):
+        return cast(x, dtype)
+    return cast(x, real_dtype(dtype))
+
+
+def cast(x: Any, dtype: np.dtype) -> Array:
+    """`x` as a strongly typed JAX array; the very array where it is that already."""
+    # Most are: asking takes a twentieth of the time that `jnp.asarray` takes to do nothing.
+    if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
+        return x
+    return jnp.asarray(x, dtype)
+
+
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """Each leaf in the dtype, strongly typed, of the leaf of `like` at its place.
+
+    **Arguments:**
+
+    - `tree`: a tree of arrays, such as new moments in the accumulation dtype.
+    - `like`: a tree of the same structure, such as the old moments as they are stored.
+
+    **Returns:** the tree.
+    """
+    return jax.tree.map(lambda x, y: cast(x, canonical(y.dtype)), tree, like)
+
+
+def storage_dtype(leaf_dtype: Any, dtype: Any) -> np.dtype:
+    """`dtype`, or its complex twin (complex64 for half precision) where the leaf is complex."""
+    if jnp.issubdtype(leaf_dtype, jnp.complexfloating):
+        return accumulation_dtype(dtype, np.complex64)
+    return np.dtype(dtype)

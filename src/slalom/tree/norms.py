@@ -1,0 +1,98 @@
+"""Sums over arrays and trees, in at least float32."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Inexact, PyTree, Real
+
+from .._types import Scalar
+from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
+from .leaves import map_leaves
+
+
+def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
+    """|x|², real also for complex x.
+
+    **Arguments:**
+
+    - `x`: a floating or complex array.
+
+    **Returns:** a real array.
+    """
+    if jnp.iscomplexobj(x):
+        return jnp.square(x.real) + jnp.square(x.imag)
+    return jnp.square(x)
+
+
+def global_norm(tree: PyTree) -> Scalar:
+    """The Euclidean norm of all leaves together, summed in at least float32.
+
+    **Arguments:**
+
+    - `tree`: a tree of floating or complex arrays.
+
+    **Returns:** a real scalar; 0 for a tree without leaves.
+    """
+    return jnp.sqrt(squared_norm(tree))
+
+
+def squared_norm(tree: PyTree) -> Scalar:
+    """The square of `global_norm`."""
+    squares = jax.tree.leaves(map_leaves(lambda x: jnp.sum(abs_squared(x)), (tree,)))
+    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for x in squares)))
+    total = jnp.zeros((), dtype)
+    for x in squares:
+        total = jax.lax.add(total, cast(x, dtype))
+    return total
+
+
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether no number in a tree is infinite or NaN.
+
+    **Arguments:**
+
+    - `tree`: a tree of floating or complex arrays.
+
+    **Returns:** a bool scalar; true for a tree without leaves.
+    """
+    finite = jnp.array(True)
+    for x in jax.tree.leaves(tree):
+        # Not `all(isfinite(x))`: XLA writes those bools to memory, which takes twice as long. The
+        # maximum with a NaN is NaN, which is less than nothing.
+        parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
+        for part in parts:
+            finite = finite & (jnp.max(jnp.abs(part), initial=0) < jnp.inf)
+    return finite
+
+
+def inner(a: PyTree, b: PyTree) -> Scalar:
+    """Re⟨a, b⟩ = Σ Re(āᵢ·bᵢ) over all entries of all leaves, summed in at least float32.
+
+    With real parts, complex parameters are what they are to a gradient: twice as many real ones.
+
+    **Arguments:**
+
+    - `a`, `b`: trees of floating or complex arrays, of one structure and equal shapes.
+
+    **Returns:** a real scalar; 0 for trees without leaves.
+    """
+    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for pair in pairs for x in pair)))
+    total = jnp.zeros((), dtype)
+    for x, y in pairs:
+        wide = accumulation_dtype(x.dtype, y.dtype)
+        x, y = in_precision_of(x, wide), in_precision_of(y, wide)
+        product = x.real * y.real
+        if jnp.iscomplexobj(x) and jnp.iscomplexobj(y):
+            product = product + x.imag * y.imag
+        total = total + jnp.asarray(jnp.sum(product), dtype)
+    return total
+
+
+def norm(x: Inexact[Array, "..."]) -> Scalar:
+    """The Euclidean norm of one array, in its own precision: in rules, at least float32."""
+    return jnp.sqrt(jnp.sum(abs_squared(x)))
+
+
+def rms(x: Inexact[Array, "..."]) -> Scalar:
+    """The root mean square of one array, in its own precision; 0 for an empty one."""
+    return jnp.sqrt(jnp.sum(abs_squared(x)) / max(x.size, 1))

@@ -27,8 +27,6 @@ class Row(NamedTuple):
     idle_target: float = 0.0
     scratch: float = 0.01
     """How much memory beside parameters, state and gradients it may take, in parameters."""
-    uses: str = ""
-    """A name that Slalom may not have yet: the row appears when it has."""
 
 
 def _schedule(library: Any) -> Any:
@@ -48,7 +46,7 @@ def _optax_clipped() -> Any:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
 
-_ROWS: Mapping[str, Row] = {
+ROWS: Mapping[str, Row] = {
     "AdamW": Row(lambda: sl.adamw(1e-3), lambda: optax.adamw(1e-3), 28, 0.97, "AdamW"),
     "clip, AdamW": Row(
         lambda: sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3),
@@ -61,7 +59,6 @@ _ROWS: Mapping[str, Row] = {
         lambda: optax.apply_if_finite(_optax_clipped(), max_consecutive_errors=5),
         limit=32,
         target=2.1,
-        uses="IfFinite",
     ),
     "AdamW every 4": Row(
         lambda: sl.adamw(1e-3).every_k(4),
@@ -87,14 +84,6 @@ _ROWS: Mapping[str, Row] = {
         limit=24,
         target=2,
         scratch=0.1,
-        uses="adafactor",
-    ),
-    "schedule-free AdamW": Row(
-        lambda: sl.schedule_free_adamw(1e-3),
-        lambda: optax.contrib.schedule_free_adamw(1e-3),
-        limit=28,
-        target=1.5,
-        uses="schedule_free_adamw",
     ),
     "partition": Row(
         lambda: sl.adamw(1e-3).partition({sl.where.ndim(max=1): sl.adamw(1e-4)}),
@@ -126,7 +115,5 @@ _ROWS: Mapping[str, Row] = {
         limit=28,
         target=3,
         scratch=1.1,
-        uses="Flatten",
     ),
 }
-ROWS = {name: row for name, row in _ROWS.items() if not row.uses or hasattr(sl, row.uses)}

@@ -38,6 +38,7 @@ def test_every_rule_that_acts_on_single_numbers_says_so():
     }
 
 
+@pytest.mark.slow
 def test_every_elementwise_rule_gives_in_buffers_what_it_gives_in_leaves():
     model, grads = nested_dict(KEY), gradients(nested_dict(KEY), 3)
 

@@ -571,6 +571,7 @@ def test_same_path_as_optax_in_double_precision(row, x64):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 @rows
 def test_same_path_as_optax_in_single_precision(row):
     for model in models():

@@ -16,10 +16,10 @@ from table import EVERYTHING, PER_EXAMPLE
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
 FLOAT32 = (jnp.float32,) * 3
 # Float32 alone is what the other properties are tested with.
-DTYPES = {
-    "bfloat16": (jnp.bfloat16,) * 3,
-    "mixed": (jnp.bfloat16, jnp.float32, jnp.float16),
-}
+DTYPES = [
+    pytest.param((jnp.bfloat16, jnp.float32, jnp.float16), id="mixed"),
+    pytest.param((jnp.bfloat16,) * 3, id="bfloat16", marks=pytest.mark.slow),
+]
 
 
 def make_params(dtypes=FLOAT32):
@@ -66,7 +66,7 @@ def test_no_public_transform_is_missing_from_the_table():
 
 
 @ROWS
-@pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES.keys())
+@pytest.mark.parametrize("dtypes", DTYPES)
 def test_step_returns_what_it_was_given(tx, dtypes):
     params = make_params(dtypes)
     grads = make_grads(params)
@@ -99,6 +99,7 @@ def test_step_returns_what_it_was_given_in_double_precision(tx, x64):
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 
+@pytest.mark.slow
 @ROWS
 def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -165,6 +166,7 @@ def test_no_buffer_stands_twice_so_everything_can_be_donated(tx):
     assert jnp.all(jnp.isfinite(params["w"]))
 
 
+@pytest.mark.slow
 @ROWS
 def test_vmap_over_runs_equals_the_runs(tx):
     grads = make_grads(make_params())

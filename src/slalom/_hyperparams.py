@@ -161,10 +161,19 @@ def replace(
     for name, value in values.items():
         for path, part, field in targets(transform, name):
             old = getattr(part.transform, field.name)
-            transform = eqx.tree_at(
-                lambda t, part=part, field=field: getattr(part.get(t), field.name),
-                transform,
-                _replacement(path, field, old, value, replace_schedules),
-                is_leaf=lambda x, old=old: x is None or x is old,
-            )
+            new = _replacement(path, field, old, value, replace_schedules)
+            transform = with_field(transform, part, field, new)
     return transform
+
+
+def with_field(
+    transform: AbstractTransform, part: Part, field: dataclasses.Field[Any], value: Any
+) -> AbstractTransform:
+    """The transform with another value, as it is, in a field of one of its parts."""
+    old = getattr(part.transform, field.name)
+    return eqx.tree_at(
+        lambda t: getattr(part.get(t), field.name),
+        transform,
+        value,
+        is_leaf=lambda x: x is None or x is old,
+    )

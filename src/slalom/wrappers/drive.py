@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 
 from .._fluent import fluent
-from .._hyperparams import targets
+from .._hyperparams import targets, with_field
 from .._schedule import AbstractSchedule, AbstractStatefulSchedule
 from .._transform import AbstractTransform, Context, Part, missing, operand
 from .._types import Params, Updates
@@ -121,13 +121,7 @@ class Driven(AbstractWrapper):
         inner = self.inner
         for name, value in zip(self.names, values, strict=True):
             for _, part, field in targets(self.inner, name):
-                old = getattr(part.transform, field.name)
-                inner = eqx.tree_at(
-                    lambda t, part=part, field=field: getattr(part.get(t), field.name),
-                    inner,
-                    value,
-                    is_leaf=lambda x, old=old: x is None or x is old,
-                )
+                inner = with_field(inner, part, field, value)
         return inner
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """What a call costs on the host: a model of 100 small leaves, for which there is little to do."""
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,8 +38,11 @@ def interleave(loops: Mapping[str, Loop], calls: int) -> tuple[dict[str, list[fl
     """Seconds until each call returns, and until its work is done."""
     returned: dict[str, list[float]] = {name: [] for name in loops}
     done: dict[str, list[float]] = {name: [] for name in loops}
+    names, shuffled = list(loops), random.Random(0)
     for i in range(calls + WARM_UP):
-        for name, loop in loops.items():
+        shuffled.shuffle(names)
+        for name in names:
+            loop = loops[name]
             start = time.perf_counter()
             loop()
             between = time.perf_counter()

@@ -1,5 +1,6 @@
 """What is measured: compiled steps side by side, and what their programs look like."""
 
+import random
 import re
 import statistics
 import time
@@ -121,11 +122,12 @@ class Probe:
 def interleave(calls: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, list[float]]:
     """Seconds per call: each once, in turn, again and again, so that all see the same machine."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    names, shuffled = list(calls), random.Random(0)
     for repetition in range(repetitions + WARM_UP):
-        # Another order in each window: what ran before leaves its arrays in the cache.
-        first = repetition // WARM_UP % len(names)
-        for name in names[first:] + names[:first]:
+        # What ran before leaves its arrays in the cache and its threads awake, and so must not be
+        # the same each time, as it would be in a cycle.
+        shuffled.shuffle(names)
+        for name in names:
             start = time.perf_counter()
             calls[name]()
             spent = time.perf_counter() - start

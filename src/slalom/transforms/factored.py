@@ -27,7 +27,8 @@ class ScaleByFactoredRmsState(eqx.Module):
     age: Int[Array, "*leaves"] = per_leaf()
     nu: PyTree[Float[Array, "..."]] = per_param()
     """At each leaf the means along a row and along a column, of size 1 along the axis that is
-    averaged away; or the one mean of squares of a leaf that is not factored."""
+    averaged away, in the order of the axes; or the one mean of squares of a leaf that is not
+    factored."""
 
 
 class ScaleByFactoredRms(AbstractTransform):
@@ -90,8 +91,7 @@ class ScaleByFactoredRms(AbstractTransform):
             pair = next(chosen)
             if pair is None:
                 return (jnp.zeros_like(x, dtype=dtype),)
-            out, into = pair
-            return tuple(jnp.zeros(_without(x.shape, a), dtype) for a in (into, out))
+            return tuple(jnp.zeros(_without(x.shape, a), dtype) for a in sorted(pair, reverse=True))
 
         return ScaleByFactoredRmsState(age=tree.fresh_age(), nu=jax.tree.map(zeros, params))
 
@@ -122,14 +122,16 @@ class ScaleByFactoredRms(AbstractTransform):
                 return g * (jax.lax.rsqrt(nu[0]) * bound), nu
             row, column = nu
             # Roots of vectors, not of all their products; and the bound is a factor of one.
-            by_row = jax.lax.rsqrt(row / _over(jnp.mean, row, _smaller(row, column)))
-            by_column = jax.lax.rsqrt(column)
+            by_row = jax.lax.rsqrt(row)
+            by_column = jax.lax.rsqrt(column / _over(jnp.mean, row, _smaller(row, column)))
 
             def total():
-                within_rows = _over(jnp.sum, tree.abs_squared(g * by_column), row.shape)
-                return jnp.sum(within_rows * jnp.square(by_row))
+                # Down the columns first: the other way round, the CPU backend of XLA computes
+                # both sums of a 50 257 × 768 matrix as one, at a tenth of the speed.
+                within_columns = _over(jnp.sum, tree.abs_squared(g * by_row), column.shape)
+                return jnp.sum(within_columns * jnp.square(by_column))
 
-            return g * (by_column * _bound(total, g.size, *limit)) * by_row, nu
+            return g * (by_row * _bound(total, g.size, *limit)) * by_column, nu
 
         updates, nu = tree.map_leaves(
             rule,

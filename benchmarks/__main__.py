@@ -81,7 +81,7 @@ def _shapes(args: argparse.Namespace) -> tuple[str, dict[str, Shape]]:
     elif args.tiny:
         size, shapes = "tiny", TINY
     if args.shapes:
-        every = FULL | QUICK | TINY
+        every = TINY | QUICK | FULL
         shapes = {key: every[key] for key in args.shapes.split(",")}
     return size, shapes
 

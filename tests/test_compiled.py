@@ -46,6 +46,7 @@ LEAN = {
     "decay on some": sl.adamw(1e-3, decay_where=first),
     "partition": sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}),
     "only": sl.adamw(1e-3).only(first),
+    "flatten, large leaves": sl.adamw(1e-3).flatten(),
     "every_k": sl.adamw(1e-3).every_k(4),
     "every_k of clip, adamw": (clip | sl.adamw(1e-3)).every_k(4),
     "every_k of partition": sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}).every_k(4),
@@ -131,7 +132,7 @@ ONE_BUFFER = {
     # Three sums and a product read the clipped gradient.
     "clip, adafactor": clip | sl.adafactor(1e-3),
     # The gradients, end to end.
-    "flatten": sl.adamw(1e-3, weight_decay=0.1).flatten(),
+    "flatten": sl.adamw(1e-3, weight_decay=0.1).flatten(max_size=SHAPE[0] * SHAPE[1]),
     # The old update is read for the step and overwritten by the new one: XLA keeps a copy.
     "optimistic": sl.optimistic_gradient_descent(1e-3),
     # Two means of squares and the step read the gradient with the decay in it.

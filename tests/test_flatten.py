@@ -1,4 +1,4 @@
-"""One buffer per dtype: the same steps as leaf by leaf."""
+"""One buffer per dtype for small leaves: the same steps as leaf by leaf."""
 
 import jax
 import jax.numpy as jnp
@@ -69,14 +69,14 @@ def test_dtypes_are_kept_and_each_has_one_buffer():
     grads = jax.tree.map(lambda p: p * 0.5, MIXED)
     opt, plain = sl.Optimizer(tx.flatten(), MIXED), sl.Optimizer(tx, MIXED)
     mu, nu = opt.state_of("scale_by_adam").mu, opt.state_of("scale_by_adam").nu
-    kinds = {name: (x.dtype.name, x.shape) for name, x in mu.items()}
+    kinds = {name: (x.dtype.name, x.shape) for name, x in mu.together.items()}
     assert kinds == {
         "bfloat16": ("bfloat16", (5,)),
         "complex64": ("complex64", (2,)),
         "float16": ("float16", (0,)),
         "float32": ("float32", (3,)),
     }
-    assert {x.dtype.name for x in nu.values()} == {"float32"}
+    assert {x.dtype.name for x in nu.together.values()} == {"float32"}
     model, expected = MIXED, MIXED
     for _ in range(3):
         model, opt = opt.step(model, grads)
@@ -84,6 +84,35 @@ def test_dtypes_are_kept_and_each_has_one_buffer():
     for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+
+
+def test_large_leaves_stay_as_they_are():
+    tx = sl.adamw(0.1, weight_decay=0.1)
+    opt = sl.Optimizer(tx.flatten(max_size=3), MIXED)
+    mu = opt.state_of("scale_by_adam").mu
+    assert {name: x.shape for name, x in mu.together.items()} == {
+        "bfloat16": (1,),
+        "complex64": (2,),
+        "float16": (0,),
+        "float32": (3,),
+    }
+    assert jax.tree.leaves(jax.tree.map(jnp.shape, mu.apart)) == [2, 2]
+    assert mu.apart["a"].dtype == jnp.bfloat16
+    model, expected, plain = MIXED, MIXED, sl.Optimizer(tx, MIXED)
+    grads = jax.tree.map(lambda p: p * 0.5, MIXED)
+    for _ in range(2):
+        model, opt = opt.step(model, grads)
+        expected, plain = plain.step(expected, grads)
+    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+
+
+def test_what_is_joined_is_printed_where_it_is_not_the_default():
+    assert repr(sl.sgd(0.1).flatten()).endswith(".flatten()")
+    assert repr(sl.sgd(0.1).flatten(max_size=100)).endswith(".flatten(max_size=100)")
+    with pytest.raises(ValueError, match="max_size must be at least 1"):
+        sl.sgd(0.1).flatten(max_size=0)
 
 
 def test_updates_in_another_dtype_find_their_buffer():
@@ -148,7 +177,7 @@ def test_each_parameter_is_described_with_what_acts_on_it_in_its_buffer():
 
 def test_parameters_of_another_size_are_refused():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"'float32' has shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"'together.float32' has shape \(4,\)"):
         opt.step({"w": jnp.ones((2, 2))}, {"w": jnp.ones((2, 2))})
 
 

@@ -66,12 +66,16 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
     # --- in which form ----------------------------------------------------------------------
 
-    def flatten(self) -> _Transform:
-        """This transform on one buffer per dtype that holds all leaves, end to end.
+    def flatten(self, max_size: int = 8192) -> _Transform:
+        """This transform on one buffer per dtype that holds all small leaves, end to end.
+
+        **Arguments:**
+
+        - `max_size`: how many numbers a leaf may have to be joined to others, an int ≥ 1.
 
         **Returns:** a transform.
         """
-        return _wrapper("Flatten")(self)
+        return _wrapper("Flatten")(self, max_size)
 
     def split_complex(self) -> _Transform:
         """This transform on the real and imaginary parts of complex leaves, as two real ones.

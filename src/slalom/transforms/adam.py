@@ -86,22 +86,27 @@ class ScaleByAdam(AbstractTransform):
         nu_scale = tree.bias_correction(now.b2, age)
         from_mu, from_g = look_ahead(now.b1, age, self.nesterov)
 
-        def rule(g, mu, nu, b1, c1, b2, c2, eps, eps_root, from_mu, from_g, nu_scale):
-            mu = b1 * mu + c1 * g
-            nu = b2 * nu + c2 * tree.abs_squared(g)
-            ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            return ahead / (jnp.sqrt(nu * nu_scale + eps_root) + eps), mu, nu
+        def means(g, mu, nu, b1, c1, b2, c2):
+            return b1 * mu + c1 * g, b2 * nu + c2 * tree.abs_squared(g)
 
-        decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
-        updates, mu, nu = tree.map_leaves(
-            rule,
+        # From the means as they are stored: XLA would copy old ones that the update reads too.
+        def update(g, mu, nu, eps, eps_root, from_mu, from_g, nu_scale):
+            ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
+            return ahead / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
+
+        mu, nu = tree.map_leaves(
+            means,
             (updates, state.mu, state.nu),
-            (*decays, now.eps, now.eps_root),
+            (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2)),
+            like=(state.mu, state.nu),
+        )
+        updates = tree.map_leaves(
+            update,
+            (updates, mu, nu),
+            (now.eps, now.eps_root),
             (from_mu, from_g, nu_scale),
         )
-        return updates, ScaleByAdamState(
-            age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
-        )
+        return updates, ScaleByAdamState(age, mu, nu)
 
 
 class ScaleByAmsgradState(eqx.Module):

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree, Real
 
 from .._jit import under_jit
@@ -19,6 +20,7 @@ def map_leaves(
     scalars: tuple[Scalar, ...] = (),
     per_leaf: tuple[Real[Array, "*leaves"], ...] = (),
     per_param: tuple[PyTree, ...] = (),
+    like: tuple[PyTree, ...] = (),
 ) -> Any:
     """Applies `rule(*leaves, *tuples, *scalars, *entries)` at every leaf of the trees.
 
@@ -34,8 +36,11 @@ def map_leaves(
     - `per_leaf`: numbers that follow from ages: vectors with an entry for each leaf, in the
         order of the leaves, or scalars where all leaves are of one age.
     - `per_param`: trees with a tuple of arrays, of any shapes, in the place of each leaf.
+    - `like`: for each array that `rule` returns a tree in whose dtypes it is returned, such as the
+        old moments for the new ones.
 
-    **Returns:** a tree, or as many trees as `rule` returns arrays, in the accumulation dtype.
+    **Returns:** a tree, or as many trees as `rule` returns arrays, in the accumulation dtype or as
+    `like` says.
 
     ```python
     >>> updates = {"w": jnp.array([3.0, 4.0])}
@@ -48,8 +53,22 @@ def map_leaves(
     structure = jax.tree.structure(trees[0])
     columns = [jax.tree.leaves(tree) for tree in trees]
     besides = [structure.flatten_up_to(tree) for tree in per_param]
+    stored = [[canonical(x.dtype) for x in jax.tree.leaves(tree)] for tree in like]
 
     def at_leaf(
+        dtypes: tuple[np.dtype, ...],
+        leaves: tuple[Array, ...],
+        tuples: tuple[Any, ...],
+        numbers: tuple[Array, ...],
+    ) -> Any:
+        made = in_wide(leaves, tuples, numbers)
+        if not dtypes:
+            return made
+        if not isinstance(made, tuple):
+            return cast(made, *dtypes)
+        return tuple(cast(x, dtype) for x, dtype in zip(made, dtypes, strict=True))
+
+    def in_wide(
         leaves: tuple[Array, ...], tuples: tuple[Any, ...], numbers: tuple[Array, ...]
     ) -> Any:
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
@@ -67,9 +86,10 @@ def map_leaves(
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
         # `inline=True` would copy its equations for every leaf). Outside of a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
-        at_leaf = jax.jit(at_leaf)
+        at_leaf = jax.jit(at_leaf, static_argnums=0)
     results = [
         at_leaf(
+            tuple(column[i] for column in stored),
             leaves,
             tuple(column[i] for column in besides),
             (*scalars, *(x if x.ndim == 0 else x[i] for x in per_leaf)),

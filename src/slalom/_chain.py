@@ -143,7 +143,7 @@ class Chain(AbstractTransform):
             paths.append((path,))
         return paths
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         # An idle link makes zeros, and they stay zeros through links such as Scale. Adam, fed
         # zeros, still writes.
         wrote: Any = True

@@ -261,7 +261,7 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
         del state, context, params
         return ()
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         """Whether the last call of `step` wrote any parameter."""
         del state
         return True

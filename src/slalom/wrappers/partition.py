@@ -113,7 +113,7 @@ class Partition(AbstractTransform):
             )
         )
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         wrote: Any = False
         for group, group_state in zip(self.groups, state, strict=True):
             wrote = wrote | group.emitted(group_state)

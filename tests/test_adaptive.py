@@ -223,6 +223,13 @@ def test_sm3_remembers_a_number_for_each_row_and_column():
     np.testing.assert_allclose(state.accumulators[1], [[2.0, 10.0, 1.0]])
 
 
+@pytest.mark.parametrize("tx", [sl.ScaleByRss(), sl.ScaleBySM3()], ids=["rss", "sm3"])
+def test_no_nan_becomes_a_zero(tx):
+    grad = jnp.array([jnp.nan, 1.0])
+    updates, _ = tx.update(grad, tx.init(jnp.ones(2)))
+    np.testing.assert_array_equal(jnp.isnan(updates), [True, False])
+
+
 def test_adadelta_without_memory_follows_the_last_update():
     # xₜ₋₁ is the last update squared, and a gradient of zero leaves none.
     made = updates_of(sl.ScaleByAdadelta(rho=0.0, eps=1.0), [2.0, 0.0, 3.0, 1.0])

@@ -59,7 +59,7 @@ def test_chains_flatten():
 
 
 def test_a_chain_of_none_is_identity_and_of_one_the_link():
-    assert sl.chain() == sl.Identity()
+    assert sl.chain() == sl.named_chain() == sl.Identity()
     assert sl.chain(ADAM) is ADAM
     assert sl.chain(sl.chain(ADAM)) is ADAM
 
@@ -71,6 +71,12 @@ def test_links_are_reached_by_position_name_and_class():
     assert tx[-1] == tx["scale"] == tx[sl.Scale] == sl.Scale(0.5)
     assert tx["rule"] == sl.adam(0.1)
     assert tx["rule.scale_by_adam"] == tx["scale_by_adam"] == tx[sl.ScaleByAdam] == ADAM
+
+
+@pytest.mark.parametrize("which", [slice(0, 1), sl.ScaleByAdam(), None], ids=repr)
+def test_a_part_is_asked_for_by_what_names_one(which):
+    with pytest.raises(TypeError, match="named by its path or its class, in a chain also by its"):
+        sl.adam(0.1)[which]
 
 
 def test_one_named_link_keeps_its_name():
@@ -461,6 +467,8 @@ def test_params_may_be_left_out_where_none_are_needed():
             [False, True, True, True],
         ),
         (sl.adam(0.1).every_k(2).every_k(2), [False, False, False, True]),
+        (sl.adam(0.1).every_k(2).partition({B: sl.SetToZero()}), [False, True, False, True]),
+        (sl.Trace(0.9).every_k(2).mask(W) | sl.Scale(-0.1), [True] * 4),
     ],
     ids=repr,
 )

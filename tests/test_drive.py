@@ -251,6 +251,13 @@ BAD_INPUTS = [
         "'scale_by_adam.b1' would be driven twice: by 'b1' and by 'scale_by_adam.b1'.",
     ),
     (
+        lambda: sl.sgd(0.1).drive({"learning_rate": Plateau(0.1)}).drive({"**": Plateau(0.2)}),
+        ValueError,
+        "'driven.scale_by_learning_rate.learning_rate' is driven by "
+        "sl.schedules.ReduceOnPlateau(0.1) already, which would hide what '**' makes of it. Drive "
+        "it once.",
+    ),
+    (
         lambda: sl.Optimizer(DRIVEN, PARAMS).step(PARAMS, GRADS),
         TypeError,
         "Driven ('driven') needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "

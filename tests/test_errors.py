@@ -676,6 +676,12 @@ def a_string_as_new_value():
 
 # --- masks and labels -------------------------------------------------------------------------
 
+
+def test_labels_that_are_one_name_in_paths_are_refused():
+    with pytest.raises(ValueError, match="have the name '1' in paths: their labels are 1, '1'"):
+        sl.partition({1: sl.sgd(0.1), "1": sl.sgd(0.2)}, {"w": 1, "b": "1"})
+
+
 GLOBS = (
     " matches no parameter. The whole path must match, `*` is one segment and `**` any number of "
     "them. Paths here: "

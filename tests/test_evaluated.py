@@ -76,6 +76,27 @@ def test_lookahead_counts_the_steps_that_its_inner_transform_emits():
     assert bool(opt.emitted)
 
 
+def test_a_fast_state_that_starts_anew_does_not_hide_that_a_step_was_made():
+    tx = sl.sgd(0.1).every_k(2).lookahead(1, 0.5, reset_state=True).average()
+    model, opt = jnp.ones(2), sl.Optimizer(tx, jnp.ones(2))
+    emitted, visited = [], []
+    for _ in range(4):
+        model, opt = opt.step(model, jnp.ones(2))
+        emitted.append(bool(opt.emitted))
+        visited.append(model)
+    assert emitted == [False, True, False, True]
+    np.testing.assert_allclose(opt.eval_params(model), (visited[1] + visited[3]) / 2, rtol=1e-6)
+
+
+def test_a_fast_state_starts_anew_also_where_ages_differ():
+    tx = sl.adam(0.1).lookahead(2, 0.5, reset_state=True)
+    model, opt = MODEL, sl.Optimizer(tx, MODEL)
+    model, opt = opt.step(model, at(GRADS, 0))
+    opt = opt.reset(model, where=sl.where.path("scales.0"))
+    model, opt = opt.step(model, at(GRADS, 1))
+    np.testing.assert_array_equal(opt.state_of("scale_by_adam").age, [0, 0, 0])
+
+
 def test_every_update_of_lookahead_added_is_its_step():
     tx = sl.adam(0.1).lookahead(2, 0.5)
     opt = sl.Optimizer(tx, MODEL)

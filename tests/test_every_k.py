@@ -552,6 +552,21 @@ def test_over_a_vmap_of_runs():
 
 
 @pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tx: tx.every_k(2),
+        lambda tx: tx.every_k(2).split_complex().record(),
+        lambda tx: tx.every_k(2).partition({sl.where.ndim(2): tx}).only(sl.where.ndim(1)),
+        lambda tx: sl.ApplyEvery(2) | tx,
+    ],
+    ids=["every_k", "split_complex", "partition", "apply_every"],
+)
+def test_a_batch_of_optimizers_tells_of_each_whether_it_wrote(wrap):
+    opts = jax.vmap(lambda rate: sl.Optimizer(wrap(sl.sgd(rate)), jnp.zeros(2)))(jnp.ones(3))
+    assert opts.emitted.tolist() == [False] * 3
+
+
+@pytest.mark.parametrize(
     ("k", "error"),
     [(0, ValueError), (-2, ValueError), (2.5, TypeError), (True, TypeError), (None, TypeError)],
 )

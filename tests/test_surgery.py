@@ -126,6 +126,18 @@ def test_reset_takes_a_whole_equinox_model():
     np.testing.assert_array_equal(opt.state_of("scale_by_adam").age, [1, 1, 0, 0])
 
 
+def test_counts_of_the_leaves_of_a_mask_start_anew_one_by_one():
+    where = sl.where.path("b") | sl.where.path("s")
+    tx = sl.ZeroNans().mask(where) | sl.adam(0.1).partition({sl.where.nothing(): sl.adam(1.0)})
+    model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 1, {**GRADS, "b": jnp.full(3, jnp.nan)})
+    reset = opt.reset(model, where=sl.where.path("b"))
+    np.testing.assert_array_equal(opt.state_of("zero_nans").found_nan, [1, 0])
+    np.testing.assert_array_equal(reset.state_of("zero_nans").found_nan, [0, 0])
+    # The group without a parameter has none that could start anew.
+    empty = "partition.0.scale_by_adam"
+    assert_same_bits(reset.state_of(empty).age, opt.state_of(empty).age)
+
+
 def test_reset_refuses_what_it_cannot_do():
     opt = sl.Optimizer(sl.adam(0.1), MODEL)
     with pytest.raises(ValueError, match="matches no parameter"):
@@ -137,8 +149,17 @@ def test_reset_refuses_what_it_cannot_do():
 # --- rebind ---------------------------------------------------------------------------------
 
 
-def test_rebinding_to_the_same_changes_nothing():
-    model, opt = steps(sl.Optimizer(sl.adamw(0.1).every_k(2), MODEL), MODEL, 3)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.adamw(0.1).every_k(2),
+        sl.ZeroNans() | sl.sgd(0.1),
+        sl.adam(0.1).partition({sl.where.nothing(): sl.adam(0.1)}),
+    ],
+    ids=["every_k", "zero_nans", "empty group"],
+)
+def test_rebinding_to_the_same_changes_nothing(tx):
+    model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 3)
     again, report = opt.rebind(model)
     assert again.binding == opt.binding
     assert_same_bits(again.leaves, opt.leaves)

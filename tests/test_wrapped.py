@@ -81,7 +81,7 @@ def on(keys, inner, elsewhere):
     return Plain(init, update, emitted)
 
 
-PASS = Plain(lambda params: None, lambda g, s, p, t, value: (g, s), lambda s: False)
+PASS = Plain(lambda params: None, lambda g, s, p, t, value: (g, s), lambda s: True)
 ZERO = Plain(lambda params: None, lambda g, s, p, t, value: (zeros(g), s), lambda s: False)
 
 

@@ -17,6 +17,7 @@ from ._transform import (
     Context,
     Part,
     check_transform,
+    find,
     keeps_zeros,
     parts,
     segments,
@@ -142,7 +143,7 @@ class Chain(AbstractTransform):
             paths.append((path,))
         return paths
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         # An idle link makes zeros, and they stay zeros through links such as Scale. Adam, fed
         # zeros, still writes.
         wrote: Any = True
@@ -159,7 +160,7 @@ class Chain(AbstractTransform):
     def __getitem__(self, which: Any) -> AbstractTransform:
         if isinstance(which, int):
             return self.links[which]
-        return super().__getitem__(which)
+        return find(self, which).transform
 
     def __len__(self) -> int:
         return len(self.links)
@@ -215,12 +216,12 @@ def chain(*links: AbstractTransform) -> AbstractTransform:
     return Chain.join(*links)
 
 
-def named_chain(**links: AbstractTransform) -> Chain:
+def named_chain(**links: AbstractTransform) -> AbstractTransform:
     """A chain whose links are reached, and appear in every path, by the given names.
 
     **Arguments:**
 
-    - `links`: the transforms by name, first to last.
+    - `links`: the transforms by name, first to last; of none, `Identity`.
 
     **Returns:** a chain.
 
@@ -233,7 +234,7 @@ def named_chain(**links: AbstractTransform) -> Chain:
     """
     for name, link in links.items():
         check_transform(f"Link '{name}'", link)
-    return Chain(tuple(links.values()), tuple(links))
+    return Chain(tuple(links.values()), tuple(links)) if links else Identity()
 
 
 def _check_unique(names: list[str | None]) -> None:

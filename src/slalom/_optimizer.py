@@ -255,15 +255,14 @@ class Optimizer(eqx.Module):
         """
         params = split(model, self.binding.trainable).params
         check_bound(params, self.binding.params)
-        paths = leaf_paths(params)
-        chosen = paths
+        chosen = paths = leaf_paths(params)
         if where is not None:
             check_matches(as_where(where), params)
             keep = mask(as_where(where), params)
             chosen = [path for path, k in zip(paths, keep, strict=True) if k]
         transform, (state, count) = self._tree
         fresh = transform.init(jax.tree.map(strong, params))
-        state = reset(transform, state, fresh, paths, chosen)
+        state = reset(transform, state, fresh, params, chosen)
         made = at_home((transform, (state, count)), params)
         return _make(*bind(made, self.binding.trainable, self.binding.params))
 

@@ -36,6 +36,11 @@ def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(key for key in key_path if not isinstance(key, HalfKey))
 
 
+def half_of(key_path: Sequence[Any]) -> str:
+    """Which part of a complex parameter a key path leads to; `''` for the whole."""
+    return next((key.name for key in key_path if isinstance(key, HalfKey)), "")
+
+
 def leaf_paths(tree: PyTree, is_leaf: Any = None) -> list[str]:
     """The dotted name of each leaf, in order. A tree that is one leaf has the name `''`."""
     return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]

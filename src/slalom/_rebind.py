@@ -40,10 +40,17 @@ class _Side(NamedTuple):
 
     places: list[Slot]
     leaves: list[Any]
+    params: list[str]
+    entries: frozenset[int]
+    """The per-leaf fields, by position, that stand beside what they have an entry for."""
 
     @classmethod
     def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "_Side":
-        return cls(slots(transform, state, leaf_paths(params)), jax.tree.leaves(state))
+        paths = leaf_paths(params)
+        places = slots(transform, state, paths)
+        beside = {s.node for s in places if s.param is not None}
+        entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in beside)
+        return cls(places, jax.tree.leaves(state), paths, frozenset(entries))
 
 
 def carry(
@@ -63,11 +70,12 @@ def carry(
     - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
     """
     before, after = _Side.of(*old), _Side.of(*new)
-    origins = _origins(before.places, after.places)
+    origins = _origins(before, after)
     fits = {
         i: j
         for i, j in origins.items()
         if jnp.shape(before.leaves[j]) == jnp.shape(after.leaves[i])
+        and (after.places[i].mark != PER_LEAF or before.params == after.params)
     }
     for group in _aged_groups(after.places):
         if any(i not in fits for i in group):
@@ -77,13 +85,12 @@ def carry(
     leaves, used = list(after.leaves), set(fits.values())
     for i, j in fits.items():
         leaves[i] = _as(after.leaves[i], before.leaves[j])
-    for i, slot in enumerate(after.places):
-        if slot.mark == PER_LEAF:
-            sources = _entries(i, fits, before, after)
-            leaves[i] = _gathered(after.leaves[i], sources, before.leaves)
-            used.update(j for j, _ in filter(None, sources))
-            if any(sources):
-                fits[i] = -1
+    for i in after.entries:
+        sources = _entries(i, fits, before, after)
+        leaves[i] = _gathered(after.leaves[i], sources, before.leaves)
+        used.update(j for j, _ in filter(None, sources))
+        if any(sources):
+            fits[i] = -1
 
     reshaped = {i for i in origins.keys() - fits.keys() if origins[i] not in used}
     used |= {origins[i] for i in reshaped}
@@ -108,9 +115,9 @@ def _as(like: Any, x: Any) -> Any:
 # --- what fits what -------------------------------------------------------------------------
 
 
-def _origins(before: list[Slot], after: list[Slot]) -> dict[int, int]:
+def _origins(before: _Side, after: _Side) -> dict[int, int]:
     """For each new leaf that has one, the old leaf it would take its value from."""
-    aged = {slot.node for slot in after if slot.mark == PER_LEAF}
+    aged = {slot.node for slot in after.places if slot.mark == PER_LEAF}
 
     def by_path(slot: Slot) -> Hashable:
         return slot.rule, slot.name
@@ -132,23 +139,22 @@ def _origins(before: list[Slot], after: list[Slot]) -> dict[int, int]:
 def _pair_up(
     old_key: Callable[[Slot], Hashable],
     new_key: Callable[[Slot], Hashable],
-    before: list[Slot],
-    after: list[Slot],
+    before: _Side,
+    after: _Side,
     origins: dict[int, int],
 ) -> None:
     """Adds the pairs of leaves, not paired yet, whose key only they have."""
-    taken = set(origins.values())
-    old = _alone(old_key, {j: s for j, s in enumerate(before) if j not in taken})
-    new = _alone(new_key, {i: s for i, s in enumerate(after) if i not in origins})
+    old = _alone(old_key, before, set(origins.values()))
+    new = _alone(new_key, after, set(origins))
     for key in new.keys() & old.keys():
         origins[new[key]] = old[key]
 
 
-def _alone(key: Callable[[Slot], Hashable], places: dict[int, Slot]) -> dict[Hashable, int]:
-    """The places whose key no other one has, by key."""
+def _alone(key: Callable[[Slot], Hashable], side: _Side, paired: set[int]) -> dict[Hashable, int]:
+    """The places, not paired yet, whose key no other one of them has, by key."""
     found: dict[Hashable, list[int]] = {}
-    for i, slot in places.items():
-        if slot.mark != PER_LEAF and key(slot) is not None:
+    for i, slot in enumerate(side.places):
+        if i not in paired and i not in side.entries and key(slot) is not None:
             found.setdefault(key(slot), []).append(i)
     return {k: many[0] for k, many in found.items() if len(many) == 1}
 

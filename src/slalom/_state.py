@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ._fields import PARAM_LIKE, PER_LEAF, mark_of
-from ._paths import HalfKey, dotted, example, whole
+from ._paths import dotted, example, half_of, leaf_paths, whole
 from ._transform import AbstractTransform, parts
+from ._types import Params
 
 
 class Slot(NamedTuple):
@@ -62,8 +63,7 @@ def _slot(owner: str, rule: type, state: Any, key_path: Any, params: Sequence[st
         if mark is not None:
             inside, within = dotted(key_path[:depth]), key_path[depth + 1 :]
             param = None if mark == PER_LEAF else _owner_of(dotted(whole(within)), mark, params)
-            half = next((key.name for key in within if isinstance(key, HalfKey)), "")
-            node_path = (owner, inside)
+            node_path, half = (owner, inside), half_of(within)
             return Slot(owner, rule, dotted(key_path), mark, node_path, str(field), param, half)
         # One level at a time, as JAX sees the node.
         children, _ = jax.tree_util.tree_flatten_with_path(
@@ -95,34 +95,42 @@ def reset(
     transform: AbstractTransform,
     old: PyTree,
     fresh: PyTree,
-    params: Sequence[str],
+    params: Params,
     chosen: Sequence[str],
 ) -> PyTree:
-    """The old state with what belongs to the chosen parameters as in the fresh one."""
-    places = slots(transform, old, params)
+    """The old state with what belongs to the chosen parameters, by path, as in the fresh one."""
+    paths = leaf_paths(params)
+    places = slots(transform, old, paths)
+    seen = {part.name: part.params for part in parts(transform, old, params=params)}
     leaves = []
     pairs = zip(places, jax.tree.leaves(old), jax.tree.leaves(fresh), strict=True)
     for slot, before, new in pairs:
         if slot.mark is None:
             leaves.append(before)
-        elif len(chosen) == len(params):
+        elif len(chosen) == len(paths):
             leaves.append(new)
         elif slot.mark == PER_LEAF:
-            names = leaves_of(slot.node, places) or [(p, "") for p in params]
+            names = leaves_of(slot.node, places) or _leaves(seen[slot.owner])
             leaves.append(_mixed([p in chosen for p, _ in names], before, new, slot))
         else:
-            if slot.param not in params:
+            if slot.param not in paths:
                 raise _not_apart(slot)
             leaves.append(new if slot.param in chosen else before)
     return jax.tree.structure(old).unflatten(leaves)
 
 
+def _leaves(params: Params) -> list[tuple[str, str]]:
+    """The parameters and halves, in order, that a transform sees."""
+    key_paths = (key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params))
+    return [(dotted(whole(key_path)), half_of(key_path)) for key_path in key_paths]
+
+
 def _mixed(anew: list[bool], before: Array, new: Array, slot: Slot) -> Array:
     """Per-leaf entries, new where `anew`. One number for all leaves becomes a vector."""
-    if all(anew):
-        return new
     if not any(anew):
         return before
+    if all(anew):
+        return new
     if {before.shape, new.shape} - {(), (len(anew),)}:
         raise _not_apart(slot)
     shape = (len(anew),)

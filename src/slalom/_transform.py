@@ -261,7 +261,7 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
         del state, context, params
         return ()
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         """Whether the last call of `step` wrote any parameter."""
         del state
         return True
@@ -361,8 +361,11 @@ def keeps_zeros(transform: AbstractTransform) -> bool:
     )
 
 
-def find(transform: AbstractTransform, which: str | type, state: Any = None) -> Part:
+def find(transform: AbstractTransform, which: Any, state: Any = None) -> Part:
     """The one part with this path (or suffix of it) or class; an error lists the candidates."""
+    if not isinstance(which, str | type):
+        named = "A part is named by its path or its class, in a chain also by its position"
+        raise TypeError(f"{named}, got {which!r} of type {type(which).__name__}.")
     known: dict[str, Part] = {}
     for part in parts(transform, state):
         # A chain inside a wrapper has the wrapper's path: the outermost counts.

@@ -27,7 +27,7 @@ class AbstractWrapper(AbstractTransform):
         path = segments(self.inner)
         return (Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner),)
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         return self.inner.emitted(state.inner)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:

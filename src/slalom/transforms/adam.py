@@ -89,7 +89,6 @@ class ScaleByAdam(AbstractTransform):
         def means(g, mu, nu, b1, c1, b2, c2):
             return b1 * mu + c1 * g, b2 * nu + c2 * tree.abs_squared(g)
 
-        # From the means as they are stored: XLA would copy old ones that the update reads too.
         def update(g, mu, nu, eps, eps_root, from_mu, from_g, nu_scale):
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
             return ahead / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
@@ -173,28 +172,25 @@ class ScaleByAmsgrad(AbstractTransform):
         age = tree.increment(state.age)
         ones = jnp.ones(age.shape, now.b1.dtype)
 
-        def rule(g, mu, nu, nu_max, b1, c1, b2, c2, eps, eps_root, mu_scale, nu_scale):
-            mu = b1 * mu + c1 * g
-            nu = b2 * nu + c2 * tree.abs_squared(g)
-            nu_max = jnp.maximum(nu_max, nu * nu_scale)
-            return mu * mu_scale / (jnp.sqrt(nu_max + eps_root) + eps), mu, nu, nu_max
+        mu_scale = tree.bias_correction(now.b1, age) if self.bias_correction_mu else ones
+        nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else ones
 
-        decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
-        updates, mu, nu, nu_max = tree.map_leaves(
-            rule,
+        def means(g, mu, nu, nu_max, b1, c1, b2, c2, nu_scale):
+            nu = b2 * nu + c2 * tree.abs_squared(g)
+            return b1 * mu + c1 * g, nu, jnp.maximum(nu_max, nu * nu_scale)
+
+        def update(mu, nu_max, eps, eps_root, mu_scale):
+            return mu * mu_scale / (jnp.sqrt(nu_max + eps_root) + eps)
+
+        mu, nu, nu_max = tree.map_leaves(
+            means,
             (updates, state.mu, state.nu, state.nu_max),
-            (*decays, now.eps, now.eps_root),
-            (
-                tree.bias_correction(now.b1, age) if self.bias_correction_mu else ones,
-                tree.bias_correction(now.b2, age) if self.bias_correction_nu else ones,
-            ),
+            (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2)),
+            (nu_scale,),
+            like=(state.mu, state.nu, state.nu_max),
         )
-        return updates, ScaleByAmsgradState(
-            age,
-            tree.cast_like(mu, state.mu),
-            tree.cast_like(nu, state.nu),
-            tree.cast_like(nu_max, state.nu_max),
-        )
+        updates = tree.map_leaves(update, (mu, nu_max), (now.eps, now.eps_root), (mu_scale,))
+        return updates, ScaleByAmsgradState(age, mu, nu, nu_max)
 
 
 class ScaleByAdamax(AbstractTransform):
@@ -241,17 +237,17 @@ class ScaleByAdamax(AbstractTransform):
         now = self.at(context)
         age = tree.increment(state.age)
 
-        def rule(g, mu, nu, b1, c1, b2, eps, mu_scale):
-            mu = b1 * mu + c1 * g
-            nu = jnp.maximum(b2 * nu, jnp.abs(g) + eps)
-            return mu * mu_scale / nu, mu, nu
+        def means(g, mu, nu, b1, c1, b2, eps):
+            return b1 * mu + c1 * g, jnp.maximum(b2 * nu, jnp.abs(g) + eps)
 
-        updates, mu, nu = tree.map_leaves(
-            rule,
+        def update(mu, nu, mu_scale):
+            return mu * mu_scale / nu
+
+        mu, nu = tree.map_leaves(
+            means,
             (updates, state.mu, state.nu),
             (now.b1, tree.complement(now.b1), now.b2, now.eps),
-            (tree.bias_correction(now.b1, age),),
+            like=(state.mu, state.nu),
         )
-        return updates, ScaleByAdamState(
-            age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
-        )
+        scales = (tree.bias_correction(now.b1, age),)
+        return tree.map_leaves(update, (mu, nu), (), scales), ScaleByAdamState(age, mu, nu)

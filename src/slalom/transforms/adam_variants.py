@@ -140,21 +140,26 @@ class ScaleByYogi(AbstractTransform):
         now = self.at(context)
         age = tree.increment(state.age)
 
-        def rule(g, mu, nu, b1, c1, c2, eps, eps_root, mu_scale, nu_scale):
-            mu = b1 * mu + c1 * g
+        def means(g, mu, nu, b1, c1, c2):
             square = tree.abs_squared(g)
-            nu = nu - c2 * jnp.sign(nu - square) * square
-            return mu * mu_scale / (jnp.sqrt(nu * nu_scale + eps_root) + eps), mu, nu
+            return b1 * mu + c1 * g, nu - c2 * jnp.sign(nu - square) * square
 
-        updates, mu, nu = tree.map_leaves(
-            rule,
+        def update(mu, nu, eps, eps_root, mu_scale, nu_scale):
+            return mu * mu_scale / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
+
+        mu, nu = tree.map_leaves(
+            means,
             (updates, state.mu, state.nu),
-            (now.b1, tree.complement(now.b1), tree.complement(now.b2), now.eps, now.eps_root),
+            (now.b1, tree.complement(now.b1), tree.complement(now.b2)),
+            like=(state.mu, state.nu),
+        )
+        updates = tree.map_leaves(
+            update,
+            (mu, nu),
+            (now.eps, now.eps_root),
             (tree.bias_correction(now.b1, age), tree.bias_correction(now.b2, age)),
         )
-        return updates, ScaleByAdamState(
-            age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
-        )
+        return updates, ScaleByAdamState(age, mu, nu)
 
 
 class ScaleByRadam(AbstractTransform):
@@ -219,19 +224,24 @@ class ScaleByRadam(AbstractTransform):
         limit = jnp.where(rectified, limit, 5)
         scale = (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)
 
-        def rule(g, mu, nu, b1, c1, b2, c2, eps, eps_root, *entries):
-            from_mu, from_g, nu_scale, rectified, scale = entries
-            mu = b1 * mu + c1 * g
-            nu = b2 * nu + c2 * tree.abs_squared(g)
+        def means(g, mu, nu, b1, c1, b2, c2):
+            return b1 * mu + c1 * g, b2 * nu + c2 * tree.abs_squared(g)
+
+        def update(g, mu, nu, eps, eps_root, from_mu, from_g, nu_scale, rectified, scale):
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
             divided = scale / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
-            return ahead * jnp.where(rectified > 0, divided, 1), mu, nu
+            return ahead * jnp.where(rectified > 0, divided, 1)
 
-        decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
-        updates, mu, nu = tree.map_leaves(
-            rule,
+        mu, nu = tree.map_leaves(
+            means,
             (updates, state.mu, state.nu),
-            (*decays, now.eps, now.eps_root),
+            (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2)),
+            like=(state.mu, state.nu),
+        )
+        updates = tree.map_leaves(
+            update,
+            (updates, mu, nu),
+            (now.eps, now.eps_root),
             (
                 from_mu,
                 from_g,
@@ -240,9 +250,7 @@ class ScaleByRadam(AbstractTransform):
                 jnp.sqrt(scale),
             ),
         )
-        return updates, ScaleByAdamState(
-            age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
-        )
+        return updates, ScaleByAdamState(age, mu, nu)
 
 
 def _degrees_of_freedom(

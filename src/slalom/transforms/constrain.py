@@ -29,6 +29,10 @@ class SetToZero(AbstractStatelessTransform):
         del params, context
         return tree.zeros_like(updates)
 
+    def emitted(self, state: Any) -> bool:
+        del state
+        return False
+
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (0,) * len(jax.tree.leaves(params))
 

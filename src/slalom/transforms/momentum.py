@@ -51,13 +51,17 @@ class Trace(AbstractTransform):
         context: Context | None = None,
     ) -> tuple[Updates, TraceState]:
         del params
+        decay = self.at(context).decay
 
-        def rule(g: Any, trace: Any, decay: Any) -> tuple[Any, Any]:
-            trace = g + decay * trace
-            return (g + decay * trace if self.nesterov else trace), trace
+        def added(g: Any, trace: Any, decay: Any) -> Any:
+            return g + decay * trace
 
-        updates, trace = tree.map_leaves(rule, (updates, state.trace), (self.at(context).decay,))
-        return updates, TraceState(tree.cast_like(trace, state.trace))
+        trace = tree.map_leaves(added, (updates, state.trace), (decay,), like=(state.trace,))
+        if self.nesterov:
+            updates = tree.map_leaves(added, (updates, trace), (decay,))
+        else:
+            updates = tree.widened(trace)
+        return updates, TraceState(trace)
 
 
 class EmaState(eqx.Module):
@@ -106,11 +110,13 @@ class Ema(AbstractTransform):
         age = None if state.age is None else tree.increment(state.age)
         scales = () if age is None else (tree.bias_correction(decay, age),)
 
-        def rule(g, ema, decay, rest, *scales):
-            ema = decay * ema + rest * g
-            return math.prod(scales, start=ema), ema
+        def mean(g, ema, decay, rest):
+            return decay * ema + rest * g
 
-        updates, ema = tree.map_leaves(
-            rule, (updates, state.ema), (decay, tree.complement(decay)), scales
+        def update(ema, *scales):
+            return math.prod(scales, start=ema)
+
+        ema = tree.map_leaves(
+            mean, (updates, state.ema), (decay, tree.complement(decay)), like=(state.ema,)
         )
-        return updates, EmaState(age, tree.cast_like(ema, state.ema))
+        return tree.map_leaves(update, (ema,), (), scales), EmaState(age, ema)

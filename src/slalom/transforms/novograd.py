@@ -81,16 +81,16 @@ class ScaleByNovograd(AbstractTransform):
         nu = jnp.where(age == 1, nu, b2 * state.nu + c2 * nu)
 
         def rule(g, p, mu, b1, weight_decay, inverse):
-            mu = b1 * mu + (g * inverse + weight_decay * p)
-            return mu, mu
+            return b1 * mu + (g * inverse + weight_decay * p)
 
-        updates, mu = tree.map_leaves(
+        mu = tree.map_leaves(
             rule,
             (updates, params, state.mu),
             (now.b1, now.weight_decay),
             (1 / (jnp.sqrt(nu + eps_root) + eps),),
+            like=(state.mu,),
         )
-        return updates, ScaleByNovogradState(age, nu, tree.cast_like(mu, state.mu))
+        return tree.widened(mu), ScaleByNovogradState(age, nu, mu)
 
 
 def _vector(scalars: PyTree, like: Float[Array, " leaves"]) -> Float[Array, " leaves"]:

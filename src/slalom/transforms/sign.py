@@ -72,16 +72,17 @@ class ScaleByLion(AbstractTransform):
         # old one would be copied by XLA, at 2.7 times the time. It is why β₂ = 0 is excluded.
         from_mu = now.b1 / now.b2
 
-        def rule(g, mu, b2, c2, from_mu, from_g, smooth_beta):
-            mu = b2 * mu + c2 * g
-            return self._sign(from_mu * mu + from_g * g, smooth_beta), mu
+        def mean(g, mu, b2, c2):
+            return b2 * mu + c2 * g
 
-        updates, mu = tree.map_leaves(
-            rule,
-            (updates, state.mu),
-            (now.b2, tree.complement(now.b2), from_mu, 1 - from_mu, now.smooth_beta),
+        def update(g, mu, from_mu, from_g, smooth_beta):
+            return self._sign(from_mu * mu + from_g * g, smooth_beta)
+
+        mu = tree.map_leaves(
+            mean, (updates, state.mu), (now.b2, tree.complement(now.b2)), like=(state.mu,)
         )
-        return updates, ScaleByLionState(tree.cast_like(mu, state.mu))
+        updates = tree.map_leaves(update, (updates, mu), (from_mu, 1 - from_mu, now.smooth_beta))
+        return updates, ScaleByLionState(mu)
 
     def _sign(self, c: Array, smooth_beta: Array) -> Array:
         if self.mode == "hard":

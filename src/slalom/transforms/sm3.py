@@ -75,19 +75,18 @@ class ScaleBySM3(AbstractTransform):
         # reductions take no minimum along, and its others cost more than the memory.
         def rule(g, bound, mu, b1, c1, b2, c2, eps):
             total = b2 * bound + c2 * tree.abs_squared(g)
-            scaled = jnp.where(total > 0, g * jax.lax.rsqrt(total + eps), 0)
-            mu = b1 * mu + c1 * scaled
-            return mu, total
+            scaled = g * jnp.where(total == 0, 0, jax.lax.rsqrt(total + eps))
+            return b1 * mu + c1 * scaled, total
 
         share = jnp.where(now.b2 == 1, 1, tree.complement(now.b2))
         mu, total = tree.map_leaves(
             rule,
             (updates, bounds, state.mu),
             (now.b1, tree.complement(now.b1), now.b2, share, now.eps),
+            like=(state.mu, bounds),
         )
-        return mu, ScaleBySM3State(
-            jax.tree.map(_greatest, total, state.accumulators), tree.cast_like(mu, state.mu)
-        )
+        accumulators = jax.tree.map(_greatest, total, state.accumulators)
+        return tree.widened(mu), ScaleBySM3State(accumulators, mu)
 
 
 def _shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from .dtypes import (
     is_inexact as is_inexact,
     real_dtype as real_dtype,
     storage_dtype as storage_dtype,
+    widened as widened,
 )
 from .fresh import (
     copy as copy,
@@ -68,5 +69,6 @@ __all__ = [
     "newest_weight",
     "no_state",
     "second_moment",
+    "widened",
     "zeros_like",
 ]

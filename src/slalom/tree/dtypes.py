@@ -64,6 +64,18 @@ def cast(x: Any, dtype: np.dtype) -> Array:
     return jnp.asarray(x, dtype)
 
 
+def widened(tree: PyTree) -> PyTree:
+    """Each leaf in its accumulation dtype, as updates are between links.
+
+    **Arguments:**
+
+    - `tree`: a tree of arrays, such as a momentum as it is stored.
+
+    **Returns:** the tree.
+    """
+    return jax.tree.map(lambda x: cast(x, accumulation_dtype(x.dtype)), tree)
+
+
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
     """Each leaf in the dtype, strongly typed, of the leaf of `like` at its place.
 

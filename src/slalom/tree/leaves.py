@@ -37,7 +37,8 @@ def map_leaves(
         order of the leaves, or scalars where all leaves are of one age.
     - `per_param`: trees with a tuple of arrays, of any shapes, in the place of each leaf.
     - `like`: for each array that `rule` returns a tree in whose dtypes it is returned, such as the
-        old moments for the new ones.
+        old moments for the new ones. Derive an update from what is stored, in a rule of its own:
+        were it derived from wider numbers, XLA would copy the old moments to compute these again.
 
     **Returns:** a tree, or as many trees as `rule` returns arrays, in the accumulation dtype or as
     `like` says.

@@ -55,7 +55,13 @@ class Driven(AbstractWrapper):
         taken: dict[str, str] = {}
         for name, schedule in schedules.items():
             _check_schedule(name, schedule)
-            for path, _, _ in targets(inner, name):
+            for path, part, field in targets(inner, name):
+                own = getattr(part.transform, field.name)
+                if isinstance(own, AbstractStatefulSchedule):
+                    raise ValueError(
+                        f"'{path}' is driven by {own!r} already, which would hide what '{name}' "
+                        "makes of it. Drive it once."
+                    )
                 if path in taken:
                     raise ValueError(
                         f"'{path}' would be driven twice: by '{taken[path]}' and by '{name}'."

@@ -248,7 +248,7 @@ class EveryK(AbstractPacedTransform):
             return self.fixed
         return jnp.maximum(jnp.round(self.scheduled(count)).astype(jnp.int32), 1)
 
-    def emitted(self, state: EveryKState) -> Bool[Array, ""]:
+    def emitted(self, state: EveryKState) -> Bool[Array, "*runs"]:
         wrote = (state.mini_step == 0) & (state.count > 0)
         if state.skip is not None:
             wrote = wrote & ~state.skip["should_skip"]

@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Int, PyTree
+from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._fields import Hyperparameter, count_field, hyperparameter, param_like
@@ -24,6 +24,8 @@ class LookaheadState(eqx.Module):
     """How many fast steps were made since the last slow one."""
     inner: Any
     """The fast transform's state."""
+    wrote: Bool[Array, ""] | None
+    """Whether the last step was made; only with `reset_state`, which makes the inner one forget."""
     slow: PyTree[Inexact[Array, "..."]] = param_like()
     """The slow weights."""
 
@@ -64,6 +66,7 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
             slow=tree.copy(params),
             steps_since_sync=count_from_zero(),
             inner=self.inner.init(params),
+            wrote=jnp.array(False) if self.reset_state else None,
         )
 
     def update(
@@ -117,13 +120,21 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
 
         def meet(fast: Any, slow: Any, inner: Any) -> tuple[Any, Any, Any]:
             fast, slow = sync(fast, slow)
-            return fast, slow, self.inner.init(slow) if self.reset_state else inner
+            if not self.reset_state:
+                return fast, slow, inner
+            # Ages have an entry for each leaf once some of them started anew by themselves.
+            fresh = self.inner.init(slow)
+            return fast, slow, jax.tree.map(_as_many, fresh, inner)
 
         def go_on(fast: Any, slow: Any, inner: Any) -> tuple[Any, Any, Any]:
             return fast, slow, inner
 
         fast, slow, inner = jax.lax.cond(due, meet, go_on, fast, state.slow, inner)
-        return fast, LookaheadState(jnp.where(due, 0, steps), inner, slow)
+        known = jnp.asarray(wrote) if self.reset_state else None
+        return fast, LookaheadState(jnp.where(due, 0, steps), inner, known, slow)
+
+    def emitted(self, state: LookaheadState) -> Bool[Array, "*runs"] | bool:
+        return super().emitted(state) if state.wrote is None else state.wrote
 
     def eval_params(self, state: LookaheadState, params: Params) -> Params:
         del params
@@ -133,3 +144,7 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
         options = f"{self.sync_period}, {code(self.slow_step_size)}"
         reset = ", reset_state=True" if self.reset_state else ""
         return f"{operand(self.inner)}.lookahead({options}{reset})"
+
+
+def _as_many(fresh: Any, before: Any) -> Array:
+    return jnp.broadcast_to(fresh, before.shape)

@@ -32,9 +32,6 @@ class _AbstractCut(AbstractTransform):
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
-        return self.inner.emitted(state)
-
     def selectors(self) -> tuple[Where, ...]:
         return (self.where,)
 
@@ -116,6 +113,9 @@ class Only(_AbstractCut):
         inside, keep, state = self._run("step", grads, state, params, context)
         outside = tree.cut(params, tuple(not k for k in keep))
         return tree.merge(jax.tree.structure(params), keep, inside, outside), state
+
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        return self.inner.emitted(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=0)

@@ -47,6 +47,13 @@ class Partition(AbstractTransform):
     def __check_init__(self):
         for name, group in zip(self.names, self.groups, strict=True):
             check_transform(f"Group {name!r} of a partition", group)
+        for i, name in enumerate(self.names):
+            if str(name) in map(str, self.names[:i]):
+                raise ValueError(
+                    f"Two groups of this partition have the name '{name}' in paths: their labels "
+                    f"are {', '.join(repr(n) for n in self.names if str(n) == str(name))}. Write "
+                    "labels that also differ as text."
+                )
 
     @classmethod
     def by_cases(
@@ -106,7 +113,7 @@ class Partition(AbstractTransform):
             )
         )
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         wrote: Any = False
         for group, group_state in zip(self.groups, state, strict=True):
             wrote = wrote | group.emitted(group_state)

@@ -86,7 +86,7 @@ class SplitRealAndImaginary(AbstractTransform):
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
 
-    def emitted(self, state: Any) -> Bool[Array, ""] | bool:
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
         return self.inner.emitted(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:

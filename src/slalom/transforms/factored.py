@@ -91,7 +91,10 @@ class ScaleByFactoredRms(AbstractTransform):
             if pair is None:
                 return (jnp.zeros_like(x, dtype=dtype),)
             out, into = pair
-            return tuple(jnp.zeros(_without(x.shape, a), dtype) for a in (into, out))
+            shapes = jax.eval_shape(
+                lambda x: tuple(jnp.sum(x.real, a, dtype, keepdims=True) for a in (into, out)), x
+            )
+            return tree.zeros_of(shapes, x)
 
         return ScaleByFactoredRmsState(age=tree.fresh_age(), nu=jax.tree.map(zeros, params))
 
@@ -141,10 +144,6 @@ class ScaleByFactoredRms(AbstractTransform):
         return updates, ScaleByFactoredRmsState(
             tree.increment(state.age), tree.cast_like(nu, state.nu)
         )
-
-
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return tuple(1 if a == axis else n for a, n in enumerate(shape))
 
 
 def _smaller(row: Array, column: Array) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from .fresh import (
     no_state as no_state,
     second_moment as second_moment,
     zeros_like as zeros_like,
+    zeros_of as zeros_of,
 )
 from .leaves import (
     add as add,

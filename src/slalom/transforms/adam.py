@@ -90,7 +90,7 @@ class ScaleByAdam(AbstractTransform):
             mu = b1 * mu + c1 * g
             nu = b2 * nu + c2 * tree.abs_squared(g)
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            return ahead / (jnp.sqrt(nu * nu_scale + eps_root) + eps), mu, nu
+            return ahead / (tree.root(nu * nu_scale + eps_root) + eps), mu, nu
 
         decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
         updates, mu, nu = tree.map_leaves(
@@ -172,7 +172,7 @@ class ScaleByAmsgrad(AbstractTransform):
             mu = b1 * mu + c1 * g
             nu = b2 * nu + c2 * tree.abs_squared(g)
             nu_max = jnp.maximum(nu_max, nu * nu_scale)
-            return mu * mu_scale / (jnp.sqrt(nu_max + eps_root) + eps), mu, nu, nu_max
+            return mu * mu_scale / (tree.root(nu_max + eps_root) + eps), mu, nu, nu_max
 
         decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
         updates, mu, nu, nu_max = tree.map_leaves(

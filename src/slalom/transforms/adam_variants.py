@@ -72,7 +72,7 @@ class ScaleByBelief(AbstractTransform):
             # reads ν, and the old ν, which that would read, copied by XLA.
             nu = b2 * nu + (c2 * tree.abs_squared(g - mu) + eps_root)
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            return ahead / (jnp.sqrt(nu * nu_scale) + eps), mu, nu
+            return ahead / (tree.root(nu * nu_scale) + eps), mu, nu
 
         decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
         updates, mu, nu = tree.map_leaves(
@@ -144,7 +144,7 @@ class ScaleByYogi(AbstractTransform):
             mu = b1 * mu + c1 * g
             square = tree.abs_squared(g)
             nu = nu - c2 * jnp.sign(nu - square) * square
-            return mu * mu_scale / (jnp.sqrt(nu * nu_scale + eps_root) + eps), mu, nu
+            return mu * mu_scale / (tree.root(nu * nu_scale + eps_root) + eps), mu, nu
 
         updates, mu, nu = tree.map_leaves(
             rule,
@@ -224,7 +224,7 @@ class ScaleByRadam(AbstractTransform):
             mu = b1 * mu + c1 * g
             nu = b2 * nu + c2 * tree.abs_squared(g)
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            divided = scale / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
+            divided = scale / (tree.root(nu * nu_scale + eps_root) + eps)
             return ahead * jnp.where(rectified > 0, divided, 1), mu, nu
 
         decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))

@@ -122,11 +122,11 @@ class ScaleByFactoredRms(AbstractTransform):
             )
             if len(nu) == 1:
                 bound = _bound(lambda: jnp.sum((g / nu[0]) * jnp.conj(g)).real, g.size, *limit)
-                return g * (jax.lax.rsqrt(nu[0]) * bound), nu
+                return g * (tree.inverse_root(nu[0]) * bound), nu
             row, column = nu
             # Roots of vectors, not of all their products; and the bound is a factor of one.
-            by_row = jax.lax.rsqrt(row / _over(jnp.mean, row, _smaller(row, column)))
-            by_column = jax.lax.rsqrt(column)
+            by_row = tree.inverse_root(row) * tree.root(_over(jnp.mean, row, _smaller(row, column)))
+            by_column = tree.inverse_root(column)
 
             def total():
                 within_rows = _over(jnp.sum, tree.abs_squared(g * by_column), row.shape)
@@ -168,4 +168,4 @@ def _bound(total: Callable[[], Array], size: int, threshold: Scalar | None = Non
     """The factor that bounds a root mean square, from the total of the squares."""
     if threshold is None:
         return 1
-    return shrinking(jnp.sqrt(total() / max(size, 1)), threshold)
+    return shrinking(tree.root(total() / max(size, 1)), threshold)

@@ -88,7 +88,7 @@ class ScaleByNovograd(AbstractTransform):
             rule,
             (updates, params, state.mu),
             (now.b1, now.weight_decay),
-            (1 / (jnp.sqrt(nu + eps_root) + eps),),
+            (1 / (tree.root(nu + eps_root) + eps),),
         )
         return updates, ScaleByNovogradState(age, nu, tree.cast_like(mu, state.mu))
 

@@ -47,8 +47,10 @@ from .norms import (
     all_finite as all_finite,
     global_norm as global_norm,
     inner as inner,
+    inverse_root as inverse_root,
     norm as norm,
     rms as rms,
+    root as root,
     squared_norm as squared_norm,
 )
 

@@ -504,6 +504,32 @@ def test_the_loss_is_differentiable_in_the_rate():
     np.testing.assert_allclose(slope, numeric, rtol=2e-3)
 
 
+@pytest.mark.parametrize(
+    "tx_of",
+    [
+        lambda rate: sl.ClipByGlobalNorm(1.0) | sl.ClipByBlockRms(0.1) | sl.lamb(rate),
+        lambda rate: sl.adafactor(rate, min_dim_size_to_factor=2),
+    ],
+    ids=["lamb", "adafactor"],
+)
+def test_the_rates_gradient_is_right_where_parameters_get_no_gradient(tx_of, x64):
+    model = {"trained": jnp.array([[1.0, 2.0], [0.5, 3.0]]), "unused": jnp.zeros(2)}
+
+    def loss_fn(model):
+        return jnp.sum((model["trained"] - 0.3) ** 2) + 0.0 * jnp.sum(model["unused"])
+
+    @jax.jit
+    def last_loss(rate):
+        trained, opt = model, sl.Optimizer(tx_of(rate), model)
+        for _ in range(2):
+            trained, opt = opt.step(trained, jax.grad(loss_fn)(trained))
+        return loss_fn(trained)
+
+    slope = jax.grad(last_loss)(0.05)
+    difference = (last_loss(0.05 + 1e-6) - last_loss(0.05 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(slope, difference, rtol=1e-5)
+
+
 def test_gradients_reach_every_hyperparameter_of_an_optimizer():
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), params())
 

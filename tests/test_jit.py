@@ -287,6 +287,58 @@ def test_on_a_mesh_nothing_moves_and_nothing_compiles_twice(sharding_of):
     assert step._program._compiled._cache_size() == 1
 
 
+explicit = jax.make_mesh((4,), ("data",))  # JAX's default: shardings are a part of the types
+
+
+def types_of(tree):
+    return jax.tree.map(jax.typeof, eqx.filter(tree, eqx.is_array))
+
+
+def test_with_explicit_axes_nothing_moves_and_nothing_compiles_twice():
+    loss_fn = make_loss()
+    model = placed(make_model(), lambda a: NamedSharding(explicit, PartitionSpec()))
+    opt = sl.Optimizer(tx, model)
+    batch = jax.device_put(x, NamedSharding(explicit, PartitionSpec("data")))
+
+    before = types_of((model, opt))
+    step = sl.train_step(loss_fn)
+    for _ in range(3):
+        model, opt, _ = step(model, opt, batch, batch)
+    assert types_of((model, opt)) == before
+    assert loss_fn.traces == 1
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.sm3(0.1),
+        sl.adafactor(0.1, min_dim_size_to_factor=2),
+        sl.Snapshot("updates", lambda updates: updates) | sl.adam(0.1).every_k(2).if_finite(),
+    ],
+    ids=["sm3", "adafactor", "paced"],
+)
+def test_with_explicit_axes_state_is_sharded_as_update_will_make_it(tx):
+    params = {"w": jnp.ones((4, 2), jnp.float16), "b": jnp.ones(4)}
+    params = jax.device_put(params, NamedSharding(explicit, PartitionSpec("data")))
+    with jax.set_mesh(explicit):
+        state = tx.init(params)
+        updates, new = tx.update(params, state, params, sl.Context(step=0))
+    assert types_of(new) == types_of(state)
+    for name in params:
+        assert jax.typeof(updates[name]).sharding == jax.typeof(params[name]).sharding
+
+
+def test_along_explicit_and_other_axes_nothing_moves():
+    kinds = (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto)
+    mixed = jax.make_mesh((2, 2), ("data", "model"), axis_types=kinds)
+    model = {"w": jax.device_put(x, NamedSharding(mixed, PartitionSpec("data", "model")))}
+    opt = sl.Optimizer(tx, model)
+    stepped, after = opt.step(model, model)
+    assert [a.sharding for a in (stepped["w"], *after.leaves)] == [
+        a.sharding for a in (model["w"], *opt.leaves)
+    ]
+
+
 def test_a_model_on_another_device_takes_its_optimizer_along():
     device = jax.devices()[2]
     model = {"w": jax.device_put(np.ones(2, np.float32), device)}

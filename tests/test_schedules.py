@@ -753,6 +753,10 @@ BAD = {
         lambda: S.linear_onecycle(9, 1.0, div_factor=0.0),
         r"div_factor.*got 0",
     ),
+    "more steps than the clock counts": (
+        lambda: S.cosine_decay(1.0, 10**10),
+        r"cosine_decay\.decay_steps must be less than 2\*\*31.*got 10000000000",
+    ),
     "no cycles": (lambda: S.sgdr([]), r"at least one cycle"),
     "a cycle as long as its warm-up": (
         lambda: S.sgdr([CYCLES[0], CYCLES[0] | {"decay_steps": 5}]),

@@ -236,6 +236,10 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a whole number of steps, got {value!r}.")
     if not isinstance(value, Tracer):
         within.check(name, value)
+        if int(value) >= 2**31:
+            raise ValueError(
+                f"{name} must be less than 2**31, up to where the clock counts, got {value}."
+            )
 
 
 def _check_count(least: int, name: str, value: Any) -> None:

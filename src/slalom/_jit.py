@@ -6,6 +6,7 @@ follows from their structure (what is static, what is carried forward) is worked
 structure and kept in a `Plan`, which is also the static argument of the compiled function.
 """
 
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,7 +14,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.interpreters.partial_eval import DynamicJaxprTracer
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ._paths import dotted
 from ._types import Tracer
@@ -69,10 +70,8 @@ class Plan:
         """
         if not self.shardings:
             return new
-        return [
-            x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
-            for x, sharding in zip(new, self.shardings, strict=True)
-        ]
+        pairs = zip(new, self.shardings, strict=True)
+        return [x if sharding is None else _placed(x, sharding) for x, sharding in pairs]
 
 
 class _Result:
@@ -234,7 +233,41 @@ class Program:
 def _mesh_sharding(x: Any) -> Any:
     """How a concrete array lies on a mesh of several devices, or `None`."""
     sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return _in_full(sharding, x.ndim)
+    return sharding
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_full(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    """The same sharding with an entry for each axis of the array, as its type has it."""
+    spec = sharding.spec
+    return sharding.update(spec=PartitionSpec(*spec, *(None,) * (ndim - len(spec))))
+
+
+def _placed(x: Any, sharding: NamedSharding) -> Any:
+    """A traced array as it shall lie on a mesh."""
+    # Along explicit axes that is a part of its type, and along others a wish to the partitioner.
+    ways = (
+        (AxisType.Explicit, jax.sharding.reshard),
+        (AxisType.Auto, jax.lax.with_sharding_constraint),
+    )
+    axes = sharding.mesh.axis_names
+    for kind, place in ways:
+        names = [n for n, k in zip(axes, sharding.mesh.axis_types, strict=True) if k == kind]
+        if names:
+            own = sharding if len(names) == len(axes) else _along(names, sharding)
+            x = place(x, own)
+    return x
+
+
+def _along(names: list[Any], sharding: NamedSharding) -> NamedSharding:
+    """What a sharding says of some axes of its mesh."""
+    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in sharding.spec)
+    spec = PartitionSpec(*(tuple(n for n in entry if n in names) for entry in entries))
+    return sharding.update(spec=spec)
 
 
 def _sorted(plan: Plan, leaves: list[Any]) -> tuple[list[Any], list[Any]]:

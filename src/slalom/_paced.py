@@ -4,9 +4,7 @@ import abc
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
+from . import tree
 from ._transform import Context
 from ._types import Params, Updates
 from ._wrapper import AbstractWrapper
@@ -50,10 +48,7 @@ class AbstractPacedTransform(AbstractWrapper):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, Any]:
-        def zeros(shapes: Any) -> Any:
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-        return self.pace(updates, state, params, context, self._inner("update"), zeros)
+        return self.pace(updates, state, params, context, self._inner("update"), tree.zeros_of)
 
     def step(
         self, grads: Updates, state: Any, params: Params, context: Context | None = None

@@ -42,6 +42,8 @@ class warmup_cosine_decay(AbstractSchedule):
     - `end_value`: the value from `decay_steps` on.
     - `exponent`: the power of the cosine term, > 0.
 
+    Differs from Optax: after a `peak_value` of 0 it still goes to `end_value`.
+
     ??? cite "Loshchilov & Hutter, [SGDR](https://arxiv.org/abs/1608.03983), 2016"
     """
 

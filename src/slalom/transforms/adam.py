@@ -91,7 +91,7 @@ class ScaleByAdam(AbstractTransform):
 
         def update(g, mu, nu, eps, eps_root, from_mu, from_g, nu_scale):
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            return ahead / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
+            return ahead / (tree.root(nu * nu_scale + eps_root) + eps)
 
         mu, nu = tree.map_leaves(
             means,
@@ -180,7 +180,7 @@ class ScaleByAmsgrad(AbstractTransform):
             return b1 * mu + c1 * g, nu, jnp.maximum(nu_max, nu * nu_scale)
 
         def update(mu, nu_max, eps, eps_root, mu_scale):
-            return mu * mu_scale / (jnp.sqrt(nu_max + eps_root) + eps)
+            return mu * mu_scale / (tree.root(nu_max + eps_root) + eps)
 
         mu, nu, nu_max = tree.map_leaves(
             means,

@@ -72,7 +72,7 @@ class ScaleByBelief(AbstractTransform):
             # reads ν, and the old ν, which that would read, copied by XLA.
             nu = b2 * nu + (c2 * tree.abs_squared(g - mu) + eps_root)
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            return ahead / (jnp.sqrt(nu * nu_scale) + eps), mu, nu
+            return ahead / (tree.root(nu * nu_scale) + eps), mu, nu
 
         decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
         updates, mu, nu = tree.map_leaves(
@@ -145,7 +145,7 @@ class ScaleByYogi(AbstractTransform):
             return b1 * mu + c1 * g, nu - c2 * jnp.sign(nu - square) * square
 
         def update(mu, nu, eps, eps_root, mu_scale, nu_scale):
-            return mu * mu_scale / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
+            return mu * mu_scale / (tree.root(nu * nu_scale + eps_root) + eps)
 
         mu, nu = tree.map_leaves(
             means,
@@ -229,7 +229,7 @@ class ScaleByRadam(AbstractTransform):
 
         def update(g, mu, nu, eps, eps_root, from_mu, from_g, nu_scale, rectified, scale):
             ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            divided = scale / (jnp.sqrt(nu * nu_scale + eps_root) + eps)
+            divided = scale / (tree.root(nu * nu_scale + eps_root) + eps)
             return ahead * jnp.where(rectified > 0, divided, 1)
 
         mu, nu = tree.map_leaves(

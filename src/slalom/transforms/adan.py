@@ -89,7 +89,7 @@ class ScaleByAdan(AbstractTransform):
             # n is never negative, so what is kept is g. That it seems to depend on v and n lets
             # XLA write it last, in place: else the old gradient, which these read, is copied.
             kept = jnp.where((n < 0) & (v == 0), 0, g)
-            return ahead / (jnp.sqrt(n * n_scale + eps_root) + eps), m, v, n, kept
+            return ahead / (tree.root(n * n_scale + eps_root) + eps), m, v, n, kept
 
         decays = (
             *(now.b1, tree.complement(now.b1)),

@@ -91,7 +91,13 @@ class ScaleByFactoredRms(AbstractTransform):
             pair = next(chosen)
             if pair is None:
                 return (jnp.zeros_like(x, dtype=dtype),)
-            return tuple(jnp.zeros(_without(x.shape, a), dtype) for a in sorted(pair, reverse=True))
+            shapes = jax.eval_shape(
+                lambda x: tuple(
+                    jnp.sum(x.real, a, dtype, keepdims=True) for a in sorted(pair, reverse=True)
+                ),
+                x,
+            )
+            return tree.zeros_of(shapes, x)
 
         return ScaleByFactoredRmsState(age=tree.fresh_age(), nu=jax.tree.map(zeros, params))
 
@@ -119,11 +125,12 @@ class ScaleByFactoredRms(AbstractTransform):
             )
             if len(nu) == 1:
                 bound = _bound(lambda: jnp.sum((g / nu[0]) * jnp.conj(g)).real, g.size, *limit)
-                return g * (jax.lax.rsqrt(nu[0]) * bound), nu
+                return g * (tree.inverse_root(nu[0]) * bound), nu
             row, column = nu
             # Roots of vectors, not of all their products; and the bound is a factor of one.
-            by_row = jax.lax.rsqrt(row)
-            by_column = jax.lax.rsqrt(column / _over(jnp.mean, row, _smaller(row, column)))
+            by_row = tree.inverse_root(row)
+            mean = _over(jnp.mean, row, _smaller(row, column))
+            by_column = tree.inverse_root(column) * tree.root(mean)
 
             def total():
                 # Down the columns first: the other way round, the CPU backend of XLA computes
@@ -143,10 +150,6 @@ class ScaleByFactoredRms(AbstractTransform):
         return updates, ScaleByFactoredRmsState(
             tree.increment(state.age), tree.cast_like(nu, state.nu)
         )
-
-
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return tuple(1 if a == axis else n for a, n in enumerate(shape))
 
 
 def _smaller(row: Array, column: Array) -> tuple[int, ...]:
@@ -171,4 +174,4 @@ def _bound(total: Callable[[], Array], size: int, threshold: Scalar | None = Non
     """The factor that bounds a root mean square, from the total of the squares."""
     if threshold is None:
         return 1
-    return shrinking(jnp.sqrt(total() / max(size, 1)), threshold)
+    return shrinking(tree.root(total() / max(size, 1)), threshold)

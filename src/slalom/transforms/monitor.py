@@ -204,12 +204,14 @@ def _check_measure(who: str, measure: Any) -> None:
 def _empty(measure: Callable[[Updates], Any], params: Params, dtype: Callable[..., Any]) -> PyTree:
     """Zeros in place of what `measure` will return for updates of these parameters."""
     tree.check_inexact(params)
-    # Between links updates flow in the accumulation dtype.
-    wide = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct(p.shape, tree.accumulation_dtype(p.dtype)), params
-    )
-    shapes = jax.eval_shape(lambda updates: jax.tree.map(jnp.asarray, measure(updates)), wide)
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, dtype(s.dtype)), shapes)
+
+    def measured(params: Params) -> PyTree:
+        # Between links updates flow in the accumulation dtype.
+        wide = jax.tree.map(lambda p: jnp.asarray(p, tree.accumulation_dtype(p.dtype)), params)
+        measurement = jax.tree.map(jnp.asarray, measure(wide))
+        return jax.tree.map(lambda x: jnp.asarray(x, dtype(x.dtype)), measurement)
+
+    return tree.zeros_of(jax.eval_shape(measured, params), params)
 
 
 def _measured(measure: Callable[[Updates], Any], updates: Updates, like: PyTree) -> PyTree:

@@ -87,7 +87,7 @@ class ScaleByNovograd(AbstractTransform):
             rule,
             (updates, params, state.mu),
             (now.b1, now.weight_decay),
-            (1 / (jnp.sqrt(nu + eps_root) + eps),),
+            (1 / (tree.root(nu + eps_root) + eps),),
             like=(state.mu,),
         )
         return tree.widened(mu), ScaleByNovogradState(age, nu, mu)

@@ -216,7 +216,9 @@ def _clipped_sum(updates: PyTree, clip: Scalar) -> tuple[PyTree, Int[Array, ""]]
     def rule(u: Any) -> Any:
         # A contraction: the clipped gradients of all examples would be a buffer of their size.
         own = jnp.asarray(factors, tree.real_dtype(u.dtype))
-        return jnp.tensordot(own.astype(u.dtype), u, axes=1)
+        # Its type on a mesh with explicit axes is that of a plain sum.
+        like = jax.eval_shape(lambda u: jnp.sum(u, 0), u)
+        return jnp.tensordot(own.astype(u.dtype), u, axes=1, out_sharding=like.sharding)
 
     return tree.map_leaves(rule, (updates,)), jnp.sum(clipped, dtype=jnp.int32)
 

@@ -72,8 +72,8 @@ class ScaleByRms(AbstractTransform):
             nu = decay * nu + rest * tree.abs_squared(g)
             debiased = math.prod(scales, start=nu)
             if self.eps_in_sqrt:
-                return g / jnp.sqrt(debiased + eps), nu
-            return g / (jnp.sqrt(debiased) + eps), nu
+                return g / tree.root(debiased + eps), nu
+            return g / (tree.root(debiased) + eps), nu
 
         updates, nu = tree.map_leaves(
             rule,
@@ -156,8 +156,8 @@ class ScaleByStddev(AbstractTransform):
                 mean, square = scale * mean, scale * square
             variance = jnp.maximum(square - tree.abs_squared(mean), 0)
             if self.eps_in_sqrt:
-                return g / jnp.sqrt(variance + eps), mu, nu
-            return g / (jnp.sqrt(variance) + eps), mu, nu
+                return g / tree.root(variance + eps), mu, nu
+            return g / (tree.root(variance) + eps), mu, nu
 
         updates, mu, nu = tree.map_leaves(
             rule,

@@ -53,7 +53,11 @@ class ScaleBySM3(AbstractTransform):
 
         def zeros(x: Any) -> tuple[Array, ...]:
             dtype = tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype)))
-            return tuple(jnp.zeros(shape, dtype) for shape in _shapes(x.shape))
+            shapes = jax.eval_shape(
+                lambda x: tuple(jnp.sum(x.real, a, dtype, keepdims=True) for a in _others(x.ndim)),
+                x,
+            )
+            return tree.zeros_of(shapes, x)
 
         return ScaleBySM3State(jax.tree.map(zeros, params), mu)
 
@@ -89,14 +93,11 @@ class ScaleBySM3(AbstractTransform):
         return tree.widened(mu), ScaleBySM3State(accumulators, mu)
 
 
-def _shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The shapes of a leaf's accumulators."""
-    if len(shape) < 2:
-        return [shape]
-    return [
-        tuple(n if axis == kept else 1 for axis, n in enumerate(shape))
-        for kept in range(len(shape))
-    ]
+def _others(ndim: int) -> list[tuple[int, ...]]:
+    """For each accumulator of a leaf, the axes that it has no entries along."""
+    if ndim < 2:
+        return [()]
+    return [tuple(axis for axis in range(ndim) if axis != kept) for kept in range(ndim)]
 
 
 def _greatest(total: Array, accumulators: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -104,10 +105,8 @@ def _greatest(total: Array, accumulators: tuple[Array, ...]) -> tuple[Array, ...
     if total.ndim < 2:
         return (jnp.asarray(total, accumulators[0].dtype),)
 
-    def along(kept: int) -> Array:
-        others = tuple(axis for axis in range(total.ndim) if axis != kept)
-        # The least sum of squares is 0: so there is a greatest one also of none.
-        greatest = jnp.max(total, axis=others, keepdims=True, initial=0)
-        return jnp.asarray(greatest, accumulators[kept].dtype)
-
-    return tuple(along(kept) for kept in range(total.ndim))
+    # The least sum of squares is 0: so there is a greatest one also of none.
+    return tuple(
+        jnp.asarray(jnp.max(total, others, keepdims=True, initial=0), before.dtype)
+        for others, before in zip(_others(total.ndim), accumulators, strict=True)
+    )

@@ -123,4 +123,4 @@ class AdaptiveGradClip(_AbstractUnitwise):
 
 
 def _norms(axes: tuple[int, ...], x: Array) -> Array:
-    return jnp.sqrt(jnp.sum(tree.abs_squared(x), axes, keepdims=True))
+    return tree.root(jnp.sum(tree.abs_squared(x), axes, keepdims=True))

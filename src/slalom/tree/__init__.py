@@ -29,6 +29,7 @@ from .fresh import (
     no_state as no_state,
     second_moment as second_moment,
     zeros_like as zeros_like,
+    zeros_of as zeros_of,
 )
 from .leaves import (
     add as add,
@@ -47,8 +48,10 @@ from .norms import (
     all_finite as all_finite,
     global_norm as global_norm,
     inner as inner,
+    inverse_root as inverse_root,
     norm as norm,
     rms as rms,
+    root as root,
     squared_norm as squared_norm,
 )
 

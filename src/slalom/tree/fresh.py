@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, PyTree
 
-from .._types import Params
+from .._types import Params, Tracer
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
 
@@ -84,6 +85,29 @@ def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> P
     if dtype is None:
         return full_like(params, lambda own: real_dtype(accumulation_dtype(own)), value)
     return full_like(params, lambda own: np.dtype(dtype), value)
+
+
+def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
+    """Zeros where `jax.eval_shape` gave shapes, sharded as it says.
+
+    **Arguments:**
+
+    - `shapes`: what `jax.eval_shape` returned.
+    - `like`: what it was asked about, outside of a trace: these arrays know the devices, of which
+        a type knows only how they are arranged.
+
+    **Returns:** a tree like `shapes`.
+    """
+    homes = (x.sharding for x in jax.tree.leaves(like) if not isinstance(x, Tracer | np.ndarray))
+    mesh = next((home.mesh for home in homes if isinstance(home, NamedSharding)), None)
+
+    def zeros(s: jax.ShapeDtypeStruct) -> Array:
+        sharding = s.sharding
+        if isinstance(sharding, NamedSharding) and mesh is not None:
+            sharding = NamedSharding(mesh, sharding.spec)
+        return jnp.zeros(s.shape, s.dtype, device=sharding)
+
+    return jax.tree.map(zeros, shapes)
 
 
 def no_state(params: Params) -> None:

@@ -1,5 +1,7 @@
 """Sums over arrays and trees, in at least float32."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, PyTree, Real
@@ -23,6 +25,36 @@ def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
     return jnp.square(x)
 
 
+@jax.custom_jvp
+def root(x: Real[Array, "..."]) -> Real[Array, "..."]:
+    """√x with a derivative of 0 at 0, where that of the square under it is 0 too.
+
+    A gradient through an optimizer meets this wherever a parameter gets no gradient; 0·∞ would
+    make all of it NaN.
+    """
+    return jnp.sqrt(x)
+
+
+@root.defjvp
+def _root_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    y = root(x)
+    return y, jnp.where(y == 0, 0, t / jnp.where(y == 0, 1, 2 * y))
+
+
+@jax.custom_jvp
+def inverse_root(x: Real[Array, "..."]) -> Real[Array, "..."]:
+    """1/√x with a derivative that is 0 times anything, also where x^(−3/2) would overflow."""
+    return jax.lax.rsqrt(x)
+
+
+@inverse_root.defjvp
+def _inverse_root_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    y = inverse_root(x)
+    return y, t * y * y * y / -2
+
+
 def global_norm(tree: PyTree) -> Scalar:
     """The Euclidean norm of all leaves together, summed in at least float32.
 
@@ -32,7 +64,7 @@ def global_norm(tree: PyTree) -> Scalar:
 
     **Returns:** a real scalar; 0 for a tree without leaves.
     """
-    return jnp.sqrt(squared_norm(tree))
+    return root(squared_norm(tree))
 
 
 def squared_norm(tree: PyTree) -> Scalar:
@@ -90,9 +122,9 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
 
 def norm(x: Inexact[Array, "..."]) -> Scalar:
     """The Euclidean norm of one array, in its own precision: in rules, at least float32."""
-    return jnp.sqrt(jnp.sum(abs_squared(x)))
+    return root(jnp.sum(abs_squared(x)))
 
 
 def rms(x: Inexact[Array, "..."]) -> Scalar:
     """The root mean square of one array, in its own precision; 0 for an empty one."""
-    return jnp.sqrt(jnp.sum(abs_squared(x)) / max(x.size, 1))
+    return root(jnp.sum(abs_squared(x)) / max(x.size, 1))

@@ -199,11 +199,11 @@ class EveryK(AbstractPacedTransform):
         def emit(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
             return inner(accumulated, inner_state, params, seen)
 
-        held = hold(jax.eval_shape(emit, accumulated, state.inner)[0])
+        shapes, _ = jax.eval_shape(emit, accumulated, state.inner)
 
         def idle(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
             del accumulated
-            return held, inner_state
+            return hold(shapes), inner_state
 
         done = state.mini_step + 1 >= self._window(state.count)
         if skip is not None:

@@ -104,8 +104,10 @@ class IfFinite(AbstractPacedTransform):
         if self.on_limit == "accept":
             runs = finite | (in_a_row > self.max_consecutive_errors)
 
-        held = hold(jax.eval_shape(run, state.inner)[0])
-        result, inner_state = jax.lax.cond(runs, run, lambda same: (held, same), state.inner)
+        shapes, _ = jax.eval_shape(run, state.inner)
+        result, inner_state = jax.lax.cond(
+            runs, run, lambda same: (hold(shapes), same), state.inner
+        )
         total = state.total_notfinite
         return result, IfFiniteState(
             notfinite_count=in_a_row,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from slalom._train import _programs
@@ -285,6 +285,28 @@ def test_on_a_mesh_nothing_moves_and_nothing_compiles_twice(sharding_of):
     assert shardings((model, opt)) == before
     assert loss_fn.traces == 1
     assert step._program._compiled._cache_size() == 1
+
+
+def test_on_axes_of_explicit_type_a_step_keeps_the_types():
+    # `jax.make_mesh` makes such axes unless told otherwise.
+    explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    split = NamedSharding(explicit, PartitionSpec("data"))
+    params = {"w": jax.device_put(np.ones((4, 2), np.float32), split)}
+    params["b"] = jax.device_put(np.ones(3, np.float32), NamedSharding(explicit, PartitionSpec()))
+    opt = sl.Optimizer((sl.Trace(0.9).every_k(2) | sl.sgd(0.1)).if_finite(), params)
+    traces = []
+
+    def loss(params):
+        traces.append(params)
+        return jnp.sum(jnp.square(params["w"])) + jnp.sum(params["b"])
+
+    step = sl.train_step(loss)
+    for _ in range(3):
+        params, opt, _ = step(params, opt)
+    momentum = opt.state_of(sl.Trace).trace
+    assert [str(jax.typeof(x)) for x in (params["w"], momentum["w"])] == ["float32[4@data,2]"] * 2
+    assert momentum["b"].sharding.is_fully_replicated
+    assert len(traces) == 1
 
 
 def test_a_model_on_another_device_takes_its_optimizer_along():

@@ -6,6 +6,7 @@ follows from their structure (what is static, what is carried forward) is worked
 structure and kept in a `Plan`, which is also the static argument of the compiled function.
 """
 
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,7 +14,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.interpreters.partial_eval import DynamicJaxprTracer
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ._paths import dotted
 from ._types import Tracer
@@ -70,7 +71,7 @@ class Plan:
         if not self.shardings:
             return new
         return [
-            x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+            x if sharding is None else _laid(x, sharding)
             for x, sharding in zip(new, self.shardings, strict=True)
         ]
 
@@ -231,10 +232,48 @@ class Program:
         return Plan(structure, statics, carried, ())
 
 
+# --- meshes ---------------------------------------------------------------------------------
+
+
 def _mesh_sharding(x: Any) -> Any:
     """How a concrete array lies on a mesh of several devices, or `None`."""
     sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
+    on_mesh = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    return _shortest(sharding) if on_mesh else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _shortest(sharding: NamedSharding) -> NamedSharding:
+    """The same sharding without trailing axes that are not split: JAX adds some to its results."""
+    spec = list(sharding.spec)
+    while spec and spec[-1] is None:
+        spec.pop()
+    return sharding.update(spec=PartitionSpec(*spec))
+
+
+def _laid(x: Any, sharding: NamedSharding) -> Any:
+    """`x` as this sharding says: in its type for explicit axes of the mesh, and as a constraint
+    for automatic ones."""
+    types = sharding.mesh.axis_types
+    if AxisType.Explicit in types:
+        x = jax.sharding.reshard(x, _along(sharding, AxisType.Explicit))
+    if AxisType.Auto in types:
+        x = jax.lax.with_sharding_constraint(x, _along(sharding, AxisType.Auto))
+    return x
+
+
+def _along(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
+    """The part of a sharding that speaks of axes of this type."""
+    mesh = sharding.mesh
+    own = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == kind}
+    if own.issuperset(mesh.axis_names):
+        return sharding
+
+    def entry(names: Any) -> Any:
+        names = names if isinstance(names, tuple) else (names,)
+        return tuple(n for n in names if n in own) or None
+
+    return sharding.update(spec=PartitionSpec(*map(entry, sharding.spec)))
 
 
 def _sorted(plan: Plan, leaves: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -51,7 +51,7 @@ class AbstractPacedTransform(AbstractWrapper):
         context: Context | None = None,
     ) -> tuple[Updates, Any]:
         def zeros(shapes: Any) -> Any:
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return jax.tree.map(jnp.zeros_like, shapes)
 
         return self.pace(updates, state, params, context, self._inner("update"), zeros)
 

@@ -127,16 +127,19 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
         value = value(old)
     new = field.metadata["converter"](value)
-    field.metadata[CHECK](path, new)
+    # An optimizer that was made under `vmap` has a number for each run.
+    each = tree.is_array(new) and tree.is_array(old) and () != old.shape == new.shape
+    for number in jnp.ravel(new) if each else (new,):
+        field.metadata[CHECK](path, number)
     if isinstance(new, AbstractSchedule):
         return jax.tree.map(bind_number, new)
-    if isinstance(old, AbstractSchedule):
-        if not replace_schedules:
-            raise ValueError(
-                f"'{path}' is the schedule {old!r}. To put the number {shortest(new)} in its "
-                "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
-                f"one of its numbers, name it: '{path}.<field>'."
-            )
+    if isinstance(old, AbstractSchedule) and not replace_schedules:
+        raise ValueError(
+            f"'{path}' is the schedule {old!r}. To put the number {shortest(new)} in its "
+            "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
+            f"one of its numbers, name it: '{path}.<field>'."
+        )
+    if not tree.is_array(old):
         return bind_number(new)
     new = jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape)
     settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed

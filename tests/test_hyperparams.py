@@ -226,6 +226,14 @@ def test_a_number_may_come_where_there_was_none():
     assert opt.hyperparams["decay"] == 0.5
 
 
+def test_an_array_that_is_given_to_several_places_is_copied():
+    rate = jnp.array(0.5)
+    opt = sl.Optimizer(sl.adam(0.1).partition({B: sl.sgd(0.1)}), params())
+    opt = opt.with_hyperparams({"**.learning_rate": rate})
+    buffers = [x.unsafe_buffer_pointer() for x in (rate, *opt.hyperparams.values())]
+    assert len(set(buffers)) == len(buffers)
+
+
 def test_a_change_keeps_state_and_clock():
     _, opt = trained(sl.Optimizer(sl.adam(0.1), params()), 2)
     new = opt.with_hyperparams(learning_rate=0.2)

@@ -19,12 +19,16 @@ def make_model(seed=0):
     return eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(seed))
 
 
+def mean_square(model, x, y):
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
 def make_loss():
     """A loss that counts how often Python runs it, which is how often it is traced."""
 
     def loss_fn(model, x, y):
         loss_fn.traces += 1
-        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+        return mean_square(model, x, y)
 
     loss_fn.traces = 0
     return loss_fn
@@ -49,6 +53,40 @@ def test_making_the_step_anew_does_not_trace_anew():
     for _ in range(3):
         model, opt, _ = sl.train_step(loss_fn)(model, opt, x, y)
     assert loss_fn.traces == 1
+
+
+class Trainer(eqx.Module):
+    """A loss that is a method, and one that is a module: both compare equal to others."""
+
+    factor: float
+    traces: list = eqx.field(static=True, default_factory=list)
+
+    def __call__(self, model, x, y):
+        self.traces.append(x.shape)
+        return mean_square(model, x, y) * (10 if self.factor is True else self.factor)
+
+    def loss(self, model, x, y):
+        return self(model, x, y)
+
+
+def test_the_step_of_a_method_outlives_other_steps_of_it():
+    trainer, model = Trainer(1), make_model()
+    opt = sl.Optimizer(tx, model)
+    first, second = sl.train_step(trainer.loss), sl.train_step(trainer.loss)
+    model, opt, _ = first(model, opt, x, y)
+    del first
+    model, opt, _ = second(model, opt, x, y)
+    second(model, opt, x[:2], y[:2])
+    assert trainer.traces == [(4, 2), (2, 2)]
+
+
+def test_losses_that_compare_equal_have_programs_of_their_own():
+    model = make_model()
+    opt = sl.Optimizer(tx, model)
+    losses = [Trainer(factor) for factor in (1, True)]
+    assert losses[0] == losses[1]
+    one, ten = (sl.train_step(loss, donate=False)(model, opt, x, y)[2] for loss in losses)
+    np.testing.assert_allclose(ten, 10 * one, rtol=1e-6)
 
 
 def test_steps_of_a_dead_loss_are_forgotten():

@@ -139,9 +139,10 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
             "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
             f"one of its numbers, name it: '{path}.<field>'."
         )
-    if not tree.is_array(old):
+    if isinstance(old, AbstractSchedule) or old is None:
         return bind_number(new)
-    new = jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape)
+    # A copy: several places may be given one array, and none may be donated twice.
+    new = jnp.array(jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape), copy=True)
     settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
     return jax.device_put(new, old.sharding) if settled else new
 

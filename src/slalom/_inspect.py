@@ -74,7 +74,10 @@ def _cell(value: Any) -> str:
 
 
 def describe(
-    transform: AbstractTransform, state: Any, hyperparams: Mapping[str, Float[Array, "*runs"]], model: Split
+    transform: AbstractTransform,
+    state: Any,
+    hyperparams: Mapping[str, Float[Array, "*runs"]],
+    model: Split,
 ) -> Description:
     """What happens to each array of a model."""
     values = dict(hyperparams)

@@ -170,6 +170,14 @@ def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     assert asked == ["if_finite"]
 
 
+def test_asking_takes_nothing_to_the_device():
+    params = {"w": jnp.ones(3)}
+    opt = sl.Optimizer(sl.sgd(0.1).if_finite(on_limit="raise"), params)
+    params, opt = opt.step(params, params)
+    with jax.transfer_guard("disallow"):
+        opt.step(params, params)
+
+
 def test_a_donated_optimizer_is_still_refused_by_name():
     step = sl.train_step(lambda model: jnp.sum(model["w"] ** 2))
     model = {"w": jnp.ones(3)}

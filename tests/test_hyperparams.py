@@ -190,6 +190,50 @@ def test_values_are_set_by_suffix_path_glob_and_function():
     assert values == [5.0, 0.5, 0.01, 0.45, 0.5, 0.0, 0.0, 0.25, 0.1]
 
 
+def test_several_runs_are_given_a_number_each():
+    opt = jax.vmap(lambda rate: sl.Optimizer(sl.sgd(rate, momentum=0.9), params()))(jnp.ones(3))
+    opt = opt.with_hyperparams(learning_rate=jnp.array([0.1, 0.2, 0.3]), decay=0.5)
+    opt = opt.with_hyperparams(learning_rate=lambda rate: rate / 2)
+    np.testing.assert_allclose(opt.hyperparams["learning_rate"], [0.05, 0.1, 0.15], rtol=1e-6)
+    np.testing.assert_array_equal(opt.hyperparams["decay"], [0.5] * 3)
+    with pytest.raises(ValueError, match=r"trace.decay must be in \[0, 1\], got 2.0"):
+        opt.with_hyperparams(decay=jnp.array([0.1, 2.0, 0.1]))
+    with pytest.raises(ValueError, match=r"got an array of shape \(2,\)"):
+        opt.with_hyperparams(decay=jnp.ones(2))
+    for call in (
+        lambda: opt.step(params(), params()),
+        lambda: opt.reset(params()),
+        lambda: opt.rebind(params()),
+    ):
+        with pytest.raises(ValueError, match="is of 3 runs, since it was made under `vmap`"):
+            call()
+
+
+def test_several_runs_show_what_their_schedules_say():
+    def begin(rate):
+        return sl.Optimizer(sl.sgd(sl.schedules.linear(rate, 0.0, 2)), params())
+
+    opt = jax.vmap(begin)(jnp.array([1.0, 2.0]))
+    several = jax.vmap(params, axis_size=2)()
+    _, opt = jax.vmap(lambda opt: opt.step(params(), params()))(opt)
+    np.testing.assert_allclose(opt.hyperparams["learning_rate"], [0.5, 1.0])
+    rows = opt.describe(several).to_dict().values()
+    assert all(row["learning_rate"].shape == (2,) for row in rows)
+
+
+def test_a_number_may_come_where_there_was_none():
+    opt = sl.Optimizer(sl.sgd(0.1).average(), params()).with_hyperparams(decay=0.5)
+    assert opt.hyperparams["decay"] == 0.5
+
+
+def test_an_array_that_is_given_to_several_places_is_copied():
+    rate = jnp.array(0.5)
+    opt = sl.Optimizer(sl.adam(0.1).partition({B: sl.sgd(0.1)}), params())
+    opt = opt.with_hyperparams({"**.learning_rate": rate})
+    buffers = [x.unsafe_buffer_pointer() for x in (rate, *opt.hyperparams.values())]
+    assert len(set(buffers)) == len(buffers)
+
+
 def test_a_change_keeps_state_and_clock():
     _, opt = trained(sl.Optimizer(sl.adam(0.1), params()), 2)
     new = opt.with_hyperparams(learning_rate=0.2)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from slalom._train import _programs
@@ -19,12 +19,16 @@ def make_model(seed=0):
     return eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(seed))
 
 
+def mean_square(model, x, y):
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
 def make_loss():
     """A loss that counts how often Python runs it, which is how often it is traced."""
 
     def loss_fn(model, x, y):
         loss_fn.traces += 1
-        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+        return mean_square(model, x, y)
 
     loss_fn.traces = 0
     return loss_fn
@@ -49,6 +53,40 @@ def test_making_the_step_anew_does_not_trace_anew():
     for _ in range(3):
         model, opt, _ = sl.train_step(loss_fn)(model, opt, x, y)
     assert loss_fn.traces == 1
+
+
+class Trainer(eqx.Module):
+    """A loss that is a method, and one that is a module: both compare equal to others."""
+
+    factor: float
+    traces: list = eqx.field(static=True, default_factory=list)
+
+    def __call__(self, model, x, y):
+        self.traces.append(x.shape)
+        return mean_square(model, x, y) * (10 if self.factor is True else self.factor)
+
+    def loss(self, model, x, y):
+        return self(model, x, y)
+
+
+def test_the_step_of_a_method_outlives_other_steps_of_it():
+    trainer, model = Trainer(1), make_model()
+    opt = sl.Optimizer(tx, model)
+    first, second = sl.train_step(trainer.loss), sl.train_step(trainer.loss)
+    model, opt, _ = first(model, opt, x, y)
+    del first
+    model, opt, _ = second(model, opt, x, y)
+    second(model, opt, x[:2], y[:2])
+    assert trainer.traces == [(4, 2), (2, 2)]
+
+
+def test_losses_that_compare_equal_have_programs_of_their_own():
+    model = make_model()
+    opt = sl.Optimizer(tx, model)
+    losses = [Trainer(factor) for factor in (1, True)]
+    assert losses[0] == losses[1]
+    one, ten = (sl.train_step(loss, donate=False)(model, opt, x, y)[2] for loss in losses)
+    np.testing.assert_allclose(ten, 10 * one, rtol=1e-6)
 
 
 def test_steps_of_a_dead_loss_are_forgotten():
@@ -329,7 +367,7 @@ def test_with_explicit_axes_state_is_sharded_as_update_will_make_it(tx):
 
 
 def test_along_explicit_and_other_axes_nothing_moves():
-    kinds = (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto)
+    kinds = (AxisType.Explicit, AxisType.Auto)
     mixed = jax.make_mesh((2, 2), ("data", "model"), axis_types=kinds)
     model = {"w": jax.device_put(x, NamedSharding(mixed, PartitionSpec("data", "model")))}
     opt = sl.Optimizer(tx, model)
@@ -337,6 +375,27 @@ def test_along_explicit_and_other_axes_nothing_moves():
     assert [a.sharding for a in (stepped["w"], *after.leaves)] == [
         a.sharding for a in (model["w"], *opt.leaves)
     ]
+
+
+def test_on_axes_of_explicit_type_a_step_keeps_the_types():
+    # `jax.make_mesh` makes such axes unless told otherwise.
+    split = NamedSharding(explicit, PartitionSpec("data"))
+    params = {"w": jax.device_put(np.ones((4, 2), np.float32), split)}
+    params["b"] = jax.device_put(np.ones(3, np.float32), NamedSharding(explicit, PartitionSpec()))
+    opt = sl.Optimizer((sl.Trace(0.9).every_k(2) | sl.sgd(0.1)).if_finite(), params)
+    traces = []
+
+    def loss(params):
+        traces.append(params)
+        return jnp.sum(jnp.square(params["w"])) + jnp.sum(params["b"])
+
+    step = sl.train_step(loss)
+    for _ in range(3):
+        params, opt, _ = step(params, opt)
+    momentum = opt.state_of(sl.Trace).trace
+    assert [str(jax.typeof(x)) for x in (params["w"], momentum["w"])] == ["float32[4@data,2]"] * 2
+    assert momentum["b"].sharding.is_fully_replicated
+    assert len(traces) == 1
 
 
 def test_a_model_on_another_device_takes_its_optimizer_along():

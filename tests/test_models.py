@@ -362,6 +362,9 @@ def test_one_array_at_two_places_is_warned_of_by_both_paths():
         "other with `eqx.nn.Shared`."
     )
     assert len(caught) == 1
+    with pytest.warns(UserWarning, match="Shared") as again:
+        sl.Optimizer(sl.adam(0.1), untied()).rebind(model)
+    assert {w.filename for w in (*caught, *again)} == {__file__}
 
 
 def test_a_buffer_at_two_places_is_donated_once():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ from jaxtyping import PyTree
 
 from . import tree
 from ._chain import Chain, first_link
+from ._module import warn
 from ._paced import AbstractPacedTransform
 from ._paths import example, leaf_paths
 from ._selector import Where, check_matches
@@ -133,11 +133,10 @@ def _warn_of_idle_steps(transform: AbstractTransform) -> None:
             if paced is not None and not keeps_zeros(link):
                 inner = paced.transform.inside()[0].transform
                 how = repr(paced.transform).removeprefix(operand(inner))
-                warnings.warn(
+                warn(
                     f"'{paced.name}' hands on zeros in the steps that it holds back, and "
                     f"'{part.name}' after it makes updates of them: parameters would move in those "
-                    f"steps too. Move it inside: `(... | {operand(link)}){how}`.",
-                    stacklevel=6,  # past Equinox, which calls `Optimizer.__init__`, to the caller
+                    f"steps too. Move it inside: `(... | {operand(link)}){how}`."
                 )
                 paced = None
             paced = _held_back(part) or paced

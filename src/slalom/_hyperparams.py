@@ -127,18 +127,22 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
         value = value(old)
     new = field.metadata["converter"](value)
-    field.metadata[CHECK](path, new)
+    # An optimizer that was made under `vmap` has a number for each run.
+    each = tree.is_array(new) and tree.is_array(old) and () != old.shape == new.shape
+    for number in jnp.ravel(new) if each else (new,):
+        field.metadata[CHECK](path, number)
     if isinstance(new, AbstractSchedule):
         return jax.tree.map(bind_number, new)
-    if isinstance(old, AbstractSchedule):
-        if not replace_schedules:
-            raise ValueError(
-                f"'{path}' is the schedule {old!r}. To put the number {shortest(new)} in its "
-                "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
-                f"one of its numbers, name it: '{path}.<field>'."
-            )
+    if isinstance(old, AbstractSchedule) and not replace_schedules:
+        raise ValueError(
+            f"'{path}' is the schedule {old!r}. To put the number {shortest(new)} in its "
+            "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
+            f"one of its numbers, name it: '{path}.<field>'."
+        )
+    if isinstance(old, AbstractSchedule) or old is None:
         return bind_number(new)
-    new = jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape)
+    # A copy: several places may be given one array, and none may be donated twice.
+    new = jnp.array(jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape), copy=True)
     settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
     return jax.device_put(new, old.sharding) if settled else new
 

@@ -1,10 +1,12 @@
 """What people look at: a table of what happens to each parameter, and what steps report."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from . import tree
 from ._fields import hyperparameter_fields
@@ -12,8 +14,8 @@ from ._model import Split
 from ._module import shortest
 from ._paths import ByPath, dotted, whole
 from ._state import slots
-from ._transform import AbstractTransform, Context, parts
-from ._types import Params, Scalar
+from ._transform import AbstractTransform, parts
+from ._types import Params
 
 
 @dataclasses.dataclass
@@ -25,8 +27,8 @@ class _Row:
     shape: tuple[int, ...]
     trainable: bool
     group: str = ""
-    learning_rate: Scalar | None = None
-    weight_decay: Scalar | None = None
+    learning_rate: Float[Array, "*runs"] | None = None
+    weight_decay: Float[Array, "*runs"] | None = None
     state_bytes: int = 0
     transform: str = ""
 
@@ -72,17 +74,21 @@ def _cell(value: Any) -> str:
 
 
 def describe(
-    transform: AbstractTransform, state: Any, context: Context, model: Split
+    transform: AbstractTransform,
+    state: Any,
+    hyperparams: Mapping[str, Float[Array, "*runs"]],
+    model: Split,
 ) -> Description:
     """What happens to each array of a model."""
+    values = dict(hyperparams)
     rows = {
         path: _Row(path, str(leaf.dtype), tuple(leaf.shape), trained)
         for path, leaf, trained in zip(model.paths, model.leaves, model.trained, strict=True)
         if tree.is_array(leaf)
     }
-    for part in parts(transform, state, context, model.params):
+    for part in parts(transform, state, params=model.params):
         known = {field.name for field in hyperparameter_fields(part.transform)}
-        numbers = {n: part.transform.read(n, part.context) for n in _NUMBERS if n in known}
+        numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
         for path in dict.fromkeys(map(dotted, map(whole, _key_paths(part.params)))):
             if path not in rows:
                 continue  # inside of a transform that gives its inner one other leaves

@@ -230,6 +230,9 @@ class Program:
         return Plan(structure, statics, carried, ())
 
 
+# --- meshes ---------------------------------------------------------------------------------
+
+
 def _mesh_sharding(x: Any) -> Any:
     """How a concrete array lies on a mesh of several devices, or `None`."""
     sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)

@@ -4,13 +4,13 @@ Equinox stores matrices as out × in, and Flax, for which Optax was written, as 
 rules need to know of this stands here.
 """
 
-import warnings
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from ._module import warn
 from ._paths import leaf_paths
 from ._selector import Leaf, resolve
 from ._types import Params
@@ -126,12 +126,11 @@ def warn_unknown(who: str, params: Params) -> None:
     """Says of which modules the rule has to guess the layout."""
     for path, layout in zip(leaf_paths(params), layouts(params), strict=True):
         if layout.module is not None:
-            warnings.warn(
+            warn(
                 f"{who} does not know how {layout.module} stores '{path}', and takes it as Optax "
                 f"would: the numbers of one unit lie along {_axes(layout.unit)}. Equinox's own "
                 "layers store out × in. To choose, and to silence this: "
-                f"`sl.{who}(..., axis=...).mask(sl.where.type({layout.module}))`.",
-                stacklevel=2,
+                f"`sl.{who}(..., axis=...).mask(sl.where.type({layout.module}))`."
             )
 
 

@@ -1,6 +1,5 @@
 """From a whole model to its trainable parameters and back."""
 
-import warnings
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from . import tree
+from ._module import warn
 from ._paths import dotted, example, first_difference, leaf_paths
 from ._selector import Where, check_matches, mask
 from ._types import Params, Tracer, Updates
@@ -164,11 +164,10 @@ def _warn_tied(parts: Split) -> None:
         if not trained or isinstance(x, Tracer):
             continue
         if id(x) in first:
-            warnings.warn(
+            warn(
                 f"One array stands at two places of the model, '{first[id(x)]}' and '{path}'. "
                 "They are trained as two parameters and will drift apart. To tie them, make one "
-                "a reference to the other with `eqx.nn.Shared`.",
-                stacklevel=6,  # past Equinox, which calls `Optimizer.__init__`, to the caller
+                "a reference to the other with `eqx.nn.Shared`."
             )
         first[id(x)] = path
 

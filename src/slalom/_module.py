@@ -1,7 +1,9 @@
 """Modules whose fields are declared: checked when made, printed as the code that makes them."""
 
 import dataclasses
+import sys
 import types
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +13,7 @@ import numpy as np
 from ._types import Tracer
 
 _PACKAGE = __name__.partition(".")[0]
+_BETWEEN = (_PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 
 LINE = 92
 """What prints longer than this is printed over several lines."""
@@ -32,6 +35,14 @@ class AbstractDeclared(eqx.Module):
 
     def __repr__(self) -> str:
         return call(self)
+
+
+def warn(message: str) -> None:
+    """Warns at the line that led here, outside of Slalom and of what calls it in between."""
+    level, frame = 1, sys._getframe()
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def shortest(value: Any) -> str:

@@ -20,7 +20,7 @@ from ._paths import ByPath, example, leaf_paths
 from ._rebind import Rebinding, carry
 from ._selector import WhereLike, as_where, check_matches, mask
 from ._state import reset
-from ._step import KNOWN, as_known, run
+from ._step import KNOWN, as_known, check_one_run, run
 from ._transform import (
     AbstractTransform,
     Context,
@@ -200,8 +200,11 @@ class Optimizer(eqx.Module):
         """The value that the *next* step uses for each hyperparameter, by path.
 
         Schedules are asked on the clock of the transform they belong to. Any unambiguous suffix
-        of a path works as a key: `opt.hyperparams["learning_rate"]`.
+        of a path works as a key: `opt.hyperparams["learning_rate"]`. An optimizer made under
+        `vmap` has an array of them, with a value for each run.
         """
+        if jnp.ndim(self.count):
+            return jax.vmap(lambda run: run.hyperparams)(self)
         return read(self.transform, self.state, Context(step=self.count))
 
     def with_hyperparams(
@@ -218,8 +221,9 @@ class Optimizer(eqx.Module):
 
         - `values`: new values by path: a full one, an unambiguous suffix, or a glob such as
             `"partition.disc.**.learning_rate"`, which sets every hyperparameter it matches. A
-            number takes the old leaf's dtype, shape and sharding. A function is applied to the
-            old value: `lambda lr: lr / 2`. A schedule takes the old one's place.
+            number takes the old leaf's dtype, shape and sharding; of an optimizer made under
+            `vmap` an array has one for each run. A function is applied to the old value:
+            `lambda lr: lr / 2`. A schedule takes the old one's place.
         - `replace_schedules`: whether a number may take the place of a schedule. That changes
             the program: the next step recompiles, once.
         - `named`: the same as keywords: `learning_rate=1e-4`.
@@ -253,6 +257,7 @@ class Optimizer(eqx.Module):
         **Raises:** `ValueError` for a path that matches nothing, or where the state does not
         tell the parameters apart, as under `.flatten()`.
         """
+        check_one_run(self.count, "reset(model)")
         params = split(model, self.binding.trainable).params
         check_bound(params, self.binding.params)
         chosen = paths = leaf_paths(params)
@@ -301,6 +306,7 @@ class Optimizer(eqx.Module):
         **Returns:** the new optimizer, and a report of what was carried over, new, reshaped or
         dropped.
         """
+        check_one_run(self.count, "rebind(model)[0]")
         if isinstance(trainable, str):
             trainable = self.binding.trainable
         new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
@@ -350,7 +356,7 @@ class Optimizer(eqx.Module):
         **Returns:** a table; `print` it, or take `.to_dict()`.
         """
         whole = split(model, self.binding.trainable)
-        return describe(self.transform, self.state, Context(step=self.count), whole)
+        return describe(self.transform, self.state, self.hyperparams, whole)
 
     def __repr__(self) -> str:
         state = jax.tree.leaves(self.state)

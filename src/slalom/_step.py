@@ -46,6 +46,7 @@ def run(
     **Returns:** parameters or updates, and the leaves of the new state and count.
     """
     params = model.params
+    check_one_run(count, f"{verb}(model, grads)")
     check_bound(params, bound)
     grads = model.align(grads, examples=first_link(transform).per_example)
     context = _context(transform, count, model, dict(known))
@@ -56,6 +57,15 @@ def run(
     tree.check_same_structure((made, params))
     new = _as_before(transform, state, new)
     return tree.cast_like(made, params), [*new, tree.increment(count)]
+
+
+def check_one_run(count: Any, call: str) -> None:
+    """Refuses, outside of a `vmap`, an optimizer that was made under one."""
+    if jnp.ndim(count):
+        raise ValueError(
+            f"This optimizer is of {count.shape[0]} runs, since it was made under `vmap`. Use it "
+            f"under one too: `eqx.filter_vmap(lambda opt, model, ...: opt.{call})`."
+        )
 
 
 def as_known(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from ._step import as_known
 from ._transform import AbstractTransform, Context, parts
 from .transforms.linesearch import recalled
 
-_programs: "weakref.WeakKeyDictionary[Any, dict[Any, Program]]" = weakref.WeakKeyDictionary()
+_programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, Program]]] = {}
+"""What was compiled of each loss that lives, by its identity: losses that compare equal, such as
+modules with 1 and with True, may differ."""
 
 
 def train_step(
@@ -196,19 +198,25 @@ class TrainStep:
 _DEFAULTS = Options(False, True, None, None, False)._asdict()
 
 
-def _program(loss_fn: Callable[..., Any], options: Options) -> Program:
+def _program(loss_fn: Any, options: Options) -> Program:
     """One program per loss: making the step anew, in a loop say, does not compile anew."""
-    # With the types: 1 == True would otherwise share a program.
-    key = (*options, *map(type, options.batch_args or ()))
-    try:
-        known = _programs.setdefault(loss_fn, {})
-    except TypeError:  # a loss that cannot be hashed or referenced weakly
-        return Program(_body(lambda: loss_fn, options), carried, donate=options.donate)
-    if key not in known:
+    # A method is another object each time that it is looked up.
+    method = hasattr(loss_fn, "__self__") and hasattr(loss_fn, "__func__")
+    own = (id(loss_fn.__self__), id(loss_fn.__func__)) if method else (id(loss_fn), 0)
+    if own not in _programs:
         # A reference that kept the loss alive would keep its own entry alive, for ever; the
         # steps hold the loss.
-        body = _body(weakref.ref(loss_fn), options)
-        known[key] = Program(body, carried, donate=options.donate)
+        refer = weakref.WeakMethod if method else weakref.ref
+        try:
+            get_loss_fn = refer(loss_fn, lambda _: _programs.pop(own, None))
+        except TypeError:  # a loss that cannot be referenced weakly
+            return Program(_body(lambda: loss_fn, options), carried, donate=options.donate)
+        _programs[own] = get_loss_fn, {}
+    get_loss_fn, known = _programs[own]
+    # With the types: 1 == True would otherwise share a program.
+    key = (*options, *map(type, options.batch_args or ()))
+    if key not in known:
+        known[key] = Program(_body(get_loss_fn, options), carried, donate=options.donate)
     return known[key]
 
 

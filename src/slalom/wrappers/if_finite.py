@@ -135,7 +135,7 @@ class IfFinite(AbstractPacedTransform):
         return self.on_limit == "raise"
 
     def refuse(self, name: str, state: IfFiniteState) -> None:
-        in_a_row = int(np.max(state.notfinite_count, initial=0))
+        in_a_row = int(np.max(jax.device_get(state.notfinite_count), initial=0))
         if self.on_limit == "raise" and in_a_row > self.max_consecutive_errors:
             what = "Gradients" if self.check == "grads" else "Gradients, or what became of them,"
             raise FloatingPointError(

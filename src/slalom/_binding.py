@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from . import tree
 from ._chain import Chain, first_link
+from ._module import uncalled
 from ._paced import AbstractPacedTransform
 from ._paths import example, leaf_paths
 from ._selector import Where, check_matches
@@ -20,7 +21,6 @@ from ._transform import (
     keeps_zeros,
     operand,
     parts,
-    uncalled,
 )
 from ._types import Params, Tracer
 

@@ -170,7 +170,9 @@ def _as_hyperparameter(value: Any) -> Any:
     if isinstance(value, np.generic) and jnp.issubdtype(value.dtype, jnp.floating):
         return float(value)
     if isinstance(value, jax.Array | np.ndarray):
-        return value
+        # A real number that was written as an integer: kept as one, it could not be set to 0.1.
+        whole = jnp.issubdtype(value.dtype, jnp.integer)
+        return value.astype(canonical_float()) if whole else value
     return as_schedule(value) if callable(value) else value
 
 

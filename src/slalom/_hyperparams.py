@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from . import tree
 from ._fields import bind_number, hyperparameter_fields
-from ._module import CHECK, shortest
+from ._module import CHECK, AbstractDeclared, shortest
 from ._paths import ByPath, candidates, glob_pattern, the_path
 from ._schedule import AbstractSchedule, AbstractStatefulSchedule
 from ._skip import AbstractSkip
@@ -138,7 +138,9 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
                 f"one of its numbers, name it: '{path}.<field>'."
             )
         return bind_number(new)
-    new = jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape)
+    cast = jnp.asarray(new, old.dtype)
+    _check_rounding(path, field, new, cast)
+    new = jnp.broadcast_to(cast, old.shape)
     settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
     return jax.device_put(new, old.sharding) if settled else new
 
@@ -164,6 +166,51 @@ def replace(
             new = _replacement(path, field, old, value, replace_schedules)
             transform = with_field(transform, part, field, new)
     return transform
+
+
+def bound(transform: AbstractTransform, dtype: Any | None) -> AbstractTransform:
+    """The transform with arrays for numbers, refused where a field is not what it must be.
+
+    Fields are checked when a module is made, and `eqx.tree_at` sets them past that.
+    """
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
+    for given in _declared(transform):
+        AbstractDeclared.__check_init__(given)
+    made = jax.tree.map(lambda x: bind_number(x, dtype), transform)
+    for given, kept in zip(_declared(transform), _declared(made), strict=True):
+        for field in hyperparameter_fields(given):
+            path = f"{type(given).__name__}.{field.name}"
+            _check_rounding(path, field, getattr(given, field.name), getattr(kept, field.name))
+    return made
+
+
+def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
+    """Refuses a number that leaves its interval, or becomes 0, in the dtype that it is kept in."""
+    if not isinstance(kept, jax.Array) or isinstance(kept, Tracer):
+        return
+    try:
+        field.metadata[CHECK](path, kept)
+        lost = bool(kept == 0) and bool(given != 0)
+    except ValueError:
+        lost = True
+    if lost:
+        raise ValueError(
+            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as {shortest(kept)}. "
+            "Choose another number, or a finer dtype."
+        )
+
+
+def _declared(node: Any) -> Iterator[Any]:
+    """All transforms, schedules and conditions in a tree."""
+    if isinstance(node, AbstractDeclared):
+        yield node
+    inner = jax.tree.leaves(
+        node, is_leaf=lambda x: x is not node and isinstance(x, AbstractDeclared)
+    )
+    for child in inner:
+        if isinstance(child, AbstractDeclared):
+            yield from _declared(child)
 
 
 def with_field(

@@ -34,6 +34,11 @@ class AbstractDeclared(eqx.Module):
         return call(self)
 
 
+def uncalled(given: Any) -> str:
+    """The advice for a recipe or class that stands where what it returns should."""
+    return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
+
+
 def shortest(value: Any) -> str:
     """A number in the fewest digits that name it in its own precision."""
     if isinstance(value, Tracer):

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ._binding import Binding, at_home, bind, check_transform, no_transform
-from ._fields import bind_number
-from ._hyperparams import read, replace
+from ._hyperparams import bound, read, replace
 from ._inspect import Description, describe, metrics
 from ._jit import Program
 from ._model import Split, check_bound, check_model, split, strong
@@ -77,8 +76,8 @@ class Optimizer(eqx.Module):
         check_model(model, where)
         params = jax.tree.map(strong, split(model, where).params)
         check_transform(transform, params)
-        bound = jax.tree.map(lambda x: bind_number(x, hyperparam_dtype), transform)
-        made = (bound, (bound.init(params), count_from_zero()))
+        transform = bound(transform, hyperparam_dtype)
+        made = (transform, (transform.init(params), count_from_zero()))
         leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
         self.leaves = leaves
         self.binding = binding

@@ -124,12 +124,37 @@ def the_path(name: str, known: Sequence[str]) -> str:
 
 def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str:
     """Where two trees, called by their names, first differ in structure, in words."""
-    lefts, rights = leaf_paths(left), leaf_paths(right)
     here, there = names
+    if type(left) is not type(right):
+        verb = "are" if here.endswith("s") else "is"
+        return f"{here} {verb} of type {type(left).__name__}, {there} of type {type(right).__name__}"
+    lefts, rights = leaf_paths(left), leaf_paths(right)
     for ours, theirs, own, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
         for path in ours:
             if path not in theirs:
                 return f"'{path}' is in {own} and missing in {other}"
+    return _other_node(left, right, names, "") or "a container inside differs"
+
+
+def _other_node(left: Any, right: Any, names: tuple[str, str], path: str) -> str | None:
+    """Where two trees with equal leaves differ in a node's type or static field, in words."""
+    here, there = names
+    at = f"'{path}' " if path else ""
     if type(left) is not type(right):
-        return f"{here} is a {type(left).__name__}, {there} a {type(right).__name__}"
-    return "a container or a static field inside differs"
+        kinds = type(left).__name__, type(right).__name__
+        return f"{at}is of type {kinds[0]} in {here} and of type {kinds[1]} in {there}"
+    for field in dataclasses.fields(left) if dataclasses.is_dataclass(left) else ():
+        a, b = getattr(left, field.name, None), getattr(right, field.name, None)
+        if field.metadata.get("static", False) and a is not b and a != b:
+            return f"'{path}{'.' * bool(path)}{field.name}' is {a!r} in {here} and {b!r} in {there}"
+    children = [
+        jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x, node=node: x is not node)
+        for node in (left, right)
+    ]
+    for (key, a), (_, b) in zip(*children, strict=False):
+        if jax.tree_util.all_leaves([a, b]):
+            continue
+        found = _other_node(a, b, names, ".".join(filter(None, (path, dotted(key)))))
+        if found:
+            return found
+    return None

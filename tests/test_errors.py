@@ -613,6 +613,30 @@ def updates_made_of_another_structure():
 REAL = "ScaleByLearningRate.learning_rate must be a real number, a 0-d array or a schedule, got "
 
 
+@refused(TypeError, "EveryK.mean must be True or False, got 'sum'.", unchecked=True)
+def a_word_as_mean():
+    sl.adam(0.1).every_k(2, mean="sum")
+
+
+@refused(TypeError, "ScaleByAdam.mu_dtype must be a floating dtype, got 'int32'.")
+def integer_means():
+    sl.adam(0.1, mu_dtype=jnp.int32)
+
+
+@refused(TypeError, "ScaleByAdam.mu_dtype must be a floating dtype, got 'float31'.")
+def an_unknown_dtype():
+    sl.adam(0.1, mu_dtype="float31")
+
+
+@refused(
+    TypeError,
+    "What is read here cannot be written: an optimizer is immutable. For hyperparameters write "
+    "`opt = opt.with_hyperparams(learning_rate=1e-4)`.",
+)
+def a_hyperparameter_assigned():
+    bound().hyperparams["learning_rate"] = 0.2
+
+
 @refused(ValueError, "EveryK.k must be at least 1 mini-step, got 0.")
 def every_0():
     sl.adam(0.1).every_k(0)
@@ -946,6 +970,43 @@ def a_label_without_a_transform():
 )
 def a_leaf_without_a_label():
     bound(sl.partition({"a": sl.adam(0.1)}, {sl.where.path("b"): "a"}))
+
+
+SEVERAL = " To select by several, join selectors: `sl.where.path(...) | sl.where.path(...)`."
+
+
+@refused(TypeError, "sl.where.path takes one glob, got ['b', 'w']." + SEVERAL, unchecked=True)
+def a_list_of_globs():
+    sl.where.path(["b", "w"])
+
+
+@refused(
+    TypeError,
+    "A selector is neither true nor false. Join selectors with `&`, `|` and `~` instead of `and`, "
+    "`or` and `not`.",
+)
+def selectors_joined_by_and():
+    sl.where.path("b") and sl.where.path("w")
+
+
+@refused(TypeError, "None is no selector. Write `sl.where.everything()`, or `.nothing()`.")
+def none_as_selector():
+    sl.adam(0.1).only(None)
+
+
+@refused(TypeError, "A string is no selector, got 'w'. Write `sl.where.path('w')`.")
+def a_string_beside_a_selector_as_case():
+    sl.partition({1: sl.adam(0.1)}, {sl.where.path("b"): 1, "w": 1})
+
+
+@refused(
+    TypeError,
+    "`.partition` takes a mapping from selectors to transforms, got sl.where.path('w') of type "
+    "_Path.",
+    unchecked=True,
+)
+def a_partition_by_a_selector_alone():
+    sl.adam(0.1).partition(sl.where.path("w"), sl.sgd(0.1))
 
 
 @refused(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Real
 
-from ._module import CHECK, shortest
+from ._module import CHECK, code, shortest
 from ._schedule import (
     AbstractSchedule,
     AbstractStatefulSchedule,
@@ -133,7 +133,13 @@ def per_leaf() -> Any:
 
 def dtype_field(*, kw_only: bool = False) -> Any:
     """Declares a dtype that may be `None`; kept as `numpy.dtype`, so that equal ones are equal."""
-    return eqx.field(default=None, static=True, converter=_as_dtype, kw_only=kw_only)
+    return eqx.field(
+        default=None,
+        static=True,
+        converter=_as_dtype,
+        kw_only=kw_only,
+        metadata={CHECK: _check_dtype},
+    )
 
 
 def _declare(
@@ -153,8 +159,11 @@ def _declare(
     return eqx.field(metadata=metadata, **options)
 
 
-def _as_dtype(dtype: Any) -> np.dtype | None:
-    return None if dtype is None else np.dtype(dtype)
+def _as_dtype(dtype: Any) -> Any:
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        return dtype  # left for the check to refuse, which knows the name of the field
 
 
 # --- conversion and validation --------------------------------------------------------------
@@ -238,6 +247,11 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a whole number of steps, got {value!r}.")
     if not isinstance(value, Tracer):
         within.check(name, value)
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{name} must be a floating dtype, got {code(dtype)}.")
 
 
 def _check_count(least: int, name: str, value: Any) -> None:

@@ -29,6 +29,11 @@ class AbstractDeclared(eqx.Module):
             optional = field.default is None and value is None
             if check is not None and not optional:
                 check(f"{type(self).__name__}.{field.name}", value)
+            flag = field.type is bool and field.metadata.get("static", False)
+            if flag and not isinstance(value, bool | np.bool_):
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name} must be True or False, got {value!r}."
+                )
 
     def __repr__(self) -> str:
         return call(self)

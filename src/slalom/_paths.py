@@ -102,6 +102,18 @@ class ByPath(dict[str, Any]):
         except KeyError:
             return default
 
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            "What is read here cannot be written: an optimizer is immutable. For hyperparameters "
+            "write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> Any:
+        return ByPath, (dict(self),)
+
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
 

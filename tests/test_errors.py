@@ -1404,6 +1404,20 @@ def test_a_refused_step_leaves_the_optimizer_as_it_was():
     assert opt.count == 1
 
 
+def test_two_learning_rates_are_warned_of():
+    with pytest.warns(UserWarning, match="together they climb") as caught:
+        bound((sl.adam(0.1) | sl.sgd(0.1)).every_k(2))
+    assert str(caught[0].message).startswith(
+        "'every_k.scale_by_learning_rate' and 'every_k.scale_by_learning_rate_2' both turn updates "
+    )
+
+
+def test_learning_rates_of_different_leaves_and_a_turned_sign_are_no_mistake():
+    rate, w = sl.ScaleByLearningRate(0.1), sl.where.path("w")
+    bound(rate.mask(w) | rate.mask(~w))
+    bound(sl.Scale(-1.0) | sl.adam(0.1))
+
+
 def test_traced_values_are_not_validated():
     @jax.jit
     def step(b2):

@@ -162,7 +162,7 @@ def _warn_of_two_rates(transform: AbstractTransform, params: Params) -> None:
                         f"'{descending[i]}' and '{part.name}' both turn updates around to descend, "
                         "and together they climb. Keep one learning rate; for another factor write "
                         "`sl.Scale`.",
-                        stacklevel=6,  # past Equinox, which calls `Optimizer.__init__`, to the caller
+                        stacklevel=6,  # past Equinox, as above
                     )
                     return
                 if sign == -1:

@@ -154,8 +154,8 @@ class Program:
             return inner(carried, kept)
 
         program.__name__ = program.__qualname__ = body.__name__.strip("_")
-        self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
-        self._nested = jax.jit(program, static_argnums=0) if donate else self._compiled
+        self._compiled: Any = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
+        self._nested: Any = jax.jit(program, static_argnums=0) if donate else self._compiled
         self._waiting = eqx.filter_jit(body)
 
     def __call__(self, arguments: Any) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -81,6 +81,20 @@ class Optimizer(eqx.Module):
         leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
         self.leaves = leaves
         self.binding = binding
+
+    if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
+
+        def __getattr__(self, name: str) -> Any:
+            own = vars(Optimizer).get(name)
+            if isinstance(own, property):
+                return own.fget(self)  # for the error inside of it, which brought Python here
+            public = ", ".join(key for key in vars(Optimizer) if key[0] != "_")
+            raise AttributeError(
+                f"'Optimizer' object has no attribute '{name}'. It has {public}. Numbers are read "
+                'with `opt.hyperparams["learning_rate"]` and changed with `opt = '
+                "opt.with_hyperparams(learning_rate=1e-4)`; the model is not in it.",
+                name=name,
+            )
 
     # --- parts ------------------------------------------------------------------------------
 

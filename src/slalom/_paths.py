@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jaxtyping import PyTree
@@ -108,8 +108,9 @@ class ByPath(dict[str, Any]):
             "write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
         )
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    update = setdefault = pop = popitem = clear = _refuse
+    if not TYPE_CHECKING:  # to a type checker a dict has these
+        __setitem__ = __delitem__ = __ior__ = _refuse
+        update = setdefault = pop = popitem = clear = _refuse
 
     def __reduce__(self) -> Any:
         return ByPath, (dict(self),)
@@ -138,8 +139,8 @@ def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str
     """Where two trees, called by their names, first differ in structure, in words."""
     here, there = names
     if type(left) is not type(right):
-        verb = "are" if here.endswith("s") else "is"
-        return f"{here} {verb} of type {type(left).__name__}, {there} of type {type(right).__name__}"
+        verb, kinds = "are" if here.endswith("s") else "is", (type(left), type(right))
+        return f"{here} {verb} of type {kinds[0].__name__}, {there} of type {kinds[1].__name__}"
     lefts, rights = leaf_paths(left), leaf_paths(right)
     for ours, theirs, own, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
         for path in ours:

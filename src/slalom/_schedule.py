@@ -299,7 +299,8 @@ def check_said(schedule: Any, value: Any, step: Any) -> Any:
             "for one step."
         )
     if jnp.iscomplexobj(value):
-        raise TypeError(f"{returned}a {value.dtype} number; a schedule returns a real one.")
+        kind = jnp.result_type(value)
+        raise TypeError(f"{returned}a {kind} number; a schedule returns a real one.")
     if np.shape(value) not in ((), np.shape(step)):
         raise ValueError(
             f"{returned}an array of shape {np.shape(value)}; a schedule returns one number for one "

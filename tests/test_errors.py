@@ -908,6 +908,21 @@ def a_number_of_a_schedule_set_past_its_check():
     bound(eqx.tree_at(lambda tx: tx.learning_rate.init_value, tx, "1"))
 
 
+@refused(
+    TypeError,
+    "`with_hyperparams` takes numbers by name, got 0.2: write "
+    "`opt.with_hyperparams(learning_rate=1e-4)`.",
+    unchecked=True,
+)
+def a_new_value_without_a_name():
+    bound().with_hyperparams(0.2)
+
+
+@refused(KeyError, "3 is not in this transform. Candidates: <…>.", unchecked=True)
+def a_state_by_position():
+    bound().state_of(3)
+
+
 ADAM_KNOWS = (
     "'scale_by_adam.b1', 'scale_by_adam.b2', 'scale_by_adam.eps', 'scale_by_adam.eps_root', "
     "'scale_by_learning_rate.learning_rate'."

@@ -242,6 +242,11 @@ class Optimizer(eqx.Module):
         **Raises:** `KeyError` for a name that is unknown or ambiguous, with the candidates;
         `ValueError` for a value outside its interval.
         """
+        if not isinstance(values, Mapping | None):
+            raise TypeError(
+                f"`with_hyperparams` takes numbers by name, got {values!r}: write "
+                "`opt.with_hyperparams(learning_rate=1e-4)`."
+            )
         transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
         made = (transform, (self.state, self.count))
         leaves, binding = bind(made, self.binding.trainable, self.binding.params)

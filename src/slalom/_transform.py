@@ -377,7 +377,7 @@ def find(transform: AbstractTransform, which: str | type, state: Any = None) -> 
         wanted = f"'{which}'"
     else:
         found = [part for part in known.values() if type(part.transform) is which]
-        wanted = which.__name__
+        wanted = getattr(which, "__name__", repr(which))
     if len(found) != 1:
         many = "is ambiguous" if found else "is not in this transform"
         among = [part.name for part in found] or list(known)

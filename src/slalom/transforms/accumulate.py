@@ -59,7 +59,7 @@ class ScaleByRss(AbstractTransform):
 
         def rule(g, total, eps):
             total = total + tree.abs_squared(g)
-            return jnp.where(total > 0, g * jax.lax.rsqrt(total + eps), 0), total
+            return jnp.where(total == 0, 0, g * jax.lax.rsqrt(total + eps)), total
 
         updates, total = tree.map_leaves(
             rule, (updates, state.sum_of_squares), (self.at(context).eps,)

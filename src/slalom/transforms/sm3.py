@@ -75,7 +75,7 @@ class ScaleBySM3(AbstractTransform):
         # reductions take no minimum along, and its others cost more than the memory.
         def rule(g, bound, mu, b1, c1, b2, c2, eps):
             total = b2 * bound + c2 * tree.abs_squared(g)
-            scaled = jnp.where(total > 0, g * jax.lax.rsqrt(total + eps), 0)
+            scaled = jnp.where(total == 0, 0, g * jax.lax.rsqrt(total + eps))
             mu = b1 * mu + c1 * scaled
             return mu, total
 

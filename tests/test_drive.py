@@ -132,7 +132,7 @@ def test_a_training_step_feeds_it():
     ("tx", "name", "path", "after"),
     [
         (sl.sgd(sl.schedules.linear(9.0, 9.0, 5)), "init_value", "learning_rate", 1.0),
-        (sl.adam(0.1).mask(sl.where.ndim(1)) | sl.sgd(0.1), "b2", "scale_by_adam.b2", 0.5),
+        (sl.ScaleByAdam().mask(sl.where.ndim(1)) | sl.sgd(0.1), "b2", "scale_by_adam.b2", 0.5),
         (sl.adam(0.1).partition({sl.where.ndim(1): sl.sgd(0.1)}), "**.learning_rate", "0.**", 0.5),
     ],
     ids=["a schedule's number", "under a mask", "a glob"],

@@ -1,6 +1,7 @@
 """What a user reads when something is wrong: bad inputs and the whole message of each."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -130,6 +131,15 @@ def gradients_without_a_leaf():
 )
 def gradients_of_a_deeper_model():
     sl.Optimizer(sl.adam(0.1), mlp()).step(mlp(), arrays(mlp(depth=2)))
+
+
+@refused(
+    ValueError,
+    "The gradients have another structure than the model: the gradients are of type tuple, the "
+    "model of type dict. " + DIFFERENTIATE,
+)
+def the_loss_beside_the_gradients():
+    bound().step(params(), (jnp.ones(()), params()))
 
 
 @refused(
@@ -275,6 +285,46 @@ def a_schedule_without_a_clock():
     tx.update(params(), tx.init(params()))
 
 
+# --- names ------------------------------------------------------------------------------------
+
+
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'clip_by_global_norm'. Did you mean sl.ClipByGlobalNorm?",
+)
+def a_name_of_optax():
+    sl.clip_by_global_norm  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'cosine_decay_schedule'. Did you mean "
+    "sl.schedules.cosine_decay?",
+)
+def a_schedule_of_optax():
+    sl.cosine_decay_schedule  # noqa: B018
+
+
+@refused(AttributeError, "module 'slalom' has no attribute 'MultiSteps'. Write tx.every_k(k).")
+def a_name_that_has_another_form():
+    sl.MultiSteps  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "'Optimizer' object has no attribute 'learning_rate'. It has transform, state, count, <…>. "
+    'Numbers are read with `opt.hyperparams["learning_rate"]` and changed with `opt = '
+    "opt.with_hyperparams(learning_rate=1e-4)`; the model is not in it.",
+)
+def a_learning_rate_as_attribute():
+    bound().learning_rate  # noqa: B018
+
+
+@refused(AttributeError, "'jaxlib._jax.ArrayImpl' object has no attribute 'foo'")
+def an_attribute_error_inside_of_a_property():
+    bound(sl.sgd(lambda n: n.foo)).hyperparams  # noqa: B018
+
+
 # --- models -----------------------------------------------------------------------------------
 
 NOTHING_TO_TRAIN = (
@@ -338,6 +388,17 @@ def a_deeper_model_than_bound():
 
 @refused(
     ValueError,
+    "This optimizer was bound to a model with other trainable parameters: '0.out_features' is 8 "
+    "in the model given now and 4 in the model at binding. Bind a new one with "
+    "`sl.Optimizer(tx, model)`.",
+)
+def a_wider_model_than_bound():
+    narrow, wide = (eqx.nn.MLP(2, 1, n, 1, key=jax.random.key(0)).layers for n in (4, 8))
+    sl.Optimizer(sl.adam(0.1), narrow).step(wide, wide)
+
+
+@refused(
+    ValueError,
     "The state 'scale_by_adam.mu' was made for a parameter of shape (2,) at 'b', where there is "
     "one of shape (3,) now. Bind a new optimizer with `sl.Optimizer(tx, model)`.",
 )
@@ -387,6 +448,79 @@ def a_number_as_link():
 )
 def a_recipe_as_link():
     sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.adam)
+
+
+@refused(
+    TypeError,
+    "Link 1 is no transform: got <…> of type function. Call it first: `sgd(...)`.",
+    unchecked=True,
+)
+def a_recipe_after_a_transform():
+    sl.Clip(1.0) | sl.sgd
+
+
+@refused(
+    TypeError,
+    "Link 0 is no transform: got <…> of type <…>. Call it first: `Clip(...)`.",
+    unchecked=True,
+)
+def a_class_before_a_transform():
+    sl.Clip | sl.sgd(0.1)
+
+
+@refused(ValueError, "A chain has at least one link; `sl.Identity()` does nothing.")
+def a_chain_of_nothing():
+    sl.Chain((), ())
+
+
+class ReturnsUpdates(sl.AbstractTransform):
+    def init(self, params):
+        return None
+
+    def update(self, updates, state, params=None, context=None):
+        return updates
+
+
+@refused(
+    TypeError,
+    "ReturnsUpdates must return a pair, the updates (from `step`, the parameters) and the new "
+    "state, got something of type dict.",
+)
+def updates_returned_without_a_state():
+    bound(ReturnsUpdates() | sl.sgd(0.1)).step(params(), params())
+
+
+@refused(TypeError, "NeedsText.needs must be a tuple of names: ('value',).")
+def a_string_as_needs():
+    class NeedsText(sl.AbstractTransform):
+        needs = "value"
+
+
+class CountsInPython(sl.AbstractTransform):
+    def init(self, params):
+        return 0
+
+    def update(self, updates, state, params=None, context=None):
+        return updates, state + 1
+
+
+@refused(
+    TypeError,
+    "The state at 'counts_in_python' is 0 of type int, which is no array and so stands still, and "
+    "`update` made it 1. Let `init` return an array, such as `jnp.zeros((), jnp.int32)` for a "
+    "count.",
+)
+def a_count_that_is_no_array():
+    bound(CountsInPython() | sl.sgd(0.1)).step(params(), params())
+
+
+@refused(
+    ValueError,
+    "The updates have another structure than the parameters: 'b' is in the parameters and missing "
+    "in the updates.",
+)
+def updates_made_with_a_hole():
+    bound(Forgetful(result=lambda u: u | {"b": None})).step(params(), params())
 
 
 @refused(
@@ -519,6 +653,30 @@ def updates_made_of_another_structure():
 REAL = "ScaleByLearningRate.learning_rate must be a real number, a 0-d array or a schedule, got "
 
 
+@refused(TypeError, "EveryK.mean must be True or False, got 'sum'.", unchecked=True)
+def a_word_as_mean():
+    sl.adam(0.1).every_k(2, mean="sum")
+
+
+@refused(TypeError, "ScaleByAdam.mu_dtype must be a floating dtype, got 'int32'.")
+def integer_means():
+    sl.adam(0.1, mu_dtype=jnp.int32)
+
+
+@refused(TypeError, "ScaleByAdam.mu_dtype must be a floating dtype, got 'float31'.")
+def an_unknown_dtype():
+    sl.adam(0.1, mu_dtype="float31")
+
+
+@refused(
+    TypeError,
+    "What is read here cannot be written: an optimizer is immutable. For hyperparameters write "
+    "`opt = opt.with_hyperparams(learning_rate=1e-4)`.",
+)
+def a_hyperparameter_assigned():
+    bound().hyperparams["learning_rate"] = 0.2
+
+
 @refused(ValueError, "EveryK.k must be at least 1 mini-step, got 0.")
 def every_0():
     sl.adam(0.1).every_k(0)
@@ -621,6 +779,148 @@ def a_schedule_that_branches():
 )
 def a_schedule_of_vectors():
     bound(sl.sgd(lambda n: jnp.ones(2))).step(params(), params())
+
+
+ASKED_FOR = (
+    "The schedule <…> asks for the value of the step, which is traced. Instead of `math` and "
+    "`numpy` use `jax.numpy`, instead of `values[step]` write `jnp.array(values)[step]`, and leave "
+    "out `int` and `float`."
+)
+
+
+@refused(TypeError, ASKED_FOR)
+def a_schedule_of_math():
+    bound(sl.sgd(lambda n: 0.1 * math.cos(n))).step(params(), params())
+
+
+@refused(TypeError, ASKED_FOR)
+def a_schedule_out_of_a_list():
+    bound(sl.sgd(lambda n: [0.1, 0.2][n])).step(params(), params())
+
+
+@refused(
+    TypeError,
+    "The schedule <…> returned None of type NoneType; a schedule returns one number for one step.",
+)
+def a_schedule_without_a_return():
+    bound(sl.adam(0.1).every_k(lambda n: None)).step(params(), params())
+
+
+@refused(TypeError, "The schedule <…> returned a complex64 number; a schedule returns a real one.")
+def a_complex_schedule():
+    bound(sl.sgd(lambda n: jnp.complex64(1j))).step(params(), params())
+
+
+class Pairs(sl.schedules.AbstractSchedule):
+    def __call__(self, step):
+        return jnp.ones(2)
+
+
+@refused(
+    ValueError,
+    "The schedule Pairs() returned an array of shape (2,); a schedule returns one number for one "
+    "step.",
+    unchecked=True,
+)
+def a_schedule_class_of_vectors():
+    bound(sl.sgd(Pairs())).step(params(), params())
+
+
+class DrivenPairs(sl.schedules.AbstractStatefulSchedule):
+    def init(self):
+        return None
+
+    def update(self, state, context):
+        return state
+
+    def value(self, state):
+        return jnp.ones(2)
+
+
+@refused(
+    ValueError,
+    "The schedule DrivenPairs() returned an array of shape (2,); a schedule returns one number for "
+    "one step.",
+    unchecked=True,
+)
+def a_driving_schedule_of_vectors():
+    bound(sl.sgd(0.1).drive({"learning_rate": DrivenPairs()})).step(params(), params())
+
+
+@refused(TypeError, "The class <…> is no schedule. Call it first: `linear(...)`.", unchecked=True)
+def a_schedule_that_was_not_called():
+    sl.adam(sl.schedules.linear)
+
+
+@refused(
+    TypeError,
+    "`.drive` takes a mapping from hyperparameters to schedules, such as {'learning_rate': "
+    "schedule}, got sl.schedules.ReduceOnPlateau(0.1).",
+    unchecked=True,
+)
+def a_schedule_that_drives_nothing():
+    sl.adam(0.1).drive(sl.schedules.ReduceOnPlateau(0.1))
+
+
+@refused(
+    ValueError,
+    "ScaleByAdam.b2 is 0.999999999, which float32 can only keep as 1.0. Choose another number, or "
+    "a finer dtype.",
+)
+def b2_that_rounds_to_1():
+    bound(sl.adam(0.1, b2=1 - 1e-9))
+
+
+@refused(
+    ValueError,
+    "scale_by_adam.b2 is 0.999999999, which float32 can only keep as 1.0. Choose another number, "
+    "or a finer dtype.",
+)
+def a_new_b2_that_rounds_to_1():
+    bound().with_hyperparams(b2=1 - 1e-9)
+
+
+@refused(
+    ValueError,
+    "ScaleByAdam.eps is 1e-08, which float16 can only keep as 0.0. Choose another number, or a "
+    "finer dtype.",
+)
+def an_eps_that_rounds_to_0():
+    bound(hyperparam_dtype=jnp.float16)
+
+
+@refused(TypeError, "`hyperparam_dtype` must be a floating dtype, got <…>.")
+def hyperparameters_of_integers():
+    bound(hyperparam_dtype=jnp.int32)
+
+
+@refused(ValueError, "ScaleByAdam.b2 must be in [0, 1), got 1.5.")
+def b2_set_past_its_check():
+    bound(eqx.tree_at(lambda tx: tx.b2, sl.ScaleByAdam(), 1.5))
+
+
+@refused(
+    TypeError,
+    "linear.init_value must be a real number, a 0-d array or a schedule, got '1' of type str.",
+)
+def a_number_of_a_schedule_set_past_its_check():
+    tx = sl.sgd(sl.schedules.linear(1.0, 0.0, 10))
+    bound(eqx.tree_at(lambda tx: tx.learning_rate.init_value, tx, "1"))
+
+
+@refused(
+    TypeError,
+    "`with_hyperparams` takes numbers by name, got 0.2: write "
+    "`opt.with_hyperparams(learning_rate=1e-4)`.",
+    unchecked=True,
+)
+def a_new_value_without_a_name():
+    bound().with_hyperparams(0.2)
+
+
+@refused(KeyError, "3 is not in this transform. Candidates: <…>.", unchecked=True)
+def a_state_by_position():
+    bound().state_of(3)
 
 
 ADAM_KNOWS = (
@@ -731,6 +1031,43 @@ def a_label_without_a_transform():
 )
 def a_leaf_without_a_label():
     bound(sl.partition({"a": sl.adam(0.1)}, {sl.where.path("b"): "a"}))
+
+
+SEVERAL = " To select by several, join selectors: `sl.where.path(...) | sl.where.path(...)`."
+
+
+@refused(TypeError, "sl.where.path takes one glob, got ['b', 'w']." + SEVERAL, unchecked=True)
+def a_list_of_globs():
+    sl.where.path(["b", "w"])
+
+
+@refused(
+    TypeError,
+    "A selector is neither true nor false. Join selectors with `&`, `|` and `~` instead of `and`, "
+    "`or` and `not`.",
+)
+def selectors_joined_by_and():
+    sl.where.path("b") and sl.where.path("w")
+
+
+@refused(TypeError, "None is no selector. Write `sl.where.everything()`, or `.nothing()`.")
+def none_as_selector():
+    sl.adam(0.1).only(None)
+
+
+@refused(TypeError, "A string is no selector, got 'w'. Write `sl.where.path('w')`.")
+def a_string_beside_a_selector_as_case():
+    sl.partition({1: sl.adam(0.1)}, {sl.where.path("b"): 1, "w": 1})
+
+
+@refused(
+    TypeError,
+    "`.partition` takes a mapping from selectors to transforms, got sl.where.path('w') of type "
+    "_Path.",
+    unchecked=True,
+)
+def a_partition_by_a_selector_alone():
+    sl.adam(0.1).partition(sl.where.path("w"), sl.sgd(0.1))
 
 
 @refused(
@@ -890,6 +1227,49 @@ def a_string_as_value():
 @refused(ValueError, "`weight` must be a scalar, got an array of shape (2,).")
 def a_vector_as_weight():
     bound().step(params(), params(), weight=jnp.ones(2))
+
+
+@refused(ValueError, "`weight` must be at least 0, got -1.")
+def a_negative_weight():
+    bound().step(params(), params(), weight=-1)
+
+
+@refused(TypeError, "`value` must be real, got a scalar of dtype complex64.")
+def a_complex_value():
+    bound().step(params(), params(), value=jnp.complex64(1))
+
+
+@refused(TypeError, "`key` must be a PRNG key, such as `jax.random.key(0)`, got 3.")
+def an_int_as_key():
+    bound().step(params(), params(), key=3)
+
+
+@refused(
+    TypeError,
+    "`per_param` must be a dict of trees like the parameters, by name, got a list.",
+    unchecked=True,
+)
+def a_list_as_per_param():
+    bound().step(params(), params(), per_param=[params()])
+
+
+@refused(
+    TypeError, "`value_fn` must be the loss as a function of the model, got 3.0.", unchecked=True
+)
+def a_number_as_value_fn():
+    bound().step(params(), params(), value_fn=3.0)
+
+
+@refused(
+    ValueError,
+    "This optimizer holds runs of shape (3,), as `eqx.filter_vmap` makes them. Step them under it "
+    "too: `eqx.filter_vmap(lambda model, opt, grads: opt.step(model, grads))(models, opt, grads)`.",
+)
+def several_runs_stepped_as_one():
+    # The learning rates would be broadcast along an axis of the parameters.
+    models = {"w": jnp.ones((3, 2, 3))}
+    opt = eqx.filter_vmap(lambda model: sl.Optimizer(sl.sgd(0.1), model))(models)
+    opt.step(models, models)
 
 
 # --- the training step ------------------------------------------------------------------------
@@ -1083,6 +1463,20 @@ def test_a_refused_step_leaves_the_optimizer_as_it_was():
         opt.step(model, params() | {"b": jnp.ones(5)})
     _, opt = opt.step(model, params())
     assert opt.count == 1
+
+
+def test_two_learning_rates_are_warned_of():
+    with pytest.warns(UserWarning, match="together they climb") as caught:
+        bound((sl.adam(0.1) | sl.sgd(0.1)).every_k(2))
+    assert str(caught[0].message).startswith(
+        "'every_k.scale_by_learning_rate' and 'every_k.scale_by_learning_rate_2' both turn updates "
+    )
+
+
+def test_learning_rates_of_different_leaves_and_a_turned_sign_are_no_mistake():
+    rate, w = sl.ScaleByLearningRate(0.1), sl.where.path("w")
+    bound(rate.mask(w) | rate.mask(~w))
+    bound(sl.Scale(-1.0) | sl.adam(0.1))
 
 
 def test_traced_values_are_not_validated():

@@ -324,6 +324,12 @@ def test_an_array_keeps_its_dtype_and_is_copied():
     assert {v.dtype for k, v in opt.hyperparams.items() if "adam" in k} == {np.dtype("float32")}
 
 
+@pytest.mark.parametrize("one", [np.array(1), jnp.array(1)], ids=["numpy", "jax"])
+def test_an_integer_array_is_a_real_number(one):
+    opt = sl.Optimizer(sl.sgd(one), params()).with_hyperparams(learning_rate=0.5)
+    assert opt.hyperparams["learning_rate"] == 0.5
+
+
 def test_a_numpy_array_is_copied():
     rate = np.array(0.1, np.float32)
     opt = sl.Optimizer(sl.sgd(rate), params())
@@ -333,7 +339,9 @@ def test_a_numpy_array_is_copied():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, "float16", jnp.float32])
 def test_hyperparam_dtype_casts_all(dtype):
-    tx = sl.adam(jnp.array(0.1, jnp.float32)) | sl.Scale(sl.schedules.linear(1.0, 0.5, 10))
+    # The default b2 is 1 in bfloat16, and the default eps 0 in float16, which is refused.
+    rule = sl.adam(jnp.array(0.1, jnp.float32), b2=0.99, eps=1e-6)
+    tx = rule | sl.Scale(sl.schedules.linear(1.0, 0.5, 10))
     opt = sl.Optimizer(tx, params(), hyperparam_dtype=dtype)
     held = opt.leaves[: opt.binding.rules]
     floats = {x.dtype for x in held if jnp.issubdtype(x.dtype, jnp.floating)}

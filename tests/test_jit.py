@@ -1,6 +1,7 @@
 """One compile, no forced wait, safe donation, readable runtime errors."""
 
 import gc
+import pickle
 
 import equinox as eqx
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
+from slalom import _jit
 from slalom._train import _programs
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
@@ -223,6 +225,35 @@ def test_a_runtime_check_in_a_transform_fails_with_its_own_message():
     opt = sl.Optimizer(Refuse(), model)
     with pytest.raises(eqx.EquinoxRuntimeError, match="uphill"):
         opt.step(model, model)
+
+
+def test_a_runtime_check_in_one_loss_argument_makes_no_other_program_wait():
+    def loss_fn(model, checked):
+        loss = jnp.sum(model["w"] ** 2)
+        return eqx.error_if(loss, loss > 9, "too large") if checked else loss
+
+    model = {"w": jnp.ones(2)}
+    step = sl.train_step(loss_fn, donate=False)
+    for checked in (True, False):
+        step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
+    assert [plan.waits for plan in step._program._plans.values()] == [True, False]
+
+
+def test_programs_that_pile_up_are_forgotten(monkeypatch):
+    monkeypatch.setattr(_jit, "MOST_PLANS", 2)
+    step, model = sl.train_step(lambda model, name: jnp.sum(model), donate=False), jnp.ones(2)
+    for name in "abc":
+        step(model, sl.Optimizer(sl.sgd(0.1), model), name)
+    assert len(step._program._plans) == step._program._compiled._cache_size() == 1
+
+
+def sum_of(model):
+    return jnp.sum(model)
+
+
+def test_a_training_step_is_pickled_as_its_loss_and_options():
+    step = pickle.loads(pickle.dumps(sl.train_step(sum_of, donate=False)))
+    assert repr(step) == "sl.train_step(sum_of, donate=False)"
 
 
 def test_under_a_users_own_jit_the_step_is_inlined():

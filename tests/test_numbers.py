@@ -295,6 +295,14 @@ def test_a_norm_that_is_nan_shows():
     assert all(np.all(np.isnan(u)) for u in jax.tree.leaves(clipped(g, 1.0)))
 
 
+@pytest.mark.parametrize("rule", [sl.ScaleByRss(), sl.ScaleBySM3()], ids=["adagrad", "sm3"])
+def test_a_sum_of_squares_that_is_nan_shows(rule):
+    # It stays NaN, and zeros would leave the parameter where it is, for ever.
+    p = {"w": jnp.ones(2)}
+    updates, _ = rule.update({"w": jnp.array([jnp.nan, 1.0])}, rule.init(p))
+    np.testing.assert_array_equal(jnp.isnan(updates["w"]), [True, False])
+
+
 def test_a_norm_that_is_infinite_shows():
     # Also where the sum of squares overflows: zeros would look like an optimum.
     for big in (jnp.inf, 1e30):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import slalom as sl
 from helpers import (
@@ -104,6 +105,7 @@ def kind_of(tree):
     return structure, [(x.shape, x.dtype, x.weak_type) for x in leaves if eqx.is_array(x)]
 
 
+@pytest.mark.filterwarnings("ignore:.*together they climb")
 @hypothesis.given(MODELS, CHAINS, st.integers(0, 9))
 @hypothesis.settings(
     max_examples=25,

@@ -2,6 +2,7 @@
 
 import contextlib as _contextlib
 import os as _os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _os.environ.get("SLALOM_TYPECHECK", "0") not in ("", "0"):
     try:
@@ -19,6 +20,7 @@ else:
 
 with _checked:
     from . import schedules as schedules, tree as tree, where as where
+    from ._absent import absent as _absent
     from ._chain import (
         Chain as Chain,
         Identity as Identity,
@@ -153,3 +155,8 @@ with _checked:
     )
 
 __version__ = "0.1.0"
+
+if not _TYPE_CHECKING:  # to a type checker it would mean that every name is there
+    __getattr__ = _absent(__name__)
+    schedules.__getattr__ = _absent(f"{__name__}.schedules")
+    where.__getattr__ = _absent(f"{__name__}.where")

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from . import tree
 from ._chain import Chain, first_link
-from ._module import warn
+from ._module import uncalled, warn
 from ._paced import AbstractPacedTransform
 from ._paths import example, leaf_paths
 from ._selector import Where, check_matches
@@ -20,9 +20,9 @@ from ._transform import (
     keeps_zeros,
     operand,
     parts,
-    uncalled,
 )
 from ._types import Params, Tracer
+from .transforms.scale import ScaleByLearningRate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,7 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
                 f"`{operand(part.transform)} | rest`, with wrappers around the rest only."
             )
     _warn_of_idle_steps(transform)
+    _warn_of_two_rates(transform, params)
     signs = transform.signs(params)
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
@@ -140,6 +141,29 @@ def _warn_of_idle_steps(transform: AbstractTransform) -> None:
                 )
                 paced = None
             paced = _held_back(part) or paced
+
+
+def _warn_of_two_rates(transform: AbstractTransform, params: Params) -> None:
+    """Warns of two links that each descend, and climb together."""
+    for outer in parts(transform, params=params):
+        if not isinstance(outer.transform, Chain):
+            continue
+        descending: dict[int, str] = {}
+        for part in outer.transform.inside(params=outer.params):
+            part = part._replace(path=outer.path + part.path)
+            inside = (inner.transform for inner in parts(part.transform))
+            if not any(isinstance(inner, ScaleByLearningRate) for inner in inside):
+                continue  # another link with a negative factor was given it to climb
+            for i, sign in enumerate(part.transform.signs(part.params)):
+                if sign == -1 and i in descending:
+                    warn(
+                        f"'{descending[i]}' and '{part.name}' both turn updates around to descend, "
+                        "and together they climb. Keep one learning rate; for another factor write "
+                        "`sl.Scale`."
+                    )
+                    return
+                if sign == -1:
+                    descending[i] = part.name
 
 
 def _held_back(part: Part) -> Part | None:

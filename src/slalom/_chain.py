@@ -19,6 +19,7 @@ from ._transform import (
     check_transform,
     find,
     keeps_zeros,
+    pair,
     parts,
     segments,
 )
@@ -56,6 +57,10 @@ class Chain(AbstractTransform):
     names: tuple[str | None, ...] = eqx.field(static=True)
 
     def __check_init__(self):
+        if not self.links:
+            raise ValueError("A chain has at least one link; `sl.Identity()` does nothing.")
+        for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
+            check_transform(f"Link {i if name is None else repr(name)}", link)
         for link, name in list(zip(self.links, self.names, strict=True))[:-1]:
             if any(part.transform.stands_last for part in parts(link)):
                 raise ValueError(
@@ -67,7 +72,8 @@ class Chain(AbstractTransform):
     def join(cls, *links: AbstractTransform) -> AbstractTransform:
         """A chain of these; chains among them are flattened, and one link stays what it is."""
         flat: list[tuple[str | None, AbstractTransform]] = []
-        for link in links:
+        for i, link in enumerate(links):
+            check_transform(f"Link {i}", link)
             if isinstance(link, Chain):
                 flat += zip(link.names, link.links, strict=True)
             else:
@@ -92,7 +98,8 @@ class Chain(AbstractTransform):
         states = []
         for part in self.inside(state, context, params):
             with part.scope():
-                updates, new = part.transform.update(updates, part.state, params, context)
+                made = part.transform.update(updates, part.state, params, context)
+            updates, new = pair(part.transform, made)
             states.append(new)
         return updates, tuple(states)
 
@@ -114,10 +121,12 @@ class Chain(AbstractTransform):
         states = []
         for part in before:
             with part.scope():
-                grads, new = part.transform.update(grads, part.state, params, context)
+                made = part.transform.update(grads, part.state, params, context)
+            grads, new = pair(part.transform, made)
             states.append(new)
         with last.scope():
-            result, new = verb(last.transform)(grads, last.state, params, context)
+            made = verb(last.transform)(grads, last.state, params, context)
+        result, new = pair(last.transform, made)
         return result, (*states, new)
 
     def inside(
@@ -211,8 +220,6 @@ def chain(*links: AbstractTransform) -> AbstractTransform:
 
     ```
     """
-    for i, link in enumerate(links):
-        check_transform(f"Link {i}", link)
     return Chain.join(*links)
 
 
@@ -232,8 +239,6 @@ def named_chain(**links: AbstractTransform) -> AbstractTransform:
 
     ```
     """
-    for name, link in links.items():
-        check_transform(f"Link '{name}'", link)
     return Chain(tuple(links.values()), tuple(links)) if links else Identity()
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Real
 
-from ._module import CHECK, shortest
+from ._module import CHECK, code, shortest
 from ._schedule import (
     AbstractSchedule,
     AbstractStatefulSchedule,
@@ -133,7 +133,13 @@ def per_leaf() -> Any:
 
 def dtype_field(*, kw_only: bool = False) -> Any:
     """Declares a dtype that may be `None`; kept as `numpy.dtype`, so that equal ones are equal."""
-    return eqx.field(default=None, static=True, converter=_as_dtype, kw_only=kw_only)
+    return eqx.field(
+        default=None,
+        static=True,
+        converter=_as_dtype,
+        kw_only=kw_only,
+        metadata={CHECK: _check_dtype},
+    )
 
 
 def _declare(
@@ -153,8 +159,11 @@ def _declare(
     return eqx.field(metadata=metadata, **options)
 
 
-def _as_dtype(dtype: Any) -> np.dtype | None:
-    return None if dtype is None else np.dtype(dtype)
+def _as_dtype(dtype: Any) -> Any:
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        return dtype  # left for the check to refuse, which knows the name of the field
 
 
 # --- conversion and validation --------------------------------------------------------------
@@ -170,7 +179,9 @@ def _as_hyperparameter(value: Any) -> Any:
     if isinstance(value, np.generic) and jnp.issubdtype(value.dtype, jnp.floating):
         return float(value)
     if isinstance(value, jax.Array | np.ndarray):
-        return value
+        # A real number that was written as an integer: kept as one, it could not be set to 0.1.
+        whole = jnp.issubdtype(value.dtype, jnp.integer)
+        return value.astype(canonical_float()) if whole else value
     return as_schedule(value) if callable(value) else value
 
 
@@ -240,6 +251,11 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
             raise ValueError(
                 f"{name} must be less than 2**31, up to where the clock counts, got {value}."
             )
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{name} must be a floating dtype, got {code(dtype)}.")
 
 
 def _check_count(least: int, name: str, value: Any) -> None:

@@ -16,9 +16,11 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
     def __or__(self, other: _Transform) -> _Transform:
         """This transform, then the other."""
-        if not isinstance(other, AbstractFluent):
-            return NotImplemented
         return _wrapper("Chain").join(self, other)
+
+    def __ror__(self, other: Any) -> _Transform:
+        # Python comes here with what is no transform, which the chain refuses by name.
+        return _wrapper("Chain").join(other, self)
 
     # --- on which leaves --------------------------------------------------------------------
 

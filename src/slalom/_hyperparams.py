@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from . import tree
 from ._fields import bind_number, hyperparameter_fields
-from ._module import CHECK, shortest
+from ._module import CHECK, AbstractDeclared, shortest
 from ._paths import ByPath, candidates, glob_pattern, the_path
 from ._schedule import AbstractSchedule, AbstractStatefulSchedule
 from ._skip import AbstractSkip
@@ -129,7 +129,8 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     new = field.metadata["converter"](value)
     # An optimizer that was made under `vmap` has a number for each run.
     each = tree.is_array(new) and tree.is_array(old) and () != old.shape == new.shape
-    for number in jnp.ravel(new) if each else (new,):
+    numbers = jnp.ravel(new) if each else (new,)
+    for number in numbers:
         field.metadata[CHECK](path, number)
     if isinstance(new, AbstractSchedule):
         return jax.tree.map(bind_number, new)
@@ -141,8 +142,11 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
         )
     if isinstance(old, AbstractSchedule) or old is None:
         return bind_number(new)
+    cast = jnp.asarray(new, old.dtype)
+    for number in numbers:
+        _check_rounding(path, field, number, jnp.asarray(number, old.dtype))
     # A copy: several places may be given one array, and none may be donated twice.
-    new = jnp.array(jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape), copy=True)
+    new = jnp.array(jnp.broadcast_to(cast, old.shape), copy=True)
     settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
     return jax.device_put(new, old.sharding) if settled else new
 
@@ -168,6 +172,51 @@ def replace(
             new = _replacement(path, field, old, value, replace_schedules)
             transform = with_field(transform, part, field, new)
     return transform
+
+
+def bound(transform: AbstractTransform, dtype: Any | None) -> AbstractTransform:
+    """The transform with arrays for numbers, refused where a field is not what it must be.
+
+    Fields are checked when a module is made, and `eqx.tree_at` sets them past that.
+    """
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
+    for given in _declared(transform):
+        AbstractDeclared.__check_init__(given)
+    made = jax.tree.map(lambda x: bind_number(x, dtype), transform)
+    for given, kept in zip(_declared(transform), _declared(made), strict=True):
+        for field in hyperparameter_fields(given):
+            path = f"{type(given).__name__}.{field.name}"
+            _check_rounding(path, field, getattr(given, field.name), getattr(kept, field.name))
+    return made
+
+
+def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
+    """Refuses a number that leaves its interval, or becomes 0, in the dtype that it is kept in."""
+    if not isinstance(kept, jax.Array) or isinstance(kept, Tracer):
+        return
+    try:
+        field.metadata[CHECK](path, kept)
+        lost = bool(kept == 0) and bool(given != 0)
+    except ValueError:
+        lost = True
+    if lost:
+        raise ValueError(
+            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as {shortest(kept)}. "
+            "Choose another number, or a finer dtype."
+        )
+
+
+def _declared(node: Any) -> Iterator[Any]:
+    """All transforms, schedules and conditions in a tree."""
+    if isinstance(node, AbstractDeclared):
+        yield node
+    inner = jax.tree.leaves(
+        node, is_leaf=lambda x: x is not node and isinstance(x, AbstractDeclared)
+    )
+    for child in inner:
+        if isinstance(child, AbstractDeclared):
+            yield from _declared(child)
 
 
 def with_field(

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 from . import tree
 from ._fields import hyperparameter_fields
 from ._model import Split
-from ._module import shortest
+from ._module import indented, shortest
 from ._paths import ByPath, dotted, whole
+from ._selector import Where
 from ._state import slots
 from ._transform import AbstractTransform, parts
 from ._types import Params
@@ -117,3 +118,30 @@ def metrics(transform: AbstractTransform, state: Any) -> ByPath:
         for part in parts(transform, state)
         for name, value in part.transform.metrics(part.state).items()
     )
+
+
+# --- one line of each -----------------------------------------------------------------------
+
+
+def printed(
+    transform: AbstractTransform, state: Any, count: Any, parameters: int, trainable: Where | None
+) -> str:
+    """What an optimizer is and how large, for its `repr`."""
+    arrays = jax.tree.leaves(state)
+    size = sum(x.size * x.dtype.itemsize for x in arrays if hasattr(x, "dtype"))
+    facts = [
+        repr(transform),
+        f"count={shortest(count)}",
+        f"parameters={parameters} arrays",
+        f"state={len(arrays)} arrays, {_bytes(size)}",
+    ]
+    if trainable is not None:
+        facts.insert(1, f"trainable={trainable!r}")
+    return "Optimizer(\n    " + indented(",\n".join(facts)) + ",\n)"
+
+
+def _bytes(size: int) -> str:
+    for power, unit in enumerate(("B", "kB", "MB")):
+        if size < 1000 ** (power + 1):
+            return f"{size / 1000**power:.3g} {unit}"
+    return f"{size / 1000**3:.3g} GB"

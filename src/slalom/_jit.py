@@ -19,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ._paths import dotted
 from ._types import Tracer
 
+MOST_PLANS = 512
 _STATIC, _CONCRETE, _TRACED = 0, 1, 2
 _kinds: dict[type, int] = {}
 
@@ -52,6 +53,8 @@ class Plan:
         self.statics = statics
         self.carried = carried
         self.shardings = shardings
+        self.waits = False
+        """Whether its program holds runtime checks, so that `eqx.filter_jit` compiles it."""
         others = {*carried, *statics}
         self.kept = tuple(i for i in range(structure.num_leaves) if i not in others)
 
@@ -136,7 +139,6 @@ class Program:
         self._body = body
         self._carried = carried
         self._plans: dict[Hashable, Plan] = {}
-        self._waits = False
 
         def program(plan: Plan, carried: list[Any], kept: list[Any]) -> _Result:
             # Traced here and inlined below, so that the body runs once and its program is seen
@@ -151,8 +153,8 @@ class Program:
             return inner(carried, kept)
 
         program.__name__ = program.__qualname__ = body.__name__.strip("_")
-        self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
-        self._nested = jax.jit(program, static_argnums=0) if donate else self._compiled
+        self._compiled: Any = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
+        self._nested: Any = jax.jit(program, static_argnums=0) if donate else self._compiled
         self._waiting = eqx.filter_jit(body)
 
     def __call__(self, arguments: Any) -> tuple[Any, Any]:
@@ -177,7 +179,7 @@ class Program:
         return self._compiled.lower(plan, *_sorted(plan, leaves))
 
     def _run(self, arguments: Any, plan: Plan, leaves: list[Any]) -> tuple[list[Any], Any]:
-        if not self._waits:
+        if not plan.waits:
             carried, kept = _sorted(plan, leaves)
             # A donated tree lost all its buffers at once: two are enough to ask.
             if any(getattr(x, "is_deleted", bool)() for x in carried[:1] + carried[-1:]):
@@ -185,7 +187,7 @@ class Program:
             try:
                 return unpack(self._compiled(plan, _own_buffers(_strong(carried), kept), kept))
             except _HasRuntimeChecks:
-                self._waits = True
+                plan.waits = True
             except (RuntimeError, ValueError) as error:
                 paths = _deleted(arguments) if "deleted" in str(error) else ""
                 if not paths:
@@ -215,14 +217,24 @@ class Program:
         key = _key(arguments, statics, structure)
         plan = self._plans.get(key)
         if plan is None:
+            self._forget()
             plan = self._plans[key] = self._make_plan(arguments, structure, statics)
         if not plan.carried or _mesh_sharding(leaves[plan.carried[0]]) is None:
             return plan
         shardings = tuple(_mesh_sharding(leaves[i]) for i in plan.carried)
         key = (plan, shardings)
-        if key not in self._plans:
-            self._plans[key] = Plan(structure, statics, plan.carried, shardings)
-        return self._plans[key]
+        placed = self._plans.get(key)
+        if placed is None:
+            placed = self._plans[key] = Plan(structure, statics, plan.carried, shardings)
+        return placed
+
+    def _forget(self) -> None:
+        """Forgets all programs when they are many, as where each call brings a new lambda: they,
+        and what such functions hold, would otherwise stay for ever."""
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+            self._compiled.clear_cache()
+            self._nested.clear_cache()
 
     def _make_plan(self, arguments: Any, structure: Any, statics: dict[int, Any]) -> Plan:
         flags = structure.flatten_up_to(self._carried(arguments))

@@ -32,6 +32,11 @@ class AbstractDeclared(eqx.Module):
             optional = field.default is None and value is None
             if check is not None and not optional:
                 check(f"{type(self).__name__}.{field.name}", value)
+            flag = field.type is bool and field.metadata.get("static", False)
+            if flag and not isinstance(value, bool | np.bool_):
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name} must be True or False, got {value!r}."
+                )
 
     def __repr__(self) -> str:
         return call(self)
@@ -43,6 +48,11 @@ def warn(message: str) -> None:
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def uncalled(given: Any) -> str:
+    """The advice for a recipe or class that stands where what it returns should."""
+    return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
 
 
 def shortest(value: Any) -> str:

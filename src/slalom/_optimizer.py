@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -10,12 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ._binding import Binding, at_home, bind, check_transform, no_transform
-from ._fields import bind_number
-from ._hyperparams import read, replace
-from ._inspect import Description, describe, metrics
+from ._hyperparams import bound, read, replace
+from ._inspect import Description, describe, metrics, printed
 from ._jit import Program
 from ._model import Split, check_bound, check_model, split, strong
-from ._module import indented, shortest
 from ._paths import ByPath, example, leaf_paths
 from ._rebind import Rebinding, carry
 from ._selector import WhereLike, as_where, check_matches, mask
@@ -77,11 +75,25 @@ class Optimizer(eqx.Module):
         check_model(model, where)
         params = jax.tree.map(strong, split(model, where).params)
         check_transform(transform, params)
-        bound = jax.tree.map(lambda x: bind_number(x, hyperparam_dtype), transform)
-        made = (bound, (bound.init(params), count_from_zero()))
+        transform = bound(transform, hyperparam_dtype)
+        made = (transform, (transform.init(params), count_from_zero()))
         leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
         self.leaves = leaves
         self.binding = binding
+
+    if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
+
+        def __getattr__(self, name: str) -> Any:
+            own = vars(Optimizer).get(name)
+            if isinstance(own, property):
+                return own.fget(self)  # for the error inside of it, which brought Python here
+            public = ", ".join(key for key in vars(Optimizer) if key[0] != "_")
+            raise AttributeError(
+                f"'Optimizer' object has no attribute '{name}'. It has {public}. Numbers are read "
+                'with `opt.hyperparams["learning_rate"]` and changed with `opt = '
+                "opt.with_hyperparams(learning_rate=1e-4)`; the model is not in it.",
+                name=name,
+            )
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -233,6 +245,11 @@ class Optimizer(eqx.Module):
         **Raises:** `KeyError` for a name that is unknown or ambiguous, with the candidates;
         `ValueError` for a value outside its interval.
         """
+        if not isinstance(values, Mapping | None):
+            raise TypeError(
+                f"`with_hyperparams` takes numbers by name, got {values!r}: write "
+                "`opt.with_hyperparams(learning_rate=1e-4)`."
+            )
         transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
         made = (transform, (self.state, self.count))
         leaves, binding = bind(made, self.binding.trainable, self.binding.params)
@@ -359,24 +376,8 @@ class Optimizer(eqx.Module):
         return describe(self.transform, self.state, self.hyperparams, whole)
 
     def __repr__(self) -> str:
-        state = jax.tree.leaves(self.state)
-        size = sum(x.size * x.dtype.itemsize for x in state if hasattr(x, "dtype"))
-        facts = [
-            repr(self.transform),
-            f"count={shortest(self.count)}",
-            f"parameters={self.binding.params.num_leaves} arrays",
-            f"state={len(state)} arrays, {_bytes(size)}",
-        ]
-        if self.binding.trainable is not None:
-            facts.insert(1, f"trainable={self.binding.trainable!r}")
-        return "Optimizer(\n    " + indented(",\n".join(facts)) + ",\n)"
-
-
-def _bytes(size: int) -> str:
-    for power, unit in enumerate(("B", "kB", "MB")):
-        if size < 1000 ** (power + 1):
-            return f"{size / 1000**power:.3g} {unit}"
-    return f"{size / 1000**3:.3g} GB"
+        parameters = self.binding.params.num_leaves
+        return printed(self.transform, self.state, self.count, parameters, self.binding.trainable)
 
 
 # --- parts --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jaxtyping import PyTree
@@ -107,6 +107,19 @@ class ByPath(dict[str, Any]):
         except KeyError:
             return default
 
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            "What is read here cannot be written: an optimizer is immutable. For hyperparameters "
+            "write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
+        )
+
+    if not TYPE_CHECKING:  # to a type checker a dict has these
+        __setitem__ = __delitem__ = __ior__ = _refuse
+        update = setdefault = pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> Any:
+        return ByPath, (dict(self),)
+
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
 
@@ -129,12 +142,37 @@ def the_path(name: str, known: Sequence[str]) -> str:
 
 def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str:
     """Where two trees, called by their names, first differ in structure, in words."""
-    lefts, rights = leaf_paths(left), leaf_paths(right)
     here, there = names
+    if type(left) is not type(right):
+        verb, kinds = "are" if here.endswith("s") else "is", (type(left), type(right))
+        return f"{here} {verb} of type {kinds[0].__name__}, {there} of type {kinds[1].__name__}"
+    lefts, rights = leaf_paths(left), leaf_paths(right)
     for ours, theirs, own, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
         for path in ours:
             if path not in theirs:
                 return f"'{path}' is in {own} and missing in {other}"
+    return _other_node(left, right, names, "") or "a container inside differs"
+
+
+def _other_node(left: Any, right: Any, names: tuple[str, str], path: str) -> str | None:
+    """Where two trees with equal leaves differ in a node's type or static field, in words."""
+    here, there = names
+    at = f"'{path}' " if path else ""
     if type(left) is not type(right):
-        return f"{here} is a {type(left).__name__}, {there} a {type(right).__name__}"
-    return "a container or a static field inside differs"
+        kinds = type(left).__name__, type(right).__name__
+        return f"{at}is of type {kinds[0]} in {here} and of type {kinds[1]} in {there}"
+    for field in dataclasses.fields(left) if dataclasses.is_dataclass(left) else ():
+        a, b = getattr(left, field.name, None), getattr(right, field.name, None)
+        if field.metadata.get("static", False) and a is not b and a != b:
+            return f"'{path}{'.' * bool(path)}{field.name}' is {a!r} in {here} and {b!r} in {there}"
+    children = [
+        jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x, node=node: x is not node)
+        for node in (left, right)
+    ]
+    for (key, a), (_, b) in zip(*children, strict=False):
+        if jax.tree_util.all_leaves([a, b]):
+            continue
+        found = _other_node(a, b, names, ".".join(filter(None, (path, dotted(key)))))
+        if found:
+            return found
+    return None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._module import CHECK, AbstractDeclared
+from ._module import CHECK, AbstractDeclared, uncalled
 from ._types import Scalar, Step
 
 _Class = TypeVar("_Class")
@@ -231,20 +231,7 @@ class FunctionSchedule(AbstractSchedule):
     function: Callable[[Any], Any] = eqx.field(static=True)
 
     def __call__(self, step: Step) -> Scalar:
-        try:
-            value = self.function(jnp.asarray(step, jnp.int32))
-        except jax.errors.TracerBoolConversionError:
-            raise TypeError(
-                f"The schedule {self!r} branches in Python on the step, which is traced. "
-                "Instead of `a if step < n else b`, write `jnp.where(step < n, a, b)`."
-            ) from None
-        value = jnp.asarray(value)
-        if value.shape != ():
-            raise ValueError(
-                f"The schedule {self!r} returned an array of shape {value.shape}; a schedule "
-                "returns one number for one step."
-            )
-        return as_float(value)
+        return as_float(asked(self, self.function, jnp.asarray(step, jnp.int32)))
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", repr(self.function))
@@ -261,7 +248,7 @@ class ModuleSchedule(AbstractSchedule):
     module: Any
 
     def __call__(self, step: Step) -> Scalar:
-        return as_float(self.module(jnp.asarray(step, jnp.int32)))
+        return as_float(asked(self, self.module, jnp.asarray(step, jnp.int32)))
 
     def __repr__(self) -> str:
         return repr(self.module)
@@ -271,9 +258,55 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
     """A function or callable module of the step, wrapped; a schedule stays what it is."""
     if isinstance(function, AbstractSchedule):
         return function
+    if isinstance(function, type):
+        raise TypeError(f"The class {function!r} is no schedule.{uncalled(function)}")
     if isinstance(function, eqx.Module):
         return ModuleSchedule(function)
     return FunctionSchedule(function)
+
+
+def asked(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:
+    """What a schedule says at a step, by a function of it; refused where that is no real number."""
+    try:
+        value = function(step)
+    except jax.errors.TracerBoolConversionError as error:
+        raise TypeError(
+            f"The schedule {schedule!r} branches in Python on the step, which is traced. "
+            "Instead of `a if step < n else b`, write `jnp.where(step < n, a, b)`."
+        ) from error
+    except _ASKED_FOR_A_VALUE as error:
+        raise TypeError(
+            f"The schedule {schedule!r} asks for the value of the step, which is traced. Instead "
+            "of `math` and `numpy` use `jax.numpy`, instead of `values[step]` write "
+            "`jnp.array(values)[step]`, and leave out `int` and `float`."
+        ) from error
+    return check_said(schedule, value, step)
+
+
+_ASKED_FOR_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def check_said(schedule: Any, value: Any, step: Any) -> Any:
+    """Refuses what is no real number: one for one step, or one for each of several runs."""
+    returned = f"The schedule {schedule!r} returned "
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):
+        raise TypeError(
+            f"{returned}{value!r} of type {type(value).__name__}; a schedule returns one number "
+            "for one step."
+        )
+    if jnp.iscomplexobj(value):
+        kind = jnp.result_type(value)
+        raise TypeError(f"{returned}a {kind} number; a schedule returns a real one.")
+    if np.shape(value) not in ((), np.shape(step)):
+        raise ValueError(
+            f"{returned}an array of shape {np.shape(value)}; a schedule returns one number for one "
+            "step."
+        )
+    return value
 
 
 def canonical_float() -> Any:

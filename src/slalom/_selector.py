@@ -71,6 +71,12 @@ class Where(abc.ABC):
     def __invert__(self) -> "Where":
         return _Not(self)
 
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "A selector is neither true nor false. Join selectors with `&`, `|` and `~` instead of "
+            "`and`, `or` and `not`."
+        )
+
     def atoms(self) -> tuple["Where", ...]:
         """The selectors this one is joined from."""
         return (self,)
@@ -221,6 +227,8 @@ def as_where(where: WhereLike) -> Where:
         raise TypeError(
             f"A string is no selector, got {where!r}. Write `sl.where.path({where!r})`."
         )
+    if where is None:
+        raise TypeError("None is no selector. Write `sl.where.everything()`, or `.nothing()`.")
     # A module is a tree although it may be callable: law 7.
     if jax.tree_util.all_leaves([where]) and callable(where):
         return _Function(where)
@@ -247,9 +255,9 @@ class Cases(Where):
 
 def as_labels(labels: Any) -> Where:
     """A labelling from a tree, a prefix, a function, or a mapping of selectors to labels."""
-    if isinstance(labels, Mapping) and labels and all(isinstance(k, Where) for k in labels):
-        return Cases(tuple(labels.items()))
-    return as_where(labels)
+    if isinstance(labels, Mapping) and any(isinstance(k, Where) for k in labels):
+        return Cases(tuple((as_where(where), label) for where, label in labels.items()))
+    return _Tree.freeze(labels) if isinstance(labels, str) else as_where(labels)
 
 
 # --- resolving ------------------------------------------------------------------------------

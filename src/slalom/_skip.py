@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Int
 
 from . import tree
 from ._fields import Hyperparameter, hyperparameter
-from ._module import AbstractDeclared
-from ._schedule import AbstractSchedule, as_float
-from ._transform import Context, uncalled
+from ._module import AbstractDeclared, uncalled
+from ._schedule import AbstractSchedule, as_float, asked as said_by
+from ._transform import Context
 from ._types import Params, Scalar, Updates
 
 RESERVED = ("mini_step", "gradient_step")
@@ -48,7 +48,7 @@ class AbstractSkip(AbstractDeclared):
         if isinstance(value, AbstractSchedule):
             step = None if context is None else context.step
             assert step is not None
-            value = value(step)
+            value = said_by(value, value, step)
         return as_float(value)
 
     def __or__(self, other: Any) -> "AbstractSkip":

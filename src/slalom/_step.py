@@ -73,6 +73,8 @@ def as_known(given: Mapping[str, Any]) -> dict[str, Any]:
     known = {name: x for name, x in given.items() if x is not None}
     for name in ("value", "weight"):
         x = known.get(name)
+        if name == "weight" and isinstance(x, int | float) and not x >= 0:
+            raise ValueError(f"`weight` must be at least 0, got {x!r}.")
         if isinstance(x, bool | int | float):
             known[name] = jnp.asarray(x, canonical_float())
         elif isinstance(x, jax.Array) and x.weak_type:
@@ -90,13 +92,28 @@ def _context(
             raise TypeError(f"`{name}` must be a scalar, got {x!r} of type {type(x).__name__}.")
         if x is not None and x.shape != ():
             raise ValueError(f"`{name}` must be a scalar, got an array of shape {x.shape}.")
+        if x is not None and jnp.iscomplexobj(x):
+            raise TypeError(f"`{name}` must be real, got a scalar of dtype {x.dtype}.")
+    if "key" in known and not tree.is_array(known["key"]):
+        raise TypeError(
+            f"`key` must be a PRNG key, such as `jax.random.key(0)`, got {known['key']!r}."
+        )
     if "grad" in known:
         known["grad"] = model.align(known["grad"], "`grad`")
     if "per_param" in known:
         given = known["per_param"]
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                "`per_param` must be a dict of trees like the parameters, by name, got a "
+                f"{type(given).__name__}."
+            )
         known["per_param"] = {k: model.align(v, f"`per_param[{k!r}]`") for k, v in given.items()}
     if "value_fn" in known:
         of_model = known["value_fn"]
+        if not callable(of_model):
+            raise TypeError(
+                f"`value_fn` must be the loss as a function of the model, got {of_model!r}."
+            )
         known["value_fn"] = lambda params: of_model(model.join(jax.tree.leaves(params)))
     extra = {name: known.pop(name) for name in list(known) if name not in KNOWN}
     context = Context(step=count, **known, extra=extra)
@@ -152,6 +169,13 @@ def _as_before(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[A
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     for i, (before, after) in enumerate(pairs):
         if not tree.is_array(before):
+            if type(after) is not type(before) or after != before:
+                raise TypeError(
+                    f"The state at '{_names(transform, old)[i]}' is {before!r} of type "
+                    f"{type(before).__name__}, which is no array and so stands still, and `update` "
+                    f"made it {after!r}. Let `init` return an array, such as "
+                    "`jnp.zeros((), jnp.int32)` for a count."
+                )
             continue
         after = after if isinstance(after, jax.Array) else jnp.asarray(after)
         if before.shape != after.shape or before.dtype != after.dtype:

@@ -103,6 +103,8 @@ def train_step(
         raise TypeError(f"train_step takes a loss function, got {loss_fn!r}.")
     if has_aux not in (True, False, "weight"):
         raise TypeError(f'train_step.has_aux must be a bool or "weight", got {has_aux!r}.')
+    if not isinstance(donate, bool):
+        raise TypeError(f"train_step.donate must be True or False, got {donate!r}.")
     if microbatches is not None:
         if not isinstance(microbatches, int) or isinstance(microbatches, bool):
             raise TypeError(f"train_step.microbatches must be an int, got {microbatches!r}.")
@@ -187,6 +189,10 @@ class TrainStep:
                     )
             known = as_known(context)
         return {"args": args, "context": known, "kwargs": kwargs, "model": model, "opt": opt}
+
+    def __reduce__(self) -> Any:
+        # Programs are not pickled: they are compiled anew where the loss arrives.
+        return TrainStep, (self.loss_fn, self.options)
 
     def __repr__(self) -> str:
         name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))

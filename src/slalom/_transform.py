@@ -20,8 +20,9 @@ from jaxtyping import Array, Bool, PyTree
 from . import tree
 from ._fields import hyperparameter_fields
 from ._fluent import FLUENT, AbstractFluent
+from ._module import uncalled
 from ._paths import candidates, has_suffix, snake_case
-from ._schedule import AbstractSchedule, as_float
+from ._schedule import AbstractSchedule, as_float, asked
 from ._types import Gradients, Params, Scalar, Step, Updates
 
 
@@ -156,6 +157,8 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
                 f"{cls.__name__} has a field '{clashes[0]}', which is the name of a method of "
                 f"every transform. Rename the field."
             )
+        if isinstance(cls.needs, str):
+            raise TypeError(f"{cls.__name__}.needs must be a tuple of names: ({cls.needs!r},).")
 
     # --- the protocol -----------------------------------------------------------------------
 
@@ -213,7 +216,7 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
 
         **Returns:** the new parameters and the new state.
         """
-        updates, state = self.update(grads, state, params, context)
+        updates, state = pair(self, self.update(grads, state, params, context))
         return tree.add(params, updates), state
 
     # --- for authors of transforms ----------------------------------------------------------
@@ -243,7 +246,7 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
                     f"{type(self).__name__}.{name} is a schedule and must be told the time: pass "
                     "`context=sl.Context(step=n)` with the number of updates made before."
                 )
-            value = value(step)
+            value = asked(value, value, step)
         return None if value is None else as_float(value)
 
     def demand(self, name: str, value: Any) -> Any:
@@ -377,7 +380,7 @@ def find(transform: AbstractTransform, which: Any, state: Any = None) -> Part:
         wanted = f"'{which}'"
     else:
         found = [part for part in known.values() if type(part.transform) is which]
-        wanted = which.__name__
+        wanted = getattr(which, "__name__", repr(which))
     if len(found) != 1:
         many = "is ambiguous" if found else "is not in this transform"
         among = [part.name for part in found] or list(known)
@@ -407,13 +410,18 @@ def count_from_zero() -> Any:
     return jnp.zeros((), jnp.int32)
 
 
+def pair(transform: AbstractTransform, made: Any) -> tuple[Any, Any]:
+    """What a transform's `update` or `step` returned, refused where it is no pair."""
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise TypeError(
+            f"{type(transform).__name__} must return a pair, the updates (from `step`, the "
+            f"parameters) and the new state, got something of type {type(made).__name__}."
+        )
+    return made
+
+
 def check_transform(what: str, given: Any) -> None:
     """Refuses something in a transform's place, with what to write where that is clear."""
     if not isinstance(given, AbstractTransform):
         kind = type(given).__name__
         raise TypeError(f"{what} is no transform: got {given!r} of type {kind}.{uncalled(given)}")
-
-
-def uncalled(given: Any) -> str:
-    """The advice for a recipe or class that stands where what it returns should."""
-    return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""

@@ -134,6 +134,15 @@ class _All(Where):
         return f"sl.where.{'everything' if self.selected else 'nothing'}()"
 
 
+def _check(selector: str, takes: str, given: Any, kind: builtins.type) -> None:
+    """Refuses another kind of argument; several selectors are joined with `|`."""
+    if not isinstance(given, kind):
+        raise TypeError(
+            f"sl.where.{selector} takes {takes}, got {given!r}. To select by several, join "
+            f"selectors: `sl.where.{selector}(...) | sl.where.{selector}(...)`."
+        )
+
+
 def path(glob: str) -> Where:
     """Leaves whose whole dotted path matches a glob.
 
@@ -147,6 +156,7 @@ def path(glob: str) -> Where:
 
     **Returns:** a selector.
     """
+    _check("path", "one glob", glob, str)
     return _Path(glob)
 
 
@@ -159,6 +169,7 @@ def regex(pattern: str) -> Where:
 
     **Returns:** a selector. One that matches nothing in the bound model is an error.
     """
+    _check("regex", "one regular expression", pattern, str)
     re.compile(pattern)
     return _Regex(pattern)
 
@@ -179,6 +190,10 @@ def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where
 
     ```
     """
+    if n is not None and (min, max) != (0, None):
+        raise TypeError("sl.where.ndim takes either a number of axes, or `min` and `max`.")
+    for axes in (n, min, max):
+        _check("ndim", "whole numbers", 0 if axes is None else axes, int)
     return _NDim(min, max) if n is None else _NDim(n, n)
 
 
@@ -194,6 +209,8 @@ def dtype(dtype: Any) -> Where:
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if name in _DTYPE_GROUPS:
         return _DType(name)
+    if dtype is None:
+        raise TypeError("sl.where.dtype takes a dtype, got None.")
     return _DType(np.dtype(dtype).name)
 
 
@@ -207,6 +224,7 @@ def type(cls: builtins.type, *, owner: bool = False) -> Where:
 
     **Returns:** a selector.
     """
+    _check("type", "one class", cls, builtins.type)
     return _Type(cls, owner)
 
 
@@ -220,6 +238,8 @@ def leaf(function: Callable[[str, Any], bool]) -> Where:
 
     **Returns:** a selector.
     """
+    if not callable(function):
+        raise TypeError(f"sl.where.leaf takes a function of (path, leaf), got {function!r}.")
     return _PerLeaf(function)
 
 

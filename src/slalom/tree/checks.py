@@ -40,6 +40,9 @@ def check_same_structure(trees: tuple[PyTree, ...]) -> None:
 
 def check_same_shapes(updates: PyTree, others: PyTree, what: str) -> None:
     """Refuses updates of other shapes than what meets them, by the path of the leaf."""
+    if jax.tree.structure(updates) != jax.tree.structure(others):
+        differ = first_difference(updates, others, ("the updates", "the parameters"))
+        raise ValueError(f"The updates have another structure than the parameters: {differ}.")
     shapes = [[np.shape(x) for x in jax.tree.leaves(tree)] for tree in (updates, others)]
     if shapes[0] == shapes[1]:
         return

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree, Real
 
 from .._jit import under_jit
 from .._types import Scalar
-from .checks import check_same_shapes, check_same_structure
+from .checks import check_inexact, check_same_shapes, check_same_structure
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
 
 
@@ -117,6 +117,7 @@ def _no_leaves(rule: Callable[..., Any], structure: Any, arguments: list[Any]) -
 def add(params: PyTree, updates: PyTree) -> PyTree:
     """params + updates: summed in the accumulation dtype, rounded once to the parameters'."""
     check_same_shapes(updates, params, "the parameter there")
+    check_inexact(updates)
 
     def add_leaf(u: Any, p: Any) -> Array:
         if jnp.iscomplexobj(u) and not jnp.iscomplexobj(p):

@@ -7,7 +7,8 @@ import equinox as eqx
 
 from .._fluent import fluent
 from .._hyperparams import targets, with_field
-from .._schedule import AbstractSchedule, AbstractStatefulSchedule
+from .._module import uncalled
+from .._schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
 from .._transform import AbstractTransform, Context, Part, missing, operand
 from .._types import Params, Updates
 from .._wrapper import AbstractWrapper
@@ -49,6 +50,11 @@ class Driven(AbstractWrapper):
     elementwise: ClassVar[bool] = True
 
     def __init__(self, inner: AbstractTransform, schedules: Mapping[str, Any]):
+        if not isinstance(schedules, Mapping):
+            raise TypeError(
+                "`.drive` takes a mapping from hyperparameters to schedules, such as "
+                f"{{'learning_rate': schedule}}, got {schedules!r}."
+            )
         self.inner = inner
         self.names = tuple(schedules)
         self.schedules = tuple(schedules.values())
@@ -112,7 +118,7 @@ class Driven(AbstractWrapper):
         values: Sequence[Any] = self.schedules
         if state is not None and context is not None:
             pairs = zip(self.schedules, self._advanced(state, context), strict=True)
-            values = [schedule.value(own) for schedule, own in pairs]
+            values = [check_said(s, s.value(own), context.step) for s, own in pairs]
         return (part._replace(transform=self._with(values)),)
 
     def _advanced(self, state: DrivenState, context: Context) -> tuple[Any, ...]:
@@ -139,8 +145,8 @@ class Driven(AbstractWrapper):
 def _check_schedule(name: str, given: Any) -> None:
     if isinstance(given, AbstractStatefulSchedule):
         return
-    advice = ""
-    if isinstance(given, AbstractSchedule) or callable(given):
+    advice = uncalled(given) if isinstance(given, type) else ""
+    if not advice and (isinstance(given, AbstractSchedule) or callable(given)):
         advice = " A schedule without a memory is given to the field itself, in place of a number."
     raise TypeError(
         f"`.drive` takes stateful schedules, such as `sl.schedules.ReduceOnPlateau(1e-3)`, got "

@@ -63,6 +63,7 @@ class Partition(AbstractTransform):
         names: tuple[Hashable, ...] | None,
     ) -> "Partition":
         """What `rest.partition(others, names)` returns."""
+        _check_mapping("`.partition` takes a mapping from selectors to transforms", others)
         if names is None:
             names = tuple(range(len(others)))
         if len(names) != len(others) or len({*names, REST}) != len(others) + 1:
@@ -187,6 +188,11 @@ class Partition(AbstractTransform):
         return f"sl.partition({{{transforms}}}, {labelling})"
 
 
+def _check_mapping(takes: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{takes}, got {given!r} of type {type(given).__name__}.")
+
+
 def partition(transforms: Mapping[Hashable, AbstractTransform], labels: Any) -> Partition:
     """A transform for each label.
 
@@ -206,4 +212,5 @@ def partition(transforms: Mapping[Hashable, AbstractTransform], labels: Any) -> 
 
     ```
     """
+    _check_mapping("sl.partition takes a mapping from labels to transforms", transforms)
     return Partition(tuple(transforms.values()), tuple(transforms), as_labels(labels))

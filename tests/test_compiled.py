@@ -19,7 +19,7 @@ clip = sl.ClipByGlobalNorm(1.0)
 first = sl.where.path("layer0")
 
 
-def compiled(tx, verb="step"):
+def compiled(tx, verb="step", params=params):
     opt = sl.Optimizer(tx, params)
     step = jax.jit(
         lambda params, opt, grads: getattr(opt, verb)(params, grads), donate_argnums=(0, 1)
@@ -108,6 +108,31 @@ PACED = [name for name, tx in LEAN.items() if isinstance(tx, sl.AbstractPacedTra
 @pytest.mark.parametrize("name", [*PACED, "every_k in partition", "when, zero"])
 def test_nothing_of_a_paced_transform_stands_outside_of_its_conditional(name):
     assert_roots_stand_in_branches(lean(name).as_text())
+
+
+HALF = {
+    "adamw": sl.adamw(1e-3),
+    "amsgrad": sl.amsgrad(1e-3),
+    "ema": sl.Ema(0.9) | sl.Scale(-1.0),
+    "every_k of adamw": sl.adamw(1e-3).every_k(4),
+    "lion": sl.lion(1e-3),
+    "nesterov": sl.sgd(1e-3, momentum=0.9, nesterov=True),
+    "radam": sl.radam(1e-3),
+}
+halves = {name: p.astype(jnp.bfloat16) for name, p in params.items()}
+
+
+@pytest.mark.parametrize("tx", HALF.values(), ids=HALF.keys())
+def test_no_mean_is_copied_that_is_stored_in_half_precision(tx):
+    memory = compiled(tx, params=halves).memory_analysis()
+    assert memory.temp_size_in_bytes <= 0.01 * size
+
+
+@pytest.mark.parametrize("mu_dtype", ["bfloat16", "float32"])
+def test_no_mean_is_copied_that_is_stored_in_another_precision_than_the_parameters(mu_dtype):
+    parameters = params if mu_dtype == "bfloat16" else halves
+    memory = compiled(sl.adamw(1e-3, mu_dtype=mu_dtype), params=parameters).memory_analysis()
+    assert memory.temp_size_in_bytes <= 0.01 * size
 
 
 FEW_VECTORS = {

@@ -918,7 +918,11 @@ def a_new_value_without_a_name():
     bound().with_hyperparams(0.2)
 
 
-@refused(KeyError, "3 is not in this transform. Candidates: <…>.", unchecked=True)
+@refused(
+    TypeError,
+    "A part is named by its path or its class, in a chain also by its position, got 3 of type int.",
+    unchecked=True,
+)
 def a_state_by_position():
     bound().state_of(3)
 
@@ -1262,8 +1266,8 @@ def a_number_as_value_fn():
 
 @refused(
     ValueError,
-    "This optimizer holds runs of shape (3,), as `eqx.filter_vmap` makes them. Step them under it "
-    "too: `eqx.filter_vmap(lambda model, opt, grads: opt.step(model, grads))(models, opt, grads)`.",
+    "This optimizer is of 3 runs, since it was made under `vmap`. Use it under one too: "
+    "`eqx.filter_vmap(lambda opt, model, ...: opt.step(model, grads))`.",
 )
 def several_runs_stepped_as_one():
     # The learning rates would be broadcast along an axis of the parameters.

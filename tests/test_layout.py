@@ -135,7 +135,7 @@ def test_rows_and_columns_are_those_of_the_layer():
     assert shapes(tx, conv).weight == ((4, 1, 8, 8), (1, 3, 8, 8))
     assert shapes(tx, conv).bias == ((4, 1, 1),)
     plain = {"w": conv.weight}
-    assert shapes(tx, plain)["w"] == ((4, 3, 1, 8), (4, 3, 8, 1))
+    assert shapes(tx, plain)["w"] == ((4, 3, 8, 1), (4, 3, 1, 8))
     chosen = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, axis=(0, -1))
     assert shapes(chosen, plain)["w"] == ((4, 3, 8, 1), (1, 3, 8, 8))
     assert shapes(sl.ScaleByFactoredRms(), plain)["w"] == ((4, 3, 8, 8),)

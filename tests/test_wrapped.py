@@ -270,7 +270,14 @@ def drawn():
 CASES = list(dict.fromkeys(drawn()))
 
 
-@pytest.mark.parametrize(("i", "case"), list(enumerate(CASES)), ids=[" ".join(c) for c in CASES])
+def numbered():
+    """Half of the cases for every day, by steps and by updates in turn."""
+    for i, case in enumerate(CASES):
+        marks = pytest.mark.slow if i // 2 % 2 else ()
+        yield pytest.param(i, case, id=" ".join(case), marks=marks)
+
+
+@pytest.mark.parametrize(("i", "case"), list(numbered()))
 def test_a_wrapped_transform_is_its_plain_form(i, case):
     row, *wrappers = case
     tx, expected = made(row, wrappers)

@@ -79,38 +79,33 @@ class ScaleByAdan(AbstractTransform):
         now = self.at(context)
         age = tree.increment(state.age)
 
-        def rule(g, m, v, n, last, b1, c1, b2, c2, b3, c3, eps, eps_root, *entries):
-            m_scale, v_scale, n_scale, age = entries
+        def means(g, m, v, n, last, b1, c1, b2, c2, b3, c3, age):
             difference = jnp.where(age > 1, g - last, 0)
             m = b1 * m + c1 * g
             v = b2 * v + c2 * difference
             n = b3 * n + c3 * tree.abs_squared(g + b2 * difference)
-            ahead = m_scale * m + v_scale * v
             # n is never negative, so what is kept is g. That it seems to depend on v and n lets
             # XLA write it last, in place: else the old gradient, which these read, is copied.
-            kept = jnp.where((n < 0) & (v == 0), 0, g)
-            return ahead / (tree.root(n * n_scale + eps_root) + eps), m, v, n, kept
+            return m, v, n, jnp.where((n < 0) & (v == 0), 0, g)
+
+        def update(m, v, n, eps, eps_root, m_scale, v_scale, n_scale):
+            return (m_scale * m + v_scale * v) / (tree.root(n * n_scale + eps_root) + eps)
 
         decays = (
             *(now.b1, tree.complement(now.b1)),
             *(now.b2, tree.complement(now.b2)),
             *(now.b3, tree.complement(now.b3)),
         )
-        updates, m, v, n, last = tree.map_leaves(
-            rule,
-            (updates, state.m, state.v, state.n, state.g),
-            (*decays, now.eps, now.eps_root),
+        old = (state.m, state.v, state.n, state.g)
+        m, v, n, last = tree.map_leaves(means, (updates, *old), decays, (age,), like=old)
+        updates = tree.map_leaves(
+            update,
+            (m, v, n),
+            (now.eps, now.eps_root),
             (
                 tree.bias_correction(now.b1, age),
                 now.b2 * tree.bias_correction(now.b2, age),
                 tree.bias_correction(now.b3, age),
-                age,
             ),
         )
-        return updates, ScaleByAdanState(
-            age,
-            tree.cast_like(m, state.m),
-            tree.cast_like(v, state.v),
-            tree.cast_like(n, state.n),
-            tree.cast_like(last, state.g),
-        )
+        return updates, ScaleByAdanState(age, m, v, n, last)

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> report.Report:
             with console.status(f"{shape.title}: {name}"):
                 entries = measure.compare_steps(
                     name,
-                    ROWS[name],
+                    shape.fit(name, ROWS[name]),
                     params,
                     args.repetitions,
                     with_torch=torch_rival.FOUND and not args.no_torch,

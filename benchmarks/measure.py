@@ -195,6 +195,7 @@ def compare_steps(
             "row": name,
             "leaves": len(jax.tree.leaves(params)),
             "parameters": numbers,
+            "parameter_bytes": sum(p.nbytes for p in jax.tree.leaves(params)),
             "bytes_per_second": rate,
             "limit_bytes_per_parameter": limit,
             "target": target,

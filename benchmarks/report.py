@@ -116,8 +116,8 @@ def _cost_table(title: str, entries: list[Entry]) -> Table:
 
 
 def scratch(entry: Entry, contender: dict[str, Any]) -> float:
-    """Scratch memory, in float32 parameters."""
-    return contender["scratch_bytes"] / (4 * entry["parameters"])
+    """Scratch memory, as a share of the parameters."""
+    return contender["scratch_bytes"] / entry["parameter_bytes"]
 
 
 def host_table(report: Report) -> Table:

@@ -1,11 +1,13 @@
 """The trees of parameters that are stepped over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+
+from .rows import Row
 
 
 class Shape(NamedTuple):
@@ -15,6 +17,15 @@ class Shape(NamedTuple):
     make: Callable[[], Any]
     rows: tuple[str, ...] | None = None
     """Names of rows; all of them without it."""
+    target: float | None = None
+    """How fast all of its rows should be, where that is not what the rows say."""
+    limits: Mapping[str, float] = {}
+    """The bytes a parameter of rows for which these are not as in float32."""
+
+    def fit(self, name: str, row: Row) -> Row:
+        """A row as it is measured on this tree."""
+        target = row.target if self.target is None else self.target
+        return row._replace(limit=self.limits.get(name, row.limit), target=target)
 
 
 def gpt2(fraction: int = 1) -> dict[str, jax.Array]:
@@ -30,6 +41,11 @@ def gpt2(fraction: int = 1) -> dict[str, jax.Array]:
             leaves |= {f"block{i}.{norm}.weight": (width,), f"block{i}.{norm}.bias": (width,)}
     leaves |= {"norm.weight": (width,), "norm.bias": (width,)}
     return {name: jnp.full(shape, 0.02) for name, shape in leaves.items()}
+
+
+def gpt2_half() -> dict[str, jax.Array]:
+    """The same in bfloat16."""
+    return {name: leaf.astype(jnp.bfloat16) for name, leaf in gpt2().items()}
 
 
 def many_leaves(count: int = 1000) -> dict[str, jax.Array]:
@@ -52,13 +68,19 @@ def mlp_params() -> Any:
     return eqx.filter(mlp(10, 512), eqx.is_inexact_array)
 
 
+_NEVER_SLOWER = 0.97
+# Gradients, parameters and first moments of two bytes, second moments and accumulators of four.
+_HALF = {"AdamW": 18, "clip, AdamW": 20, "AdamW every 4": 15, "SGD, momentum": 10, "Lion": 10}
 _FEW = ("AdamW", "clip, AdamW", "SGD, momentum", "Lion")
 
 FULL = {
     "gpt2": Shape("GPT-2 small", gpt2),
-    "leaves": Shape("1000 leaves of 64 × 64", many_leaves, (*_FEW, "flatten(AdamW)")),
-    "mlp": Shape("an Equinox MLP", mlp_params, _FEW),
-    "one": Shape("one leaf", one_leaf, _FEW),
+    "bf16": Shape("GPT-2 small in bfloat16", gpt2_half, tuple(_HALF), _NEVER_SLOWER, _HALF),
+    "leaves": Shape(
+        "1000 leaves of 64 × 64", many_leaves, (*_FEW, "flatten(AdamW)"), _NEVER_SLOWER
+    ),
+    "mlp": Shape("an Equinox MLP", mlp_params, _FEW, _NEVER_SLOWER),
+    "one": Shape("one leaf", one_leaf, _FEW, _NEVER_SLOWER),
 }
 QUICK = {
     "gpt2/8": Shape("GPT-2 small, an eighth", lambda: gpt2(8)),

@@ -22,7 +22,13 @@ def steps(name: str, params: list[Any]) -> dict[str, Callable[[], None]]:
     import torch
 
     def step(implementation: str) -> Callable[[], None]:
-        tensors = [torch.tensor(np.asarray(p), requires_grad=True) for p in params]
+        # By way of single precision: PyTorch reads no array of bfloat16.
+        tensors = [
+            torch.tensor(
+                np.asarray(p, np.float32), dtype=getattr(torch, p.dtype.name), requires_grad=True
+            )
+            for p in params
+        ]
         for tensor in tensors:
             tensor.grad = 0.01 * tensor.detach() + 0.001
         optimizer = getattr(torch.optim, name)(tensors, **_OPTIONS[name], **{implementation: True})

@@ -19,6 +19,7 @@ ENTRY = {
     "row": str,
     "leaves": int,
     "parameters": int,
+    "parameter_bytes": int,
     "bytes_per_second": float,
     "limit_bytes_per_parameter": float,
     "target": float,
@@ -146,6 +147,7 @@ def made_up(ratio, scratch, row="AdamW"):
         "shape": "tree",
         "row": row,
         "parameters": 100,
+        "parameter_bytes": 400,
         "contenders": {"slalom": cost, "optax": cost},
         "ratios": {"optax": spread},
     }
@@ -194,7 +196,15 @@ def test_repetitions_are_whole_windows():
 def test_shapes_have_the_leaves_they_are_named_for():
     leaves = {key: jax.eval_shape(shape.make) for key, shape in (FULL | QUICK | TINY).items()}
     sizes = {key: len(jax.tree.leaves(tree)) for key, tree in leaves.items()}
-    assert sizes == {"gpt2": 148, "leaves": 1000, "mlp": 10, "one": 1, "gpt2/8": 148, "tiny": 2}
+    assert sizes == {
+        "gpt2": 148,
+        "bf16": 148,
+        "leaves": 1000,
+        "mlp": 10,
+        "one": 1,
+        "gpt2/8": 148,
+        "tiny": 2,
+    }
     total = sum(x.size for x in jax.tree.leaves(leaves["gpt2"]))
     assert total == 124_439_808
     assert all(

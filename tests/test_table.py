@@ -185,6 +185,7 @@ def test_vmap_over_runs_equals_the_runs(tx):
         np.testing.assert_allclose(a[1], b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @ROWS
 def test_a_whole_model_gives_what_its_arrays_give(tx):
     model = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))

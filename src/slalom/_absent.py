@@ -31,6 +31,17 @@ def absent(module: str) -> Callable[[str], NoReturn]:
     return refuse
 
 
+def no_attribute(optimizer: type, name: str) -> AttributeError:
+    """What to raise for a name that optimizers do not have."""
+    public = ", ".join(key for key in vars(optimizer) if key[0] != "_")
+    return AttributeError(
+        f"'{optimizer.__name__}' object has no attribute '{name}'. It has {public}. Numbers are "
+        'read with `opt.hyperparams["learning_rate"]` and changed with `opt = '
+        "opt.with_hyperparams(learning_rate=1e-4)`; the model is not in it.",
+        name=name,
+    )
+
+
 def _advice(name: str) -> str:
     if name in ELSEWHERE:
         return f" Write {ELSEWHERE[name]}."

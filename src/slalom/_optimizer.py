@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from ._absent import no_attribute
 from ._binding import Binding, at_home, bind, check_transform, no_transform
 from ._hyperparams import bound, read, replace
 from ._inspect import Description, describe, metrics, printed
@@ -87,13 +88,7 @@ class Optimizer(eqx.Module):
             own = vars(Optimizer).get(name)
             if isinstance(own, property):
                 return own.fget(self)  # for the error inside of it, which brought Python here
-            public = ", ".join(key for key in vars(Optimizer) if key[0] != "_")
-            raise AttributeError(
-                f"'Optimizer' object has no attribute '{name}'. It has {public}. Numbers are read "
-                'with `opt.hyperparams["learning_rate"]` and changed with `opt = '
-                "opt.with_hyperparams(learning_rate=1e-4)`; the model is not in it.",
-                name=name,
-            )
+            raise no_attribute(Optimizer, name)
 
     # --- parts ------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Bad inputs, by topic, and the whole message of each."""

@@ -1,0 +1,75 @@
+"""The functional core, used wrongly."""
+
+import jax.numpy as jnp
+
+import slalom as sl
+
+from ._table import NOT_BROADCAST, mlp, params, refused
+
+PARAMETERS_ARE = (
+    "; parameters and gradients are trees of floating or complex arrays. Bind the whole model with "
+    "`sl.Optimizer(tx, model)`, which steps over everything else, or pass "
+    "`eqx.filter(model, eqx.is_inexact_array)`."
+)
+
+
+@refused(TypeError, "The leaf 'n' is of type int" + PARAMETERS_ARE, unchecked=True)
+def init_with_an_int():
+    sl.adam(0.1).init({"n": 3, "w": jnp.ones(2)})
+
+
+@refused(TypeError, "The leaf 'n' is of type int" + PARAMETERS_ARE, unchecked=True)
+def init_of_a_stateless_transform_with_an_int():
+    sl.sgd(0.1).init({"n": 3, "w": jnp.ones(2)})
+
+
+@refused(TypeError, "The leaf 'activation' is of type <…>" + PARAMETERS_ARE, unchecked=True)
+def init_with_a_whole_model():
+    sl.adam(0.1).init(mlp())
+
+
+@refused(TypeError, "The leaf 'n' is an array of dtype int32" + PARAMETERS_ARE, unchecked=True)
+def init_with_integers():
+    sl.adam(0.1).init({"n": jnp.arange(3), "w": jnp.ones(2)})
+
+
+@refused(
+    ValueError,
+    "The updates have another structure than the state or the parameters that meet them: 'w' is in "
+    "what meets them and missing in the updates. Pass gradients, state and parameters of one "
+    "model.",
+    unchecked=True,
+)
+def update_without_a_leaf():
+    tx = sl.adam(0.1)
+    tx.update({"b": jnp.ones(2)}, tx.init(params()), params())
+
+
+@refused(
+    ValueError,
+    "The update at 'b' has shape (), but the state or parameter that meets it there has shape "
+    "(2,). " + NOT_BROADCAST,
+    unchecked=True,
+)
+def update_of_another_shape():
+    tx = sl.adam(0.1)
+    tx.update(params() | {"b": jnp.ones(())}, tx.init(params()), params())
+
+
+@refused(
+    TypeError,
+    "AddDecayedWeights needs 'params': pass the parameters: `tx.update(grads, state, params)`.",
+)
+def decay_without_parameters():
+    tx = sl.adamw(0.1)
+    tx.update(params(), tx.init(params()))
+
+
+@refused(
+    TypeError,
+    "ScaleByLearningRate.learning_rate is a schedule and must be told the time: pass "
+    "`context=sl.Context(step=n)` with the number of updates made before.",
+)
+def a_schedule_without_a_clock():
+    tx = sl.sgd(sl.schedules.linear(0.0, 1.0, 10))
+    tx.update(params(), tx.init(params()))

@@ -1,0 +1,119 @@
+"""Gradients that do not fit the model."""
+
+import jax.numpy as jnp
+
+import slalom as sl
+
+from ._table import NOT_BROADCAST, arrays, bound, mlp, params, refused
+
+DIFFERENTIATE = (
+    "Differentiate the same model that you pass, for example with `eqx.filter_grad(loss)(model)`."
+)
+
+
+@refused(
+    ValueError,
+    "The gradients have another structure than the model: 'v' is in the gradients and missing in "
+    "the model. " + DIFFERENTIATE,
+)
+def gradients_under_another_name():
+    bound().step(params(), {"b": jnp.ones(2), "v": jnp.ones((3, 2))})
+
+
+@refused(
+    ValueError,
+    "The gradients have another structure than the model: 'w' is in the model and missing in the "
+    "gradients. " + DIFFERENTIATE,
+)
+def gradients_without_a_leaf():
+    bound().step(params(), {"b": jnp.ones(2)})
+
+
+@refused(
+    ValueError,
+    "The gradients have another structure than the model: 'layers.2.weight' is in the gradients "
+    "and missing in the model. " + DIFFERENTIATE,
+)
+def gradients_of_a_deeper_model():
+    sl.Optimizer(sl.adam(0.1), mlp()).step(mlp(), arrays(mlp(depth=2)))
+
+
+@refused(
+    ValueError,
+    "The gradients have another structure than the model: the gradients are of type tuple, the "
+    "model of type dict. " + DIFFERENTIATE,
+)
+def the_loss_beside_the_gradients():
+    bound().step(params(), (jnp.ones(()), params()))
+
+
+@refused(
+    ValueError,
+    "The gradient at 'b' has shape (5,), but the parameter there has shape (2,). "
+    + NOT_BROADCAST
+    + " Average over a batch axis before the step.",
+)
+def a_gradient_of_another_shape():
+    bound().step(params(), params() | {"b": jnp.ones(5)})
+
+
+@refused(
+    ValueError,
+    "The gradient at 'b' has shape (), but the parameter there has shape (2,). "
+    + NOT_BROADCAST
+    + " Average over a batch axis before the step.",
+)
+def a_gradient_that_would_broadcast():
+    bound().step(params(), params() | {"b": jnp.ones(())})
+
+
+@refused(
+    ValueError,
+    "The gradient at 'b' is None, but the parameter there is trainable. Either it was frozen while "
+    "differentiating: then bind with `sl.Optimizer(tx, model, trainable=~sl.where.path('b'))`; or "
+    "differentiate it too.",
+)
+def no_gradient_at_a_trainable_leaf():
+    bound().step(params(), params() | {"b": None})
+
+
+@refused(
+    TypeError,
+    "The gradient at 'b' must be a floating or complex array, got an array of dtype int32.",
+)
+def a_gradient_of_integers():
+    bound().step(params(), params() | {"b": jnp.arange(2)})
+
+
+@refused(
+    TypeError,
+    "The gradient at 'b' is complex64, but the parameter there is float32. Pass its real part.",
+)
+def a_complex_gradient_of_a_real_parameter():
+    bound().step(params(), params() | {"b": jnp.ones(2, jnp.complex64)})
+
+
+@refused(
+    ValueError,
+    "`grad` has another structure than the model: 'w' is in the model and missing in `grad`. "
+    + DIFFERENTIATE,
+)
+def another_structure_passed_as_grad():
+    bound().step(params(), params(), grad={"b": jnp.ones(2)})
+
+
+@refused(
+    ValueError,
+    "The updates have another structure than the model: 'w' is in the model and missing in the "
+    "updates.",
+)
+def updates_of_another_structure():
+    sl.apply_updates(params(), {"b": jnp.ones(2)})
+
+
+@refused(
+    ValueError,
+    "The update at 'b' has shape (3,), but the parameter there has shape (2,). " + NOT_BROADCAST,
+)
+def an_update_of_another_shape():
+    sl.apply_updates(params(), {"b": jnp.ones(3), "w": None})

@@ -1,0 +1,113 @@
+"""Keywords of a step."""
+
+import equinox as eqx
+import jax.numpy as jnp
+
+import slalom as sl
+
+from ._table import ScaleByTemperature, ScaleByValue, bound, params, refused
+
+PASS_THE_LOSS = (
+    " needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
+    "`sl.Context(value=loss)`. `sl.train_step` passes value, grad and value_fn itself."
+)
+WELCOME = "Always welcome are value, grad, value_fn, key, weight, per_param; "
+
+
+@refused(TypeError, "ScaleByValue ('every_k.scale_by_value')" + PASS_THE_LOSS)
+def no_value():
+    bound((ScaleByValue() | sl.sgd(0.1)).every_k(2)).step(params(), params())
+
+
+@refused(TypeError, "ScaleByValue" + PASS_THE_LOSS)
+def no_value_in_the_functional_core():
+    tx = ScaleByValue() | sl.sgd(0.1)
+    tx.update(params(), tx.init(params()), params(), sl.Context(step=0))
+
+
+@refused(
+    TypeError,
+    "ScaleByTemperature ('scale_by_temperature') needs 'temperature': pass it: "
+    "`opt.step(model, grads, temperature=...)`.",
+)
+def no_value_for_a_declared_keyword():
+    bound(ScaleByTemperature() | sl.sgd(0.1)).step(params(), params())
+
+
+@refused(
+    TypeError,
+    "No transform here declares 'temprature'. "
+    + WELCOME
+    + "declared by these transforms: nothing else.",
+)
+def an_undeclared_keyword():
+    bound().step(params(), params(), temprature=1.0)
+
+
+@refused(
+    TypeError,
+    "No transform here declares 'temprature'. "
+    + WELCOME
+    + "declared by these transforms: temperature.",
+)
+def a_declared_keyword_misspelt():
+    tx = ScaleByTemperature() | sl.sgd(0.1)
+    bound(tx).step(params(), params(), temprature=1.0, temperature=1.0)
+
+
+@refused(ValueError, "`value` must be a scalar, got an array of shape (2,).")
+def a_vector_as_value():
+    bound().step(params(), params(), value=jnp.ones(2))
+
+
+@refused(TypeError, "`value` must be a scalar, got '2' of type str.")
+def a_string_as_value():
+    bound().step(params(), params(), value="2")
+
+
+@refused(ValueError, "`weight` must be a scalar, got an array of shape (2,).")
+def a_vector_as_weight():
+    bound().step(params(), params(), weight=jnp.ones(2))
+
+
+@refused(ValueError, "`weight` must be at least 0, got -1.")
+def a_negative_weight():
+    bound().step(params(), params(), weight=-1)
+
+
+@refused(TypeError, "`value` must be real, got a scalar of dtype complex64.")
+def a_complex_value():
+    bound().step(params(), params(), value=jnp.complex64(1))
+
+
+@refused(TypeError, "`key` must be a PRNG key, such as `jax.random.key(0)`, got 3.")
+def an_int_as_key():
+    bound().step(params(), params(), key=3)
+
+
+@refused(
+    TypeError,
+    "`per_param` must be a dict of trees like the parameters, by name, got a list.",
+    unchecked=True,
+)
+def a_list_as_per_param():
+    bound().step(params(), params(), per_param=[params()])
+
+
+@refused(
+    TypeError, "`value_fn` must be the loss as a function of the model, got 3.0.", unchecked=True
+)
+def a_number_as_value_fn():
+    bound().step(params(), params(), value_fn=3.0)
+
+
+@refused(
+    ValueError,
+    "This optimizer is of 3 runs, since it was made under `vmap`. Use it under one too: "
+    "`eqx.filter_vmap(lambda opt, model, ...: opt.step(model, grads))`.",
+)
+def several_runs_stepped_as_one():
+    # The learning rates would be broadcast along an axis of the parameters.
+    models = {"w": jnp.ones((3, 2, 3))}
+    opt = eqx.filter_vmap(lambda model: sl.Optimizer(sl.sgd(0.1), model))(models)
+    opt.step(models, models)

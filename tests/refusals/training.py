@@ -1,0 +1,110 @@
+"""The training step, used wrongly."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import slalom as sl
+
+from ._table import bound, params, refused
+
+HAS_AUX = (
+    " To return something beside the loss, write `sl.train_step(loss_fn, has_aux=True)` and return "
+    "a pair (loss, aux)."
+)
+PAIR = "With `has_aux=True` the loss must return a pair (loss, aux), got "
+NO_OPTIMIZER = "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, got "
+DONATED = """This model or optimizer was donated: an earlier call of the training step took its \
+buffers for its own result, so it can no longer be read (model.b, model.w<…>). Go on with what \
+the step returned:
+    model, opt, loss = step(model, opt, ...)
+or keep what you pass, at the cost of a copy in memory:
+    step = sl.train_step(loss_fn, donate=False)"""
+
+
+def total(model: Any) -> jax.Array:
+    return jnp.sum(model["b"]) + jnp.sum(model["w"])
+
+
+def train(loss_fn: Any, **options: Any) -> Any:
+    return sl.train_step(loss_fn, **options)(params(), bound())
+
+
+@refused(
+    ValueError,
+    "The loss must be a scalar, got an array of shape (2,). Average it over the batch, for example "
+    "with `jnp.mean`.",
+)
+def a_loss_that_is_a_vector():
+    train(lambda model: model["b"])
+
+
+@refused(TypeError, "The loss returned a tuple of 2." + HAS_AUX)
+def a_loss_that_is_a_tuple():
+    train(lambda model: (total(model), 1))
+
+
+@refused(TypeError, "The loss returned a dict." + HAS_AUX)
+def a_loss_that_is_a_dict():
+    train(lambda model: {"loss": total(model)})
+
+
+@refused(TypeError, "The loss returned None. Does the function end with `return`?")
+def a_loss_that_is_none():
+    train(lambda model: None)
+
+
+@refused(TypeError, "The loss must be a real floating number, got dtype complex64.")
+def a_complex_loss():
+    train(lambda model: total(model).astype(jnp.complex64))
+
+
+@refused(TypeError, "The loss must be a real floating number, got dtype int32.")
+def an_integer_loss():
+    train(lambda model: 3)
+
+
+@refused(TypeError, PAIR + "an array of shape ().")
+def no_aux():
+    train(total, has_aux=True)
+
+
+@refused(TypeError, PAIR + "a tuple of 3.")
+def too_much_aux():
+    train(lambda model: (total(model), 1, 2), has_aux=True)
+
+
+@refused(TypeError, "train_step takes a loss function, got 3.", unchecked=True)
+def a_loss_that_is_no_function():
+    sl.train_step(3)
+
+
+@refused(TypeError, NO_OPTIMIZER + "dict in its place.", unchecked=True)
+def model_and_optimizer_exchanged():
+    sl.train_step(total)(bound(), params())
+
+
+@refused(
+    TypeError,
+    "The leaf 'args.0' of type set is no array, so it is static and must be hashable, which it is "
+    "not. Wrap it in an array, or mark the field that holds it as static.",
+)
+def an_argument_that_cannot_be_hashed():
+    sl.train_step(lambda model, names: total(model))(params(), bound(), {"a"})
+
+
+@refused(ValueError, DONATED)
+def a_donated_model_trained_again():
+    model = params()
+    step = sl.train_step(total)
+    _, opt, _ = step(model, sl.Optimizer(sl.adam(0.1), model))
+    step(model, opt)
+
+
+@refused(ValueError, DONATED)
+def a_donated_model_stepped_by_hand():
+    model, grads = params(), params()
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    sl.train_step(total)(model, opt)
+    opt.step(model, grads)

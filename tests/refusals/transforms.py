@@ -1,0 +1,246 @@
+"""Transforms that are none, or do not keep their promises."""
+
+import jax
+import jax.numpy as jnp
+
+import slalom as sl
+
+from ._table import NOT_BROADCAST, Count, Forgetful, bound, params, refused
+
+TAKES_A_TRANSFORM = "An optimizer takes a transform such as `sl.adam(1e-3)`, got "
+
+
+@refused(TypeError, TAKES_A_TRANSFORM + "0.1.", unchecked=True)
+def an_optimizer_of_a_number():
+    bound(0.1)
+
+
+@refused(TypeError, TAKES_A_TRANSFORM + "<…>. Call it first: `adam(...)`.", unchecked=True)
+def a_recipe_that_was_not_called():
+    bound(sl.adam)
+
+
+@refused(TypeError, TAKES_A_TRANSFORM + "<…>. Call it first: `ScaleByAdam(...)`.", unchecked=True)
+def a_class_that_was_not_called():
+    bound(sl.ScaleByAdam)
+
+
+@refused(
+    TypeError,
+    TAKES_A_TRANSFORM + "a dict. The transform comes first: `sl.Optimizer(tx, model)`.",
+    unchecked=True,
+)
+def model_and_transform_exchanged():
+    sl.Optimizer(params(), sl.adam(0.1))
+
+
+@refused(TypeError, "Link 1 is no transform: got 0.1 of type float.", unchecked=True)
+def a_number_as_link():
+    sl.chain(sl.Identity(), 0.1)
+
+
+@refused(
+    TypeError,
+    "Link 'rule' is no transform: got <…> of type function. Call it first: `adam(...)`.",
+    unchecked=True,
+)
+def a_recipe_as_link():
+    sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.adam)
+
+
+@refused(
+    TypeError,
+    "Link 1 is no transform: got <…> of type function. Call it first: `sgd(...)`.",
+    unchecked=True,
+)
+def a_recipe_after_a_transform():
+    sl.Clip(1.0) | sl.sgd
+
+
+@refused(
+    TypeError,
+    "Link 0 is no transform: got <…> of type <…>. Call it first: `Clip(...)`.",
+    unchecked=True,
+)
+def a_class_before_a_transform():
+    sl.Clip | sl.sgd(0.1)
+
+
+@refused(ValueError, "A chain has at least one link; `sl.Identity()` does nothing.")
+def a_chain_of_nothing():
+    sl.Chain((), ())
+
+
+class ReturnsUpdates(sl.AbstractTransform):
+    def init(self, params):
+        return None
+
+    def update(self, updates, state, params=None, context=None):
+        return updates
+
+
+@refused(
+    TypeError,
+    "ReturnsUpdates must return a pair, the updates (from `step`, the parameters) and the new "
+    "state, got something of type dict.",
+)
+def updates_returned_without_a_state():
+    bound(ReturnsUpdates() | sl.sgd(0.1)).step(params(), params())
+
+
+@refused(TypeError, "NeedsText.needs must be a tuple of names: ('value',).")
+def a_string_as_needs():
+    class NeedsText(sl.AbstractTransform):
+        needs = "value"
+
+
+class CountsInPython(sl.AbstractTransform):
+    def init(self, params):
+        return 0
+
+    def update(self, updates, state, params=None, context=None):
+        return updates, state + 1
+
+
+@refused(
+    TypeError,
+    "The state at 'counts_in_python' is 0 of type int, which is no array and so stands still, and "
+    "`update` made it 1. Let `init` return an array, such as `jnp.zeros((), jnp.int32)` for a "
+    "count.",
+)
+def a_count_that_is_no_array():
+    bound(CountsInPython() | sl.sgd(0.1)).step(params(), params())
+
+
+@refused(
+    ValueError,
+    "The updates have another structure than the parameters: 'b' is in the parameters and missing "
+    "in the updates.",
+)
+def updates_made_with_a_hole():
+    bound(Forgetful(result=lambda u: u | {"b": None})).step(params(), params())
+
+
+@refused(
+    TypeError,
+    "Group 'a' of a partition is no transform: got <…> of type function. Call it first: "
+    "`adam(...)`.",
+    unchecked=True,
+)
+def a_recipe_as_group():
+    sl.partition({"a": sl.adam}, {"b": "a"})
+
+
+@refused(ValueError, "Two links of this chain are named 'rule'; names must differ.")
+def two_links_of_one_name():
+    sl.named_chain(rule=sl.Identity()) | sl.named_chain(rule=sl.Identity())
+
+
+@refused(
+    TypeError,
+    "Bad has a field 'mask', which is the name of a method of every transform. Rename the field.",
+)
+def a_field_named_like_a_method():
+    class Bad(sl.AbstractTransform):
+        mask: int
+
+        def init(self, params):
+            del params
+
+        def update(self, updates, state, params=None, context=None):
+            return updates, state
+
+
+@refused(
+    KeyError,
+    "'clip' is not in this transform. Candidates: 'scale_by_adam', 'scale_by_learning_rate'.",
+)
+def a_part_that_is_not_there():
+    sl.adam(0.1)["clip"]
+
+
+@refused(KeyError, "Scale is ambiguous. Candidates: 'scale', 'scale_2'.")
+def a_part_that_is_there_twice():
+    (sl.Scale(1.0) | sl.Scale(2.0))[sl.Scale]
+
+
+@refused(TypeError, "Scale has no positions; use a name or a class.")
+def a_position_without_a_chain():
+    sl.Scale(1.0)[0]
+
+
+RAW = (
+    " lets them pass through there, and turns them into descending steps elsewhere. To leave those "
+    "parameters alone, write `.only(where)` instead of `.mask(where)`, or in a partition give them "
+    "`sl.SetToZero()`. To train them too, mask links further left and let the last one, with the "
+    "learning rate, act on all."
+)
+
+
+@refused(ValueError, "Raw gradients would be added to 'b', which would climb: 'masked'" + RAW)
+def raw_gradients_out_of_a_mask():
+    bound(sl.adam(0.1).mask(sl.where.path("w")))
+
+
+@refused(ValueError, "Raw gradients would be added to 'b', which would climb: 'masked'" + RAW)
+def raw_gradients_out_of_the_last_link():
+    bound(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).mask(sl.where.path("w")))
+
+
+@refused(
+    ValueError, "Raw gradients would be added to 'b', which would climb: 'every_k.masked'" + RAW
+)
+def raw_gradients_out_of_an_inner_mask():
+    bound(sl.adam(0.1).mask(sl.where.path("w")).every_k(2))
+
+
+MUST_STAY = (
+    " It must stay what `init` made: cast the new value, for example with `.astype(old.dtype)`."
+)
+
+
+@refused(
+    TypeError,
+    "The state at 'forgetful.n' was int32[] and `update` made it float32[]." + MUST_STAY,
+)
+def a_state_that_changes_dtype():
+    tx = Forgetful(state=lambda old: Count(old.n.astype(jnp.float32))) | sl.sgd(0.1)
+    bound(tx).step(params(), params())
+
+
+@refused(
+    TypeError,
+    "The state at 'forgetful.n' was int32[] and `update` made it int32[1]." + MUST_STAY,
+)
+def a_state_that_changes_shape():
+    tx = Forgetful(state=lambda old: Count(old.n[None])) | sl.sgd(0.1)
+    bound(tx).step(params(), params())
+
+
+@refused(
+    TypeError,
+    "The state that `update` returned has another structure than the one that `init` made (gone: "
+    "['forgetful.n'], new: []). They must be equal, so that a second call does not compile again.",
+)
+def a_state_that_changes_structure():
+    bound(Forgetful(state=lambda old: ()) | sl.sgd(0.1)).step(params(), params())
+
+
+@refused(
+    ValueError,
+    "The update at 'b' has shape (), but the state or parameter that meets it there has shape "
+    "(2,). " + NOT_BROADCAST,
+)
+def updates_made_of_another_shape():
+    tx = Forgetful(result=lambda updates: jax.tree.map(jnp.sum, updates))
+    bound(tx).update(params(), params())
+
+
+@refused(
+    ValueError,
+    "The updates have another structure than the state or the parameters that meet them: 'w' is in "
+    "what meets them and missing in the updates. Pass gradients, state and parameters of one "
+    "model.",
+)
+def updates_made_of_another_structure():
+    bound(Forgetful(result=lambda updates: {"b": updates["b"]})).update(params(), params())

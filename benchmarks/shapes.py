@@ -45,7 +45,7 @@ def gpt2(fraction: int = 1) -> dict[str, jax.Array]:
         for norm in ("norm1", "norm2"):
             leaves |= {f"block{i}.{norm}.weight": (width,), f"block{i}.{norm}.bias": (width,)}
     leaves |= {"norm.weight": (width,), "norm.bias": (width,)}
-    return {name: jnp.full(shape, 0.02) for name, shape in leaves.items()}
+    return {name: jnp.full(shape, 0.02, jnp.float32) for name, shape in leaves.items()}
 
 
 def gpt2_half() -> dict[str, jax.Array]:
@@ -55,12 +55,12 @@ def gpt2_half() -> dict[str, jax.Array]:
 
 def many_leaves(count: int = 1000) -> dict[str, jax.Array]:
     """Leaves of 64 × 64: what each leaf costs."""
-    return {f"layer{i}": jnp.full((64, 64), 0.02) for i in range(count)}
+    return {f"layer{i}": jnp.full((64, 64), 0.02, jnp.float32) for i in range(count)}
 
 
 def one_leaf(size: int = 100_000_000) -> dict[str, jax.Array]:
     """One vector: what each number costs."""
-    return {"vector": jnp.full((size,), 0.02)}
+    return {"vector": jnp.full((size,), 0.02, jnp.float32)}
 
 
 def mlp(leaves: int, width: int) -> eqx.nn.MLP:

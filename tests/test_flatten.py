@@ -64,10 +64,21 @@ def test_every_elementwise_rule_gives_in_buffers_what_it_gives_in_leaves():
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+def assert_steps_as(tx, opt):
+    """The optimizer takes three steps from `MIXED` as one of this transform does."""
+    model, expected, plain = MIXED, MIXED, sl.Optimizer(tx, MIXED)
+    grads = jax.tree.map(lambda p: p * 0.5, MIXED)
+    for _ in range(3):
+        model, opt = opt.step(model, grads)
+        expected, plain = plain.step(expected, grads)
+    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+
+
 def test_dtypes_are_kept_and_each_has_one_buffer():
     tx = sl.adamw(0.1, weight_decay=0.1)
-    grads = jax.tree.map(lambda p: p * 0.5, MIXED)
-    opt, plain = sl.Optimizer(tx.flatten(), MIXED), sl.Optimizer(tx, MIXED)
+    opt = sl.Optimizer(tx.flatten(), MIXED)
     mu, nu = opt.state_of("scale_by_adam").mu, opt.state_of("scale_by_adam").nu
     kinds = {name: (x.dtype.name, x.shape) for name, x in mu.together.items()}
     assert kinds == {
@@ -77,13 +88,7 @@ def test_dtypes_are_kept_and_each_has_one_buffer():
         "float32": ("float32", (3,)),
     }
     assert {x.dtype.name for x in nu.together.values()} == {"float32"}
-    model, expected = MIXED, MIXED
-    for _ in range(3):
-        model, opt = opt.step(model, grads)
-        expected, plain = plain.step(expected, grads)
-    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+    assert_steps_as(tx, opt)
 
 
 def test_large_leaves_stay_as_they_are():
@@ -98,14 +103,7 @@ def test_large_leaves_stay_as_they_are():
     }
     assert jax.tree.leaves(jax.tree.map(jnp.shape, mu.apart)) == [2, 2]
     assert mu.apart["a"].dtype == jnp.bfloat16
-    model, expected, plain = MIXED, MIXED, sl.Optimizer(tx, MIXED)
-    grads = jax.tree.map(lambda p: p * 0.5, MIXED)
-    for _ in range(2):
-        model, opt = opt.step(model, grads)
-        expected, plain = plain.step(expected, grads)
-    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+    assert_steps_as(tx, opt)
 
 
 def test_what_is_joined_is_printed_where_it_is_not_the_default():

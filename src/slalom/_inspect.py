@@ -120,7 +120,7 @@ def metrics(transform: AbstractTransform, state: Any) -> ByPath:
     )
 
 
-# --- one line of each -----------------------------------------------------------------------
+# --- the optimizer in short -----------------------------------------------------------------
 
 
 def printed(

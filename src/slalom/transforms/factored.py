@@ -87,17 +87,11 @@ class ScaleByFactoredRms(AbstractTransform):
         chosen = iter(axes if self.factored else (None,) * len(axes))
 
         def zeros(x: Any) -> tuple[Array, ...]:
-            dtype = tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype)))
             pair = next(chosen)
-            if pair is None:
-                return (jnp.zeros_like(x, dtype=dtype),)
-            shapes = jax.eval_shape(
-                lambda x: tuple(
-                    jnp.sum(x.real, a, dtype, keepdims=True) for a in sorted(pair, reverse=True)
-                ),
-                x,
-            )
-            return tree.zeros_of(shapes, x)
+            if pair is not None:
+                return tree.zeros_of_sums(x, sorted(pair, reverse=True))
+            dtype = tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype)))
+            return (jnp.zeros_like(x, dtype=dtype),)
 
         return ScaleByFactoredRmsState(age=tree.fresh_age(), nu=jax.tree.map(zeros, params))
 

@@ -1,7 +1,6 @@
 """Adagrad in the memory of a few vectors: SM3."""
 
 import functools
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -50,16 +49,8 @@ class ScaleBySM3(AbstractTransform):
 
     def init(self, params: Params) -> ScaleBySM3State:
         mu = tree.first_moment(params, self.mu_dtype)
-
-        def zeros(x: Any) -> tuple[Array, ...]:
-            dtype = tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype)))
-            shapes = jax.eval_shape(
-                lambda x: tuple(jnp.sum(x.real, a, dtype, keepdims=True) for a in _others(x.ndim)),
-                x,
-            )
-            return tree.zeros_of(shapes, x)
-
-        return ScaleBySM3State(jax.tree.map(zeros, params), mu)
+        accumulators = jax.tree.map(lambda x: tree.zeros_of_sums(x, _others(x.ndim)), params)
+        return ScaleBySM3State(accumulators, mu)
 
     def update(
         self,

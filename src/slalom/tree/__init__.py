@@ -30,6 +30,7 @@ from .fresh import (
     second_moment as second_moment,
     zeros_like as zeros_like,
     zeros_of as zeros_of,
+    zeros_of_sums as zeros_of_sums,
 )
 from .leaves import (
     add as add,

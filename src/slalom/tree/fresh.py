@@ -1,6 +1,6 @@
 """Fresh state, shaped as the parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -108,6 +108,16 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
         return jnp.zeros(s.shape, s.dtype, device=sharding)
 
     return jax.tree.map(zeros, shapes)
+
+
+def zeros_of_sums(x: Any, along: Iterable[int | tuple[int, ...]]) -> tuple[Array, ...]:
+    """An accumulator for the sums of |x| along each of these axes, in at least float32."""
+    dtype, axes = real_dtype(accumulation_dtype(canonical(x.dtype))), tuple(along)
+
+    def sums(x: Any) -> tuple[Array, ...]:
+        return tuple(jnp.sum(x.real, a, dtype, keepdims=True) for a in axes)
+
+    return zeros_of(jax.eval_shape(sums, x), x)
 
 
 def no_state(params: Params) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from slalom._transform import parts
+from slalom._core.transform import parts
 
 SHAPE = (256, 512)
 LEAVES = 3

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from slalom import _jit
-from slalom._train import _programs
+from slalom._training.train_step import _programs
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
 

@@ -20,7 +20,7 @@ from helpers import (
     params_of,
     slalom_trajectory,
 )
-from slalom._transform import parts
+from slalom._core.transform import parts
 from test_parity import ROWS
 
 

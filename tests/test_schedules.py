@@ -14,7 +14,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, gradients, lenient, nested_dict
-from slalom._fields import bind_number, hyperparameter_fields
+from slalom._core.fields import bind_number, hyperparameter_fields
 
 S = sl.schedules
 

@@ -7,8 +7,8 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, mlp, params_of
+from slalom._optimizer.state import slots
 from slalom._paths import leaf_paths
-from slalom._state import slots
 from table import EVERYTHING
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3), "s": jnp.asarray(0.5)}

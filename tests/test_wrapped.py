@@ -15,8 +15,8 @@ import pytest
 
 import slalom as sl
 from helpers import gradients
-from slalom._hyperparams import targets
-from slalom._transform import parts
+from slalom._core.hyperparams import targets
+from slalom._core.transform import parts
 from table import RECIPES, RULES
 
 PARAMS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[1.0, -0.5], [0.25, 2.0]])}

@@ -20,14 +20,13 @@ else:
 
 with _checked:
     from . import schedules as schedules, tree as tree, where as where
-    from ._absent import absent as _absent
-    from ._chain import (
+    from ._core.chain import (
         Chain as Chain,
         Identity as Identity,
         chain as chain,
         named_chain as named_chain,
     )
-    from ._fields import (
+    from ._core.fields import (
         Hyperparameter as Hyperparameter,
         hyperparameter as hyperparameter,
         map_params as map_params,
@@ -35,20 +34,18 @@ with _checked:
         per_leaf as per_leaf,
         per_param as per_param,
     )
-    from ._model import apply_updates as apply_updates
-    from ._optimizer import Optimizer as Optimizer
-    from ._paced import AbstractPacedTransform as AbstractPacedTransform
-    from ._per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
-    from ._skip import (
-        SkipLargeUpdates as SkipLargeUpdates,
-        SkipNotFinite as SkipNotFinite,
-    )
-    from ._stateless import AbstractStatelessTransform as AbstractStatelessTransform
-    from ._train import train_step as train_step
-    from ._transform import AbstractTransform as AbstractTransform, Context as Context
+    from ._core.paced import AbstractPacedTransform as AbstractPacedTransform
+    from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
+    from ._core.skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
+    from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
+    from ._core.transform import AbstractTransform as AbstractTransform, Context as Context
+    from ._core.wrapper import AbstractWrapper as AbstractWrapper
+    from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
+    from ._optimizer.model import apply_updates as apply_updates
+    from ._optimizer.optimizer import Optimizer as Optimizer
+    from ._suggest import absent as _absent
+    from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
-    from ._wrapper import AbstractWrapper as AbstractWrapper
-    from ._writer import AbstractParameterWriter as AbstractParameterWriter
     from .optimizers import (
         adabelief as adabelief,
         adadelta as adadelta,

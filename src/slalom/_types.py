@@ -1,9 +1,10 @@
 """Names for what flows through the library."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax.core import Tracer as Tracer
+from jax.interpreters.partial_eval import DynamicJaxprTracer
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 Scalar: TypeAlias = Float[Array, ""]
@@ -25,3 +26,8 @@ the structure and, leaf by leaf, the shape.
 Gradients: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."], "Params"]
 """What comes into an optimizer: updates, or for some first links the gradients of single examples,
 with one more axis in front."""
+
+
+def under_jit(x: Any) -> bool:
+    """Whether `x` is being traced by `jax.jit` itself, not by `vmap` or `grad`."""
+    return isinstance(x, DynamicJaxprTracer)

@@ -1,10 +1,6 @@
 """The recipes: functions that return chains."""
 
-from .accumulate import (
-    adadelta as adadelta,
-    adagrad as adagrad,
-    sm3 as sm3,
-)
+from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
 from .adam import (
     adam as adam,
     adamax as adamax,
@@ -21,30 +17,14 @@ from .adam_variants import (
     radam as radam,
     yogi as yogi,
 )
-from .factored import (
-    adafactor as adafactor,
-)
-from .first_order import (
-    rmsprop as rmsprop,
-    sgd as sgd,
-)
+from .factored import adafactor as adafactor
+from .first_order import rmsprop as rmsprop, sgd as sgd
 from .gradient import (
     noisy_sgd as noisy_sgd,
     optimistic_adam_v2 as optimistic_adam_v2,
     optimistic_gradient_descent as optimistic_gradient_descent,
     polyak_sgd as polyak_sgd,
 )
-from .large_batch import (
-    fromage as fromage,
-    lamb as lamb,
-    lars as lars,
-)
-from .quasi_newton import (
-    lbfgs as lbfgs,
-)
-from .sign import (
-    lion as lion,
-    rprop as rprop,
-    sign_sgd as sign_sgd,
-    signum as signum,
-)
+from .large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .quasi_newton import lbfgs as lbfgs
+from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

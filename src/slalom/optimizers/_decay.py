@@ -1,9 +1,9 @@
 """The weight decay that recipes share."""
 
-from .._fields import Hyperparameter
-from .._selector import WhereLike
-from .._transform import AbstractTransform
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
 from ..transforms import AddDecayedWeights
+from ..where.resolve import WhereLike
 
 
 def decayed(weight_decay: Hyperparameter, decay_where: WhereLike | None) -> AbstractTransform:

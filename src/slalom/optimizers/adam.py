@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from .._chain import chain
-from .._fields import Hyperparameter
-from .._selector import WhereLike
-from .._transform import AbstractTransform
+from .._core.chain import chain
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
 from ..transforms import ScaleByAdam, ScaleByAdamax, ScaleByAmsgrad, ScaleByLearningRate
+from ..where.resolve import WhereLike
 from ._decay import decayed
 
 

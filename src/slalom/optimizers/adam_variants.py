@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from .._chain import chain
-from .._fields import Hyperparameter
-from .._selector import WhereLike, as_where
-from .._transform import AbstractTransform
+from .._core.chain import chain
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
 from ..transforms import (
     ScaleByAdan,
     ScaleByBelief,
@@ -14,6 +13,7 @@ from ..transforms import (
     ScaleByRadam,
     ScaleByYogi,
 )
+from ..where.resolve import WhereLike, as_where
 from ._decay import decayed
 
 

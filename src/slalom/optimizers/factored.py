@@ -4,17 +4,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._chain import chain
-from .._fields import Hyperparameter
-from .._selector import WhereLike
-from .._transform import AbstractTransform
-from ..transforms import (
-    Ema,
-    Scale,
-    ScaleByFactoredRms,
-    ScaleByLearningRate,
-    ScaleByParamBlockRMS,
-)
+from .._core.chain import chain
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
+from ..transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRMS
+from ..where.resolve import WhereLike
 from ._decay import decayed
 
 

@@ -2,15 +2,10 @@
 
 from typing import Any
 
-from .._chain import chain
-from .._fields import Hyperparameter
-from .._transform import AbstractTransform
-from ..transforms import (
-    ScaleByLearningRate,
-    ScaleByRms,
-    ScaleByStddev,
-    Trace,
-)
+from .._core.chain import chain
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
+from ..transforms import ScaleByLearningRate, ScaleByRms, ScaleByStddev, Trace
 
 
 def sgd(

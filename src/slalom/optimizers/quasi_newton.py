@@ -1,8 +1,8 @@
 """Recipes that approximate Newton's step."""
 
-from .._chain import chain
-from .._fields import Hyperparameter
-from .._transform import AbstractTransform
+from .._core.chain import chain
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
 from ..transforms import Scale, ScaleByLbfgs, ScaleByLearningRate, ScaleByZoomLinesearch
 
 _ZOOM = ScaleByZoomLinesearch(20, initial_guess_strategy="one")

@@ -4,7 +4,7 @@ A schedule is called like the function it is, so the classes here are named like
 `functools.partial` is.
 """
 
-from .._schedule import (
+from .._core.schedule import (
     AbstractSchedule as AbstractSchedule,
     AbstractStatefulSchedule as AbstractStatefulSchedule,
     FunctionSchedule as FunctionSchedule,

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._schedule import as_canonical, canonical_float
 from .._types import Scalar, Step
+from ..tree.dtypes import as_canonical, canonical_float
 
 
 def ticks(steps: Step) -> Any:

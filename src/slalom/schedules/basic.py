@@ -2,9 +2,10 @@
 
 import jax.numpy as jnp
 
-from .._fields import Hyperparameter, hyperparameter, steps
-from .._schedule import AbstractSchedule, as_canonical
+from .._core.fields import Hyperparameter, hyperparameter, steps
+from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
+from ..tree.dtypes import as_canonical
 from ._common import blend, fraction, ticks
 
 

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._fields import Hyperparameter, hyperparameter, steps_in_order
-from .._module import code
-from .._schedule import AbstractSchedule, as_canonical, as_schedule, fluent
+from .._core.declared import code
+from .._core.fields import Hyperparameter, hyperparameter, steps_in_order
+from .._core.schedule import AbstractSchedule, as_schedule, fluent
 from .._types import Scalar, Step
+from ..tree.dtypes import as_canonical
 from ._common import ticks
 from .basic import constant
 

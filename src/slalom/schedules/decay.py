@@ -5,9 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._fields import Hyperparameter, hyperparameter, steps
-from .._schedule import AbstractSchedule, as_canonical, canonical_float
+from .._core.fields import Hyperparameter, hyperparameter, steps
+from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
+from ..tree.dtypes import as_canonical, canonical_float
 from ._common import blend, cosine, fraction, ticks
 
 

@@ -6,10 +6,11 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._fields import Hyperparameter, check_number, check_step, hyperparameter
-from .._module import code
-from .._schedule import AbstractSchedule, as_canonical
+from .._core.declared import code
+from .._core.fields import Hyperparameter, check_number, check_step, hyperparameter
+from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
+from ..tree.dtypes import as_canonical
 from ._common import check_shape, through, ticks
 
 

@@ -6,9 +6,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .._fields import Hyperparameter, hyperparameter, steps
-from .._schedule import AbstractStatefulSchedule, as_canonical, canonical_float
+from .._core.fields import Hyperparameter, hyperparameter, steps
+from .._core.schedule import AbstractStatefulSchedule
 from .._types import Scalar, Step
+from ..tree.dtypes import as_canonical, canonical_float
 
 
 class ReduceOnPlateauState(eqx.Module):

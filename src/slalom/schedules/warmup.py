@@ -3,9 +3,10 @@
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._fields import Hyperparameter, hyperparameter, steps
-from .._schedule import AbstractSchedule, as_canonical, canonical_float
+from .._core.fields import Hyperparameter, hyperparameter, steps
+from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
+from ..tree.dtypes import as_canonical, canonical_float
 from ._common import SHAPES, blend, check_shape, cosine, fraction, ticks, warmed_up
 from .decay import exponential
 

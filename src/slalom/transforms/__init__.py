@@ -18,14 +18,8 @@ from .adam_variants import (
     ScaleByRadam as ScaleByRadam,
     ScaleByYogi as ScaleByYogi,
 )
-from .adan import (
-    ScaleByAdan as ScaleByAdan,
-    ScaleByAdanState as ScaleByAdanState,
-)
-from .apply_every import (
-    ApplyEvery as ApplyEvery,
-    ApplyEveryState as ApplyEveryState,
-)
+from .adan import ScaleByAdan as ScaleByAdan, ScaleByAdanState as ScaleByAdanState
+from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,
@@ -38,9 +32,7 @@ from .constrain import (
     ZeroNans as ZeroNans,
     ZeroNansState as ZeroNansState,
 )
-from .decay import (
-    AddDecayedWeights as AddDecayedWeights,
-)
+from .decay import AddDecayedWeights as AddDecayedWeights
 from .distance import (
     ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
     ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
@@ -49,31 +41,17 @@ from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
-from .lbfgs import (
-    ScaleByLbfgs as ScaleByLbfgs,
-    ScaleByLbfgsState as ScaleByLbfgsState,
-)
+from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
     ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
     ScaleByZoomLinesearch as ScaleByZoomLinesearch,
     ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
 )
-from .momentum import (
-    Ema as Ema,
-    EmaState as EmaState,
-    Trace as Trace,
-    TraceState as TraceState,
-)
+from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
-from .noise import (
-    AddNoise as AddNoise,
-    AddNoiseState as AddNoiseState,
-)
-from .normalise import (
-    Centralize as Centralize,
-    NormalizeByUpdateNorm as NormalizeByUpdateNorm,
-)
+from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
+from .normalise import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
 from .novograd import (
     ScaleByNovograd as ScaleByNovograd,
     ScaleByNovogradState as ScaleByNovogradState,
@@ -90,47 +68,31 @@ from .per_example import (
     PerExampleLayerNormClip as PerExampleLayerNormClip,
     PerExampleLayerNormClipState as PerExampleLayerNormClipState,
 )
-from .polyak import (
-    ScaleByPolyak as ScaleByPolyak,
-)
+from .polyak import ScaleByPolyak as ScaleByPolyak
 from .rms import (
     ScaleByRms as ScaleByRms,
     ScaleByRmsState as ScaleByRmsState,
     ScaleByStddev as ScaleByStddev,
     ScaleByStddevState as ScaleByStddevState,
 )
-from .rprop import (
-    ScaleByRprop as ScaleByRprop,
-    ScaleByRpropState as ScaleByRpropState,
-)
+from .rprop import ScaleByRprop as ScaleByRprop, ScaleByRpropState as ScaleByRpropState
 from .scale import (
     Scale as Scale,
     ScaleByLearningRate as ScaleByLearningRate,
     ScaleBySchedule as ScaleBySchedule,
 )
-from .scale_by import (
-    ScaleBy as ScaleBy,
-)
+from .scale_by import ScaleBy as ScaleBy
 from .sign import (
     ScaleByLion as ScaleByLion,
     ScaleByLionState as ScaleByLionState,
     ScaleBySign as ScaleBySign,
 )
-from .sm3 import (
-    ScaleBySM3 as ScaleBySM3,
-    ScaleBySM3State as ScaleBySM3State,
-)
-from .stateless import (
-    Stateless as Stateless,
-    StatelessPerLeaf as StatelessPerLeaf,
-)
+from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
+from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (
     ScaleByFromage as ScaleByFromage,
     ScaleByParamBlockNorm as ScaleByParamBlockNorm,
     ScaleByParamBlockRMS as ScaleByParamBlockRMS,
     ScaleByTrustRatio as ScaleByTrustRatio,
 )
-from .unitwise import (
-    AdaptiveGradClip as AdaptiveGradClip,
-    UnitwiseClip as UnitwiseClip,
-)
+from .unitwise import AdaptiveGradClip as AdaptiveGradClip, UnitwiseClip as UnitwiseClip

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import tree
-from .._module import CHECK
+from .._core.declared import CHECK
 
 
 def key_field(**options: Any) -> Any:

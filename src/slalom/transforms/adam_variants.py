@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Int, Real
 
 from .. import tree
-from .._fields import Hyperparameter, dtype_field, hyperparameter
-from .._transform import AbstractTransform, Context
+from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._core.transform import AbstractTransform, Context
 from .._types import Params, Scalar, Updates
 from .adam import ScaleByAdamState, look_ahead
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .. import tree
-from .._fields import per_leaf
+from .._core.fields import per_leaf
+from .._core.stateless import AbstractStatelessTransform
+from .._core.transform import AbstractTransform, Context
 from .._paths import leaf_paths
-from .._selector import WhereLike
-from .._stateless import AbstractStatelessTransform
-from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
+from ..where.resolve import WhereLike
 
 
 class SetToZero(AbstractStatelessTransform):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from .. import tree
-from .._fields import Hyperparameter, count_field, hyperparameter, per_leaf, per_param
-from .._layout import factored_axes
-from .._transform import AbstractTransform, Context
+from .._core.fields import Hyperparameter, count_field, hyperparameter, per_leaf, per_param
+from .._core.transform import AbstractTransform, Context
 from .._types import Params, Scalar, Updates
+from ._layout import factored_axes
 from .clip import shrinking
 
 

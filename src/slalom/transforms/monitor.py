@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, dtype_field, hyperparameter
-from .._module import code
+from .._core.declared import code
+from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._core.transform import AbstractTransform, Context, Part, count_from_zero
 from .._paths import leaf_paths
-from .._transform import AbstractTransform, Context, Part, count_from_zero
 from .._types import Params, Updates
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter
-from .._module import code
-from .._transform import AbstractTransform, Context
+from .._core.declared import code
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.transform import AbstractTransform, Context
 from .._types import Params, Updates
 from ._keys import as_words, fresh_words, key_field
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter, param_like, per_leaf
-from .._transform import AbstractTransform, Context
+from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
+from .._core.transform import AbstractTransform, Context
 from .._types import Params, Updates
 
 

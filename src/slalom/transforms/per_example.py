@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, Real, UInt32
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter, per_param
-from .._module import code
+from .._core.declared import code
+from .._core.fields import Hyperparameter, hyperparameter, per_param
+from .._core.per_example import AbstractPerExampleTransform
+from .._core.transform import Context
 from .._paths import leaf_paths
-from .._per_example import AbstractPerExampleTransform
-from .._transform import Context
 from .._types import Gradients, Params, Scalar, Updates
 from ._keys import as_words, fresh_words, key_field
 

@@ -6,11 +6,11 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter
-from .._schedule import as_float
-from .._stateless import AbstractStatelessTransform
-from .._transform import Context
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.stateless import AbstractStatelessTransform
+from .._core.transform import Context
 from .._types import Params, Updates
+from ..tree.dtypes import as_float
 
 
 class ScaleByPolyak(AbstractStatelessTransform):

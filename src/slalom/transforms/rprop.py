@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter, param_like
+from .._core.fields import Hyperparameter, hyperparameter, param_like
+from .._core.transform import AbstractTransform, Context
 from .._paths import dotted
-from .._transform import AbstractTransform, Context
 from .._types import Params, Updates
 
 

@@ -6,9 +6,9 @@ import equinox as eqx
 import jax
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter
-from .._stateless import AbstractStatelessTransform
-from .._transform import Context
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.stateless import AbstractStatelessTransform
+from .._core.transform import Context
 from .._types import Params, Scalar, Tracer, Updates
 
 

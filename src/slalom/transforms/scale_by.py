@@ -7,11 +7,11 @@ import equinox as eqx
 import jax
 
 from .. import tree
-from .._fields import Hyperparameter
-from .._module import code
-from .._selector import Cases, Where, WhereLike, as_where, labels, selected_from
-from .._transform import AbstractTransform, Context, Part
+from .._core.declared import code
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform, Context, Part
 from .._types import Params, Updates
+from ..where.resolve import Cases, Where, WhereLike, as_where, labels, selected_from
 from .scale import Scale, sign_of
 
 

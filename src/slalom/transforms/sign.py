@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, dtype_field, hyperparameter, param_like
-from .._stateless import AbstractStatelessTransform
-from .._transform import AbstractTransform, Context
+from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like
+from .._core.stateless import AbstractStatelessTransform
+from .._core.transform import AbstractTransform, Context
 from .._types import Params, Updates
 
 

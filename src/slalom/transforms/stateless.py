@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._stateless import AbstractStatelessTransform
-from .._transform import Context
+from .._core.stateless import AbstractStatelessTransform
+from .._core.transform import Context
 from .._types import Params, Updates
 
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter
-from .._layout import Axis, unit_axes, warn_unknown
-from .._stateless import AbstractStatelessTransform
-from .._transform import Context
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.stateless import AbstractStatelessTransform
+from .._core.transform import Context
 from .._types import Params, Scalar, Updates
+from ._layout import Axis, unit_axes, warn_unknown
 from .clip import shrinking
 
 

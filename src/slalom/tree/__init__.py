@@ -32,12 +32,7 @@ from .fresh import (
     zeros_of as zeros_of,
     zeros_of_sums as zeros_of_sums,
 )
-from .leaves import (
-    add as add,
-    cut as cut,
-    map_leaves as map_leaves,
-    merge as merge,
-)
+from .leaves import add as add, cut as cut, map_leaves as map_leaves, merge as merge
 from .means import (
     bias_correction as bias_correction,
     complement as complement,

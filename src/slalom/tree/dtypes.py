@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from .._types import Scalar
+
 
 def is_array(x: Any) -> bool:
     """Whether `x` is a JAX or NumPy array or scalar (tracers are arrays)."""
@@ -94,3 +96,20 @@ def storage_dtype(leaf_dtype: Any, dtype: Any) -> np.dtype:
     if jnp.issubdtype(leaf_dtype, jnp.complexfloating):
         return accumulation_dtype(dtype, np.complex64)
     return np.dtype(dtype)
+
+
+def canonical_float() -> Any:
+    """float32, or float64 under x64."""
+    return jnp.result_type(float)
+
+
+def as_canonical(value: Any) -> Scalar:
+    """A strongly typed array of the canonical float."""
+    return jnp.asarray(value, canonical_float())
+
+
+def as_float(value: Any) -> Scalar:
+    """A strongly typed floating array: a floating dtype is kept, any other made canonical."""
+    value = jnp.asarray(value)
+    keep = jnp.issubdtype(value.dtype, jnp.floating) and not value.weak_type
+    return jnp.asarray(value, value.dtype if keep else canonical_float())

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, Real
 
-from .._jit import under_jit
-from .._types import Scalar
+from .._types import Scalar, under_jit
 from .checks import check_inexact, check_same_shapes, check_same_structure
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, hyperparameter, param_like, per_leaf
-from .._fluent import fluent
-from .._module import code
-from .._schedule import canonical_float
-from .._transform import AbstractTransform, Context, operand
+from .._core.declared import code
+from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
+from .._core.fluent import fluent
+from .._core.transform import AbstractTransform, Context, operand
+from .._core.wrapper import AbstractWrapper
+from .._core.writer import AbstractParameterWriter
 from .._types import Params, Updates
-from .._wrapper import AbstractWrapper
-from .._writer import AbstractParameterWriter
+from ..tree.dtypes import canonical_float
 
 
 class AverageState(eqx.Module):

@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
-from .._fluent import fluent
-from .._hyperparams import targets, with_field
-from .._module import uncalled
-from .._schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
-from .._transform import AbstractTransform, Context, Part, missing, operand
+from .._core.declared import uncalled
+from .._core.fluent import fluent
+from .._core.hyperparams import targets, with_field
+from .._core.schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
+from .._core.transform import AbstractTransform, Context, Part, missing, operand
+from .._core.wrapper import AbstractWrapper
 from .._types import Params, Updates
-from .._wrapper import AbstractWrapper
 
 
 class DrivenState(eqx.Module):

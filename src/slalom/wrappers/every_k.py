@@ -10,18 +10,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
-from .._fields import dtype_field, param_like
-from .._fluent import fluent
-from .._paced import AbstractPacedTransform
-from .._schedule import AbstractSchedule, as_schedule, canonical_float
-from .._skip import as_skip, asked
-from .._transform import (
-    AbstractTransform,
-    Context,
-    count_from_zero,
-    operand,
-)
+from .._core.fields import dtype_field, param_like
+from .._core.fluent import fluent
+from .._core.paced import AbstractPacedTransform
+from .._core.schedule import AbstractSchedule, as_schedule
+from .._core.skip import as_skip, asked
+from .._core.transform import AbstractTransform, Context, count_from_zero, operand
 from .._types import Params, Scalar, Updates
+from ..tree.dtypes import canonical_float
 
 
 class EveryKState(eqx.Module):

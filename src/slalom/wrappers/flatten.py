@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from .. import tree
-from .._chain import Chain
-from .._fields import count_field
-from .._fluent import fluent
-from .._stateless import AbstractStatelessTransform
-from .._transform import AbstractTransform, Context, Part, operand, parts
+from .._core.chain import Chain
+from .._core.fields import count_field
+from .._core.fluent import fluent
+from .._core.stateless import AbstractStatelessTransform
+from .._core.transform import AbstractTransform, Context, Part, operand, parts
+from .._core.wrapper import AbstractWrapper
 from .._types import Params, Updates
-from .._wrapper import AbstractWrapper
 
 _MAX_SIZE = 8192
 """Where joining and leaving apart take equally long on a CPU; on a GPU it lies higher."""

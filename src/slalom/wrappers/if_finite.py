@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
-from .._fields import choice_field, count_field
-from .._fluent import fluent
-from .._paced import AbstractPacedTransform
-from .._transform import AbstractTransform, Context, count_from_zero, operand
+from .._core.fields import choice_field, count_field
+from .._core.fluent import fluent
+from .._core.paced import AbstractPacedTransform
+from .._core.transform import AbstractTransform, Context, count_from_zero, operand
 from .._types import Params, Updates
 
 

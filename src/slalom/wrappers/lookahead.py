@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
-from .._fields import Hyperparameter, count_field, hyperparameter, param_like
-from .._fluent import fluent
-from .._module import code
-from .._transform import AbstractTransform, Context, count_from_zero, operand
+from .._core.declared import code
+from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
+from .._core.fluent import fluent
+from .._core.transform import AbstractTransform, Context, count_from_zero, operand
+from .._core.wrapper import AbstractWrapper
+from .._core.writer import AbstractParameterWriter
 from .._types import Params, Updates
-from .._wrapper import AbstractWrapper
-from .._writer import AbstractParameterWriter
 
 
 class LookaheadState(eqx.Module):

@@ -7,10 +7,10 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._fluent import fluent
-from .._selector import Where, as_where, mask, selected_from
-from .._transform import AbstractTransform, Context, Part, operand, segments
+from .._core.fluent import fluent
+from .._core.transform import AbstractTransform, Context, Part, operand, segments
 from .._types import Params, Updates
+from ..where.resolve import Where, as_where, mask, selected_from
 
 
 class _AbstractCut(AbstractTransform):

@@ -8,18 +8,11 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._fluent import fluent
+from .._core.fluent import fluent
+from .._core.transform import AbstractTransform, Context, Part, check_transform, operand, segments
 from .._paths import candidates, leaf_paths
-from .._selector import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
-from .._transform import (
-    AbstractTransform,
-    Context,
-    Part,
-    check_transform,
-    operand,
-    segments,
-)
 from .._types import Params, Updates
+from ..where.resolve import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
 
 REST = "rest"
 """The label of the leaves that no case of `.partition({...})` takes."""

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._chain import Chain
-from .._fluent import fluent
-from .._hyperparams import read
-from .._paced import AbstractPacedTransform
-from .._paths import ByPath
-from .._transform import AbstractTransform, Context, operand
+from .._core.by_path import ByPath
+from .._core.chain import Chain
+from .._core.fluent import fluent
+from .._core.hyperparams import read
+from .._core.paced import AbstractPacedTransform
+from .._core.transform import AbstractTransform, Context, operand
+from .._core.wrapper import AbstractWrapper
 from .._types import Params, Scalar, Updates
-from .._wrapper import AbstractWrapper
 
 
 class RecordedState(eqx.Module):

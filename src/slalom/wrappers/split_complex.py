@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._fluent import fluent
+from .._core.fluent import fluent
+from .._core.transform import AbstractTransform, Context, Part, operand, parts, segments
 from .._paths import HalfKey, snake_case
-from .._transform import AbstractTransform, Context, Part, operand, parts, segments
 from .._types import Params, Updates
 
 

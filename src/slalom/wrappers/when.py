@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
-from .._fields import choice_field
-from .._fluent import fluent
-from .._module import CHECK, code
-from .._transform import MIXED, AbstractTransform, Context, count_from_zero, operand
+from .._core.declared import CHECK, code
+from .._core.fields import choice_field
+from .._core.fluent import fluent
+from .._core.transform import MIXED, AbstractTransform, Context, count_from_zero, operand
+from .._core.wrapper import AbstractWrapper
 from .._types import Params, Updates
-from .._wrapper import AbstractWrapper
 
 
 class WhenState(eqx.Module):

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from ... import tree
-from ..._schedule import as_float, canonical_float
-from ..._transform import AbstractTransform, Context
+from ..._core.transform import AbstractTransform, Context
 from ..._types import Params, Scalar, Updates
+from ...tree.dtypes import as_float, canonical_float
 
 
 class Line(NamedTuple):

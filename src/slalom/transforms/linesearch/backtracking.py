@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
-from ..._schedule import canonical_float
-from ..._transform import AbstractTransform, Context, count_from_zero
+from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
+from ..._core.transform import AbstractTransform, Context, count_from_zero
 from ..._types import Params, Scalar, Updates
+from ...tree.dtypes import canonical_float
 from ._line import line, next_guess, numbers, scaled, steepest
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from ... import tree
-from ..._chain import Chain
-from ..._transform import AbstractTransform
+from ..._core.chain import Chain
+from ..._core.transform import AbstractTransform
 from ..._types import Scalar, Updates
 from .backtracking import ScaleByBacktrackingLinesearch
 from .zoom import ScaleByZoomLinesearch

@@ -1,0 +1,257 @@
+"""Transforms one after another."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from .._types import Gradients, Params, Updates
+from .declared import LINE, indented
+from .fluent import fluent
+from .stateless import AbstractStatelessTransform
+from .transform import (
+    MIXED,
+    AbstractTransform,
+    Context,
+    Part,
+    check_transform,
+    find,
+    keeps_zeros,
+    pair,
+    parts,
+    segments,
+)
+
+
+class Identity(AbstractStatelessTransform):
+    """Passes updates through unchanged: a chain of no links."""
+
+    keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
+        return updates
+
+
+@fluent
+class Chain(AbstractTransform):
+    """Transforms one after another: the updates of each go into the next.
+
+    Made with `|`, `sl.chain` and `sl.named_chain`. Links are reached by position, name or
+    class: `tx[0]`, `tx["clip"]`, `tx[sl.ScaleByAdam]`.
+
+    **Arguments:**
+
+    - `links`: the transforms, first to last.
+    - `names`: the name of each link, or `None` for its class name in snake case.
+    """
+
+    nameless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+
+    links: tuple[AbstractTransform, ...]
+    names: tuple[str | None, ...] = eqx.field(static=True)
+
+    def __check_init__(self):
+        if not self.links:
+            raise ValueError("A chain has at least one link; `sl.Identity()` does nothing.")
+        for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
+            check_transform(f"Link {i if name is None else repr(name)}", link)
+        for link, name in list(zip(self.links, self.names, strict=True))[:-1]:
+            if any(part.transform.stands_last for part in parts(link)):
+                raise ValueError(
+                    f"{name or type(link).__name__} writes the parameters itself, so nothing may "
+                    "follow it: make it the last link of the chain."
+                )
+
+    @classmethod
+    def join(cls, *links: AbstractTransform) -> AbstractTransform:
+        """A chain of these; chains among them are flattened, and one link stays what it is."""
+        flat: list[tuple[str | None, AbstractTransform]] = []
+        for i, link in enumerate(links):
+            check_transform(f"Link {i}", link)
+            if isinstance(link, Chain):
+                flat += zip(link.names, link.links, strict=True)
+            else:
+                flat.append((None, link))
+        _check_unique([name for name, _ in flat])
+        if not flat:
+            return Identity()
+        if len(flat) == 1 and flat[0][0] is None:
+            return flat[0][1]
+        return cls(tuple(link for _, link in flat), tuple(name for name, _ in flat))
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        return tuple(link.init(params) for link in self.links)
+
+    def update(
+        self,
+        updates: Gradients,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, tuple[Any, ...]]:
+        states = []
+        for part in self.inside(state, context, params):
+            with part.scope():
+                made = part.transform.update(updates, part.state, params, context)
+            updates, new = pair(part.transform, made)
+            states.append(new)
+        return updates, tuple(states)
+
+    def step(
+        self, grads: Gradients, state: Any, params: Params, context: Context | None = None
+    ) -> tuple[Params, tuple[Any, ...]]:
+        return self.through(lambda last: last.step, grads, state, params, context)
+
+    def through(
+        self,
+        verb: Callable[[AbstractTransform], Callable[..., tuple[Any, Any]]],
+        grads: Gradients,
+        state: Any,
+        params: Params,
+        context: Context | None,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """`update` of all links but the last, and then what `verb` makes of that one."""
+        *before, last = self.inside(state, context, params)
+        states = []
+        for part in before:
+            with part.scope():
+                made = part.transform.update(grads, part.state, params, context)
+            grads, new = pair(part.transform, made)
+            states.append(new)
+        with last.scope():
+            made = verb(last.transform)(grads, last.state, params, context)
+        result, new = pair(last.transform, made)
+        return result, (*states, new)
+
+    def inside(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        states = (None,) * len(self.links) if state is None else state
+        return tuple(
+            Part(path, link, s, context, params, lambda chain, i=i: chain.links[i])
+            for i, (path, link, s) in enumerate(zip(self._paths(), self.links, states, strict=True))
+        )
+
+    def _paths(self) -> list[tuple[str, ...]]:
+        taken = {name for name in self.names if name is not None}
+        paths = []
+        for name, link in zip(self.names, self.links, strict=True):
+            if name is not None:
+                paths.append((name,))
+                continue
+            (own,) = segments(link) or ("chain",)
+            numbered = itertools.chain([own], (f"{own}_{i}" for i in itertools.count(2)))
+            path = next(name for name in numbered if name not in taken)
+            taken.add(path)
+            paths.append((path,))
+        return paths
+
+    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        # An idle link makes zeros, and they stay zeros through links such as Scale. Adam, fed
+        # zeros, still writes.
+        wrote: Any = True
+        for link, link_state in zip(self.links, state, strict=True):
+            own = link.emitted(link_state)
+            quiet = keeps_zeros(link) or own is not True
+            wrote = jnp.logical_and(wrote, own) if quiet else own
+        return wrote
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        columns = zip(*(link.signs(params) for link in self.links), strict=True)
+        return tuple(_through(column) for column in columns)
+
+    def __getitem__(self, which: Any) -> AbstractTransform:
+        if isinstance(which, int):
+            return self.links[which]
+        return find(self, which).transform
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def __repr__(self) -> str:
+        pieces = self._pieces()
+        line = " | ".join(pieces)
+        if (len(line) <= LINE and "\n" not in line) or len(pieces) == 1:
+            return line
+        return "(\n    " + indented("\n| ".join(pieces)) + "\n)"
+
+    def _pieces(self) -> list[str]:
+        """The links as code; runs of named links as one `sl.named_chain`."""
+        pieces: list[str] = []
+        run: list[str] = []
+        for name, link in zip(self.names, self.links, strict=True):
+            if name is not None:
+                run.append(f"{name}={link!r}")
+                continue
+            if run:
+                pieces.append(f"sl.named_chain({', '.join(run)})")
+                run = []
+            pieces.append(repr(link))
+        if run:
+            pieces.append(f"sl.named_chain({', '.join(run)})")
+        return pieces
+
+
+def first_link(transform: AbstractTransform) -> AbstractTransform:
+    """What gradients reach first: the transform itself, or the first link of a chain."""
+    while isinstance(transform, Chain) and transform.links:
+        transform = transform.links[0]
+    return transform
+
+
+def chain(*links: AbstractTransform) -> AbstractTransform:
+    """Transforms one after another, as `|` does; of none, `Identity`.
+
+    **Arguments:**
+
+    - `links`: the transforms, first to last; chains among them are flattened.
+
+    **Returns:** a chain.
+
+    ```python
+    >>> sl.chain(sl.ClipByGlobalNorm(1.0), sl.Scale(-0.1))
+    sl.ClipByGlobalNorm(1.0) | sl.Scale(-0.1)
+
+    ```
+    """
+    return Chain.join(*links)
+
+
+def named_chain(**links: AbstractTransform) -> AbstractTransform:
+    """A chain whose links are reached, and appear in every path, by the given names.
+
+    **Arguments:**
+
+    - `links`: the transforms by name, first to last; of none, `Identity`.
+
+    **Returns:** a chain.
+
+    ```python
+    >>> tx = sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.sgd(0.1))
+    >>> tx["clip"]
+    sl.ClipByGlobalNorm(1.0)
+
+    ```
+    """
+    return Chain(tuple(links.values()), tuple(links)) if links else Identity()
+
+
+def _check_unique(names: list[str | None]) -> None:
+    given = [name for name in names if name is not None]
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"Two links of this chain are named '{name}'; names must differ.")
+
+
+def _through(signs: tuple[int | None, ...]) -> int | None:
+    """The sign after several links. Flipped twice counts as flipped: it was meant."""
+    for sign in (0, -1, MIXED, None):
+        if sign in signs:
+            return sign
+    return 1

@@ -1,0 +1,233 @@
+"""Reading and replacing hyperparameters by their paths."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .. import tree
+from .._paths import candidates, glob_pattern
+from .._types import Tracer
+from .by_path import ByPath, the_path
+from .declared import CHECK, AbstractDeclared, shortest
+from .fields import bind_number, hyperparameter_fields
+from .schedule import AbstractSchedule, AbstractStatefulSchedule
+from .skip import AbstractSkip
+from .transform import AbstractTransform, Context, Part, parts
+
+
+def targets(
+    transform: AbstractTransform, name: str
+) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
+    """The hyperparameters that a path, suffix or glob means."""
+    known: dict[str, tuple[str, Any, Any]] = {}
+    for part in _holders(transform):
+        for field in hyperparameter_fields(part.transform):
+            path = ".".join((*part.path, field.name))
+            known[path] = (path, part, field)
+            known |= _inside_schedule(path, part, field)
+        known |= _inside_driving(part)
+    if "*" not in name:
+        return [known[the_path(name, list(known))]]
+    found = [path for path in known if glob_pattern(name).fullmatch(path)]
+    if not found:
+        raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, known)}.")
+    return [known[path] for path in found]
+
+
+def _holders(
+    transform: AbstractTransform, state: Any = None, context: Context | None = None
+) -> Iterator[Part]:
+    """What holds hyperparameters: every part, and the conditions of those that pace another."""
+    for part in parts(transform, state, context):
+        yield part
+        condition = getattr(part.transform, "skip", None)
+        if isinstance(condition, AbstractSkip):
+            # A condition is on the clock of the transform that it holds back.
+            (inner,) = part.transform.inside(part.state, part.context)
+            yield from _conditions(
+                part._replace(
+                    path=(*part.path, "skip"),
+                    # It is asked as a transform is, and only for its numbers.
+                    transform=condition,  # pyright: ignore[reportArgumentType]
+                    context=inner.context,
+                    get=lambda outer, part=part: part.get(outer).skip,
+                )
+            )
+
+
+def _conditions(part: Part) -> Iterator[Part]:
+    yield part
+    for i, condition in enumerate(getattr(part.transform, "conditions", ())):
+        if isinstance(condition, AbstractSkip):
+            yield from _conditions(
+                part._replace(
+                    path=(*part.path, str(i)),
+                    transform=condition,  # pyright: ignore[reportArgumentType]
+                    get=lambda outer, i=i: part.get(outer).conditions[i],
+                )
+            )
+
+
+def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, Any, Any]]:
+    """The numbers of a schedule, reached as `….learning_rate.peak_value`.
+
+    Those of schedules inside it are reached through its fields: `….left`, `….schedules.0`.
+    """
+    held = getattr(part.transform, field.name)
+    many = isinstance(held, tuple)
+    known: dict[str, tuple[str, Any, Any]] = {}
+    for i, schedule in enumerate(held if many else (held,)):
+        if not isinstance(schedule, AbstractSchedule):
+            continue
+
+        def get(transform: Any, i: int = i) -> Any:
+            value = getattr(part.get(transform), field.name)
+            return value[i] if many else value
+
+        # A schedule declares its numbers as a transform does, and only they are looked at.
+        inner = part._replace(transform=schedule, get=get)  # pyright: ignore[reportArgumentType]
+        prefix = f"{path}.{i}" if many else path
+        numbers = {f.name for f in hyperparameter_fields(schedule)}
+        for inside in dataclasses.fields(schedule):
+            name = f"{prefix}.{inside.name}"
+            if inside.name in numbers:
+                known[name] = (name, inner, inside)
+            known |= _inside_schedule(name, inner, inside)
+    return known
+
+
+def _inside_driving(part: Part) -> dict[str, tuple[str, Any, Any]]:
+    """The numbers of the schedules that `.drive` holds, as `driven.learning_rate.factor`."""
+    known: dict[str, tuple[str, Any, Any]] = {}
+    for i, schedule in enumerate(getattr(part.transform, "schedules", ())):
+        if isinstance(schedule, AbstractStatefulSchedule):
+            inner = part._replace(
+                transform=schedule,  # pyright: ignore[reportArgumentType]
+                get=lambda outer, i=i: part.get(outer).schedules[i],
+            )
+            # `Driven.names` says what each of them drives.
+            prefix = (*part.path, part.transform.names[i])  # pyright: ignore[reportAttributeAccessIssue]
+            for field in hyperparameter_fields(schedule):
+                path = ".".join((*prefix, field.name))
+                known[path] = (path, inner, field)
+    return known
+
+
+def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules: bool) -> Any:
+    """A new value as a leaf in the old one's place."""
+    if isinstance(old, AbstractStatefulSchedule):
+        raise ValueError(
+            f"'{path}' is driven by {old!r}, so a number in its place would have no effect. Change "
+            "one of the schedule's own numbers by its name, or bind a transform without `.drive` "
+            "to the model with `opt.rebind`."
+        )
+    if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
+        value = value(old)
+    new = field.metadata["converter"](value)
+    # An optimizer that was made under `vmap` has a number for each run.
+    each = tree.is_array(new) and tree.is_array(old) and () != old.shape == new.shape
+    numbers = jnp.ravel(new) if each else (new,)
+    for number in numbers:
+        field.metadata[CHECK](path, number)
+    if isinstance(new, AbstractSchedule):
+        return jax.tree.map(bind_number, new)
+    if isinstance(old, AbstractSchedule) and not replace_schedules:
+        raise ValueError(
+            f"'{path}' is the schedule {old!r}. To put the number {shortest(new)} in its "
+            "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
+            f"one of its numbers, name it: '{path}.<field>'."
+        )
+    if isinstance(old, AbstractSchedule) or old is None:
+        return bind_number(new)
+    cast = jnp.asarray(new, old.dtype)
+    for number in numbers:
+        _check_rounding(path, field, number, jnp.asarray(number, old.dtype))
+    # A copy: several places may be given one array, and none may be donated twice.
+    new = jnp.array(jnp.broadcast_to(cast, old.shape), copy=True)
+    settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
+    return jax.device_put(new, old.sharding) if settled else new
+
+
+def read(transform: AbstractTransform, state: Any, context: Context | None) -> ByPath:
+    """What the next update uses for each hyperparameter, each schedule on its own clock."""
+    values = {}
+    for part in _holders(transform, state, context):
+        for field in hyperparameter_fields(part.transform):
+            value = part.transform.read(field.name, part.context)
+            if value is not None:
+                values[".".join((*part.path, field.name))] = value
+    return ByPath(values)
+
+
+def replace(
+    transform: AbstractTransform, values: Mapping[str, Any], replace_schedules: bool
+) -> AbstractTransform:
+    """The transform with other hyperparameters, as `Optimizer.with_hyperparams` says."""
+    for name, value in values.items():
+        for path, part, field in targets(transform, name):
+            old = getattr(part.transform, field.name)
+            new = _replacement(path, field, old, value, replace_schedules)
+            transform = with_field(transform, part, field, new)
+    return transform
+
+
+def bound(transform: AbstractTransform, dtype: Any | None) -> AbstractTransform:
+    """The transform with arrays for numbers, refused where a field is not what it must be.
+
+    Fields are checked when a module is made, and `eqx.tree_at` sets them past that.
+    """
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
+    for given in _declared(transform):
+        AbstractDeclared.__check_init__(given)
+    made = jax.tree.map(lambda x: bind_number(x, dtype), transform)
+    for given, kept in zip(_declared(transform), _declared(made), strict=True):
+        for field in hyperparameter_fields(given):
+            path = f"{type(given).__name__}.{field.name}"
+            _check_rounding(path, field, getattr(given, field.name), getattr(kept, field.name))
+    return made
+
+
+def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
+    """Refuses a number that leaves its interval, or becomes 0, in the dtype that it is kept in."""
+    if not isinstance(kept, jax.Array) or isinstance(kept, Tracer):
+        return
+    try:
+        field.metadata[CHECK](path, kept)
+        lost = bool(kept == 0) and bool(given != 0)
+    except ValueError:
+        lost = True
+    if lost:
+        raise ValueError(
+            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as {shortest(kept)}. "
+            "Choose another number, or a finer dtype."
+        )
+
+
+def _declared(node: Any) -> Iterator[Any]:
+    """All transforms, schedules and conditions in a tree."""
+    if isinstance(node, AbstractDeclared):
+        yield node
+    inner = jax.tree.leaves(
+        node, is_leaf=lambda x: x is not node and isinstance(x, AbstractDeclared)
+    )
+    for child in inner:
+        if isinstance(child, AbstractDeclared):
+            yield from _declared(child)
+
+
+def with_field(
+    transform: AbstractTransform, part: Part, field: dataclasses.Field[Any], value: Any
+) -> AbstractTransform:
+    """The transform with another value, as it is, in a field of one of its parts."""
+    old = getattr(part.transform, field.name)
+    return eqx.tree_at(
+        lambda t: getattr(part.get(t), field.name),
+        transform,
+        value,
+        is_leaf=lambda x: x is None or x is old,
+    )

@@ -1,0 +1,310 @@
+"""What a schedule is: a module that maps a step to a scalar. The families are in `schedules/`."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._types import Scalar, Step
+from ..tree.dtypes import as_float
+from .declared import CHECK, AbstractDeclared, uncalled
+
+_Class = TypeVar("_Class")
+
+
+class AbstractSchedule(AbstractDeclared):
+    """A hyperparameter as a function of the clock: update n uses `schedule(n)`, n from 0.
+
+    A schedule holds no state. Its numbers are leaves, so changing them never recompiles.
+
+    Schedules are added, subtracted, multiplied and divided, with each other, with numbers and
+    with functions of the step.
+
+    ```python
+    >>> s = sl.schedules.linear(1.0, 0.0, transition_steps=4)
+    >>> 0.1 * s
+    0.1 * sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=4)
+    >>> (1 - s * s).values(3)
+    Array([0.    , 0.4375, 0.75  ], dtype=float32)
+
+    ```
+    """
+
+    takes_schedules: ClassVar[bool] = False
+    """Whether the numbers of this schedule may themselves be schedules."""
+
+    # An array of NumPy's to the left of an operator leaves it to the methods below.
+    __array_ufunc__ = None
+
+    def __check_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            inner = CHECK in field.metadata and isinstance(value, AbstractSchedule)
+            if inner and not self.takes_schedules:
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name} must be a number, got the schedule "
+                    f"{value!r}. Schedules are combined by arithmetic, `s * t`, or one after the "
+                    "other, `s.then(t, at=step)`."
+                )
+
+    @abc.abstractmethod
+    def __call__(self, step: Step) -> Scalar:
+        """The value at `step`.
+
+        **Arguments:**
+
+        - `step`: how many updates were made before, an int or a 0-d integer array, ≥ 0.
+
+        **Returns:** a 0-d floating array.
+        """
+
+    def values(self, n: int) -> Float[Array, " n"]:
+        """The first `n` values: what the first `n` updates will use, to the last rounding.
+
+        **Arguments:**
+
+        - `n`: how many.
+
+        **Returns:** a vector.
+
+        ```python
+        >>> sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=4).values(5)
+        Array([1.  , 0.75, 0.5 , 0.25, 0.  ], dtype=float32)
+
+        ```
+        """
+        return jax.vmap(lambda step: self(step))(jnp.arange(n, dtype=jnp.int32))
+
+    def plot(self, n: int) -> Any:
+        """Draws the first `n` values with matplotlib.
+
+        **Arguments:**
+
+        - `n`: how many.
+
+        **Returns:** matplotlib's axes, for titles and scales; `.figure.savefig(path)` saves it.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError(
+                "`.plot` draws with matplotlib: pip install 'slalom[plot]'."
+            ) from error
+        _, axes = plt.subplots()
+        axes.plot(np.arange(n), np.asarray(self.values(n)))
+        axes.set_xlabel("step")
+        axes.set_ylabel("value")
+        return axes
+
+    def then(self, other: Any, *, at: Step) -> "AbstractSchedule":
+        """This schedule until a step, and another one from there on.
+
+        **Arguments:**
+
+        - `other`: a schedule, a function of the step, or a number; its clock is 0 at `at`.
+        - `at`: the first step of `other`, counted from the very first; after the `at` of an
+            earlier `.then`.
+
+        **Returns:** `sl.schedules.join([self, other], [at])`.
+
+        ```python
+        >>> warmup = sl.schedules.linear(0.0, 1.0, transition_steps=2)
+        >>> warmup.then(sl.schedules.linear(1.0, 0.0, 4), at=2).values(5)
+        Array([0.  , 0.5 , 1.  , 0.75, 0.5 ], dtype=float32)
+
+        ```
+        """
+        return _combining("join").after(self, other, at)
+
+    def __add__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("+", self, other)
+
+    def __radd__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("+", other, self)
+
+    def __sub__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("-", self, other)
+
+    def __rsub__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("-", other, self)
+
+    def __mul__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("*", self, other)
+
+    def __rmul__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("*", other, self)
+
+    def __truediv__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> "AbstractSchedule":
+        return _combining("CombinedSchedule")("/", other, self)
+
+    def __neg__(self) -> "AbstractSchedule":
+        return _combining("NegatedSchedule")(self)
+
+
+# What the methods above return are subclasses in files above this one, and numbers are declared
+# in a layer between: each enters itself here when its file is imported, as wrappers of transforms
+# do in `_transform.py`.
+
+_combinations: dict[str, Any] = {}
+
+
+def fluent(cls: type[_Class]) -> type[_Class]:
+    """Class decorator: makes a schedule known to the methods above that build it."""
+    _combinations[cls.__name__] = cls
+    return cls
+
+
+def _combining(name: str) -> Any:
+    return _combinations[name]
+
+
+class AbstractStatefulSchedule(AbstractDeclared):
+    """A hyperparameter with a memory, such as one that falls when the loss does.
+
+    It stands in no field, since a field has no state: `tx.drive({"learning_rate": schedule})`
+    keeps its state and gives its value to the named hyperparameter.
+
+    ```python
+    >>> class Warmer(sl.schedules.AbstractStatefulSchedule):
+    ...     needs = ("value",)
+    ...     def init(self):
+    ...         return jnp.zeros(())
+    ...     def update(self, state, context):
+    ...         return 0.9 * state + 0.1 * context.value
+    ...     def value(self, state):
+    ...         return 0.1 / (1.0 + state)
+    >>> tx = sl.sgd(0.1).drive({"learning_rate": Warmer()})
+
+    ```
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The entries of the context that `update` cannot do without, such as `"value"`."""
+
+    @abc.abstractmethod
+    def init(self) -> Any:
+        """Fresh state.
+
+        **Returns:** a tree of arrays.
+        """
+
+    @abc.abstractmethod
+    def update(self, state: Any, context: Any) -> Any:
+        """Takes in what a step knows, before that step is made.
+
+        **Arguments:**
+
+        - `state`: what `init` or the last `update` returned.
+        - `context`: the `sl.Context` of the step.
+
+        **Returns:** the new state, of the same structure, shapes and dtypes.
+        """
+
+    @abc.abstractmethod
+    def value(self, state: Any) -> Scalar:
+        """The hyperparameter.
+
+        **Arguments:**
+
+        - `state`: the state, as `update` has just returned it.
+
+        **Returns:** a 0-d floating array.
+        """
+
+
+class FunctionSchedule(AbstractSchedule):
+    """A plain function of the step as a schedule; every field that takes one wraps functions.
+
+    **Arguments:**
+
+    - `function`: from a traced int32 scalar to one number.
+    """
+
+    function: Callable[[Any], Any] = eqx.field(static=True)
+
+    def __call__(self, step: Step) -> Scalar:
+        return as_float(asked(self, self.function, jnp.asarray(step, jnp.int32)))
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+class ModuleSchedule(AbstractSchedule):
+    """A callable module of another kind as a schedule; its arrays stay leaves.
+
+    **Arguments:**
+
+    - `module`: from a traced int32 scalar to one number.
+    """
+
+    module: Any
+
+    def __call__(self, step: Step) -> Scalar:
+        return as_float(asked(self, self.module, jnp.asarray(step, jnp.int32)))
+
+    def __repr__(self) -> str:
+        return repr(self.module)
+
+
+def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
+    """A function or callable module of the step, wrapped; a schedule stays what it is."""
+    if isinstance(function, AbstractSchedule):
+        return function
+    if isinstance(function, type):
+        raise TypeError(f"The class {function!r} is no schedule.{uncalled(function)}")
+    if isinstance(function, eqx.Module):
+        return ModuleSchedule(function)
+    return FunctionSchedule(function)
+
+
+def asked(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:
+    """What a schedule says at a step, by a function of it; refused where that is no real number."""
+    try:
+        value = function(step)
+    except jax.errors.TracerBoolConversionError as error:
+        raise TypeError(
+            f"The schedule {schedule!r} branches in Python on the step, which is traced. "
+            "Instead of `a if step < n else b`, write `jnp.where(step < n, a, b)`."
+        ) from error
+    except _ASKED_FOR_A_VALUE as error:
+        raise TypeError(
+            f"The schedule {schedule!r} asks for the value of the step, which is traced. Instead "
+            "of `math` and `numpy` use `jax.numpy`, instead of `values[step]` write "
+            "`jnp.array(values)[step]`, and leave out `int` and `float`."
+        ) from error
+    return check_said(schedule, value, step)
+
+
+_ASKED_FOR_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def check_said(schedule: Any, value: Any, step: Any) -> Any:
+    """Refuses what is no real number: one for one step, or one for each of several runs."""
+    returned = f"The schedule {schedule!r} returned "
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):
+        raise TypeError(
+            f"{returned}{value!r} of type {type(value).__name__}; a schedule returns one number "
+            "for one step."
+        )
+    if jnp.iscomplexobj(value):
+        kind = jnp.result_type(value)
+        raise TypeError(f"{returned}a {kind} number; a schedule returns a real one.")
+    if np.shape(value) not in ((), np.shape(step)):
+        raise ValueError(
+            f"{returned}an array of shape {np.shape(value)}; a schedule returns one number for one "
+            "step."
+        )
+    return value

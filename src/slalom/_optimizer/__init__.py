@@ -1,0 +1,1 @@
+"""The optimizer: a transform bound to the parameters of one model."""

@@ -1,0 +1,148 @@
+"""What people look at: a table of what happens to each parameter, and what steps report."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .. import tree
+from .._core.by_path import ByPath
+from .._core.declared import indented, shortest
+from .._core.fields import hyperparameter_fields
+from .._core.transform import AbstractTransform, parts
+from .._paths import dotted, whole
+from .._types import Params
+from ..where.resolve import Where
+from .model import Split
+from .state import slots
+
+
+@dataclasses.dataclass
+class _Row:
+    """One array of a model."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    trainable: bool
+    group: str = ""
+    learning_rate: Float[Array, "*runs"] | None = None
+    weight_decay: Float[Array, "*runs"] | None = None
+    state_bytes: int = 0
+    transform: str = ""
+
+    def cells(self) -> list[str]:
+        return [_cell(getattr(self, name)) for name in _COLUMNS]
+
+
+_COLUMNS = [field.name for field in dataclasses.fields(_Row)]
+_NUMBERS = ("learning_rate", "weight_decay")
+
+
+class Description:
+    """A table with a row for each array of a model."""
+
+    def __init__(self, rows: list[_Row]):
+        self._rows = rows
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The rows by path.
+
+        **Returns:** for each array a dict of `path`, `dtype`, `shape`, `trainable`, the labels of
+        its `group`, the `learning_rate` and `weight_decay` that the next step uses there (`None`
+        where there is no such number), the `state_bytes` held for it alone, and the `transform`s
+        that act on it.
+        """
+        return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
+
+    def __repr__(self) -> str:
+        table = [_COLUMNS, *(row.cells() for row in self._rows)]
+        widths = [max(len(line[i]) for line in table) for i in range(len(_COLUMNS))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in table
+        )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == "":
+        return "–"
+    return shortest(value) if tree.is_array(value) else str(value)
+
+
+def describe(
+    transform: AbstractTransform,
+    state: Any,
+    hyperparams: Mapping[str, Float[Array, "*runs"]],
+    model: Split,
+) -> Description:
+    """What happens to each array of a model."""
+    values = dict(hyperparams)
+    rows = {
+        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), trained)
+        for path, leaf, trained in zip(model.paths, model.leaves, model.trained, strict=True)
+        if tree.is_array(leaf)
+    }
+    for part in parts(transform, state, params=model.params):
+        known = {field.name for field in hyperparameter_fields(part.transform)}
+        numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
+        for path in dict.fromkeys(map(dotted, map(whole, _key_paths(part.params)))):
+            if path not in rows:
+                continue  # inside of a transform that gives its inner one other leaves
+            row = dataclasses.replace(rows[path], **numbers)
+            if part.group:
+                row.group = ".".join(part.group)
+            if not part.transform.inside():
+                row.transform = " | ".join(filter(None, (row.transform, part.name)))
+            rows[path] = row
+    places = slots(transform, state, list(rows))
+    for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
+        if slot.param in rows:
+            rows[slot.param].state_bytes += leaf.size * leaf.dtype.itemsize
+    return Description(list(rows.values()))
+
+
+def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:
+    return [key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def metrics(transform: AbstractTransform, state: Any) -> ByPath:
+    """What each transform reports of its last update, by path."""
+    # Copied: the next step may donate the state, and what was logged must outlive it.
+    return ByPath(
+        (".".join(filter(None, (*part.path, name))), jnp.copy(value))
+        for part in parts(transform, state)
+        for name, value in part.transform.metrics(part.state).items()
+    )
+
+
+# --- the optimizer in short -----------------------------------------------------------------
+
+
+def printed(
+    transform: AbstractTransform, state: Any, count: Any, parameters: int, trainable: Where | None
+) -> str:
+    """What an optimizer is and how large, for its `repr`."""
+    arrays = jax.tree.leaves(state)
+    size = sum(x.size * x.dtype.itemsize for x in arrays if hasattr(x, "dtype"))
+    facts = [
+        repr(transform),
+        f"count={shortest(count)}",
+        f"parameters={parameters} arrays",
+        f"state={len(arrays)} arrays, {_bytes(size)}",
+    ]
+    if trainable is not None:
+        facts.insert(1, f"trainable={trainable!r}")
+    return "Optimizer(\n    " + indented(",\n".join(facts)) + ",\n)"
+
+
+def _bytes(size: int) -> str:
+    for power, unit in enumerate(("B", "kB", "MB")):
+        if size < 1000 ** (power + 1):
+            return f"{size / 1000**power:.3g} {unit}"
+    return f"{size / 1000**3:.3g} GB"

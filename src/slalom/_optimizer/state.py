@@ -1,0 +1,145 @@
+"""Which leaf of a state belongs to which transform, field and parameter; starting some anew."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .._core.fields import PARAM_LIKE, PER_LEAF, mark_of
+from .._core.transform import AbstractTransform, parts
+from .._paths import dotted, example, half_of, leaf_paths, whole
+from .._types import Params
+
+
+class Slot(NamedTuple):
+    """The place of one leaf of a state."""
+
+    owner: str
+    """The path of the transform whose `init` made it."""
+    rule: type
+    """The class of that transform."""
+    local: str
+    """The path inside that transform's state."""
+    mark: str | None
+    """What its field was declared as."""
+    node: tuple[str, str]
+    """The state module with that field: owner, and path inside the owner's state."""
+    field: str
+    param: str | None
+    """The parameter that it belongs to alone."""
+    half: str = ""
+    """Which part of a complex parameter it belongs to, where the parts are apart."""
+
+    @property
+    def name(self) -> str:
+        """The full path."""
+        return ".".join(filter(None, (self.owner, self.local)))
+
+
+def slots(transform: AbstractTransform, state: PyTree, params: Sequence[str]) -> list[Slot]:
+    """The place of each leaf of a state, in order.
+
+    **Arguments:**
+
+    - `transform`, `state`: the rule and its state; of the state, only the structure counts.
+    - `params`: the paths of all parameters.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    found: list[Any] = [None] * len(leaves)
+    for part in parts(transform, example(structure)):
+        # Later parts stand deeper, so the innermost owner of a leaf names it last.
+        for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
+            found[i] = _slot(part.name, type(part.transform), part.state, key_path, params)
+    return found
+
+
+def _slot(owner: str, rule: type, state: Any, key_path: Any, params: Sequence[str]) -> Slot:
+    node = state
+    for depth, key in enumerate(key_path):
+        field = getattr(key, "name", None)
+        mark = None if field is None else mark_of(node, field)
+        if mark is not None:
+            inside, within = dotted(key_path[:depth]), key_path[depth + 1 :]
+            param = None if mark == PER_LEAF else _owner_of(dotted(whole(within)), mark, params)
+            node_path, half = (owner, inside), half_of(within)
+            return Slot(owner, rule, dotted(key_path), mark, node_path, str(field), param, half)
+        # One level at a time, as JAX sees the node.
+        children, _ = jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=lambda child, node=node: child is not node
+        )
+        node = next(child for path, child in children if path[0] == key)
+    return Slot(owner, rule, dotted(key_path), None, (owner, ""), "", None)
+
+
+def _owner_of(path: str, mark: str, params: Sequence[str]) -> str | None:
+    """The parameter at this path of a marked field."""
+    if mark == PARAM_LIKE:
+        return path
+    segments = path.split(".")
+    before = (".".join(segments[:n]) for n in range(len(segments), -1, -1))
+    return next((p for p in before if p in params), None)
+
+
+def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]:
+    """The parameters and halves, in order, that the per-leaf entries of a state module count."""
+    own = ((s.param, s.half) for s in among if s.node == node and s.param is not None)
+    return list(dict.fromkeys(own))
+
+
+# --- reset ----------------------------------------------------------------------------------
+
+
+def reset(
+    transform: AbstractTransform,
+    old: PyTree,
+    fresh: PyTree,
+    params: Params,
+    chosen: Sequence[str],
+) -> PyTree:
+    """The old state with what belongs to the chosen parameters, by path, as in the fresh one."""
+    paths = leaf_paths(params)
+    places = slots(transform, old, paths)
+    seen = {part.name: part.params for part in parts(transform, old, params=params)}
+    leaves = []
+    pairs = zip(places, jax.tree.leaves(old), jax.tree.leaves(fresh), strict=True)
+    for slot, before, new in pairs:
+        if slot.mark is None:
+            leaves.append(before)
+        elif len(chosen) == len(paths):
+            leaves.append(new)
+        elif slot.mark == PER_LEAF:
+            names = leaves_of(slot.node, places) or _leaves(seen[slot.owner])
+            leaves.append(_mixed([p in chosen for p, _ in names], before, new, slot))
+        else:
+            if slot.param not in paths:
+                raise _not_apart(slot)
+            leaves.append(new if slot.param in chosen else before)
+    return jax.tree.structure(old).unflatten(leaves)
+
+
+def _leaves(params: Params) -> list[tuple[str, str]]:
+    """The parameters and halves, in order, that a transform sees."""
+    key_paths = (key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params))
+    return [(dotted(whole(key_path)), half_of(key_path)) for key_path in key_paths]
+
+
+def _mixed(anew: list[bool], before: Array, new: Array, slot: Slot) -> Array:
+    """Per-leaf entries, new where `anew`. One number for all leaves becomes a vector."""
+    if not any(anew):
+        return before
+    if all(anew):
+        return new
+    if {before.shape, new.shape} - {(), (len(anew),)}:
+        raise _not_apart(slot)
+    shape = (len(anew),)
+    fresh, kept = jnp.broadcast_to(new, shape), jnp.broadcast_to(before, shape)
+    return jnp.where(jnp.array(anew), fresh, kept)
+
+
+def _not_apart(slot: Slot) -> Exception:
+    return ValueError(
+        f"The state '{slot.name}' belongs to several parameters together, so it cannot start anew "
+        "for some of them: reset them all, with `opt.reset(model)`."
+    )

@@ -1,0 +1,1 @@
+"""The training step: gradient, optimizer step and donation, compiled as one."""

@@ -1,0 +1,29 @@
+"""Selectors: which leaves a transform acts on.
+
+Wherever the library takes a `where`, it takes a selector from this module, a function of the
+whole parameter tree that returns a tree (or a prefix of one) of bools, or such a tree itself.
+"""
+
+from .resolve import Where as Where
+from .selectors import (
+    dtype as dtype,
+    everything as everything,
+    leaf as leaf,
+    ndim as ndim,
+    nothing as nothing,
+    path as path,
+    regex as regex,
+    type as type,
+)
+
+__all__ = [
+    "Where",
+    "dtype",
+    "everything",
+    "leaf",
+    "ndim",
+    "nothing",
+    "path",
+    "regex",
+    "type",
+]

@@ -76,7 +76,7 @@ RULES = {
     "KeepParamsNonnegative": sl.KeepParamsNonnegative(),
     "ZeroNans": sl.ZeroNans(),
     "ApplyEvery": sl.ApplyEvery(2),
-    "Freeze": sl.Freeze(matrices) | sl.Scale(-0.1),
+    "Freeze": sl.freeze(matrices) | sl.Scale(-0.1),
     "Stateless": sl.Stateless(lambda u, p: jax.tree.map(lambda u: -0.1 * u, u)),
     "StatelessPerLeaf": sl.StatelessPerLeaf(lambda u, p: -0.1 * u * p),
     "Snapshot": sl.Snapshot("norm", sl.tree.global_norm),

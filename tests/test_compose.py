@@ -473,14 +473,14 @@ def test_params_may_be_left_out_where_none_are_needed():
     ids=repr,
 )
 @pytest.mark.filterwarnings("ignore:'every_k' hands on zeros")
-def test_emitted_says_whether_a_parameter_was_written(tx, expected):
+def test_has_updated_says_whether_a_parameter_was_written(tx, expected):
     model, opt = params(), sl.Optimizer(tx, params())
-    assert not opt.emitted
+    assert not opt.has_updated
     seen, moved = [], []
     for _ in expected:
         new, opt = opt.step(model, grads())
         moved.append(not eqx.tree_equal(new, model))
-        seen.append(bool(opt.emitted))
+        seen.append(bool(opt.has_updated))
         model = new
     assert seen == expected
     # Adam writes what it makes of zeros, which at first are zeros.

@@ -82,7 +82,7 @@ def test_a_step_that_is_left_out_changes_no_bit(verb, by):
     assert_same_bits(made, expected)
     assert_same_bits(after.state.inner, opt.state.inner)
     assert int(after.state.count) == int(opt.state.count) == 1
-    assert [bool(o.emitted) for o in (opt, after)] == [True, False]
+    assert [bool(o.has_updated) for o in (opt, after)] == [True, False]
 
 
 def test_a_skipped_step_does_not_advance_a_schedule():
@@ -93,7 +93,7 @@ def test_a_skipped_step_does_not_advance_a_schedule():
 
 def test_skipping_goes_on_for_ever():
     tx = sl.adam(0.1).if_finite(1, on_limit="skip")
-    history, emitted = after_each(tx, MODEL, spoilt(GRADS, *BAD), lambda opt: opt.emitted)
+    history, emitted = after_each(tx, MODEL, spoilt(GRADS, *BAD), lambda opt: opt.has_updated)
     good = [i for i in range(12) if i not in BAD]
     plain, _ = slalom_trajectory(sl.adam(0.1), MODEL, at(GRADS, jnp.array(good)))
     assert_same_bits(at(history, jnp.array(good)), plain)
@@ -229,7 +229,7 @@ def test_updates_pass_through_when_the_condition_does_not_hold(verb):
     for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert_same_bits(after.state[1].inner, opt.state[1].inner)
-    assert bool(after.emitted)
+    assert bool(after.has_updated)
 
 
 @pytest.mark.parametrize("verb", ["step", "update"])
@@ -238,7 +238,7 @@ def test_no_update_when_the_condition_does_not_hold(verb):
     made, after = getattr(opt, verb)(MODEL, at(GRADS, 0))
     assert_same_bits(made, MODEL if verb == "step" else jax.tree.map(jnp.zeros_like, MODEL))
     assert_same_bits(after.state.inner, opt.state.inner)
-    assert not bool(after.emitted)
+    assert not bool(after.has_updated)
 
 
 def test_a_condition_sees_the_updates_and_a_nan_stays_where_it_is():

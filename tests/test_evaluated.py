@@ -73,7 +73,7 @@ def test_lookahead_counts_the_steps_that_its_inner_transform_emits():
     doubled = jax.tree.map(lambda g: jnp.repeat(g, 2, axis=0), GRADS)
     paced, opt = slalom_trajectory(sl.sgd(0.1).every_k(2).lookahead(2, 0.5), MODEL, doubled)
     assert_same_path(jax.tree.map(lambda h: h[1::2], paced), plain, MODEL, 1e-6)
-    assert bool(opt.emitted)
+    assert bool(opt.has_updated)
 
 
 def test_a_fast_state_that_starts_anew_does_not_hide_that_a_step_was_made():
@@ -82,7 +82,7 @@ def test_a_fast_state_that_starts_anew_does_not_hide_that_a_step_was_made():
     emitted, visited = [], []
     for _ in range(4):
         model, opt = opt.step(model, jnp.ones(2))
-        emitted.append(bool(opt.emitted))
+        emitted.append(bool(opt.has_updated))
         visited.append(model)
     assert emitted == [False, True, False, True]
     np.testing.assert_allclose(opt.eval_params(model), (visited[1] + visited[3]) / 2, rtol=1e-6)

@@ -104,7 +104,7 @@ def test_update_holds_zeros_and_then_the_update():
         updates, opt = opt.update(params, g)
         zero = all(np.all(u == 0) for u in jax.tree.leaves(updates))
         assert zero == (n % 3 != 2)
-        assert bool(opt.emitted) == (n % 3 == 2)
+        assert bool(opt.has_updated) == (n % 3 == 2)
         if n < 3:  # from the same parameters, so that both ways of one step can be compared
             model, stepped = stepped.step(model, g)
             assert distance(model, sl.apply_updates(params, updates)) <= 1e-7
@@ -187,7 +187,7 @@ def test_a_window_of_weight_zero_is_a_step_on_zeros():
     for _ in range(2):
         updates, opt = opt.update(jnp.zeros(2), jnp.full(2, jnp.nan), weight=0.0)
     np.testing.assert_array_equal(updates, np.zeros(2))
-    assert bool(opt.emitted)
+    assert bool(opt.has_updated)
     # The window after it does not know of it.
     for _ in range(2):
         updates, opt = opt.update(jnp.zeros(2), jnp.ones(2), weight=2.0)
@@ -267,36 +267,36 @@ def test_the_context_reaches_the_inner_transform_wherever_it_stands(name):
 # --- windows --------------------------------------------------------------------------------
 
 
-def emitted_at(tx, n):
+def updated_at(tx, n):
     """In which of `n` steps something was written."""
 
     def body(opt, g):
         _, opt = opt.update(jnp.zeros(2), g)
-        return opt, opt.emitted
+        return opt, opt.has_updated
 
     opt = sl.Optimizer(tx, jnp.zeros(2))
-    assert not opt.emitted
+    assert not opt.has_updated
     return np.flatnonzero(jax.lax.scan(body, opt, jnp.ones((n, 2)))[1]).tolist()
 
 
 @pytest.mark.filterwarnings("ignore:'every_k' hands on zeros")
-def test_emitted_says_whether_anything_was_written():
-    assert emitted_at(sl.adam(0.1), 3) == [0, 1, 2]
-    assert emitted_at(sl.adam(0.1).every_k(4), 12) == [3, 7, 11]
-    assert emitted_at(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2), 4) == [1, 3]
-    assert emitted_at(sl.Identity().every_k(2) | sl.sgd(0.1), 4) == [1, 3]
+def test_has_updated_says_whether_anything_was_written():
+    assert updated_at(sl.adam(0.1), 3) == [0, 1, 2]
+    assert updated_at(sl.adam(0.1).every_k(4), 12) == [3, 7, 11]
+    assert updated_at(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2), 4) == [1, 3]
+    assert updated_at(sl.Identity().every_k(2) | sl.sgd(0.1), 4) == [1, 3]
     # Adam's momentum writes also where zeros come in.
-    assert emitted_at(sl.Identity().every_k(2) | sl.adam(0.1), 4) == [0, 1, 2, 3]
-    assert emitted_at(sl.adam(0.1).every_k(2).every_k(3), 12) == [5, 11]
+    assert updated_at(sl.Identity().every_k(2) | sl.adam(0.1), 4) == [0, 1, 2, 3]
+    assert updated_at(sl.adam(0.1).every_k(2).every_k(3), 12) == [5, 11]
 
 
 def test_a_scheduled_k_is_sampled_at_the_start_of_each_window():
     tx = sl.sgd(0.1).every_k(lambda window: jnp.where(window < 3, window + 1, 4))
-    assert emitted_at(tx, 14) == [0, 2, 5, 9, 13]
+    assert updated_at(tx, 14) == [0, 2, 5, 9, 13]
 
 
 def test_a_scheduled_k_is_rounded_and_at_least_one():
-    assert emitted_at(sl.sgd(0.1).every_k(sl.schedules.linear(0.0, 2.6, 2)), 8) == [0, 1, 4, 7]
+    assert updated_at(sl.sgd(0.1).every_k(sl.schedules.linear(0.0, 2.6, 2)), 8) == [0, 1, 4, 7]
 
 
 @pytest.mark.parametrize("mean", [True, False])
@@ -370,7 +370,7 @@ def test_half_precision_accumulates_in_float32(params_dtype, grads_dtype):
 
     opt, _ = jax.lax.scan(body, opt, jnp.asarray(grads, grads_dtype))
     np.testing.assert_array_equal(opt.state.accumulated, np.float32(1 + 63 * 2**-12))
-    assert bool(opt.emitted)
+    assert bool(opt.has_updated)
 
 
 @pytest.mark.parametrize("grads_dtype", DTYPES)
@@ -433,14 +433,14 @@ def test_inside_a_partition():
     assert int(opt.state_of("partition.weight.every_k").count) == 6
 
 
-def test_emitted_of_a_partition_is_that_of_any_group():
+def test_has_updated_of_a_partition_is_that_of_any_group():
     tx = sl.partition({"a": sl.adam(0.1).every_k(3), "b": sl.sgd(0.1).every_k(2)}, ("a", "b"))
     model = (jnp.zeros(2), jnp.zeros(2))
     opt = sl.Optimizer(tx, model)
     wrote = []
     for _ in range(6):
         _, opt = opt.update(model, (jnp.ones(2), jnp.ones(2)))
-        wrote.append(bool(opt.emitted))
+        wrote.append(bool(opt.has_updated))
     assert wrote == [False, True, True, True, False, True]
 
 
@@ -563,7 +563,7 @@ def test_over_a_vmap_of_runs():
 )
 def test_a_batch_of_optimizers_tells_of_each_whether_it_wrote(wrap):
     opts = jax.vmap(lambda rate: sl.Optimizer(wrap(sl.sgd(rate)), jnp.zeros(2)))(jnp.ones(3))
-    assert opts.emitted.tolist() == [False] * 3
+    assert opts.has_updated.tolist() == [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -627,5 +627,5 @@ def test_an_idle_step_emits_nothing_through_wrapped_links_that_keep_zeros():
     told = []
     for _ in range(4):
         params, opt = opt.step(params, params)
-        told.append(bool(opt.emitted))
+        told.append(bool(opt.has_updated))
     assert told == [False, True, False, True]

@@ -223,7 +223,7 @@ def test_lbfgs_finds_the_value_that_scipy_finds(reuse, x64):
 
     model = eqx.nn.Linear(30, "scalar", key=jax.random.key(0), dtype=jnp.float64)
     opt = sl.Optimizer(sl.lbfgs(), model)
-    step = sl.train_step(logistic, reuse=reuse)
+    step = sl.train_step(logistic, reuse_linesearch=reuse)
     for _ in range(60):
         model, opt, _ = step(model, opt, x, y)
     np.testing.assert_allclose(logistic(model, x, y), best.fun, atol=1e-8, rtol=0)
@@ -332,7 +332,7 @@ def test_reuse_spares_the_evaluation_that_the_search_has_made():
     for reuse in (False, True):
         params = jnp.zeros(2)
         opt = sl.Optimizer(SHORT, params)
-        step = sl.train_step(loss_fn, reuse=reuse, donate=False)
+        step = sl.train_step(loss_fn, reuse_linesearch=reuse, donate=False)
         calls.clear()
         tried[reuse], paths[reuse] = [], []
         for _ in range(4):

@@ -184,15 +184,15 @@ def no_memory():
 
 @refused(
     ValueError,
-    "With `reuse=True` the loss is not computed at the model that is passed, so there is nothing "
+    "With `reuse_linesearch=True` the loss is not computed at the model that is passed, so there is nothing "
     "to return beside it: drop `has_aux`.",
 )
 def reuse_with_something_beside():
-    sl.train_step(loss_fn, reuse=True, has_aux=True)
+    sl.train_step(loss_fn, reuse_linesearch=True, has_aux=True)
 
 
 NONE_KEPT = (
-    "`reuse=True` takes loss and gradient from a line search that ends the chain, such as "
+    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such as "
     "`sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`; here "
     "it ends with {}, which keeps none."
 )
@@ -201,14 +201,14 @@ NONE_KEPT = (
 @refused(TypeError, NONE_KEPT.format("ScaleByBacktrackingLinesearch"))
 def reuse_of_a_gradient_that_is_not_kept():
     params = jnp.ones(3)
-    sl.train_step(loss_fn, reuse=True)(params, sl.Optimizer(BACKTRACKING, params))
+    sl.train_step(loss_fn, reuse_linesearch=True)(params, sl.Optimizer(BACKTRACKING, params))
 
 
 @refused(TypeError, NONE_KEPT.format("Masked"))
 def reuse_under_a_wrapper():
     params = jnp.ones(3)
     tx = sl.sgd(1.0) | sl.ScaleByZoomLinesearch(9).mask(sl.where.everything())
-    sl.train_step(loss_fn, reuse=True)(params, sl.Optimizer(tx, params))
+    sl.train_step(loss_fn, reuse_linesearch=True)(params, sl.Optimizer(tx, params))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -374,7 +374,7 @@ ROWS = [
     Row("zero_nans", sl.ZeroNans(), optax.zero_nans()),
     Row(
         "freeze",
-        sl.sgd(0.1) | sl.Freeze(MATRICES),
+        sl.sgd(0.1) | sl.freeze(MATRICES),
         optax.chain(optax.sgd(0.1), optax.transforms.freeze(matrices)),
     ),
     Row(

@@ -320,7 +320,7 @@ def test_nans_are_zeroed_and_counted_leaf_by_leaf():
 
 def test_freeze_stops_decay_and_nan():
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
-    opt = sl.Optimizer(sl.adamw(0.1) | sl.Freeze(sl.where.ndim(1)), params)
+    opt = sl.Optimizer(sl.adamw(0.1) | sl.freeze(sl.where.ndim(1)), params)
     moved, _ = opt.step(params, jax.tree.map(lambda p: p * jnp.nan, params))
     assert_same_bits(moved["b"], params["b"])
     assert jnp.all(jnp.isnan(moved["w"]))
@@ -337,7 +337,7 @@ def test_held_back_updates_come_as_a_sum_and_a_nan_ends_with_its_window():
     wrote = []
     for _ in range(4):
         _, opt = opt.step(jnp.ones(()), jnp.ones(()))
-        wrote.append(bool(opt.emitted))
+        wrote.append(bool(opt.has_updated))
     assert wrote == [False, True, False, True]
 
 

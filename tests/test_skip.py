@@ -110,7 +110,7 @@ def test_what_is_left_out_leaves_no_trace():
         if after.metrics["should_skip"]:
             left_out.append(n)
             assert_same_bits(stepped, model)
-            assert not after.emitted
+            assert not after.has_updated
             before, now = opt.state, after.state
             for field in ("mini_step", "weight", "value", "count", "inner", "accumulated"):
                 assert_same_bits(getattr(now, field), getattr(before, field))
@@ -126,12 +126,14 @@ def test_after_a_skipped_mini_batch_nothing_counts_as_emitted():
     emitted = []
     for g in (1.0, 1.0, jnp.nan, 1.0, jnp.nan, 1.0):
         _, opt = opt.update(jnp.zeros(2), jnp.full(2, g))
-        emitted.append(bool(opt.emitted))
+        emitted.append(bool(opt.has_updated))
     assert emitted == [False, True, False, False, False, True]
 
 
 def test_metrics_have_one_structure_from_the_start():
-    skip = sl.SkipNotFinite() | (lambda updates, emitted, params: (emitted > 2, {"at": emitted}))
+    skip = sl.SkipNotFinite() | (
+        lambda updates, gradient_step, params: (gradient_step > 2, {"at": gradient_step})
+    )
     opt = sl.Optimizer(sl.adam(0.1).every_k(2, skip=skip), jnp.ones(3))
     before = opt.metrics
     assert set(before) == {
@@ -199,7 +201,7 @@ MUST = (
 
 
 def says(given):
-    def condition(updates, emitted, params):
+    def condition(updates, gradient_step, params):
         return given(updates)
 
     return condition
@@ -255,7 +257,7 @@ def test_two_reports_of_one_name_are_refused():
 def test_something_that_is_no_condition_is_refused():
     must = (
         "EveryK.skip must be a condition such as `sl.SkipNotFinite()`, or a function of (updates, "
-        "emitted, params), got "
+        "gradient_step, params), got "
     )
     uncalled = "<class 'slalom._core.skip.SkipNotFinite'>. Call it first: `SkipNotFinite(...)`."
     with refuses(TypeError, must + uncalled):
@@ -265,7 +267,7 @@ def test_something_that_is_no_condition_is_refused():
 
 
 def test_a_condition_must_report_the_same_names_always():
-    def condition(updates, emitted, params):
+    def condition(updates, gradient_step, params):
         return False, {} if params is None else {"known": 1}
 
     tx = sl.Scale(-1.0).every_k(2, skip=condition)

@@ -140,7 +140,7 @@ def test_scan_and_cond_carry_an_optimizer(tx):
             lambda: opt.step(params, grads, **known(params, grads)),
             lambda: (params, opt),
         )
-        return carry, opt.emitted
+        return carry, opt.has_updated
 
     (scanned, last), _ = jax.jit(lambda c: jax.lax.scan(body, c, length=4))((params, opt))
     assert int(last.count) == 2

@@ -15,6 +15,7 @@ import pytest
 
 import slalom as sl
 from helpers import gradients
+from slalom._core.fields import hyperparameter_fields
 from slalom._core.hyperparams import targets
 from slalom._core.transform import parts
 from table import RECIPES, RULES
@@ -31,7 +32,7 @@ class Plain(NamedTuple):
 
     init: Callable[..., Any]
     update: Callable[..., Any]
-    emitted: Callable[[Any], Any] = lambda state: True
+    has_updated: Callable[[Any], Any] = lambda state: True
     """Whether the last update was one, and no idle step: lookahead counts those."""
 
 
@@ -39,7 +40,7 @@ def plain(tx):
     def update(g, s, p, t, value):
         return tx.update(g, s, p, sl.Context(step=t, value=value))
 
-    return Plain(tx.init, update, tx.emitted)
+    return Plain(tx.init, update, tx.has_updated)
 
 
 def select(condition, a, b):
@@ -75,10 +76,10 @@ def on(keys, inner, elsewhere):
         made = [x.update(g, s, p, t, value) for x, g, s, p in pieces]
         return made[0][0] | made[1][0], (made[0][1], made[1][1])
 
-    def emitted(state):
-        return inner.emitted(state[0]) | elsewhere.emitted(state[1])
+    def has_updated(state):
+        return inner.has_updated(state[0]) | elsewhere.has_updated(state[1])
 
-    return Plain(init, update, emitted)
+    return Plain(init, update, has_updated)
 
 
 PASS = Plain(lambda params: None, lambda g, s, p, t, value: (g, s), lambda s: True)
@@ -98,11 +99,11 @@ def when(condition, inner, otherwise):
         updates = select(holds, made, otherwise(g))
         return updates, (count + holds.astype(jnp.int32), holds, select(holds, new, old))
 
-    def emitted(state):
+    def has_updated(state):
         _, held, inner_state = state
-        return jnp.where(held, inner.emitted(inner_state), otherwise is not zeros)
+        return jnp.where(held, inner.has_updated(inner_state), otherwise is not zeros)
 
-    return Plain(init, update, emitted)
+    return Plain(init, update, has_updated)
 
 
 def finite(t, g):
@@ -121,11 +122,11 @@ def every_2(inner):
         made, new = inner.update(mean, old, p, n // 2, (loss + value) / 2)
         return select(last, made, zeros(g)), (n + 1, g, value, select(last, new, old))
 
-    def emitted(state):
+    def has_updated(state):
         n, _, _, inner_state = state
-        return (n % 2 == 0) & inner.emitted(inner_state)
+        return (n % 2 == 0) & inner.has_updated(inner_state)
 
-    return Plain(init, update, emitted)
+    return Plain(init, update, has_updated)
 
 
 def lookahead(inner):
@@ -135,13 +136,13 @@ def lookahead(inner):
     def update(g, state, p, t, value):
         n, slow, old = state
         made, new = inner.update(g, old, p, t, value)
-        emitted = jnp.asarray(inner.emitted(new))
+        emitted = jnp.asarray(inner.has_updated(new))
         n = n + emitted.astype(jnp.int32)
         synced = jax.tree.map(lambda s, f: s + 0.25 * (f - s), slow, plus(p, made))
         sync = emitted & (n % 2 == 0)
         return select(sync, minus(synced, p), made), (n, select(sync, synced, slow), new)
 
-    return Plain(init, update, lambda state: inner.emitted(state[-1]))
+    return Plain(init, update, lambda state: inner.has_updated(state[-1]))
 
 
 class Falling(sl.schedules.AbstractStatefulSchedule):
@@ -171,12 +172,12 @@ def driven(tx):
         made, inner = at(0.5 * scale).update(g, state[1], p, t, value)
         return made, (scale, inner)
 
-    return Plain(init, update, lambda state: tx.emitted(state[1]))
+    return Plain(init, update, lambda state: tx.has_updated(state[1]))
 
 
 def first_number(tx):
     for part in parts(tx):
-        for field in sl._fields.hyperparameter_fields(part.transform):
+        for field in hyperparameter_fields(part.transform):
             if getattr(part.transform, field.name) is not None:
                 return ".".join((*part.path, field.name))
     raise ValueError("there is no number to drive")

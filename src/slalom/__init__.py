@@ -89,7 +89,6 @@ with _checked:
         ClipByGlobalNorm as ClipByGlobalNorm,
         DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
         Ema as Ema,
-        Freeze as Freeze,
         KeepParamsNonnegative as KeepParamsNonnegative,
         MeasureWithEma as MeasureWithEma,
         Monitor as Monitor,
@@ -134,6 +133,7 @@ with _checked:
         Trace as Trace,
         UnitwiseClip as UnitwiseClip,
         ZeroNans as ZeroNans,
+        freeze as freeze,
     )
     from .wrappers import (
         Average as Average,

@@ -152,12 +152,12 @@ class Chain(AbstractTransform):
             paths.append((path,))
         return paths
 
-    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
         # An idle link makes zeros, and they stay zeros through links such as Scale. Adam, fed
         # zeros, still writes.
         wrote: Any = True
         for link, link_state in zip(self.links, state, strict=True):
-            own = link.emitted(link_state)
+            own = link.has_updated(link_state)
             quiet = keeps_zeros(link) or own is not True
             wrote = jnp.logical_and(wrote, own) if quiet else own
         return wrote

@@ -106,7 +106,7 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
         - `accumulator_dtype`: the accumulator's dtype; at least float32 without it.
         - `skip`: which mini-batches are left out, as if they had not been: `sl.SkipNotFinite()`,
             `sl.SkipLargeUpdates(max_squared_norm)`, several joined with `|`, or any function
-            `(updates, emitted, params) -> (bool scalar, dict of scalars)`, where `emitted` counts
+            `(updates, gradient_step, params) -> (bool scalar, dict of scalars)`, where `gradient_step` counts
             the updates emitted before. The dict appears in `opt.metrics`.
 
         **Returns:** a transform.

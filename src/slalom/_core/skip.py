@@ -30,14 +30,14 @@ class AbstractSkip(AbstractDeclared):
 
     @abc.abstractmethod
     def __call__(
-        self, updates: Updates, emitted: Int[Array, ""], params: Params | None
+        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Any, Mapping[str, Any]]:
         """Looks at the gradients of one mini-batch.
 
         **Arguments:**
 
         - `updates`: its gradients, in the accumulation dtype.
-        - `emitted`: how many updates were emitted before.
+        - `gradient_step`: how many updates were emitted before.
         - `params`: the parameters, where these are known.
 
         **Returns:** whether to leave it out, a bool scalar, and what to report: scalars by name.
@@ -75,9 +75,9 @@ class SkipNotFinite(AbstractSkip):
     """
 
     def __call__(
-        self, updates: Updates, emitted: Int[Array, ""], params: Params | None
+        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Bool[Array, ""], dict[str, Array]]:
-        del emitted, params
+        del gradient_step, params
         skip, number = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
         for u in jax.tree.leaves(updates):
             own, count = _any_and_count(~jnp.isfinite(u))
@@ -110,10 +110,10 @@ class SkipLargeUpdates(AbstractSkip):
     max_squared_norm: Hyperparameter = hyperparameter(within="[0, inf]")
 
     def __call__(
-        self, updates: Updates, emitted: Int[Array, ""], params: Params | None
+        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Bool[Array, ""], dict[str, Array]]:
         del params
-        limit = self.read("max_squared_norm", Context(step=emitted))
+        limit = self.read("max_squared_norm", Context(step=gradient_step))
         norm = tree.squared_norm(updates)
         # Asked this way round, a NaN is not small.
         return ~(norm < jnp.asarray(limit, norm.dtype)), {"norm_squared": norm}
@@ -129,8 +129,10 @@ class FunctionSkip(AbstractSkip):
 
     function: Callable[..., Any] = eqx.field(static=True)
 
-    def __call__(self, updates: Updates, emitted: Int[Array, ""], params: Params | None) -> Any:
-        return self.function(updates, emitted, params)
+    def __call__(
+        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
+    ) -> Any:
+        return self.function(updates, gradient_step, params)
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", repr(self.function))
@@ -155,12 +157,12 @@ class AnySkip(AbstractSkip):
         return cls(tuple(flat))
 
     def __call__(
-        self, updates: Updates, emitted: Int[Array, ""], params: Params | None
+        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Any, Mapping[str, Any]]:
         skip: Any = False
         known: dict[str, Any] = {}
         for condition in self.conditions:
-            own, report = asked(condition, updates, emitted, params)
+            own, report = asked(condition, updates, gradient_step, params)
             twice = [name for name in report if name in known]
             if twice:
                 raise ValueError(
@@ -179,16 +181,16 @@ def as_skip(condition: Any) -> Any:
     if not callable(condition) or isinstance(condition, type):
         raise TypeError(
             "EveryK.skip must be a condition such as `sl.SkipNotFinite()`, or a function of "
-            f"(updates, emitted, params), got {condition!r}.{uncalled(condition)}"
+            f"(updates, gradient_step, params), got {condition!r}.{uncalled(condition)}"
         )
     return condition if isinstance(condition, eqx.Module) else FunctionSkip(condition)
 
 
 def asked(
-    condition: Callable[..., Any], updates: Updates, emitted: Any, params: Params | None
+    condition: Callable[..., Any], updates: Updates, gradient_step: Any, params: Params | None
 ) -> tuple[Bool[Array, ""], dict[str, Array]]:
     """What a condition says of one mini-batch; refused where it is not of the form it must have."""
-    given = condition(updates, emitted, params)
+    given = condition(updates, gradient_step, params)
     must = (
         "The `skip` of every_k must return a pair: a bool scalar, and a dict of scalars by name, "
         f"which may be empty. {condition!r} returned "

@@ -265,7 +265,7 @@ class AbstractTransform(AbstractFluent["AbstractTransform"]):
         del state, context, params
         return ()
 
-    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
         """Whether the last call of `step` wrote any parameter."""
         del state
         return True

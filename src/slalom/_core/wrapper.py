@@ -27,8 +27,8 @@ class AbstractWrapper(AbstractTransform):
         path = segments(self.inner)
         return (Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner),)
 
-    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
-        return self.inner.emitted(state.inner)
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(state.inner)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return self.inner.signs(params)

@@ -122,9 +122,9 @@ class Optimizer(eqx.Module):
         return find(self.transform, which, self.state).state
 
     @property
-    def emitted(self) -> Bool[Array, "*runs"]:
+    def has_updated(self) -> Bool[Array, "*runs"]:
         """Whether the last step wrote any parameter. Before the first step, it did not."""
-        return jnp.logical_and(self.transform.emitted(self.state), self.count > 0)
+        return jnp.logical_and(self.transform.has_updated(self.state), self.count > 0)
 
     # --- steps ------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def train_step(
     donate: bool = True,
     microbatches: int | None = None,
     batch_args: int | str | tuple[int | str, ...] | list[int | str] | None = None,
-    reuse: bool = False,
+    reuse_linesearch: bool = False,
 ) -> "TrainStep":
     """Makes a compiled training step from a loss.
 
@@ -87,7 +87,7 @@ def train_step(
         number of examples.
     - `batch_args`: which arguments hold the batch, by name or by position after `opt`: every
         array in them has the examples along its leading axis. All arguments without it.
-    - `reuse`: whether loss and gradient are those that the line search at the end of the step
+    - `reuse_linesearch`: whether loss and gradient are those that the line search at the end of the step
         before left in its state; they are computed in the first step only. For a loss that is
         one function throughout (the same data in each step, nothing random), and a model that
         nothing but the step changes. Not with `has_aux`.
@@ -112,12 +112,12 @@ def train_step(
             raise ValueError(f"train_step.microbatches must be at least 1, got {microbatches}.")
     if batch_args is not None:
         batch_args = (batch_args,) if isinstance(batch_args, int | str) else tuple(batch_args)
-    if reuse and has_aux:
+    if reuse_linesearch and has_aux:
         raise ValueError(
-            "With `reuse=True` the loss is not computed at the model that is passed, so there is "
+            "With `reuse_linesearch=True` the loss is not computed at the model that is passed, so there is "
             "nothing to return beside it: drop `has_aux`."
         )
-    return TrainStep(loss_fn, Options(has_aux, donate, microbatches, batch_args, reuse))
+    return TrainStep(loss_fn, Options(has_aux, donate, microbatches, batch_args, reuse_linesearch))
 
 
 class Options(NamedTuple):
@@ -127,7 +127,7 @@ class Options(NamedTuple):
     donate: bool
     microbatches: int | None
     batch_args: tuple[int | str, ...] | None
-    reuse: bool
+    reuse_linesearch: bool
 
 
 class TrainStep:
@@ -281,7 +281,7 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
                 grads, gathered, means, made = gather(differentiate, link, *parts_of, like, clock)
                 mean = ascent(means)
                 transform = with_first_link(transform, gathered)
-        elif options.reuse:
+        elif options.reuse_linesearch:
 
             def anew() -> tuple[Any, Any]:
                 means, made = over(differentiate, trained)
@@ -321,8 +321,8 @@ def _check_per_example(options: Options, link: AbstractTransform) -> None:
             "The first link takes a gradient for each example and counts all alike: there is no "
             'weight to be told of. Leave out `has_aux="weight"`.'
         )
-    if options.reuse:
+    if options.reuse_linesearch:
         raise ValueError(
             "The first link takes a gradient for each example, and a line search knows that of the "
-            "mean only: leave out `reuse=True`."
+            "mean only: leave out `reuse_linesearch=True`."
         )

@@ -26,11 +26,11 @@ from .clip import (
     ClipByGlobalNorm as ClipByGlobalNorm,
 )
 from .constrain import (
-    Freeze as Freeze,
     KeepParamsNonnegative as KeepParamsNonnegative,
     SetToZero as SetToZero,
     ZeroNans as ZeroNans,
     ZeroNansState as ZeroNansState,
+    freeze as freeze,
 )
 from .decay import AddDecayedWeights as AddDecayedWeights
 from .distance import (

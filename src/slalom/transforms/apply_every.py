@@ -60,5 +60,5 @@ class ApplyEvery(AbstractTransform):
         mini_step = jnp.where(last, 0, state.mini_step + 1)
         return made, ApplyEveryState(mini_step, tree.cast_like(acc, state.grad_acc))
 
-    def emitted(self, state: ApplyEveryState) -> Bool[Array, "*runs"]:
+    def has_updated(self, state: ApplyEveryState) -> Bool[Array, "*runs"]:
         return state.mini_step == 0

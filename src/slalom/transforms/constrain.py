@@ -29,7 +29,7 @@ class SetToZero(AbstractStatelessTransform):
         del params, context
         return tree.zeros_like(updates)
 
-    def emitted(self, state: Any) -> bool:
+    def has_updated(self, state: Any) -> bool:
         del state
         return False
 
@@ -37,7 +37,7 @@ class SetToZero(AbstractStatelessTransform):
         return (0,) * len(jax.tree.leaves(params))
 
 
-def Freeze(where: WhereLike) -> AbstractTransform:
+def freeze(where: WhereLike) -> AbstractTransform:
     """Stops the updates of the selected parameters; the others pass through unchanged.
 
     **Arguments:**
@@ -47,7 +47,7 @@ def Freeze(where: WhereLike) -> AbstractTransform:
     **Returns:** `SetToZero().mask(where)`, a link for a chain; also NaN and infinity are stopped.
 
     ```python
-    >>> sl.sgd(0.1) | sl.Freeze(sl.where.ndim(1))
+    >>> sl.sgd(0.1) | sl.freeze(sl.where.ndim(1))
     sl.ScaleByLearningRate(0.1) | sl.SetToZero().mask(sl.where.ndim(1))
 
     ```

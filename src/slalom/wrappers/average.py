@@ -96,7 +96,7 @@ class Average(AbstractWrapper, AbstractParameterWriter):
             new = tree.map_leaves(rule, (average, params), (), (weight, 1 - weight))
             return tree.cast_like(new, average), age
 
-        wrote = self.inner.emitted(inner)
+        wrote = self.inner.has_updated(inner)
         if wrote is True:
             average, age = take_in(state.average, state.age)
         else:

@@ -73,8 +73,8 @@ class EveryK(AbstractPacedTransform):
     - `accumulator_dtype`: the accumulator's dtype. Without it float32 for half-precision
         leaves and the leaf's own for wider ones.
     - `skip`: which mini-batches are left out: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
-        several joined with `|`, or any function `(updates, emitted, params) -> (bool scalar, dict
-        of scalars)`, where `emitted` counts the updates emitted before.
+        several joined with `|`, or any function `(updates, gradient_step, params) -> (bool scalar, dict
+        of scalars)`, where `gradient_step` counts the updates emitted before.
     """
 
     inner: AbstractTransform
@@ -244,11 +244,11 @@ class EveryK(AbstractPacedTransform):
             return self.fixed
         return jnp.maximum(jnp.round(self.scheduled(count)).astype(jnp.int32), 1)
 
-    def emitted(self, state: EveryKState) -> Bool[Array, "*runs"]:
+    def has_updated(self, state: EveryKState) -> Bool[Array, "*runs"]:
         wrote = (state.mini_step == 0) & (state.count > 0)
         if state.skip is not None:
             wrote = wrote & ~state.skip["should_skip"]
-        return wrote & self.inner.emitted(state.inner)
+        return wrote & self.inner.has_updated(state.inner)
 
     def metrics(self, state: EveryKState) -> dict[str, Array]:
         counts = {"mini_step": state.mini_step, "gradient_step": state.count}

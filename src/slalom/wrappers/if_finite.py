@@ -117,11 +117,11 @@ class IfFinite(AbstractPacedTransform):
             inner=inner_state,
         )
 
-    def emitted(self, state: IfFiniteState) -> Bool[Array, "*runs"]:
+    def has_updated(self, state: IfFiniteState) -> Bool[Array, "*runs"]:
         ran = state.last_finite
         if self.on_limit == "accept":
             ran = ran | (state.notfinite_count > self.max_consecutive_errors)
-        return ran & self.inner.emitted(state.inner)
+        return ran & self.inner.has_updated(state.inner)
 
     def metrics(self, state: IfFiniteState) -> dict[str, Array]:
         return {

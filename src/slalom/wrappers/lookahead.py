@@ -114,7 +114,7 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
         self, sync: Any, fast: Any, inner: Any, state: LookaheadState
     ) -> tuple[Any, LookaheadState]:
         """What the fast transform made and the slow weights; both after `sync` when it is due."""
-        wrote = self.inner.emitted(inner)
+        wrote = self.inner.has_updated(inner)
         steps = state.steps_since_sync + jnp.asarray(wrote, jnp.int32)
         due = wrote & (steps >= self.sync_period)
 
@@ -133,8 +133,8 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
         known = jnp.asarray(wrote) if self.reset_state else None
         return fast, LookaheadState(jnp.where(due, 0, steps), inner, known, slow)
 
-    def emitted(self, state: LookaheadState) -> Bool[Array, "*runs"] | bool:
-        return super().emitted(state) if state.wrote is None else state.wrote
+    def has_updated(self, state: LookaheadState) -> Bool[Array, "*runs"] | bool:
+        return super().has_updated(state) if state.wrote is None else state.wrote
 
     def eval_params(self, state: LookaheadState, params: Params) -> Params:
         del params

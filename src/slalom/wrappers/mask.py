@@ -114,8 +114,8 @@ class Only(_AbstractCut):
         outside = tree.cut(params, tuple(not k for k in keep))
         return tree.merge(jax.tree.structure(params), keep, inside, outside), state
 
-    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
-        return self.inner.emitted(state)
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=0)

@@ -107,10 +107,10 @@ class Partition(AbstractTransform):
             )
         )
 
-    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
         wrote: Any = False
         for group, group_state in zip(self.groups, state, strict=True):
-            wrote = wrote | group.emitted(group_state)
+            wrote = wrote | group.has_updated(group_state)
         return wrote
 
     def signs(self, params: Params) -> tuple[int | None, ...]:

@@ -86,8 +86,8 @@ class SplitRealAndImaginary(AbstractTransform):
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
 
-    def emitted(self, state: Any) -> Bool[Array, "*runs"] | bool:
-        return self.inner.emitted(state)
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         signs = iter(self.inner.signs(_split(params)))

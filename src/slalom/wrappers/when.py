@@ -154,8 +154,8 @@ class When(AbstractWrapper):
             "`context.step < n`, and make one bool of several with `jnp.all` or `jnp.any`."
         )
 
-    def emitted(self, state: WhenState) -> Bool[Array, "*runs"] | bool:
-        inner = self.inner.emitted(state.inner)
+    def has_updated(self, state: WhenState) -> Bool[Array, "*runs"] | bool:
+        inner = self.inner.has_updated(state.inner)
         if self.otherwise == "zero":
             return state.last_ran & inner
         return True if inner is True else ~state.last_ran | inner

@@ -35,7 +35,7 @@ def recalled(
     kinds = (ScaleByBacktrackingLinesearch, ScaleByZoomLinesearch)
     if not isinstance(last, kinds) or state.grad is None:
         raise TypeError(
-            "`reuse=True` takes loss and gradient from a line search that ends the chain, such as "
+            "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such as "
             "`sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`; "
             f"here it ends with {type(last).__name__}, which keeps none."
         )

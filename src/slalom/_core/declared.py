@@ -1,16 +1,18 @@
 """Modules whose fields are declared: checked when made, printed as the code that makes them."""
 
+import contextlib
 import dataclasses
 import sys
 import types
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from .._types import Tracer
+from .._types import Params, Tracer
 
 _PACKAGE = __name__.partition(".")[0]
 _BETWEEN = (_PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
@@ -22,8 +24,54 @@ CHECK = "slalom.check"
 """Where a field's metadata keeps its check, a function of a name and a value."""
 
 
+class Part(NamedTuple):
+    """One thing inside another: where it stands, and what it sees there."""
+
+    path: tuple[str, ...]
+    module: Any
+    """A transform, a skip condition or a stateful schedule."""
+    state: Any
+    context: Any
+    """The `Context` that it sees, with its own clock."""
+    params: Params | None
+    """The parameters that it acts on."""
+    get: Callable[[Any], Any]
+    """From the outer module to this one, for `eqx.tree_at`."""
+    group: tuple[str, ...] = ()
+    """The labels of the partition groups around it."""
+
+    @property
+    def name(self) -> str:
+        """The dotted path."""
+        return ".".join(self.path)
+
+    def run(self, write: Any, updates: Any) -> tuple[Any, Any]:
+        """Runs this transform, under its name in profiles: what `write` makes of its updates, and
+        its new state."""
+        with jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext():
+            return self.module.run(write, updates, self.state, self.params, self.context)
+
+
 class AbstractDeclared(eqx.Module):
-    """The base of transforms and schedules."""
+    """The base of transforms, skip conditions and schedules: their fields and parts are declared."""
+
+    def children(
+        self, state: Any = None, context: Any = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        """What this holds that has hyperparameters, state or a clock of its own.
+
+        Everything that inspects or edits a composition goes through this method: hyperparameters,
+        `state_of`, `describe`, `reset`, `rebind`. A part that is not returned here does not exist
+        for them.
+
+        **Arguments:**
+
+        - `state`, `context`, `params`: those of this module, where they are known.
+
+        **Returns:** the direct parts by name, each with its own state, context and parameters.
+        """
+        del state, context, params
+        return ()
 
     def __check_init__(self):
         for field in dataclasses.fields(self):
@@ -125,3 +173,9 @@ def _prefix(cls: type) -> str:
 def _default(field: dataclasses.Field[Any]) -> Any:
     converter = field.metadata.get("converter")
     return field.default if converter is None else converter(field.default)
+
+
+def operand(module: Any) -> str:
+    """The code of a transform, fit to stand left of a method call."""
+    text = repr(module)
+    return f"({text})" if " | " in text and text[0] != "(" else text

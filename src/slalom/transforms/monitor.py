@@ -10,9 +10,11 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
+from .._core.context import Context
+from .._core.declared import Part, code
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._core.transform import AbstractTransform, Context, Part, count_from_zero
+from .._core.transform import AbstractTransform
+from .._core.write import RETURN
 from .._paths import leaf_paths
 from .._types import Params, Updates
 
@@ -107,7 +109,7 @@ class MeasureWithEma(_AbstractMonitor):
                 return tree.storage_dtype(own, self.accumulator_dtype)
             return tree.accumulation_dtype(own if jnp.issubdtype(own, jnp.inexact) else jnp.float32)
 
-        return MeasureWithEmaState(count_from_zero(), _empty(self.measure, params, dtype))
+        return MeasureWithEmaState(tree.fresh_age(), _empty(self.measure, params, dtype))
 
     def update(
         self,
@@ -171,12 +173,11 @@ class Monitor(_AbstractMonitor):
         context: Context | None = None,
     ) -> tuple[Updates, tuple[Any, ...]]:
         new = []
-        for part in self.inside(state, context, params):
-            with part.scope():
-                new.append(part.transform.update(updates, part.state, params, context)[1])
+        for part in self.children(state, context, params):
+            new.append(part.run(RETURN, updates)[1])
         return updates, tuple(new)
 
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         states = (None,) * len(self.names) if state is None else state

@@ -8,13 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
+from .._core.context import Context
+from .._core.declared import code, operand
 from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
 from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, operand
+from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
+from .._core.write import Write
 from .._core.writer import AbstractParameterWriter
-from .._types import Params, Updates
+from .._types import Gradients, Params
 from ..tree.dtypes import canonical_float
 
 
@@ -30,7 +32,7 @@ class AverageState(eqx.Module):
 
 
 @fluent
-class Average(AbstractWrapper, AbstractParameterWriter):
+class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageState]):
     """The inner transform, and beside it an average of the parameters it makes.
 
     Made with `tx.average(decay)`; it changes no step. Of the parameters p₁, p₂, … the average is
@@ -65,22 +67,18 @@ class Average(AbstractWrapper, AbstractParameterWriter):
             inner=self.inner.init(params),
         )
 
-    def update(
+    def run(
         self,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: AverageState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, AverageState]:
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, AverageState]:
         params = self.demand("params", params)
-        updates, inner = self.run("update", updates, state, params, context)
-        return updates, self._averaged(tree.add(params, updates), inner, state, context)
-
-    def step(
-        self, grads: Updates, state: AverageState, params: Params, context: Context | None = None
-    ) -> tuple[Params, AverageState]:
-        params, inner = self.run("step", grads, state, params, context)
-        return params, self._averaged(params, inner, state, context)
+        result, inner = self.inner_part(state, context, params).run(write, updates)
+        new_params = write.new_params(params, result)
+        return result, self._averaged(new_params, inner, state, context)
 
     def _averaged(
         self, params: Params, inner: Any, state: AverageState, context: Context | None

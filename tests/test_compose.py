@@ -218,7 +218,7 @@ def test_the_optimizer_prints_its_values():
         "    trainable=sl.where.path('**.w'),\n"
         "    count=0,\n"
         "    parameters=1 arrays,\n"
-        "    state=3 arrays, 36 B,\n"
+        "    state=3 arrays, 36 B\n"
         ")"
     )
 

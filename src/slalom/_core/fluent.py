@@ -1,11 +1,12 @@
 """The methods that shape a transform, and the joint by which they reach the wrappers."""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from ..where.resolve import WhereLike
 from .declared import AbstractDeclared
 from .fields import Hyperparameter
+from .printing import constructor_call, method_call
 
 _Class = TypeVar("_Class")
 _Transform = TypeVar("_Transform")
@@ -13,6 +14,15 @@ _Transform = TypeVar("_Transform")
 
 class AbstractFluent(AbstractDeclared, Generic[_Transform]):
     """Methods that return a transform around, or after, this one."""
+
+    fluent_method: ClassVar[str | None] = None
+    """The method below that makes this transform from its `inner`. It prints as that call."""
+
+    def _code(self) -> Any:
+        if self.fluent_method is None:
+            return constructor_call(self)
+        inner = cast(Any, self).inner
+        return method_call(self, inner, getattr(AbstractFluent, self.fluent_method))
 
     def __or__(self, other: _Transform) -> _Transform:
         """This transform, then the other."""

@@ -12,8 +12,9 @@ from .. import tree
 from .._paths import candidates, glob_pattern
 from .._types import Tracer
 from .by_path import ByPath, the_path
-from .declared import CHECK, AbstractDeclared, shortest
+from .declared import CHECK, AbstractDeclared
 from .fields import bind_number, hyperparameter_fields
+from .printing import shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule
 from .skip import AbstractSkip
 from .transform import AbstractTransform, Context, Part, parts

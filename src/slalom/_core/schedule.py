@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 
 from .._types import Scalar, Step
 from ..tree.dtypes import as_float
-from .declared import CHECK, AbstractDeclared, uncalled
+from .declared import CHECK, AbstractDeclared
+from .messages import uncalled
 
 _Class = TypeVar("_Class")
 
@@ -234,8 +235,8 @@ class FunctionSchedule(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         return as_float(asked(self, self.function, jnp.asarray(step, jnp.int32)))
 
-    def __repr__(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+    def _code(self) -> Any:
+        return self.function
 
 
 class ModuleSchedule(AbstractSchedule):
@@ -251,8 +252,8 @@ class ModuleSchedule(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         return as_float(asked(self, self.module, jnp.asarray(step, jnp.int32)))
 
-    def __repr__(self) -> str:
-        return repr(self.module)
+    def _code(self) -> Any:
+        return self.module
 
 
 def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:

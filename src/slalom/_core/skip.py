@@ -13,8 +13,10 @@ from jaxtyping import Array, Bool, Int
 from .. import tree
 from .._types import Params, Scalar, Updates
 from ..tree.dtypes import as_float
-from .declared import AbstractDeclared, uncalled
+from .declared import AbstractDeclared
 from .fields import Hyperparameter, hyperparameter
+from .messages import uncalled
+from .printing import Infix
 from .schedule import AbstractSchedule, asked as said_by
 from .transform import Context
 
@@ -134,8 +136,8 @@ class FunctionSkip(AbstractSkip):
     ) -> Any:
         return self.function(updates, gradient_step, params)
 
-    def __repr__(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+    def _code(self) -> Any:
+        return self.function
 
 
 class AnySkip(AbstractSkip):
@@ -172,8 +174,8 @@ class AnySkip(AbstractSkip):
             known |= report
         return skip, known
 
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.conditions))
+    def _code(self) -> Infix:
+        return Infix("|", self.conditions)
 
 
 def as_skip(condition: Any) -> Any:

@@ -21,9 +21,9 @@ from .. import tree
 from .._paths import candidates, has_suffix, snake_case
 from .._types import Gradients, Params, Scalar, Step, Updates
 from ..tree.dtypes import as_float
-from .declared import uncalled
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent
+from .messages import uncalled
 from .schedule import AbstractSchedule, asked
 
 
@@ -326,12 +326,6 @@ _METHODS = FLUENT | {
 def segments(transform: AbstractTransform) -> tuple[str, ...]:
     """What a transform without a given name adds to a path; a chain adds nothing."""
     return () if transform.nameless else (snake_case(type(transform).__name__),)
-
-
-def operand(transform: AbstractTransform) -> str:
-    """The code of a transform, fit to stand left of a method call."""
-    text = repr(transform)
-    return f"({text})" if " | " in text and text[0] != "(" else text
 
 
 def parts(

@@ -9,9 +9,10 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.chain import Chain, first_link
-from .._core.declared import uncalled, warn
+from .._core.messages import uncalled, warn
 from .._core.paced import AbstractPacedTransform
-from .._core.transform import MIXED, AbstractTransform, Part, keeps_zeros, operand, parts
+from .._core.printing import operand
+from .._core.transform import MIXED, AbstractTransform, Part, keeps_zeros, parts
 from .._paths import example, leaf_paths
 from .._types import Params, Tracer
 from ..transforms.scale import ScaleByLearningRate

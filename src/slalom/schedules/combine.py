@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.declared import code
 from .._core.fields import Hyperparameter, hyperparameter, steps_in_order
+from .._core.printing import Infix
 from .._core.schedule import AbstractSchedule, as_schedule, fluent
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
@@ -106,11 +106,9 @@ class CombinedSchedule(AbstractSchedule):
         function, _ = _OPERATIONS[self.symbol]
         return function(_at(self.left, step), _at(self.right, step))
 
-    def __repr__(self) -> str:
-        _, closeness = _OPERATIONS[self.symbol]
-        # a - (b - c) needs its brackets, (a - b) - c does not.
-        left, right = _operand(self.left, closeness), _operand(self.right, closeness + 1)
-        return f"{left} {self.symbol} {right}"
+    def _code(self) -> Infix:
+        _, precedence = _OPERATIONS[self.symbol]
+        return Infix(self.symbol, (self.left, self.right), precedence)
 
 
 @fluent
@@ -127,16 +125,10 @@ class NegatedSchedule(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         return -_at(self.schedule, step)
 
-    def __repr__(self) -> str:
-        return f"-{_operand(self.schedule, 3)}"
+    def _code(self) -> Infix:
+        return Infix("-", (self.schedule,), 3)
 
 
 def _at(operand: Any, step: Step) -> Scalar:
     """A number, or a schedule's value, in the dtype in which they are combined."""
     return as_canonical(operand(step) if isinstance(operand, AbstractSchedule) else operand)
-
-
-def _operand(operand: Any, closeness: int) -> str:
-    """The code of an operand, in brackets where its own operation binds less closely."""
-    own = _OPERATIONS[operand.symbol][1] if isinstance(operand, CombinedSchedule) else closeness
-    return f"({code(operand)})" if own < closeness else code(operand)

@@ -6,23 +6,22 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.declared import code
 from .._core.fields import Hyperparameter, check_number, check_step, hyperparameter
+from .._core.printing import AbstractPrinted
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
 from ._common import check_shape, through, ticks
 
 
-class Jumps(eqx.Module):
+class Jumps(AbstractPrinted):
     """A dict from steps to factors whose steps are leaves too: as keys they would be structure."""
 
     boundaries: tuple[Any, ...]
     scales: tuple[Any, ...]
 
-    def __repr__(self) -> str:
-        pairs = zip(self.boundaries, self.scales, strict=True)
-        return "{" + ", ".join(f"{code(b)}: {code(s)}" for b, s in pairs) + "}"
+    def _code(self) -> dict[Any, Any]:
+        return dict(zip(self.boundaries, self.scales, strict=True))
 
 
 def _as_jumps(given: Mapping[int, Hyperparameter] | Jumps | None) -> Jumps:

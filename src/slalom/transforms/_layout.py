@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._core.declared import warn
+from .._core.messages import warn
 from .._paths import leaf_paths
 from .._types import Params
 from ..where.resolve import Leaf, resolve

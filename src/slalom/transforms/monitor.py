@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._core.printing import Call, constructor_call
 from .._core.transform import AbstractTransform, Context, Part, count_from_zero
 from .._paths import leaf_paths
 from .._types import Params, Updates
@@ -187,10 +187,9 @@ class Monitor(_AbstractMonitor):
             )
         )
 
-    def __repr__(self) -> str:
-        pairs = zip(self.names, self.measures, strict=True)
-        shown = (f"{n!r}: {code(m.measure if isinstance(m, Snapshot) else m)}" for n, m in pairs)
-        return f"sl.Monitor({{{', '.join(shown)}}})"
+    def _code(self) -> Call:
+        measures = (m.measure if isinstance(m, Snapshot) else m for m in self.measures)
+        return constructor_call(self, measures=dict(zip(self.names, measures, strict=True)))
 
 
 def _check_measure(who: str, measure: Any) -> None:

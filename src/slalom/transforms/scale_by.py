@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 
 from .. import tree
-from .._core.declared import code
 from .._core.fields import Hyperparameter
+from .._core.printing import Call, constructor_call
 from .._core.transform import AbstractTransform, Context, Part
 from .._types import Params, Updates
 from ..where.resolve import Cases, Where, WhereLike, as_where, labels, selected_from
@@ -99,10 +99,10 @@ class ScaleBy(AbstractTransform):
     def selectors(self) -> tuple[Where, ...]:
         return (self.cases,)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         pairs = zip(self.cases.cases, self.factors, strict=True)
-        inside = ", ".join(f"{where!r}: {code(factor.step_size)}" for (where, _), factor in pairs)
-        return f"sl.ScaleBy({{{inside}}})"
+        factors = {where: factor.step_size for (where, _), factor in pairs}
+        return constructor_call(self, factors=factors)
 
 
 def _factor(where: Where, factor: Hyperparameter) -> Scale:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
+import wadler_lindig as wl
 from jaxtyping import PyTree
 
 from .._paths import candidates, dotted, first_difference, leaf_paths, whole
@@ -83,6 +84,9 @@ class Where(abc.ABC):
 
     sees_dtypes: ClassVar[bool] = False
     """Whether what it selects depends on the parameters' dtypes, which updates do not share."""
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        return wl.TextDoc(repr(self))
 
     unmatched: ClassVar[str | None] = None
     """What to say where this selects nothing of a whole model, if that can only be a mistake."""

@@ -1,6 +1,6 @@
 """An average of the parameters beside the parameters."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
 from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
 from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, operand
+from .._core.transform import AbstractTransform, Context
 from .._core.wrapper import AbstractWrapper
 from .._core.writer import AbstractParameterWriter
 from .._types import Params, Updates
@@ -53,6 +52,8 @@ class Average(AbstractWrapper, AbstractParameterWriter):
         averaging](https://doi.org/10.1137/0330046), 1992; Kingma & Ba, [Adam: A Method for
         Stochastic Optimization](https://arxiv.org/abs/1412.6980), 2014, for the exponential one"
     """
+
+    fluent_method: ClassVar[str | None] = "average"
 
     inner: AbstractTransform
     decay: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
@@ -117,9 +118,3 @@ class Average(AbstractWrapper, AbstractParameterWriter):
     def eval_params(self, state: AverageState, params: Params) -> Params:
         del params
         return tree.copy(state.average)
-
-    def __repr__(self) -> str:
-        options = "" if self.decay is None else code(self.decay)
-        if not self.debias:
-            options += ", debias=False" if options else "debias=False"
-        return f"{operand(self.inner)}.average({options})"

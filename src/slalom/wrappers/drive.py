@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
-from .._core.declared import uncalled
-from .._core.fluent import fluent
+from .._core.fluent import AbstractFluent, fluent
 from .._core.hyperparams import targets, with_field
+from .._core.messages import uncalled
+from .._core.printing import Call, method_call
 from .._core.schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
-from .._core.transform import AbstractTransform, Context, Part, missing, operand
+from .._core.transform import AbstractTransform, Context, Part, missing
 from .._core.wrapper import AbstractWrapper
 from .._types import Params, Updates
 
@@ -136,10 +137,9 @@ class Driven(AbstractWrapper):
                 inner = with_field(inner, part, field, value)
         return inner
 
-    def __repr__(self) -> str:
-        pairs = zip(self.names, self.schedules, strict=True)
-        schedules = ", ".join(f"{name!r}: {schedule!r}" for name, schedule in pairs)
-        return f"{operand(self.inner)}.drive({{{schedules}}})"
+    def _code(self) -> Call:
+        schedules = dict(zip(self.names, self.schedules, strict=True))
+        return method_call(self, self.inner, AbstractFluent.drive, schedules=schedules)
 
 
 def _check_schedule(name: str, given: Any) -> None:

@@ -15,7 +15,7 @@ from .._core.fluent import fluent
 from .._core.paced import AbstractPacedTransform
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.skip import as_skip, asked
-from .._core.transform import AbstractTransform, Context, count_from_zero, operand
+from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._types import Params, Scalar, Updates
 from ..tree.dtypes import canonical_float
 
@@ -76,6 +76,8 @@ class EveryK(AbstractPacedTransform):
         several joined with `|`, or any function `(updates, gradient_step, params) -> (bool scalar, dict
         of scalars)`, where `gradient_step` counts the updates emitted before.
     """
+
+    fluent_method: ClassVar[str | None] = "every_k"
 
     inner: AbstractTransform
     fixed: int | None = eqx.field(static=True)
@@ -253,16 +255,6 @@ class EveryK(AbstractPacedTransform):
     def metrics(self, state: EveryKState) -> dict[str, Array]:
         counts = {"mini_step": state.mini_step, "gradient_step": state.count}
         return counts | (state.skip or {})
-
-    def __repr__(self) -> str:
-        options = [repr(self.k)]
-        if not self.mean:
-            options.append("mean=False")
-        if self.accumulator_dtype is not None:
-            options.append(f"accumulator_dtype={self.accumulator_dtype.name!r}")
-        if self.skip is not None:
-            options.append(f"skip={self.skip!r}")
-        return f"{operand(self.inner)}.every_k({', '.join(options)})"
 
 
 def _unless(skip: Any, new: Any, before: Any) -> Any:

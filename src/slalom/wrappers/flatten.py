@@ -1,7 +1,7 @@
 """A transform on all small parameters end to end."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from .._core.chain import Chain
 from .._core.fields import count_field
 from .._core.fluent import fluent
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform, Context, Part, operand, parts
+from .._core.transform import AbstractTransform, Context, Part, parts
 from .._core.wrapper import AbstractWrapper
 from .._types import Params, Updates
 
@@ -59,6 +59,8 @@ class Flatten(AbstractWrapper):
     - `inner`: the transform.
     - `max_size`: how many numbers a leaf may have to be joined to others, an int ≥ 1.
     """
+
+    fluent_method: ClassVar[str | None] = "flatten"
 
     inner: AbstractTransform
     max_size: int = count_field(_MAX_SIZE)
@@ -160,10 +162,6 @@ class Flatten(AbstractWrapper):
         if isinstance(self.inner, Chain):
             return self.inner.inside(state)
         return super().inside(FlattenState(state, ()))
-
-    def __repr__(self) -> str:
-        options = "" if self.max_size == _MAX_SIZE else f"max_size={self.max_size}"
-        return f"{operand(self.inner)}.flatten({options})"
 
 
 def _is_stateless(link: Part) -> bool:

@@ -1,7 +1,7 @@
 """No step where gradients are not finite."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,7 +13,7 @@ from .. import tree
 from .._core.fields import choice_field, count_field
 from .._core.fluent import fluent
 from .._core.paced import AbstractPacedTransform
-from .._core.transform import AbstractTransform, Context, count_from_zero, operand
+from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._types import Params, Updates
 
 
@@ -64,6 +64,8 @@ class IfFinite(AbstractPacedTransform):
     - `on_limit`: `"accept"`, `"skip"` or `"raise"`.
     - `check`: `"grads"` or `"both"`.
     """
+
+    fluent_method: ClassVar[str | None] = "if_finite"
 
     inner: AbstractTransform
     max_consecutive_errors: int = count_field(5, least=0)
@@ -144,12 +146,3 @@ class IfFinite(AbstractPacedTransform):
                 "model is as the last finite one left it. Look at the loss, the data and the "
                 'learning rate; to go on without an end, write `on_limit="skip"`.'
             )
-
-    def __repr__(self) -> str:
-        options = []
-        if self.max_consecutive_errors != 5:
-            options.append(repr(self.max_consecutive_errors))
-        for field, default in (("on_limit", "accept"), ("check", "grads")):
-            if getattr(self, field) != default:
-                options.append(f"{field}={getattr(self, field)!r}")
-        return f"{operand(self.inner)}.if_finite({', '.join(options)})"

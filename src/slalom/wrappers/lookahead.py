@@ -1,6 +1,6 @@
 """Fast steps, and slow weights that follow them."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
 from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
 from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, count_from_zero, operand
+from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._core.wrapper import AbstractWrapper
 from .._core.writer import AbstractParameterWriter
 from .._types import Params, Updates
@@ -55,6 +54,8 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
     ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
         back](https://arxiv.org/abs/1907.08610), 2019"
     """
+
+    fluent_method: ClassVar[str | None] = "lookahead"
 
     inner: AbstractTransform
     sync_period: int = count_field(least=1)
@@ -139,11 +140,6 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
     def eval_params(self, state: LookaheadState, params: Params) -> Params:
         del params
         return tree.copy(state.slow)
-
-    def __repr__(self) -> str:
-        options = f"{self.sync_period}, {code(self.slow_step_size)}"
-        reset = ", reset_state=True" if self.reset_state else ""
-        return f"{operand(self.inner)}.lookahead({options}{reset})"
 
 
 def _as_many(fresh: Any, before: Any) -> Array:

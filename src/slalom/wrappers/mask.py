@@ -1,6 +1,6 @@
 """A transform on some leaves: the others pass through (`Masked`) or get no update (`Only`)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool
 
 from .. import tree
 from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, Part, operand, segments
+from .._core.transform import AbstractTransform, Context, Part, segments
 from .._types import Params, Updates
 from ..where.resolve import Where, as_where, mask, selected_from
 
@@ -66,6 +66,8 @@ class Masked(_AbstractCut):
     - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
     """
 
+    fluent_method: ClassVar[str | None] = "mask"
+
     def update(
         self,
         updates: Updates,
@@ -80,9 +82,6 @@ class Masked(_AbstractCut):
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=1)
 
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.mask({self.where!r})"
-
 
 @fluent
 class Only(_AbstractCut):
@@ -95,6 +94,8 @@ class Only(_AbstractCut):
     - `inner`: the transform.
     - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
     """
+
+    fluent_method: ClassVar[str | None] = "only"
 
     def update(
         self,
@@ -119,9 +120,6 @@ class Only(_AbstractCut):
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=0)
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.only({self.where!r})"
 
 
 def _signs(outer: _AbstractCut, params: Params, outside: int) -> tuple[int | None, ...]:

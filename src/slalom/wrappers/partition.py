@@ -8,8 +8,9 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, Part, check_transform, operand, segments
+from .._core.fluent import AbstractFluent, fluent
+from .._core.printing import Call, method_call
+from .._core.transform import AbstractTransform, Context, Part, check_transform, segments
 from .._paths import candidates, leaf_paths
 from .._types import Params, Updates
 from ..where.resolve import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
@@ -163,22 +164,17 @@ class Partition(AbstractTransform):
                 )
         return tuple(tuple(label == name for label in given) for name in self.names)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         if isinstance(self.labelling, Cases) and self.labelling.rest == REST:
             *others, rest = self.groups
             pairs = zip(self.labelling.cases, others, strict=True)
-            mapping = ", ".join(f"{where!r}: {group!r}" for (where, _), group in pairs)
-            names = self.names[:-1]
-            named = "" if names == tuple(range(len(names))) else f", names={names!r}"
-            return f"{operand(rest)}.partition({{{mapping}}}{named})"
-        transforms = ", ".join(
-            f"{name!r}: {group!r}" for name, group in zip(self.names, self.groups, strict=True)
+            mapping = {where: group for (where, _), group in pairs}
+            names = None if self.names[:-1] == tuple(range(len(others))) else self.names[:-1]
+            return method_call(self, rest, AbstractFluent.partition, others=mapping, names=names)
+        labelling = (
+            dict(self.labelling.cases) if isinstance(self.labelling, Cases) else self.labelling
         )
-        labelling = repr(self.labelling)
-        if isinstance(self.labelling, Cases):
-            cases = (f"{where!r}: {label!r}" for where, label in self.labelling.cases)
-            labelling = f"{{{', '.join(cases)}}}"
-        return f"sl.partition({{{transforms}}}, {labelling})"
+        return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labelling))
 
 
 def _check_mapping(takes: str, given: Any) -> None:

@@ -15,7 +15,7 @@ from .._core.chain import Chain
 from .._core.fluent import fluent
 from .._core.hyperparams import read
 from .._core.paced import AbstractPacedTransform
-from .._core.transform import AbstractTransform, Context, operand
+from .._core.transform import AbstractTransform, Context
 from .._core.wrapper import AbstractWrapper
 from .._types import Params, Scalar, Updates
 
@@ -47,6 +47,8 @@ class Recorded(AbstractWrapper):
 
     - `inner`: the transform.
     """
+
+    fluent_method: ClassVar[str | None] = "record"
 
     inner: AbstractTransform
 
@@ -110,9 +112,6 @@ class Recorded(AbstractWrapper):
             "param_norm": state.param_norm,
         }
         return norms | state.hyperparams
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.record()"
 
 
 def _as(like: Scalar, x: Any) -> Scalar:

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, Part, operand, parts, segments
+from .._core.transform import AbstractTransform, Context, Part, parts, segments
 from .._paths import HalfKey, snake_case
 from .._types import Params, Updates
 
@@ -47,6 +47,8 @@ class SplitRealAndImaginary(AbstractTransform):
 
     - `inner`: the transform.
     """
+
+    fluent_method: ClassVar[str | None] = "split_complex"
 
     inner: AbstractTransform
 
@@ -111,9 +113,6 @@ class SplitRealAndImaginary(AbstractTransform):
                 _split(updates), state, part.params, part.context
             )
         return _joined(result), state
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.split_complex()"
 
 
 def _split(tree: PyTree) -> PyTree:

@@ -1,7 +1,7 @@
 """A transform that runs where a condition holds."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
-from .._core.declared import CHECK, code
+from .._core.declared import CHECK
 from .._core.fields import choice_field
 from .._core.fluent import fluent
-from .._core.transform import MIXED, AbstractTransform, Context, count_from_zero, operand
+from .._core.printing import code
+from .._core.transform import MIXED, AbstractTransform, Context, count_from_zero
 from .._core.wrapper import AbstractWrapper
 from .._types import Params, Updates
 
@@ -64,6 +65,8 @@ class When(AbstractWrapper):
         is outside, above all the clock `context.step`; returns a bool scalar.
     - `otherwise`: `"pass"`: the updates pass through unchanged; `"zero"`: there is no update.
     """
+
+    fluent_method: ClassVar[str | None] = "when"
 
     inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = eqx.field(
@@ -165,7 +168,3 @@ class When(AbstractWrapper):
         if self.otherwise == "zero":
             return signs
         return tuple({-1: MIXED, 0: 1}.get(s, s) if s is not None else None for s in signs)
-
-    def __repr__(self) -> str:
-        options = "" if self.otherwise == "pass" else f", otherwise={self.otherwise!r}"
-        return f"{operand(self.inner)}.when({code(self.condition)}{options})"

@@ -30,7 +30,7 @@ class AbstractPrinted(eqx.Module):
     """A module that prints as code, both by `repr` and inside of trees that Equinox prints."""
 
     def _code(self) -> Any:
-        """What is printed: a `Call`, an `Infix`, or any value to print in this module's place."""
+        """What is printed: a `Call`, an `Infix`, `Entries`, or any other value in its place."""
         return constructor_call(self)
 
     def __repr__(self) -> str:
@@ -94,6 +94,17 @@ class Infix:
             return wl.TextDoc(f"({self.symbol}") + docs[0] + wl.TextDoc(")")
         separator = wl.BreakDoc(" ") + wl.TextDoc(f"{self.symbol} ")
         return _bracketed("(", docs, ")", kwargs, separator)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """A dict, as pairs of a key and a value. The keys may be arrays, which do not hash."""
+
+    pairs: Sequence[tuple[Any, Any]]
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        docs = [_doc(k, kwargs) + wl.TextDoc(": ") + _doc(x, kwargs) for k, x in self.pairs]
+        return _bracketed("{", docs, "}", kwargs)
 
 
 # --- calls from signatures ------------------------------------------------------------------
@@ -233,8 +244,7 @@ def _doc(value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
         comma = wl.TextDoc("," * (len(value) == 1))
         return _bracketed("(", [_doc(x, kwargs) + comma for x in value], ")", kwargs)
     if type(value) is dict:
-        entries = [_doc(k, kwargs) + wl.TextDoc(": ") + _doc(x, kwargs) for k, x in value.items()]
-        return _bracketed("{", entries, "}", kwargs)
+        return Entries(tuple(value.items())).__pdoc__(**kwargs)
     return wl.pdoc(value, **kwargs)
 
 

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._core.fields import Hyperparameter, check_number, check_step, hyperparameter
-from .._core.printing import AbstractPrinted
+from .._core.printing import AbstractPrinted, Entries
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
@@ -20,8 +20,8 @@ class Jumps(AbstractPrinted):
     boundaries: tuple[Any, ...]
     scales: tuple[Any, ...]
 
-    def _code(self) -> dict[Any, Any]:
-        return dict(zip(self.boundaries, self.scales, strict=True))
+    def _code(self) -> Entries:
+        return Entries(tuple(zip(self.boundaries, self.scales, strict=True)))
 
 
 def _as_jumps(given: Mapping[int, Hyperparameter] | Jumps | None) -> Jumps:

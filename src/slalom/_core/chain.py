@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from .._types import Gradients, Params, Updates
-from .fluent import fluent
 from .printing import Call, Infix
 from .stateless import AbstractStatelessTransform
 from .transform import (
@@ -37,7 +36,6 @@ class Identity(AbstractStatelessTransform):
         return updates
 
 
-@fluent
 class Chain(AbstractTransform):
     """Transforms one after another: the updates of each go into the next.
 

@@ -113,7 +113,7 @@ MIXED = 2
 """The sign of what points along the gradients in some steps and against them in others."""
 
 
-class AbstractTransform(AbstractFluent["AbstractTransform"]):
+class AbstractTransform(AbstractFluent):
     """A gradient transformation: updates in, updates out, to be *added* to the parameters.
 
     To write one, subclass this, declare the fields, and write `init` and `update`:

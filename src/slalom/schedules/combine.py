@@ -9,14 +9,13 @@ import jax.numpy as jnp
 
 from .._core.fields import Hyperparameter, hyperparameter, steps_in_order
 from .._core.printing import Infix
-from .._core.schedule import AbstractSchedule, as_schedule, fluent
+from .._core.schedule import AbstractSchedule, as_schedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
 from ._common import ticks
 from .basic import constant
 
 
-@fluent
 class join(AbstractSchedule):
     """Schedules one after another, each counting from 0 where the one before ends.
 
@@ -76,7 +75,6 @@ _OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
 """The function of a symbol, and how closely it binds."""
 
 
-@fluent
 class CombinedSchedule(AbstractSchedule):
     """Two schedules, or a schedule and a number, with an operation: what `2 * s` makes.
 
@@ -111,7 +109,6 @@ class CombinedSchedule(AbstractSchedule):
         return Infix(self.symbol, (self.left, self.right), precedence)
 
 
-@fluent
 class NegatedSchedule(AbstractSchedule):
     """A schedule with its sign turned: what `-s` makes.
 

@@ -9,7 +9,6 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
-from .._core.fluent import fluent
 from .._core.transform import AbstractTransform, Context
 from .._core.wrapper import AbstractWrapper
 from .._core.writer import AbstractParameterWriter
@@ -28,7 +27,6 @@ class AverageState(eqx.Module):
     """Their average; before the first step, the parameters at the start."""
 
 
-@fluent
 class Average(AbstractWrapper, AbstractParameterWriter):
     """The inner transform, and beside it an average of the parameters it makes.
 

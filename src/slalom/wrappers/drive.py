@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
-from .._core.fluent import AbstractFluent, fluent
+from .._core.fluent import AbstractFluent
 from .._core.hyperparams import targets, with_field
 from .._core.messages import uncalled
 from .._core.printing import Call, method_call
@@ -24,7 +24,6 @@ class DrivenState(eqx.Module):
     """The inner transform's state."""
 
 
-@fluent
 class Driven(AbstractWrapper):
     """The inner transform with hyperparameters that follow schedules with a memory.
 

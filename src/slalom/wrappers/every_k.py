@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._core.fields import dtype_field, param_like
-from .._core.fluent import fluent
 from .._core.paced import AbstractPacedTransform
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.skip import as_skip, asked
@@ -39,7 +38,6 @@ class EveryKState(eqx.Module):
     """The window's weighted mean so far (its sum, with `mean=False`)."""
 
 
-@fluent
 class EveryK(AbstractPacedTransform):
     """The inner transform once in `k` mini-steps, on the mean of their gradients.
 

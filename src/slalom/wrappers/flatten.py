@@ -12,7 +12,6 @@ from jaxtyping import Array, PyTree
 from .. import tree
 from .._core.chain import Chain
 from .._core.fields import count_field
-from .._core.fluent import fluent
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform, Context, Part, parts
 from .._core.wrapper import AbstractWrapper
@@ -40,7 +39,6 @@ class FlattenState(eqx.Module):
     """For each small parameter, the buffer that it is in: updates may come in another dtype."""
 
 
-@fluent
 class Flatten(AbstractWrapper):
     """The inner transform on one buffer per dtype that holds all small leaves, end to end.
 

@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Int
 
 from .. import tree
 from .._core.fields import choice_field, count_field
-from .._core.fluent import fluent
 from .._core.paced import AbstractPacedTransform
 from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._types import Params, Updates
@@ -32,7 +31,6 @@ class IfFiniteState(eqx.Module):
     """The inner transform's state."""
 
 
-@fluent
 class IfFinite(AbstractPacedTransform):
     """The inner transform where the incoming gradients are finite; no update where they are not.
 

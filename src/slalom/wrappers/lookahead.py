@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
-from .._core.fluent import fluent
 from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._core.wrapper import AbstractWrapper
 from .._core.writer import AbstractParameterWriter
@@ -29,7 +28,6 @@ class LookaheadState(eqx.Module):
     """The slow weights."""
 
 
-@fluent
 class Lookahead(AbstractWrapper, AbstractParameterWriter):
     """The inner transform as the fast one of two: slow weights follow every few steps.
 

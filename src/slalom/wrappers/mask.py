@@ -7,7 +7,6 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._core.fluent import fluent
 from .._core.transform import AbstractTransform, Context, Part, segments
 from .._types import Params, Updates
 from ..where.resolve import Where, as_where, mask, selected_from
@@ -53,7 +52,6 @@ class _AbstractCut(AbstractTransform):
         return result, keep, state
 
 
-@fluent
 class Masked(_AbstractCut):
     """The inner transform on the selected leaves; the others pass through unchanged.
 
@@ -83,7 +81,6 @@ class Masked(_AbstractCut):
         return _signs(self, params, outside=1)
 
 
-@fluent
 class Only(_AbstractCut):
     """The inner transform on the selected leaves; the others get no update at all.
 

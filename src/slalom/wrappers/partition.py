@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._core.fluent import AbstractFluent, fluent
+from .._core.fluent import AbstractFluent
 from .._core.printing import Call, method_call
 from .._core.transform import AbstractTransform, Context, Part, check_transform, segments
 from .._paths import candidates, leaf_paths
@@ -19,7 +19,6 @@ REST = "rest"
 """The label of the leaves that no case of `.partition({...})` takes."""
 
 
-@fluent
 class Partition(AbstractTransform):
     """Different transforms for different leaves; each holds state for its own leaves only.
 

@@ -12,7 +12,6 @@ from jaxtyping import Array
 from .. import tree
 from .._core.by_path import ByPath
 from .._core.chain import Chain
-from .._core.fluent import fluent
 from .._core.hyperparams import read
 from .._core.paced import AbstractPacedTransform
 from .._core.transform import AbstractTransform, Context
@@ -32,7 +31,6 @@ class RecordedState(eqx.Module):
     """The value of each hyperparameter, by path, that the last step used."""
 
 
-@fluent
 class Recorded(AbstractWrapper):
     """The inner transform, with norms and hyperparameters of its last step in `opt.metrics`.
 

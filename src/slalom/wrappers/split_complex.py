@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._core.fluent import fluent
 from .._core.transform import AbstractTransform, Context, Part, parts, segments
 from .._paths import HalfKey, snake_case
 from .._types import Params, Updates
@@ -29,7 +28,6 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-@fluent
 class SplitRealAndImaginary(AbstractTransform):
     """The inner transform on the real and imaginary parts of complex leaves, as two real ones.
 

@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Int
 from .. import tree
 from .._core.declared import CHECK
 from .._core.fields import choice_field
-from .._core.fluent import fluent
 from .._core.printing import code
 from .._core.transform import MIXED, AbstractTransform, Context, count_from_zero
 from .._core.wrapper import AbstractWrapper
@@ -37,7 +36,6 @@ def _check_condition(name: str, condition: Any) -> None:
         )
 
 
-@fluent
 class When(AbstractWrapper):
     """The inner transform where a condition holds; else updates pass through, or are zero.
 

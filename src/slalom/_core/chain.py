@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool
 
 from .._types import Gradients, Params, Updates
 from .context import Context
-from .declared import LINE, Part, indented
-from .fluent import fluent
+from .declared import Part
+from .printing import Call, Infix
 from .stateless import AbstractStatelessTransform
 from .traits import MIXED
 from .transform import AbstractTransform, require_transform
@@ -31,7 +31,6 @@ class Identity(AbstractStatelessTransform):
         return updates
 
 
-@fluent
 class Chain(AbstractComposite[tuple[Any, ...]]):
     """Transforms one after another: the updates of each go into the next.
 
@@ -143,28 +142,17 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
     def __len__(self) -> int:
         return len(self.links)
 
-    def __repr__(self) -> str:
-        pieces = self._pieces()
-        line = " | ".join(pieces)
-        if (len(line) <= LINE and "\n" not in line) or len(pieces) == 1:
-            return line
-        return "(\n    " + indented("\n| ".join(pieces)) + "\n)"
-
-    def _pieces(self) -> list[str]:
-        """The links as code; runs of named links as one `sl.named_chain`."""
-        pieces: list[str] = []
-        run: list[str] = []
-        for name, link in zip(self.names, self.links, strict=True):
-            if name is not None:
-                run.append(f"{name}={link!r}")
-                continue
-            if run:
-                pieces.append(f"sl.named_chain({', '.join(run)})")
-                run = []
-            pieces.append(repr(link))
-        if run:
-            pieces.append(f"sl.named_chain({', '.join(run)})")
-        return pieces
+    def _code(self) -> Infix | Call:
+        """The links; runs of named ones as calls of `sl.named_chain`."""
+        pieces: list[Any] = []
+        for named, run in itertools.groupby(
+            zip(self.names, self.links, strict=True), lambda link: link[0] is not None
+        ):
+            if named:
+                pieces.append(Call("sl.named_chain", (), {str(name): link for name, link in run}))
+            else:
+                pieces += [link for _, link in run]
+        return Infix("|", pieces) if len(pieces) > 1 else pieces[0]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

@@ -13,9 +13,10 @@ from .._paths import candidates, glob_pattern
 from .._types import Tracer
 from .by_path import ByPath, the_path
 from .context import Context
-from .declared import CHECK, AbstractDeclared, Part, shortest
+from .declared import CHECK, AbstractDeclared, Part
 from .fields import bind_number, hyperparameter_fields
 from .numbers import read_number
+from .printing import shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule
 from .transform import AbstractTransform
 from .walk import parts

@@ -16,9 +16,9 @@ from .. import tree
 from .._types import Gradients, Params, Updates
 from ..tree import fresh_age as count_from_zero  # noqa: F401
 from .context import Context
-from .declared import uncalled
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent
+from .messages import uncalled
 from .numbers import read_number
 from .traits import AbstractTraits
 from .walk import find
@@ -27,7 +27,7 @@ from .write import ADD, Write
 State = TypeVar("State")
 
 
-class AbstractTransform(AbstractFluent["AbstractTransform"], AbstractTraits, Generic[State]):
+class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     """A gradient transformation: updates in, updates out, to be *added* to the parameters.
 
     To write one, subclass this, declare the fields, and write `init` and `update`:

@@ -9,7 +9,9 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.chain import Chain, first_link
-from .._core.declared import Part, operand, uncalled, warn
+from .._core.declared import Part
+from .._core.messages import uncalled, warn
+from .._core.printing import operand
 from .._core.traits import MIXED
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, keeps_zeros, transforms

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+from wadler_lindig import TextDoc
 
 from .. import tree
 from .._core.by_path import ByPath
-from .._core.declared import indented, shortest
 from .._core.fields import hyperparameter_fields
+from .._core.printing import Call, shortest
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, transforms
 from .._paths import dotted, whole
@@ -125,25 +126,21 @@ def metrics(transform: AbstractTransform[Any], state: Any) -> ByPath:
 # --- the optimizer in short -----------------------------------------------------------------
 
 
-def printed(
+def summary(
     transform: AbstractTransform[Any],
     state: Any,
     count: Any,
     parameters: int,
     trainable: Where | None,
-) -> str:
+) -> Call:
     """What an optimizer is and how large, for its `repr`."""
     arrays = jax.tree.leaves(state)
     size = sum(x.size * x.dtype.itemsize for x in arrays if hasattr(x, "dtype"))
-    facts = [
-        repr(transform),
-        f"count={shortest(count)}",
-        f"parameters={parameters} arrays",
-        f"state={len(arrays)} arrays, {_bytes(size)}",
-    ]
-    if trainable is not None:
-        facts.insert(1, f"trainable={trainable!r}")
-    return "Optimizer(\n    " + indented(",\n".join(facts)) + ",\n)"
+    facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}
+    facts["count"] = count
+    facts["parameters"] = TextDoc(f"{parameters} arrays")
+    facts["state"] = TextDoc(f"{len(arrays)} arrays, {_bytes(size)}")
+    return Call("Optimizer", (transform,), facts)
 
 
 def _bytes(size: int) -> str:

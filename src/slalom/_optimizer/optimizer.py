@@ -14,6 +14,7 @@ from .._compile.program import Program
 from .._core.by_path import ByPath
 from .._core.context import Context
 from .._core.hyperparams import bound, read, replace
+from .._core.printing import AbstractPrinted, Call
 from .._core.transform import AbstractTransform
 from .._core.walk import find, transforms
 from .._core.write import ADD, RETURN, Write
@@ -23,14 +24,14 @@ from .._suggest import no_attribute
 from .._types import Tracer, Updates
 from ..where.resolve import WhereLike, as_where, check_matches, mask
 from .binding import Binding, at_home, bind, check_transform, no_transform
-from .describe import Description, describe, metrics, printed
+from .describe import Description, describe, metrics, summary
 from .model import Split, check_bound, check_model, split, strong
 from .rebind import Rebinding, carry
 from .state import reset
 from .step import KNOWN, as_known, check_one_run, run
 
 
-class Optimizer(eqx.Module):
+class Optimizer(AbstractPrinted):
     """A transform bound to a model: it holds the state, and gives each step a new optimizer.
 
     ```python
@@ -369,9 +370,9 @@ class Optimizer(eqx.Module):
         whole = split(model, self.binding.trainable)
         return describe(self.transform, self.state, self.hyperparams, whole)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         parameters = self.binding.params.num_leaves
-        return printed(self.transform, self.state, self.count, parameters, self.binding.trainable)
+        return summary(self.transform, self.state, self.count, parameters, self.binding.trainable)
 
 
 # --- parts --------------------------------------------------------------------------------

@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.declared import code
 from .._core.fields import Hyperparameter, hyperparameter, steps_in_order
-from .._core.schedule import AbstractSchedule, as_schedule, fluent
+from .._core.printing import Infix
+from .._core.schedule import AbstractSchedule, as_schedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
 from ._common import as_step
 from .basic import constant
 
 
-@fluent
 class join(AbstractSchedule):
     """Several schedules in sequence; each one counts its steps from 0.
 
@@ -77,7 +76,6 @@ _OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
 """The function and the precedence of each operator."""
 
 
-@fluent
 class CombinedSchedule(AbstractSchedule):
     """Arithmetic on two schedules, or on a schedule and a number, such as `2 * s`.
 
@@ -107,14 +105,11 @@ class CombinedSchedule(AbstractSchedule):
         function, _ = _OPERATIONS[self.symbol]
         return function(_value_at(self.left, step), _value_at(self.right, step))
 
-    def __repr__(self) -> str:
+    def _code(self) -> Infix:
         _, precedence = _OPERATIONS[self.symbol]
-        # a - (b - c) needs parentheses, (a - b) - c does not.
-        left, right = _operand(self.left, precedence), _operand(self.right, precedence + 1)
-        return f"{left} {self.symbol} {right}"
+        return Infix(self.symbol, (self.left, self.right), precedence)
 
 
-@fluent
 class NegatedSchedule(AbstractSchedule):
     """The negative of a schedule, `-s`.
 
@@ -128,16 +123,10 @@ class NegatedSchedule(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         return -_value_at(self.schedule, step)
 
-    def __repr__(self) -> str:
-        return f"-{_operand(self.schedule, 3)}"
+    def _code(self) -> Infix:
+        return Infix("-", (self.schedule,), 3)
 
 
 def _value_at(operand: Any, step: Step) -> Scalar:
     """A number, or a schedule's value at `step`, in the canonical float dtype."""
     return as_canonical(operand(step) if isinstance(operand, AbstractSchedule) else operand)
-
-
-def _operand(operand: Any, precedence: int) -> str:
-    """The code of an operand, in parentheses if its own operation has a lower precedence."""
-    own = _OPERATIONS[operand.symbol][1] if isinstance(operand, CombinedSchedule) else precedence
-    return f"({code(operand)})" if own < precedence else code(operand)

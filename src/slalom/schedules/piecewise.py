@@ -1,13 +1,13 @@
 """Schedules that scale a value at given steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.declared import code
 from .._core.fields import Hyperparameter, check_number, check_step, hyperparameter
+from .._core.printing import Entries
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
@@ -20,11 +20,11 @@ class BoundariesAndScales(eqx.Module):
     boundaries: tuple[Any, ...]
     scales: tuple[Any, ...]
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
-        return zip(self.boundaries, self.scales, strict=True)
+    def items(self) -> tuple[tuple[Any, Any], ...]:
+        return tuple(zip(self.boundaries, self.scales, strict=True))
 
-    def __repr__(self) -> str:
-        return "{" + ", ".join(f"{code(b)}: {code(s)}" for b, s in self.items()) + "}"
+    def _code(self) -> Entries:
+        return Entries(self.items())
 
 
 def _converted(

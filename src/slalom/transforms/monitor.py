@@ -11,8 +11,9 @@ from jaxtyping import Array, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import Part, code
+from .._core.declared import Part
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._core.printing import Call, constructor_call
 from .._core.transform import AbstractTransform
 from .._core.write import RETURN
 from .._paths import leaf_paths
@@ -188,10 +189,9 @@ class Monitor(_AbstractMonitor):
             )
         )
 
-    def __repr__(self) -> str:
-        pairs = zip(self.names, self.measures, strict=True)
-        shown = (f"{n!r}: {code(m.measure if isinstance(m, Snapshot) else m)}" for n, m in pairs)
-        return f"sl.Monitor({{{', '.join(shown)}}})"
+    def _code(self) -> Call:
+        measures = (m.measure if isinstance(m, Snapshot) else m for m in self.measures)
+        return constructor_call(self, measures=dict(zip(self.names, measures, strict=True)))
 
 
 def _check_measure(who: str, measure: Any) -> None:

@@ -8,8 +8,9 @@ import jax
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import Part, code
+from .._core.declared import Part
 from .._core.fields import Hyperparameter
+from .._core.printing import Call, constructor_call
 from .._core.transform import AbstractTransform
 from .._core.write import RETURN
 from .._types import Params, Updates
@@ -100,10 +101,10 @@ class ScaleBy(AbstractTransform):
     def selectors(self) -> tuple[Where, ...]:
         return (self.cases,)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         pairs = zip(self.cases.cases, self.factors, strict=True)
-        inside = ", ".join(f"{where!r}: {code(factor.step_size)}" for (where, _), factor in pairs)
-        return f"sl.ScaleBy({{{inside}}})"
+        factors = {where: factor.step_size for (where, _), factor in pairs}
+        return constructor_call(self, factors=factors)
 
 
 def _factor(where: Where, factor: Hyperparameter) -> Scale:

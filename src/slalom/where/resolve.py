@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
+import wadler_lindig as wl
 from jaxtyping import PyTree
 
 from .._paths import candidates, dotted, first_difference, leaf_paths, whole
@@ -83,6 +84,9 @@ class Where(abc.ABC):
 
     sees_dtypes: ClassVar[bool] = False
     """Whether the selection depends on the parameters' dtypes, which updates need not share."""
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        return wl.TextDoc(repr(self))
 
     unmatched: ClassVar[str | None] = None
     """The error message if it selects nothing in a whole model, if that is always a mistake."""

@@ -1,6 +1,6 @@
 """An average of the parameters beside the parameters."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -9,9 +9,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import code, operand
 from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
-from .._core.fluent import fluent
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
@@ -31,7 +29,6 @@ class AverageState(eqx.Module):
     """Their average; before the first step, the parameters at the start."""
 
 
-@fluent
 class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageState]):
     """The inner transform, and beside it an average of the parameters it makes.
 
@@ -55,6 +52,8 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         averaging](https://doi.org/10.1137/0330046), 1992; Kingma & Ba, [Adam: A Method for
         Stochastic Optimization](https://arxiv.org/abs/1412.6980), 2014, for the exponential one"
     """
+
+    fluent_method: ClassVar[str | None] = "average"
 
     inner: AbstractTransform
     decay: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
@@ -115,9 +114,3 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     def eval_params(self, state: AverageState, params: Params) -> Params:
         del params
         return tree.copy(state.average)
-
-    def __repr__(self) -> str:
-        options = "" if self.decay is None else code(self.decay)
-        if not self.debias:
-            options += ", debias=False" if options else "debias=False"
-        return f"{operand(self.inner)}.average({options})"

@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 
 from .._core.context import Context
-from .._core.declared import Part, operand, uncalled
-from .._core.fluent import fluent
+from .._core.declared import Part
+from .._core.fluent import AbstractFluent
 from .._core.hyperparams import targets, with_field
+from .._core.messages import uncalled
+from .._core.printing import Call, method_call
 from .._core.schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
 from .._core.transform import AbstractTransform, missing
 from .._core.wrapper import AbstractWrapper
@@ -25,7 +27,6 @@ class DrivenState(eqx.Module):
     """The inner transform's state."""
 
 
-@fluent
 class Driven(AbstractWrapper[DrivenState]):
     """The inner transform with hyperparameters that follow schedules with a memory.
 
@@ -132,10 +133,9 @@ class Driven(AbstractWrapper[DrivenState]):
                 inner = with_field(inner, part, field, value)
         return inner
 
-    def __repr__(self) -> str:
-        pairs = zip(self.names, self.schedules, strict=True)
-        schedules = ", ".join(f"{name!r}: {schedule!r}" for name, schedule in pairs)
-        return f"{operand(self.inner)}.drive({{{schedules}}})"
+    def _code(self) -> Call:
+        schedules = dict(zip(self.names, self.schedules, strict=True))
+        return method_call(self, self.inner, AbstractFluent.drive, schedules=schedules)
 
 
 def _check_schedule(name: str, given: Any) -> None:

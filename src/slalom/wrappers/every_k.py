@@ -11,9 +11,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import Part, operand
+from .._core.declared import Part
 from .._core.fields import dtype_field, param_like
-from .._core.fluent import fluent
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractPacedTransform, run_if
@@ -42,7 +41,6 @@ class EveryKState(eqx.Module):
     """The window's weighted mean so far (its sum, with `mean=False`)."""
 
 
-@fluent
 class EveryK(AbstractPacedTransform[EveryKState]):
     """The inner transform once in `k` mini-steps, on the mean of their gradients.
 
@@ -79,6 +77,8 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         several joined with `|`, or any function `(updates, gradient_step, params) -> (bool scalar, dict
         of scalars)`, where `gradient_step` counts the updates emitted before.
     """
+
+    fluent_method: ClassVar[str | None] = "every_k"
 
     inner: AbstractTransform
     fixed: int | None = eqx.field(static=True)
@@ -258,16 +258,6 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     def metrics(self, state: EveryKState) -> dict[str, Array]:
         counts = {"mini_step": state.mini_step, "gradient_step": state.count}
         return counts | (state.skip or {})
-
-    def __repr__(self) -> str:
-        options = [repr(self.k)]
-        if not self.mean:
-            options.append("mean=False")
-        if self.accumulator_dtype is not None:
-            options.append(f"accumulator_dtype={self.accumulator_dtype.name!r}")
-        if self.skip is not None:
-            options.append(f"skip={self.skip!r}")
-        return f"{operand(self.inner)}.every_k({', '.join(options)})"
 
 
 def _unless(skip: Any, new: Any, before: Any) -> Any:

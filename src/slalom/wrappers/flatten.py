@@ -1,7 +1,7 @@
 """A transform on all small parameters end to end."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -12,9 +12,8 @@ from jaxtyping import Array, PyTree
 from .. import tree
 from .._core.chain import Chain
 from .._core.context import Context
-from .._core.declared import Part, operand
+from .._core.declared import Part
 from .._core.fields import count_field
-from .._core.fluent import fluent
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -44,7 +43,6 @@ class FlattenState(eqx.Module):
     """For each small parameter, the buffer that it is in: updates may come in another dtype."""
 
 
-@fluent
 class Flatten(AbstractWrapper[FlattenState]):
     """The inner transform on one buffer per dtype that holds all small leaves, end to end.
 
@@ -63,6 +61,8 @@ class Flatten(AbstractWrapper[FlattenState]):
     - `inner`: the transform.
     - `max_size`: how many numbers a leaf may have to be joined to others, an int ≥ 1.
     """
+
+    fluent_method: ClassVar[str | None] = "flatten"
 
     inner: AbstractTransform
     max_size: int = count_field(_MAX_SIZE)
@@ -164,10 +164,6 @@ class Flatten(AbstractWrapper[FlattenState]):
         if isinstance(self.inner, Chain):
             return self.inner.children(state)
         return (self.inner_part(FlattenState(state, ())),)
-
-    def __repr__(self) -> str:
-        options = "" if self.max_size == _MAX_SIZE else f"max_size={self.max_size}"
-        return f"{operand(self.inner)}.flatten({options})"
 
 
 def _is_stateless(link: Part) -> bool:

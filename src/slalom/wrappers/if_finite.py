@@ -1,7 +1,7 @@
 """No step where gradients are not finite."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,9 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import operand
 from .._core.fields import choice_field, count_field
-from .._core.fluent import fluent
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractPacedTransform, run_if
 from .._core.write import Write
@@ -35,7 +33,6 @@ class IfFiniteState(eqx.Module):
     """The inner transform's state."""
 
 
-@fluent
 class IfFinite(AbstractPacedTransform[IfFiniteState]):
     """The inner transform where the incoming gradients are finite; no update where they are not.
 
@@ -67,6 +64,8 @@ class IfFinite(AbstractPacedTransform[IfFiniteState]):
     - `on_limit`: `"accept"`, `"skip"` or `"raise"`.
     - `check`: `"grads"` or `"both"`.
     """
+
+    fluent_method: ClassVar[str | None] = "if_finite"
 
     inner: AbstractTransform
     max_consecutive_errors: int = count_field(5, least=0)
@@ -143,12 +142,3 @@ class IfFinite(AbstractPacedTransform[IfFiniteState]):
                 "model is as the last finite one left it. Look at the loss, the data and the "
                 'learning rate; to go on without an end, write `on_limit="skip"`.'
             )
-
-    def __repr__(self) -> str:
-        options = []
-        if self.max_consecutive_errors != 5:
-            options.append(repr(self.max_consecutive_errors))
-        for field, default in (("on_limit", "accept"), ("check", "grads")):
-            if getattr(self, field) != default:
-                options.append(f"{field}={getattr(self, field)!r}")
-        return f"{operand(self.inner)}.if_finite({', '.join(options)})"

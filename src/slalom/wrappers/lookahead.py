@@ -1,6 +1,6 @@
 """Fast steps, and slow weights that follow them."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -9,9 +9,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import code, operand
 from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
-from .._core.fluent import fluent
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
 from .._core.write import ADD, RETURN, Write
@@ -32,7 +30,6 @@ class LookaheadState(eqx.Module):
     """The slow weights."""
 
 
-@fluent
 class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[LookaheadState]):
     """The inner transform as the fast one of two: slow weights follow every few steps.
 
@@ -57,6 +54,8 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
         back](https://arxiv.org/abs/1907.08610), 2019"
     """
+
+    fluent_method: ClassVar[str | None] = "lookahead"
 
     inner: AbstractTransform
     sync_period: int = count_field(least=1)
@@ -137,11 +136,6 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     def eval_params(self, state: LookaheadState, params: Params) -> Params:
         del params
         return tree.copy(state.slow)
-
-    def __repr__(self) -> str:
-        options = f"{self.sync_period}, {code(self.slow_step_size)}"
-        reset = ", reset_state=True" if self.reset_state else ""
-        return f"{operand(self.inner)}.lookahead({options}{reset})"
 
 
 def _as_many(fresh: Any, before: Any) -> Array:

@@ -1,6 +1,6 @@
 """A transform on some leaves: the others pass through (`Masked`) or get no update (`Only`)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -8,8 +8,7 @@ from jaxtyping import Array, Bool
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import Part, operand
-from .._core.fluent import fluent
+from .._core.declared import Part
 from .._core.transform import AbstractTransform
 from .._core.walk import segments
 from .._core.wrapper import AbstractComposite
@@ -55,7 +54,6 @@ class _AbstractCut(AbstractComposite[Any]):
         return result, keep, state
 
 
-@fluent
 class Masked(_AbstractCut):
     """The inner transform on the selected leaves; the others pass through unchanged.
 
@@ -67,6 +65,8 @@ class Masked(_AbstractCut):
     - `inner`: the transform.
     - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
     """
+
+    fluent_method: ClassVar[str | None] = "mask"
 
     def run(
         self,
@@ -85,11 +85,7 @@ class Masked(_AbstractCut):
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=1)
 
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.mask({self.where!r})"
 
-
-@fluent
 class Only(_AbstractCut):
     """The inner transform on the selected leaves; the others get no update at all.
 
@@ -100,6 +96,8 @@ class Only(_AbstractCut):
     - `inner`: the transform.
     - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
     """
+
+    fluent_method: ClassVar[str | None] = "only"
 
     def run(
         self,
@@ -122,9 +120,6 @@ class Only(_AbstractCut):
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=0)
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.only({self.where!r})"
 
 
 def _signs(outer: _AbstractCut, params: Params, outside: int) -> tuple[int | None, ...]:

@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import Part, operand
-from .._core.fluent import fluent
+from .._core.declared import Part
+from .._core.fluent import AbstractFluent
+from .._core.printing import Call, method_call
 from .._core.transform import AbstractTransform, require_transform
 from .._core.walk import segments
 from .._core.wrapper import AbstractComposite
@@ -23,7 +24,6 @@ REST = "rest"
 """The label of the leaves that no case of `.partition({...})` takes."""
 
 
-@fluent
 class Partition(AbstractComposite[tuple[Any, ...]]):
     """Different transforms for different leaves; each holds state for its own leaves only.
 
@@ -153,22 +153,17 @@ class Partition(AbstractComposite[tuple[Any, ...]]):
                 )
         return tuple(tuple(label == name for label in given) for name in self.names)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         if isinstance(self.labelling, Cases) and self.labelling.rest == REST:
             *others, rest = self.groups
             pairs = zip(self.labelling.cases, others, strict=True)
-            mapping = ", ".join(f"{where!r}: {group!r}" for (where, _), group in pairs)
-            names = self.names[:-1]
-            named = "" if names == tuple(range(len(names))) else f", names={names!r}"
-            return f"{operand(rest)}.partition({{{mapping}}}{named})"
-        transforms = ", ".join(
-            f"{name!r}: {group!r}" for name, group in zip(self.names, self.groups, strict=True)
+            mapping = {where: group for (where, _), group in pairs}
+            names = None if self.names[:-1] == tuple(range(len(others))) else self.names[:-1]
+            return method_call(self, rest, AbstractFluent.partition, others=mapping, names=names)
+        labelling = (
+            dict(self.labelling.cases) if isinstance(self.labelling, Cases) else self.labelling
         )
-        labelling = repr(self.labelling)
-        if isinstance(self.labelling, Cases):
-            cases = (f"{where!r}: {label!r}" for where, label in self.labelling.cases)
-            labelling = f"{{{', '.join(cases)}}}"
-        return f"sl.partition({{{transforms}}}, {labelling})"
+        return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labelling))
 
 
 def _check_mapping(takes: str, given: Any) -> None:

@@ -10,8 +10,6 @@ from jaxtyping import Array
 from .. import tree
 from .._core.by_path import ByPath
 from .._core.context import Context
-from .._core.declared import operand
-from .._core.fluent import fluent
 from .._core.hyperparams import read
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
@@ -31,7 +29,6 @@ class RecordedState(eqx.Module):
     """The value of each hyperparameter, by path, that the last step used."""
 
 
-@fluent
 class Recorded(AbstractWrapper[RecordedState]):
     """The inner transform, with norms and hyperparameters of its last step in `opt.metrics`.
 
@@ -46,6 +43,8 @@ class Recorded(AbstractWrapper[RecordedState]):
 
     - `inner`: the transform.
     """
+
+    fluent_method: ClassVar[str | None] = "record"
 
     inner: AbstractTransform
 
@@ -94,9 +93,6 @@ class Recorded(AbstractWrapper[RecordedState]):
             "param_norm": state.param_norm,
         }
         return norms | state.hyperparams
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.record()"
 
 
 def _as(like: Scalar, x: Any) -> Scalar:

@@ -12,9 +12,11 @@ from jaxtyping import Array, Bool, Int
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import AbstractDeclared, Part, uncalled
+from .._core.declared import AbstractDeclared, Part
 from .._core.fields import Hyperparameter, hyperparameter
+from .._core.messages import uncalled
 from .._core.numbers import read_number
+from .._core.printing import Infix
 from .._types import Params, Updates
 
 RESERVED = ("mini_step", "gradient_step")
@@ -124,8 +126,8 @@ class FunctionSkip(AbstractSkip):
     ) -> Any:
         return self.function(updates, gradient_step, params)
 
-    def __repr__(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+    def _code(self) -> Any:
+        return self.function
 
 
 class AnySkip(AbstractSkip):
@@ -172,8 +174,8 @@ class AnySkip(AbstractSkip):
             if isinstance(condition, AbstractSkip)
         )
 
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.conditions))
+    def _code(self) -> Infix:
+        return Infix("|", self.conditions)
 
 
 def as_skip(condition: Any) -> Any:

@@ -2,15 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from .._core.context import Context
-from .._core.declared import Part, operand
-from .._core.fluent import fluent
+from .._core.declared import Part
 from .._core.transform import AbstractTransform
 from .._core.walk import parts, segments
 from .._core.wrapper import AbstractWrapper
@@ -35,7 +34,6 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-@fluent
 class SplitRealAndImaginary(AbstractWrapper[Any]):
     """The inner transform on the real and imaginary parts of complex leaves, as two real ones.
 
@@ -53,6 +51,8 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
 
     - `inner`: the transform.
     """
+
+    fluent_method: ClassVar[str | None] = "split_complex"
 
     inner: AbstractTransform
 
@@ -104,9 +104,6 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
             halves = {next(signs) for _ in jax.tree.leaves(_split(leaf))}
             found.append(halves.pop() if len(halves) == 1 else None)
         return tuple(found)
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.split_complex()"
 
 
 def _split(tree: PyTree) -> PyTree:

@@ -1,7 +1,7 @@
 """A transform that runs where a condition holds."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Int
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import CHECK, code, operand
+from .._core.declared import CHECK
 from .._core.fields import choice_field
-from .._core.fluent import fluent
+from .._core.printing import code
 from .._core.traits import MIXED
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper, run_if
@@ -39,7 +39,6 @@ def _check_condition(name: str, condition: Any) -> None:
         )
 
 
-@fluent
 class When(AbstractWrapper[WhenState]):
     """The inner transform where a condition holds; else updates pass through, or are zero.
 
@@ -67,6 +66,8 @@ class When(AbstractWrapper[WhenState]):
         is outside, above all the clock `context.step`; returns a bool scalar.
     - `otherwise`: `"pass"`: the updates pass through unchanged; `"zero"`: there is no update.
     """
+
+    fluent_method: ClassVar[str | None] = "when"
 
     inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = eqx.field(
@@ -143,7 +144,3 @@ class When(AbstractWrapper[WhenState]):
         if self.otherwise == "zero":
             return signs
         return tuple({-1: MIXED, 0: 1}.get(s, s) if s is not None else None for s in signs)
-
-    def __repr__(self) -> str:
-        options = "" if self.otherwise == "pass" else f", otherwise={self.otherwise!r}"
-        return f"{operand(self.inner)}.when({code(self.condition)}{options})"

@@ -72,7 +72,7 @@ def _layouts(_: None, leaves: list[Leaf]) -> list[Layout]:
 
 def _layout(leaf: Leaf) -> Layout:
     ndim = len(leaf.struct.shape)
-    owner = leaf.owners()[-1]
+    owner = leaf.ancestors()[-1]
     letters = None
     for cls, arrays in _LAYERS.items():
         if isinstance(owner, cls):

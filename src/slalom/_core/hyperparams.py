@@ -20,10 +20,10 @@ from .skip import AbstractSkip
 from .transform import AbstractTransform, Context, Part, parts
 
 
-def targets(
-    transform: AbstractTransform, name: str
-) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
-    """The hyperparameters that a path, suffix or glob means."""
+def all_targets(
+    transform: AbstractTransform,
+) -> dict[str, tuple[str, Part, dataclasses.Field[Any]]]:
+    """Every hyperparameter, and every number of a schedule, by path."""
     known: dict[str, tuple[str, Any, Any]] = {}
     for part in _holders(transform):
         for field in hyperparameter_fields(part.transform):
@@ -31,6 +31,14 @@ def targets(
             known[path] = (path, part, field)
             known |= _inside_schedule(path, part, field)
         known |= _inside_driving(part)
+    return known
+
+
+def targets(
+    transform: AbstractTransform, name: str
+) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
+    """The hyperparameters that a path, suffix or glob means."""
+    known = all_targets(transform)
     if "*" not in name:
         return [known[the_path(name, list(known))]]
     found = [path for path in known if glob_pattern(name).fullmatch(path)]

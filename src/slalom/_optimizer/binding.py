@@ -17,6 +17,7 @@ from .._paths import example, leaf_paths
 from .._types import Params, Tracer
 from ..transforms.scale import ScaleByLearningRate
 from ..where.resolve import Where, check_matches
+from .names import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Binding:
         """Whether some transform must be asked on the host before each step."""
         transform, _ = example(self.structure)
         return any(part.transform.refuses for part in parts(transform))
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The full path of each array."""
+        transform, (state, _) = example(self.structure)
+        statics = {i for i, _, _ in self.statics}
+        names = names_of(transform, state, self.structure.num_leaves)
+        return tuple(name for i, name in enumerate(names) if i not in statics)
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.

@@ -57,9 +57,8 @@ def test_every_leaf_has_a_name_of_its_own(name):
     if not name.startswith("Driven"):  # a driven number is read from the schedule's state
         # A scheduled number has leaves for the numbers of its schedule.
         found = [f"{leaf}." for leaf in names(opt)]
-        assert all(
-            any(leaf.startswith(f"arrays.{path}.") for leaf in found) for path in opt.hyperparams
-        )
+        for path in opt.hyperparams:
+            assert any(leaf.startswith(f"arrays.{path}.") for leaf in found)
 
 
 def test_arrays_survive_copies_and_mapping():

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import slalom as sl
+from slalom._core.by_path import ByPath
 
 B = sl.where.path("b")
 
@@ -128,6 +129,31 @@ def test_hyperparams_are_a_mapping():
     assert repr(found) == "{'trace.decay': 0.9, 'scale_by_learning_rate.learning_rate': 0.1}"
     assert "decay" in found
     assert "rate" not in found
+    assert 3 not in found
+    assert found.get("decay") == found["decay"]
+    assert found.get("rate") is None
+    assert found.get("rate", 3) == 3
+
+
+def test_an_ambiguous_key_never_fails_silently():
+    found = sl.Optimizer(DEEP, params()).hyperparams
+    for read in (found.__getitem__, found.__contains__, found.get):
+        with pytest.raises(
+            KeyError, match=r"'learning_rate' is ambiguous. Candidates: 'every_k[.]"
+        ):
+            read("learning_rate")
+
+
+def test_a_value_of_none_is_there():
+    found = ByPath({"scale.step_size": None})
+    assert "step_size" in found
+    assert found.get("step_size", 3) is None
+
+
+def test_hyperparams_have_key_paths():
+    found = sl.Optimizer(sl.sgd(0.1, momentum=0.9), params()).hyperparams
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(found)]
+    assert [path[0].key for path in paths] == list(found)
 
 
 def test_hyperparams_are_what_the_next_step_uses():

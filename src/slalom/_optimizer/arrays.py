@@ -33,7 +33,7 @@ class Arrays(Sequence[Any]):
         return f"Arrays({', '.join(self.binding.names)})"
 
 
-def _with_keys(arrays: Arrays) -> tuple[list[tuple[GetAttrKey, Any]], Binding]:
+def _with_keys(arrays: Arrays) -> tuple[list[tuple[Any, Any]], Binding]:
     keys = map(GetAttrKey, arrays.binding.names)
     return list(zip(keys, arrays.leaves, strict=True)), arrays.binding
 

@@ -12,21 +12,17 @@ from jaxtyping import PyTree
 
 def dotted(key_path: Sequence[Any]) -> str:
     """A JAX key path as a dotted name: fields, dict keys and indices joined by dots."""
-    return ".".join(_segment(key) for key in key_path)
-
-
-def _segment(key: Any) -> str:
-    for attribute in ("name", "key", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+    return jax.tree_util.keystr(tuple(key_path), simple=True, separator=".")
 
 
 @dataclasses.dataclass(frozen=True)
 class HalfKey:
-    """The real or the imaginary part of a complex leaf, where these stand for it in a tree."""
+    """The key of the real or the imaginary part, in trees that have both in place of a leaf."""
 
     name: str
+
+    def __str__(self) -> str:
+        return self.name  # what `dotted` shows
 
 
 def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:

@@ -817,6 +817,17 @@ def public_names():
 PUBLIC = dict(public_names())
 
 
+@pytest.mark.parametrize("module", [sl, sl.schedules, sl.tree, sl.where], ids=lambda m: m.__name__)
+def test_public_modules_expose_only_what_they_define(module):
+    aliases = ("Hyperparameter", "Params", "Scalar", "Updates")  # of types, which are others'
+    for name, value in vars(module).items():
+        if name[0] != "_" and name not in aliases:
+            home = value.__name__ if inspect.ismodule(value) else value.__module__
+            assert home.startswith("slalom"), name
+    if module is not sl:
+        assert dir(module) == sorted(module.__all__)
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_documented(name):
     value = PUBLIC[name]

@@ -175,7 +175,7 @@ def test_scratch_is_one_buffer_at_most_where_a_rule_needs_one(tx):
 @pytest.mark.parametrize("name", LEAN)
 def test_parameters_and_state_are_written_in_place(name):
     opt = sl.Optimizer(LEAN[name], params)
-    state = sum(leaf.nbytes for leaf in opt.leaves[opt.binding.rules :])
+    state = sum(leaf.nbytes for leaf in opt.arrays[opt.binding.rules :])
     alias = lean(name).memory_analysis().alias_size_in_bytes
     assert alias >= 0.99 * (size + state)
 

@@ -562,9 +562,9 @@ def test_map_params_finds_marked_fields_anywhere(tx, marked):
     structure = jax.tree.structure((found.state, found.count))
     assert structure == jax.tree.structure((filled, found.count))
     replaced = eqx.tree_at(
-        lambda o: o.leaves,
+        lambda o: tuple(o.arrays),
         opt,
-        (*opt.leaves[: opt.binding.rules], *jax.tree.leaves(filled), opt.count),
+        (*opt.arrays[: opt.binding.rules], *jax.tree.leaves(filled), opt.count),
     )
     average = replaced.state_of(Average)
     assert {name for name, leaf in average.average.items() if leaf is not None} == set(marked)
@@ -716,7 +716,7 @@ def test_any_chain_keeps_any_tree(model, links):
     assert jax.tree.structure(new) == jax.tree.structure(model)
     assert described(new) == described(model)
     assert jax.tree.structure(after) == jax.tree.structure(opt)
-    assert described(after.leaves) == described(opt.leaves)
+    assert described(after.arrays) == described(opt.arrays)
 
 
 # --- the house --------------------------------------------------------------------------------
@@ -815,6 +815,17 @@ def public_names():
 
 
 PUBLIC = dict(public_names())
+
+
+@pytest.mark.parametrize("module", [sl, sl.schedules, sl.tree, sl.where], ids=lambda m: m.__name__)
+def test_public_modules_expose_only_what_they_define(module):
+    aliases = ("Hyperparameter", "Params", "Scalar", "Updates")  # of types, which are others'
+    for name, value in vars(module).items():
+        if name[0] != "_" and name not in aliases:
+            home = value.__name__ if inspect.ismodule(value) else value.__module__
+            assert home.startswith("slalom"), name
+    if module is not sl:
+        assert dir(module) == sorted(module.__all__)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

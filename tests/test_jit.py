@@ -178,10 +178,10 @@ def test_what_is_not_trained_is_not_donated():
     step = sl.train_step(lambda model, batch: jnp.sum(model["w"] * batch) + model["frozen"].sum())
     new, new_opt, _ = step(model, opt, batch)
     assert model["w"].is_deleted()
-    for kept in (model["frozen"], model["n"], batch, opt.leaves[0]):
+    for kept in (model["frozen"], model["n"], batch, opt.arrays[0]):
         assert not kept.is_deleted()
     assert new["frozen"] is model["frozen"]
-    assert new_opt.leaves[0] is opt.leaves[0]
+    assert new_opt.arrays[0] is opt.arrays[0]
 
 
 def test_a_buffer_at_two_places_is_copied_not_donated_twice():
@@ -403,8 +403,8 @@ def test_along_explicit_and_other_axes_nothing_moves():
     model = {"w": jax.device_put(x, NamedSharding(mixed, PartitionSpec("data", "model")))}
     opt = sl.Optimizer(tx, model)
     stepped, after = opt.step(model, model)
-    assert [a.sharding for a in (stepped["w"], *after.leaves)] == [
-        a.sharding for a in (model["w"], *opt.leaves)
+    assert [a.sharding for a in (stepped["w"], *after.arrays)] == [
+        a.sharding for a in (model["w"], *opt.arrays)
     ]
 
 
@@ -434,4 +434,4 @@ def test_a_model_on_another_device_takes_its_optimizer_along():
     model = {"w": jax.device_put(np.ones(2, np.float32), device)}
     opt = sl.Optimizer(tx, model)
     model, opt = opt.step(model, model)
-    assert {d for leaf in opt.leaves for d in leaf.devices()} == {device}
+    assert {d for leaf in opt.arrays for d in leaf.devices()} == {device}

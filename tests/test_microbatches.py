@@ -41,7 +41,7 @@ def test_equal_to_the_whole_batch(number):
     parts, by_parts, mean = stepped(mean_square, X, Y, microbatches=number)
     assert distance(parts, whole) <= 1e-6
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
-    assert distance(by_parts.leaves, opt.leaves) <= 1e-6
+    assert distance(by_parts.arrays, opt.arrays) <= 1e-6
 
 
 def test_equal_to_the_whole_batch_in_double_precision(x64):

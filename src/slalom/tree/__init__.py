@@ -71,3 +71,7 @@ __all__ = [
     "widened",
     "zeros_like",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from .. import tree
 from .._paths import candidates, has_suffix, snake_case
 from .._types import Gradients, Params, Scalar, Step, Updates
+from ..tree import fresh_count as count_from_zero  # noqa: F401 (for the wrappers)
 from ..tree.dtypes import as_float
 from .declared import uncalled
 from .fields import hyperparameter_fields
@@ -404,11 +404,6 @@ def missing(who: str, name: str) -> str:
     how = _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`")
     itself = " `sl.train_step` passes value, grad and value_fn itself."
     return f"{who} needs '{name}': {how}." + itself * (name in ("value", "grad", "value_fn"))
-
-
-def count_from_zero() -> Any:
-    """A fresh clock."""
-    return jnp.zeros((), jnp.int32)
 
 
 def pair(transform: AbstractTransform, made: Any) -> tuple[Any, Any]:

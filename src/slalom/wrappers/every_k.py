@@ -1,6 +1,7 @@
 """One step of the inner transform for several mini-steps."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -224,16 +225,16 @@ class EveryK(AbstractPacedTransform):
         share: Scalar,
         skip: Bool[Array, ""] | None,
     ) -> PyTree:
-        def add_to_mean(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            return _unless(skip, _mean(a, g, first, weight, share), a)
+        def add_to_mean(now: Any, a: Any, g: Any) -> Any:
+            return _unless(skip, _mean(a, g, first, now.weight, now.share), a)
 
-        def add_to_sum(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            del share
+        def add_to_sum(now: Any, a: Any, g: Any) -> Any:
             before = jnp.where(first, 0, a)
-            return _unless(skip, jnp.where(weight == 0, before, before + g * weight), a)
+            return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
-        new = tree.map_leaves(rule, (accumulated, grads), (weight, share))
+        now = SimpleNamespace(weight=weight, share=share)
+        new = tree.map_leaves(rule, (accumulated, grads), now)
         return tree.cast_like(new, accumulated)
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:

@@ -78,15 +78,15 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
     ) -> tuple[Updates, LookaheadState]:
         params = self.demand("params", params)
         fast, inner = self.run("update", updates, state, params, context)
-        step_size = self.at(context).slow_step_size
+        now = self.at(context)
 
         def sync(fast: Any, slow: Any) -> tuple[Any, Any]:
             # What takes p to the new slow weight s + α·(p + u − s), and this weight itself.
-            def rule(u, s, p, alpha):
-                ahead = alpha * u + (1 - alpha) * (s - p)
+            def rule(now, u, s, p):
+                ahead = now.slow_step_size * u + (1 - now.slow_step_size) * (s - p)
                 return ahead, p + ahead
 
-            ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), (step_size,))
+            ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), now)
             return tree.cast_like(ahead, fast), tree.cast_like(slow_now, slow)
 
         return self._every_period(sync, fast, inner, state)
@@ -99,13 +99,13 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
         context: Context | None = None,
     ) -> tuple[Params, LookaheadState]:
         fast, inner = self.run("step", grads, state, params, context)
-        step_size = self.at(context).slow_step_size
+        now = self.at(context)
 
         def sync(fast: Any, slow: Any) -> tuple[Any, Any]:
-            def rule(f, s, alpha):
-                return s + alpha * (f - s)
+            def rule(now, f, s):
+                return s + now.slow_step_size * (f - s)
 
-            met = tree.cast_like(tree.map_leaves(rule, (fast, slow), (step_size,)), slow)
+            met = tree.cast_like(tree.map_leaves(rule, (fast, slow), now), slow)
             return met, met
 
         return self._every_period(sync, fast, inner, state)

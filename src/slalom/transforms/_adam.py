@@ -36,12 +36,12 @@ class AbstractAdam(AbstractTransform):
         """Adds the numbers that follow from hyperparameters and age, such as `now.c1`."""
 
     @abc.abstractmethod
-    def _moments(self, now: Any, g: Array, *old: Array) -> tuple[Array, ...]:
-        """The new moments from a gradient and the old moments."""
+    def _moments(self, now: Any, g: Array, *args: Any, **kwargs: Any) -> tuple[Array, ...]:
+        """The new moments: called as `_moments(now, g, *old_moments)`."""
 
     @abc.abstractmethod
-    def _direction(self, now: Any, g: Array, *moments: Array) -> Array:
-        """The update from a gradient and the new moments, as they are stored."""
+    def _direction(self, now: Any, g: Array, *args: Any, **kwargs: Any) -> Array:
+        """The update: called as `_direction(now, g, *new_moments)`, with the moments as stored."""
 
     def update(
         self,

@@ -88,7 +88,7 @@ def _layout(leaf: Leaf) -> Layout:
 
 
 def _as_optax(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes of one unit of an array that is stored as in × out, by rank, as in Optax."""
+    """The axes of one unit of an array stored as in × out, by rank, as in Optax."""
     if sum(n != 1 for n in shape) <= 1:
         return tuple(range(len(shape)))
     return {2: (0,), 3: (0,), 4: (0, 1, 2), 5: (0, 1, 2, 3)}.get(len(shape))

@@ -112,8 +112,8 @@ def unit_axes(who: str, params: Params, axis: Axis | None) -> tuple[tuple[int, .
             found.append(_from_front(who, path, layout.ndim, axis))
         elif layout.unit is None:
             raise ValueError(
-                f"{who} does not know the units of '{path}', which has {layout.ndim} axes. Pass the "
-                "axes along which the numbers of one unit lie, for this array only: "
+                f"{who} does not know the units of '{path}', which has {layout.ndim} axes. Pass "
+                "the axes along which the numbers of one unit lie, for this array only: "
                 f"`sl.{who}(..., axis=...).mask(sl.where.path({path!r}))`."
             )
         else:

@@ -120,7 +120,7 @@ class ScaleByFactoredRms(AbstractTransform):
                 for i, old in enumerate(nu)
             )
             if len(nu) == 1:
-                factor = _clip_factor(now, g, lambda: jnp.sum((g / nu[0]) * jnp.conj(g)).real)
+                factor = _rms_clip_factor(now, g, lambda: jnp.sum((g / nu[0]) * jnp.conj(g)).real)
                 return g * (tree.inverse_root(nu[0]) * factor), nu
             row, column = nu
             # Roots of vectors are cheaper than roots of all their products.
@@ -134,7 +134,7 @@ class ScaleByFactoredRms(AbstractTransform):
                 within_columns = _reduce(jnp.sum, tree.abs_squared(g * by_row), column.shape)
                 return jnp.sum(within_columns * jnp.square(by_column))
 
-            return g * (by_row * _clip_factor(now, g, sum_of_squares)) * by_column, nu
+            return g * (by_row * _rms_clip_factor(now, g, sum_of_squares)) * by_column, nu
 
         updates, nu = tree.map_leaves(rule, (updates,), now, per_param=(state.nu,))
         return updates, ScaleByFactoredRmsState(
@@ -160,7 +160,7 @@ def _mean_of_squares(g: Inexact[Array, "..."], i: int, shape: tuple[int, ...]) -
     return _reduce(jnp.mean, (g + g) * g, shape) / 2
 
 
-def _clip_factor(now: Any, g: Array, sum_of_squares: Callable[[], Array]) -> Scalar | int:
+def _rms_clip_factor(now: Any, g: Array, sum_of_squares: Callable[[], Array]) -> Scalar | int:
     """The factor that clips an update, shaped like `g`, with this sum of squares."""
     if now.clipping_threshold is None:
         return 1

@@ -107,10 +107,11 @@ def map_leaves(
         # `inline=True` would copy its equations for every leaf). Outside of a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=0)
+    per_leaf = {name: x for name, x in numbers.items() if x is not None and x.ndim > 0}
     results = [
         at_leaf(
             tuple(column[i] for column in stored),
-            {name: x if x is None or x.ndim == 0 else x[i] for name, x in numbers.items()},
+            numbers | {name: x[i] for name, x in per_leaf.items()} if per_leaf else numbers,
             leaves,
             tuple(column[i] for column in tuple_columns),
         )

@@ -230,7 +230,7 @@ def test_leaves_of_equal_shape_share_one_trace_of_the_rule():
         def update(self, updates, state, params=None, context=None):
             from slalom.tree import map_leaves
 
-            def rule(u):
+            def rule(now, u):
                 nonlocal calls
                 calls += 1
                 return u * 2

@@ -76,7 +76,7 @@ class Optimizer(AbstractPrinted):
         params = jax.tree.map(strong, split(model, where).params)
         check_transform(transform, params)
         transform = bound(transform, hyperparam_dtype)
-        made = (transform, (transform.init(params), tree.fresh_age()))
+        made = (transform, (transform.init(params), tree.fresh_count()))
         leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
         self.arrays = Arrays(leaves, binding)
 

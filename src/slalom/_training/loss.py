@@ -1,6 +1,7 @@
 """What a loss returned, and its gradient over the parts and the examples of a batch."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -56,13 +57,13 @@ def over_microbatches(
         total = total + weight
         share = weight / jnp.where(total == 0, 1, total)
 
-        def rule(mean: Any, new: Any, weight: Any, share: Any) -> Any:
-            mixed = mean + (new - mean) * share
+        def rule(now: Any, mean: Any, new: Any) -> Any:
+            mixed = mean + (new - mean) * now.share
             # Padding alone, whatever stands in it, leaves no trace.
-            return jnp.where(weight == 0, mean, mixed) if has_aux == "weight" else mixed
+            return jnp.where(now.weight == 0, mean, mixed) if has_aux == "weight" else mixed
 
         # A mean and no sum: what comes after would otherwise be divided, which takes a buffer.
-        means = map_leaves(rule, (means, new), (weight, share))
+        means = map_leaves(rule, (means, new), SimpleNamespace(weight=weight, share=share))
         return (total, means), packed
 
     means = [jnp.zeros_like(x, accumulation_dtype(x.dtype)) for x in like]

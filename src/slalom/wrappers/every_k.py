@@ -1,6 +1,7 @@
 """One step of the inner transform for several mini-steps."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -124,10 +125,10 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
         return EveryKState(
             accumulated=tree.zeros_like(params, dtype),
-            mini_step=tree.fresh_age(),
+            mini_step=tree.fresh_count(),
             weight=jnp.zeros((), canonical_float()),
             value=jnp.zeros((), canonical_float()),
-            count=tree.fresh_age(),
+            count=tree.fresh_count(),
             skip=self._nothing_skipped(params),
             inner=self.inner.init(params),
         )
@@ -135,7 +136,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
         if self.skip is None:
             return None
-        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_age(), params)
+        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def _skip_report(
@@ -229,16 +230,16 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         share: Scalar,
         skip: Bool[Array, ""] | None,
     ) -> PyTree:
-        def add_to_mean(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            return _unless(skip, _mean(a, g, first, weight, share), a)
+        def add_to_mean(now: Any, a: Any, g: Any) -> Any:
+            return _unless(skip, _mean(a, g, first, now.weight, now.share), a)
 
-        def add_to_sum(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            del share
+        def add_to_sum(now: Any, a: Any, g: Any) -> Any:
             before = jnp.where(first, 0, a)
-            return _unless(skip, jnp.where(weight == 0, before, before + g * weight), a)
+            return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
-        new = tree.map_leaves(rule, (accumulated, grads), (weight, share))
+        now = SimpleNamespace(weight=weight, share=share)
+        new = tree.map_leaves(rule, (accumulated, grads), now)
         return tree.cast_like(new, accumulated)
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:

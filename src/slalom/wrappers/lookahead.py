@@ -65,7 +65,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     def init(self, params: Params) -> LookaheadState:
         return LookaheadState(
             slow=tree.copy(params),
-            steps_since_sync=tree.fresh_age(),
+            steps_since_sync=tree.fresh_count(),
             inner=self.inner.init(params),
             wrote=jnp.array(False) if self.reset_state else None,
         )
@@ -80,15 +80,15 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     ) -> tuple[Any, LookaheadState]:
         params = self.demand("params", params)
         part = self.inner_part(state, context, params)
-        step_size = self.at(context).slow_step_size
+        now = self.at(context)
         if write is ADD:
             fast, inner = part.run(ADD, updates)
 
             def meet(fast: Any, slow: Any) -> tuple[Any, Any]:
-                def rule(f, s, alpha):
-                    return s + alpha * (f - s)
+                def rule(now, f, s):
+                    return s + now.slow_step_size * (f - s)
 
-                met = tree.cast_like(tree.map_leaves(rule, (fast, slow), (step_size,)), slow)
+                met = tree.cast_like(tree.map_leaves(rule, (fast, slow), now), slow)
                 return met, met
 
             return self._every_period(meet, fast, inner, state)
@@ -97,11 +97,11 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
 
         def meet_by_update(fast: Any, slow: Any) -> tuple[Any, Any]:
             # What takes p to the new slow weight s + α·(p + u − s), and this weight itself.
-            def rule(u, s, p, alpha):
-                ahead = alpha * u + (1 - alpha) * (s - p)
+            def rule(now, u, s, p):
+                ahead = now.slow_step_size * u + (1 - now.slow_step_size) * (s - p)
                 return ahead, p + ahead
 
-            ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), (step_size,))
+            ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), now)
             return tree.cast_like(ahead, fast), tree.cast_like(slow_now, slow)
 
         ahead, state = self._every_period(meet_by_update, fast, inner, state)

@@ -1,4 +1,4 @@
-"""Transforms that try several learning rates in one step."""
+"""Line searches."""
 
 from .backtracking import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,

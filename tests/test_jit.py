@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from slalom import _jit
+from slalom._compile import program
 from slalom._training.train_step import _programs
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
@@ -236,11 +236,11 @@ def test_a_runtime_check_in_one_loss_argument_makes_no_other_program_wait():
     step = sl.train_step(loss_fn, donate=False)
     for checked in (True, False):
         step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
-    assert [plan.waits for plan in step._program._plans.values()] == [True, False]
+    assert [plan.has_runtime_checks for plan in step._program._plans.values()] == [True, False]
 
 
 def test_programs_that_pile_up_are_forgotten(monkeypatch):
-    monkeypatch.setattr(_jit, "MOST_PLANS", 2)
+    monkeypatch.setattr(program, "MOST_PLANS", 2)
     step, model = sl.train_step(lambda model, name: jnp.sum(model), donate=False), jnp.ones(2)
     for name in "abc":
         step(model, sl.Optimizer(sl.sgd(0.1), model), name)

@@ -15,8 +15,8 @@ HAS_AUX = (
 )
 PAIR = "With `has_aux=True` the loss must return a pair (loss, aux), got "
 NO_OPTIMIZER = "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, got "
-DONATED = """This model or optimizer was donated: an earlier call of the training step took its \
-buffers for its own result, so it can no longer be read (model.b, model.w<…>). Go on with what \
+DONATED = """This model or optimizer was donated: an earlier call of the training step reused its \
+memory for its own result, so it can no longer be read (model.b, model.w<…>). Continue with what \
 the step returned:
     model, opt, loss = step(model, opt, ...)
 or keep what you pass, at the cost of a copy in memory:
@@ -87,8 +87,8 @@ def model_and_optimizer_exchanged():
 
 @refused(
     TypeError,
-    "The leaf 'args.0' of type set is no array, so it is static and must be hashable, which it is "
-    "not. Wrap it in an array, or mark the field that holds it as static.",
+    "The leaf 'args.0' of type set is not an array, so it is static and must be hashable, but it "
+    "is not. Pass an array instead, or mark the field that holds it as static.",
 )
 def an_argument_that_cannot_be_hashed():
     sl.train_step(lambda model, names: total(model))(params(), bound(), {"a"})

@@ -192,9 +192,9 @@ def reuse_with_something_beside():
 
 
 NONE_KEPT = (
-    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such as "
-    "`sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`; here "
-    "it ends with {}, which keeps none."
+    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such "
+    "as `sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`. This "
+    "chain ends with {}, which keeps no gradient."
 )
 
 

@@ -14,9 +14,9 @@ from .._core.transform import AbstractTransform, Context, parts
 from .._optimizer.model import split, strong
 from .._optimizer.optimizer import Optimizer, advance, carried, refuse
 from .._optimizer.step import as_known
-from ..transforms.linesearch import recalled
 from .batch import batch_of
 from .loss import Evaluated, evaluated, gather, over_examples, over_microbatches
+from .recall import recalled
 
 _programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, Program]]] = {}
 """What was compiled of each loss that lives, by its identity: losses that compare equal, such as

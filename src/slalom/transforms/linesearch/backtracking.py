@@ -5,11 +5,12 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
-from ..._core.transform import AbstractTransform, Context, count_from_zero
+from ..._core.linesearch import AbstractLinesearch
+from ..._core.transform import Context, count_from_zero
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
 from ._line import line, next_guess, numbers, scaled, steepest
@@ -42,7 +43,7 @@ class _Trial(NamedTuple):
     grad: Any
 
 
-class ScaleByBacktrackingLinesearch(AbstractTransform):
+class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     """Scales updates by the first learning rate of a falling sequence that lowers the loss enough.
 
     The criterion, with loss f, parameters w, updates u and gradient g, is
@@ -169,6 +170,14 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
             age=tree.increment(state.age),
             grad=end.grad,
         )
+
+    def recall(
+        self, state: ScaleByBacktrackingLinesearchState
+    ) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
+        if state.grad is None:
+            return None
+        known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, known
 
     def metrics(self, state: ScaleByBacktrackingLinesearchState) -> dict[str, Array]:
         return {

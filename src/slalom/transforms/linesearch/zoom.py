@@ -5,11 +5,12 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
-from ..._core.transform import AbstractTransform, Context, count_from_zero
+from ..._core.linesearch import AbstractLinesearch
+from ..._core.transform import Context, count_from_zero
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
 from ._line import Line, line, next_guess, numbers, scaled, steepest
@@ -66,7 +67,7 @@ class _Search(NamedTuple):
     best: _Best
 
 
-class ScaleByZoomLinesearch(AbstractTransform):
+class ScaleByZoomLinesearch(AbstractLinesearch):
     """Scales updates by a learning rate that meets the strong Wolfe conditions.
 
     With loss f, parameters w, updates u, gradients g at w and g_η at w + η·u, these are
@@ -254,6 +255,10 @@ class ScaleByZoomLinesearch(AbstractTransform):
             return jnp.maximum(jnp.where(finite, x, jnp.inf), 0)
 
         return error(decrease), error(curvature)
+
+    def recall(self, state: ScaleByZoomLinesearchState) -> tuple[Scalar, Updates, Bool[Array, ""]]:
+        known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, known
 
     def metrics(self, state: ScaleByZoomLinesearchState) -> dict[str, Array]:
         return {

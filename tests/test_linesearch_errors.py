@@ -184,10 +184,10 @@ def no_memory():
 
 @refused(
     ValueError,
-    "With `reuse_linesearch=True` the loss is not computed at the model that is passed, so there is nothing "
-    "to return beside it: drop `has_aux`.",
+    "With `reuse_linesearch=True` the loss is not evaluated at the model that is passed, so it "
+    "returns nothing else. Leave out `has_aux`.",
 )
-def reuse_with_something_beside():
+def reuse_with_aux():
     sl.train_step(loss_fn, reuse_linesearch=True, has_aux=True)
 
 

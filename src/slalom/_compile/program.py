@@ -31,6 +31,8 @@ Leaves: TypeAlias = list[Any]
 Structure: TypeAlias = Any
 """A `jax.tree_util.PyTreeDef`, which type checkers see as a variable."""
 
+Positions: TypeAlias = tuple[int, ...]
+
 MOST_PLANS = 512
 _STATIC, _CONCRETE, _TRACED = 0, 1, 2
 _kinds: dict[type, int] = {}
@@ -40,7 +42,7 @@ memory for its own result, so it can no longer be read ({paths}). Continue with 
 returned:
     model, opt, loss = step(model, opt, ...)
 or keep what you pass, at the cost of a copy in memory:
-    step = sl.train_step(loss_fn, donate=False)"""
+    step = sl.train_step(loss_fn, donate={keeps_it})"""
 
 UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is static and must be \
 hashable, but it is not. Pass an array instead, or mark the field that holds it as static."""
@@ -54,45 +56,54 @@ class Plan:
     - `structure`: the structure of the arguments.
     - `statics`: the static leaves, by position.
     - `carried`: the positions of the leaves that get new values.
-    - `shardings`: for each of these its sharding on a mesh, or `None`; empty without a mesh.
+    - `donated`: those of them that are donated.
+    - `shardings`: for each carried leaf its sharding on a mesh, or `None`; empty without a mesh.
     """
 
     def __init__(
         self,
         structure: Structure,
         statics: dict[int, Any],
-        carried: tuple[int, ...],
+        carried: Positions,
+        donated: Positions,
         shardings: tuple[NamedSharding | None, ...],
     ):
         self.structure = structure
         self.statics = statics
         self.carried = carried
+        self.donated = donated
         self.shardings = shardings
         self.has_runtime_checks = False
-        others = {*carried, *statics}
+        others = {*donated, *statics}
         self.kept = tuple(i for i in range(structure.num_leaves) if i not in others)
+        # JAX gives a donated buffer to the first result of its type. Results for donated leaves
+        # come first, or new parameters would be written where a moment is still to be read.
+        donated_set = set(donated)
+        self._order = sorted(range(len(carried)), key=lambda k: carried[k] not in donated_set)
+        self.results = tuple(carried[k] for k in self._order)
+        """The carried positions in the order of the compiled program's results."""
 
     def separate(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        """The carried arrays among the leaves, and the other arrays."""
-        return [leaves[i] for i in self.carried], [leaves[i] for i in self.kept]
+        """The arrays to donate among the leaves, and the other arrays."""
+        return [leaves[i] for i in self.donated], [leaves[i] for i in self.kept]
 
-    def arguments(self, carried: Leaves, kept: Leaves) -> PyTree:
+    def arguments(self, donated: Leaves, kept: Leaves) -> PyTree:
         """Undoes `separate`: the arguments as the caller passed them."""
         leaves = [self.statics.get(i) for i in range(self.structure.num_leaves)]
-        for positions, arrays in ((self.carried, carried), (self.kept, kept)):
+        for positions, arrays in ((self.donated, donated), (self.kept, kept)):
             for i, array in zip(positions, arrays, strict=True):
                 leaves[i] = array
         return self.structure.unflatten(leaves)
 
-    def constrain(self, new: Leaves) -> Leaves:
-        """New values of the carried leaves, with the shardings of the old ones.
+    def finish(self, new: Leaves) -> Leaves:
+        """New values of the carried leaves, as `results`, with the shardings of the old ones.
 
         Otherwise the partitioner may choose other shardings, and the next call would recompile.
         """
-        if not self.shardings:
-            return new
-        pairs = zip(new, self.shardings, strict=True)
-        return [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
+        if self.shardings:
+            pairs = zip(new, self.shardings, strict=True)
+            new = [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
+        return [new[k] for k in self._order]
 
 
 class Packed:
@@ -144,35 +155,37 @@ class Program:
         any other tree.
     - `carried`: maps the arguments to a tree of bools like them: which leaves are carried. Called
         once per structure.
-    - `donate`: whether the carried leaves are donated.
+    - `donated`: the same for the leaves that are donated, all of them carried. Defaults to none.
     """
 
     def __init__(
         self,
         body: Callable[[PyTree], tuple[Leaves, PyTree]],
         carried: Callable[[PyTree], PyTree[bool]],
-        *,
-        donate: bool = False,
+        donated: Callable[[PyTree], PyTree[bool]] | None = None,
     ):
         self._body = body
         self._carried = carried
+        self._donated = donated
         self._plans: dict[Hashable, Plan] = {}
 
-        def program(plan: Plan, carried: Leaves, kept: Leaves) -> Packed:
+        def program(plan: Plan, donated: Leaves, kept: Leaves) -> Packed:
             # Traced here and inlined below, so that the body runs once and its program can be
             # searched for runtime checks before it is compiled.
-            def constrained(carried: Leaves, kept: Leaves) -> Packed:
-                new, other = body(plan.arguments(carried, kept))
-                return pack((plan.constrain(new), other))
+            def finished(donated: Leaves, kept: Leaves) -> Packed:
+                new, other = body(plan.arguments(donated, kept))
+                return pack((plan.finish(new), other))
 
-            inner = jax.jit(constrained, inline=True)
-            if _has_runtime_checks(inner.trace(carried, kept).jaxpr.jaxpr):
+            inner = jax.jit(finished, inline=True)
+            if _has_runtime_checks(inner.trace(donated, kept).jaxpr.jaxpr):
                 raise _HasRuntimeChecks
-            return inner(carried, kept)
+            return inner(donated, kept)
 
         program.__name__ = program.__qualname__ = body.__name__.strip("_")
-        self._compiled: Any = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
-        self._nested: Any = jax.jit(program, static_argnums=0) if donate else self._compiled
+        self._nested: Any = jax.jit(program, static_argnums=0)
+        self._compiled: Any = self._nested
+        if donated is not None:
+            self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1)
         self._checked = eqx.filter_jit(body)
 
     def __call__(self, arguments: PyTree) -> tuple[PyTree, PyTree]:
@@ -183,11 +196,10 @@ class Program:
         except KeyError:
             kinds = [_leaf_kind(x) for x in leaves]
         if _TRACED in kinds:
-            plan, (new, other) = self._inline(arguments, leaves, structure, kinds)
+            positions, (new, other) = self._inline(arguments, leaves, structure, kinds)
         else:
-            plan = self._plan(arguments, leaves, structure, kinds)
-            new, other = self._run(arguments, plan, leaves)
-        for i, array in zip(plan.carried, new, strict=True):
+            positions, (new, other) = self._run(arguments, leaves, structure, kinds)
+        for i, array in zip(positions, new, strict=True):
             leaves[i] = array
         return structure.unflatten(leaves), other
 
@@ -197,44 +209,46 @@ class Program:
         plan = self._plan(arguments, leaves, structure, [_leaf_kind(x) for x in leaves])
         return self._compiled.lower(plan, *plan.separate(leaves))
 
-    def _run(self, arguments: PyTree, plan: Plan, leaves: Leaves) -> tuple[Leaves, PyTree]:
+    def _run(
+        self, arguments: PyTree, leaves: Leaves, structure: Structure, kinds: list[int]
+    ) -> tuple[Positions, tuple[Leaves, PyTree]]:
+        plan = self._plan(arguments, leaves, structure, kinds)
+        carried = plan.carried
         if plan.has_runtime_checks:
-            return self._checked(arguments)
-        carried, kept = plan.separate(leaves)
+            return carried, self._checked(arguments)
         # A donated tree lost all its buffers at once, so two of them are enough to tell.
-        if any(getattr(x, "is_deleted", bool)() for x in carried[:1] + carried[-1:]):
-            raise ValueError(DONATED.format(paths=_deleted_paths(arguments)))
+        if any(getattr(leaves[i], "is_deleted", bool)() for i in carried[:1] + carried[-1:]):
+            raise ValueError(_donated_earlier(arguments))
+        if any(getattr(leaves[i], "weak_type", False) for i in carried):
+            leaves = [_strong(x) if i in carried else x for i, x in enumerate(leaves)]
+        donated, kept = plan.separate(leaves)
         try:
-            return unpack(self._compiled(plan, _unshared(_strong(carried), kept), kept))
+            return plan.results, unpack(self._compiled(plan, _unshared(donated, kept), kept))
         except _HasRuntimeChecks:
             plan.has_runtime_checks = True
-            return self._checked(arguments)
+            return carried, self._checked(arguments)
         except (RuntimeError, ValueError) as error:
-            paths = _deleted_paths(arguments) if "deleted" in str(error) else ""
-            if not paths:
+            message = _donated_earlier(arguments) if "deleted" in str(error) else ""
+            if not message:
                 raise
-            raise ValueError(DONATED.format(paths=paths)) from None
+            raise ValueError(message) from None
 
     def _inline(
-        self,
-        arguments: PyTree,
-        leaves: Leaves,
-        structure: Structure,
-        kinds: list[int],
-    ) -> tuple[Plan, tuple[Leaves, PyTree]]:
+        self, arguments: PyTree, leaves: Leaves, structure: Structure, kinds: list[int]
+    ) -> tuple[Positions, tuple[Leaves, PyTree]]:
         """A call under an outer transformation, where nothing is donated."""
         traced = (x for x, kind in zip(leaves, kinds, strict=True) if kind == _TRACED)
         if all(map(under_jit, traced)):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
             plan = self._make_plan(arguments, structure, statics)
-            return plan, self._body(arguments)
+            return plan.carried, self._body(arguments)
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         plan = self._plan(arguments, leaves, structure, kinds)
         try:
-            return plan, unpack(self._nested(plan, *plan.separate(leaves)))
+            return plan.results, unpack(self._nested(plan, *plan.separate(leaves)))
         except _HasRuntimeChecks:
-            return plan, self._body(arguments)
+            return plan.carried, self._body(arguments)
 
     def _plan(
         self,
@@ -255,7 +269,9 @@ class Program:
         key = (plan, shardings)
         on_mesh = self._plans.get(key)
         if on_mesh is None:
-            on_mesh = self._plans[key] = Plan(structure, statics, plan.carried, shardings)
+            on_mesh = self._plans[key] = Plan(
+                structure, statics, plan.carried, plan.donated, shardings
+            )
         return on_mesh
 
     def _limit_plans(self) -> None:
@@ -274,16 +290,18 @@ class Program:
         structure: Structure,
         statics: dict[int, Any],
     ) -> Plan:
-        flags = structure.flatten_up_to(self._carried(arguments))
-        carried = tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
-        return Plan(structure, statics, carried, ())
+        def positions(flagged: Callable[[PyTree], PyTree[bool]]) -> Positions:
+            flags = structure.flatten_up_to(flagged(arguments))
+            return tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
+
+        carried = positions(self._carried)
+        donated = () if self._donated is None else positions(self._donated)
+        return Plan(structure, statics, carried, donated, ())
 
 
-def _strong(arrays: Leaves) -> Leaves:
-    """Weakly typed arrays made strong, so that the second call finds the types of the first."""
-    if not any(getattr(x, "weak_type", False) for x in arrays):
-        return arrays
-    return [jax.numpy.asarray(x, x.dtype) for x in arrays]
+def _strong(x: Any) -> Any:
+    """A weakly typed array made strong, so that the second call finds the types of the first."""
+    return jax.numpy.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
 def _key(arguments: PyTree, statics: dict[int, Any], structure: Structure) -> Hashable:
@@ -329,15 +347,18 @@ def _unshared(donated: Leaves, kept: Leaves) -> Leaves:
     return unshared
 
 
-def _deleted_paths(arguments: PyTree) -> str:
-    """The paths of arrays that were donated earlier, the first few of them."""
+def _donated_earlier(arguments: PyTree) -> str:
+    """The message for arguments that were donated earlier, empty if none were."""
     paths = [
         dotted(path)
         for path, x in jax.tree_util.tree_leaves_with_path(arguments)
         if isinstance(x, jax.Array) and x.is_deleted()
     ]
+    if not paths:
+        return ""
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return ", ".join(paths[:3]) + more
+    keeps_it = '"opt"' if all(path.startswith("model") for path in paths) else "False"
+    return DONATED.format(paths=", ".join(paths[:3]) + more, keeps_it=keeps_it)
 
 
 def _has_runtime_checks(jaxpr: Any) -> bool:

@@ -184,17 +184,17 @@ def no_memory():
 
 @refused(
     ValueError,
-    "With `reuse_linesearch=True` the loss is not computed at the model that is passed, so there is nothing "
-    "to return beside it: drop `has_aux`.",
+    "With `reuse_linesearch=True` the loss is not evaluated at the model that is passed, so it "
+    "returns nothing else. Leave out `has_aux`.",
 )
-def reuse_with_something_beside():
+def reuse_with_aux():
     sl.train_step(loss_fn, reuse_linesearch=True, has_aux=True)
 
 
 NONE_KEPT = (
-    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such as "
-    "`sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`; here "
-    "it ends with {}, which keeps none."
+    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such "
+    "as `sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`. This "
+    "chain ends with {}, which keeps no gradient."
 )
 
 

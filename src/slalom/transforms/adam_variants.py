@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Int, Real
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._core.transform import Context
 from .._types import Params, Scalar
 from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import count_field, param_like
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import per_leaf
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.resolve import WhereLike

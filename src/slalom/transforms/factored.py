@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, count_field, hyperparameter, per_leaf, per_param
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ._layout import factored_axes
 from .clip import clip_factor

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import count_field, param_like, per_leaf, per_param
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ._keys import as_key_data, fresh_key_data, key_field
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, Real, UInt32
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter, per_param
 from .._core.per_example import AbstractPerExampleTransform
-from .._core.transform import Context
 from .._paths import leaf_paths
 from .._types import Gradients, Params, Scalar, Updates
 from ._keys import as_key_data, fresh_key_data, key_field

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter, param_like
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._paths import dotted
 from .._types import Params, Updates
 from ._xla import written_after

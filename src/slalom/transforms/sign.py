@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ._xla import interpolation_of_new
 

@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_param
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from .accumulate import divide_by_root
 

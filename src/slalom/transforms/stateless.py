@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 
 from .. import tree
+from .._core.context import Context
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 
 

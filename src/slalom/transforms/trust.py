@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 
 

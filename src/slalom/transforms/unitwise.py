@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 from ._layout import Axis, unit_axes, warn_unknown
 from .clip import clip_factor

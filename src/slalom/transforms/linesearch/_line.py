@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.transform import AbstractTransform, Context
+from ..._core.context import Context
+from ..._core.transform import AbstractTransform
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import as_float, canonical_float
 

@@ -7,8 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import slalom as sl
+
+
+def slow_except(values, *quick):
+    """Values to parametrize with: all but the quick ones run with `-m slow` only."""
+    return [pytest.param(v, marks=() if v in quick else pytest.mark.slow) for v in values]
 
 
 def nested_dict(key, dtype=None):

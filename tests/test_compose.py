@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import slow_except
 
 W, B = sl.where.path("**.w"), sl.where.path("**.b")
 
@@ -250,7 +251,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_except(RULES, "adamw", "every_k"))
 def test_only_is_the_rule_on_the_selected_leaves_alone(rule):
     tx, model = RULES[rule], params()
     got = trajectory(tx.only(W), model)
@@ -262,7 +263,7 @@ def test_only_is_the_rule_on_the_selected_leaves_alone(rule):
     assert_same(got["b"], model["b"])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_except(RULES, "adamw", "every_k"))
 def test_partition_is_each_rule_alone(rule):
     tx, other = RULES[rule], sl.sgd(0.3, 0.5)
     got = trajectory(tx.partition({B: other}), params())

@@ -19,6 +19,7 @@ from helpers import (
     nested_dict,
     params_of,
     slalom_trajectory,
+    slow_except,
 )
 from table import PER_EXAMPLE
 
@@ -89,6 +90,7 @@ def both_clipped(name, params, grads):
     return path, exact, list(metrics.values()), jax.tree.leaves(clipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPS)
 def test_clips_as_the_functions_of_optax(name):
     path, exact, ours, theirs = both_clipped(name, PARAMS, per_example(PARAMS, STEPS))
@@ -132,6 +134,7 @@ def test_private_aggregate_walks_as_optax_with_the_same_noise():
     assert_same_path(path, exact, PARAMS, 2e-5)
 
 
+@pytest.mark.slow
 def test_private_aggregate_walks_as_optax_in_double_precision(x64):
     params = nested_dict(jax.random.key(0), jnp.float64)
     path, exact = private_paths(params, per_example(params, STEPS))
@@ -257,6 +260,7 @@ def test_printed_code_shapes_and_trees_without_leaves(tx):
     assert made == nothing
 
 
+@pytest.mark.slow
 def test_vmap_over_runs_equals_the_runs():
     params, grads = make(("float32",) * 3)
 
@@ -316,7 +320,11 @@ def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
 
 
 @pytest.mark.parametrize(
-    "name", ["PerExampleLayerNormClip, by size", "DifferentiallyPrivateAggregate"]
+    "name",
+    slow_except(
+        ["PerExampleLayerNormClip, by size", "DifferentiallyPrivateAggregate"],
+        "DifferentiallyPrivateAggregate",
+    ),
 )
 def test_microbatches_gather_what_the_whole_batch_gives(name):
     tx = PER_EXAMPLE[name] | sl.Scale(-0.1)

@@ -1,9 +1,9 @@
-"""Slalom beside Optax, PyTorch and the hardware, in one process, interleaved.
+"""Benchmarks Slalom against Optax, PyTorch and the memory bandwidth, interleaved in one process.
 
     pip install -e ".[bench]" && python -m benchmarks
 
-Ratios are the rival's time over Slalom's: above 1, Slalom is ahead. Absolute times drift with the
-machine; compare ratios, and only those taken on a quiet machine.
+A ratio is the time of another library divided by Slalom's, so Slalom is faster if it is above 1.
+Absolute times drift: compare ratios, measured on an otherwise idle machine.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from .rows import ROWS
 from .shapes import FULL, QUICK, TINY, Shape
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
@@ -28,27 +28,27 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="an eighth of the parameters")
-    size.add_argument("--tiny", action="store_true", help="only to see that everything runs")
-    parser.add_argument("--rows", help="measure only the rows with this in their name")
-    parser.add_argument("--shapes", help="measure only these trees, separated by commas")
+    size.add_argument("--tiny", action="store_true", help="only a few parameters")
+    parser.add_argument("--rows", help="measure only rows whose name contains this")
+    parser.add_argument("--shapes", help="measure only these comma-separated shapes")
     parser.add_argument("--repetitions", type=int, default=24, help="a multiple of 4")
-    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
-    parser.add_argument("--no-host", action="store_true", help="leave the host's time out")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--load", type=Path, help="show these figures instead of measuring")
-    parser.add_argument("--png", type=Path, help="draw the ratios here")
-    parser.add_argument("--docs", type=Path, help="write tables into this page, the chart beside")
-    parser.add_argument("--compare", type=Path, help="show what changed since these figures")
-    args = parser.parse_args(given)
+    parser.add_argument("--no-torch", action="store_true", help="exclude PyTorch")
+    parser.add_argument("--no-host", action="store_true", help="exclude host times")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--load", type=Path, help="load results instead of measuring")
+    parser.add_argument("--png", type=Path, help="plot the ratios to this file")
+    parser.add_argument("--docs", type=Path, help="write tables and plot for this page")
+    parser.add_argument("--compare", type=Path, help="show changes relative to this file")
+    args = parser.parse_args(argv)
     if args.repetitions < 4 or args.repetitions % 4:
-        parser.error("--repetitions must be a multiple of 4: a window of accumulation")
+        parser.error("--repetitions must be a multiple of 4, the length of an accumulation window")
     return args
 
 
 def run(args: argparse.Namespace, console: Console) -> report.Report:
-    """Measures what was asked for, showing each row as it comes."""
+    """Measures the selected rows and prints each ratio as it is measured."""
     size, shapes = _shapes(args)
-    made = report.new(size)
+    results = report.new(size)
     for key, shape in shapes.items():
         params = shape.make()
         for name in shape.rows or ROWS:
@@ -64,14 +64,14 @@ def run(args: argparse.Namespace, console: Console) -> report.Report:
                 )
             for entry in entries:
                 ratio = report.times(entry["ratios"]["optax"])
-                console.print(f"{shape.title}: {entry['row']}: optax takes {ratio} as long")
-            made["steps"] += [{"shape": shape.title, "key": key, **entry} for entry in entries]
+                console.print(f"{shape.title}: {entry['row']}: optax / slalom {ratio}")
+            results["steps"] += [{"shape": shape.title, "key": key, **entry} for entry in entries]
             if not args.tiny:
-                jax.clear_caches()  # so that the next row is traced as if it were the only one
+                jax.clear_caches()  # so that rows do not share traces
     if not args.no_host and not args.rows:
         calls, leaves = (8, 4) if args.tiny else (200, 100)
-        made["host"] = compare_host(calls, leaves)
-    return made
+        results["host"] = compare_host(calls, leaves)
+    return results
 
 
 def _shapes(args: argparse.Namespace) -> tuple[str, dict[str, Shape]]:
@@ -86,24 +86,24 @@ def _shapes(args: argparse.Namespace) -> tuple[str, dict[str, Shape]]:
     return size, shapes
 
 
-def main(given: list[str] | None = None) -> dict[str, Any]:
-    args, console = arguments(given), Console()
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    args, console = arguments(argv), Console()
     if not console.is_terminal:
         console = Console(width=160)
-    made = json.loads(args.load.read_text()) if args.load else run(args, console)
-    for table in report.tables(made):
+    results = json.loads(args.load.read_text()) if args.load else run(args, console)
+    for table in report.tables(results):
         console.print(table)
     if args.json:
-        args.json.write_text(json.dumps(made, indent=1) + "\n")
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
     if args.png or args.docs:
         from . import chart
 
-        chart.draw(made, args.png or args.docs.with_suffix(".png"))
+        chart.draw(results, args.png or args.docs.with_suffix(".png"))
     if args.docs:
-        docs.write(made, args.docs, (args.png or args.docs.with_suffix(".png")).name)
+        docs.write(results, args.docs, (args.png or args.docs.with_suffix(".png")).name)
     if args.compare:
-        console.print(report.compare(json.loads(args.compare.read_text()), made))
-    return made
+        console.print(report.compare(json.loads(args.compare.read_text()), results))
+    return results
 
 
 if __name__ == "__main__":

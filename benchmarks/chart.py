@@ -1,4 +1,4 @@
-"""The ratios as a picture."""
+"""A bar plot of the ratios."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ COLOURS = {"optax": "#4c72b0", "torch fused": "#dd8452", "torch foreach": "#c9b0
 
 
 def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
-    """Bars from 1: how many times longer each rival takes, on the first tree of parameters."""
+    """Plots the time of each library relative to Slalom, by default for the first shape."""
     shape = shape or report["steps"][0]["shape"]
     entries = [entry for entry in report["steps"] if entry["shape"] == shape][::-1]
     figure = Figure(figsize=(8, 0.45 * len(entries) + 1.6), layout="constrained")
@@ -36,7 +36,7 @@ def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
     axes.set_xscale("log")
     axes.set_xticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
     axes.set_yticks(range(len(entries)), [entry["row"] for entry in entries])
-    axes.set_xlabel("time of the rival / time of Slalom; right of 1, Slalom is ahead")
+    axes.set_xlabel("time relative to Slalom (above 1: Slalom is faster)")
     axes.set_title(f"{shape}, {report['machine']['processor']}, float32")
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(path, dpi=130)

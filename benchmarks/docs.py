@@ -1,4 +1,4 @@
-"""The table of the docs page, written between two marks."""
+"""Writes the tables of the docs page between two markers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ END = "<!-- end of figures -->"
 
 
 def write(report: dict[str, Any], page: Path, picture: str) -> None:
-    """Replaces what stands between the marks of a page."""
+    """Replaces the text between the markers of a page."""
     text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{page} must have one line '{BEGIN}' and, below it, one '{END}'.")
@@ -20,13 +20,13 @@ def write(report: dict[str, Any], page: Path, picture: str) -> None:
 
 
 def markdown(report: dict[str, Any], picture: str) -> str:
-    """The figures in words, tables and a picture."""
+    """The results as Markdown: a sentence, a plot and tables."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items() if v)
     sections = [
         f"Measured on {machine['cores']} cores of {machine['processor']} (backend "
         f"{machine['backend']}) with {versions}.\n",
-        f"![How many times longer the rivals take]({picture})\n",
+        f"![Time relative to Slalom]({picture})\n",
     ]
     for shape in dict.fromkeys(entry["shape"] for entry in report["steps"]):
         entries = [entry for entry in report["steps"] if entry["shape"] == shape]
@@ -49,7 +49,7 @@ def _steps(shape: str, entries: list[Entry]) -> str:
         ]
         for entry in entries
     ]
-    heads = ["", "ns per parameter", "of the limit", *(f"{who} takes" for who in rivals), "aim"]
+    heads = ["", "ns per parameter", "of the limit", *(f"{who} takes" for who in rivals), "target"]
     return f"### {shape}: {size}\n\n" + _table(heads, rows)
 
 
@@ -88,7 +88,7 @@ def _host(entries: list[Entry]) -> str:
             row = f"{entry['row']}, {entry['leaves']} leaves: {who}"
             spent = [f"{1e6 * each[when]['median']:.0f}" for when in ("returned", "done")]
             rows.append([row, *spent, _ratio(entry, who)])
-    heads = ["", "returns after µs", "done after µs", "takes"]
+    heads = ["", "dispatch µs", "total µs", "takes"]
     return "### Host time of a call\n\n" + _table(heads, rows)
 
 

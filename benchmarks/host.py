@@ -1,4 +1,4 @@
-"""What a call costs on the host: a model of 100 small leaves, for which there is little to do."""
+"""Host time of a call, measured with a model of 100 small leaves that is cheap to compute."""
 
 import random
 import time
@@ -19,12 +19,12 @@ LEAVES = 100
 
 
 def loss_fn(model: Any, x: Any) -> Any:
-    """A loss whose gradient is cheap."""
+    """A loss with a cheap gradient."""
     return jnp.mean(jax.vmap(model)(x) ** 2)
 
 
 class Loop:
-    """A call whose result is its next argument."""
+    """A function that is called repeatedly with its own results."""
 
     def __init__(self, call: Callable[..., Any], *carry: Any):
         self.call = call
@@ -35,7 +35,7 @@ class Loop:
 
 
 def interleave(loops: Mapping[str, Loop], calls: int) -> tuple[dict[str, list[float]], ...]:
-    """Seconds until each call returns, and until its work is done."""
+    """Seconds until each call returns, and until its results are ready."""
     returned: dict[str, list[float]] = {name: [] for name in loops}
     done: dict[str, list[float]] = {name: [] for name in loops}
     names, shuffled = list(loops), random.Random(0)
@@ -55,13 +55,13 @@ def interleave(loops: Mapping[str, Loop], calls: int) -> tuple[dict[str, list[fl
 
 
 def optimizers() -> tuple[sl.AbstractTransform, Any]:
-    """Slalom's and Optax's."""
+    """The same optimizer in Slalom and in Optax."""
     ours = sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)
     return ours, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
 
 def training_steps(leaves: int) -> dict[str, Loop]:
-    """Gradient and step, compiled as one."""
+    """Training steps that compute the gradient and the update in one program."""
     model, x = mlp(leaves, 8), jnp.ones((2, 8))
     ours, theirs = optimizers()
     params, static = eqx.partition(model, eqx.is_inexact_array)
@@ -93,7 +93,7 @@ def training_steps(leaves: int) -> dict[str, Loop]:
 
 
 def eager_steps(leaves: int) -> dict[str, Loop]:
-    """Gradients in, model out, outside of any jit of the user's."""
+    """Steps from given gradients, outside of any user `jit`."""
     model = mlp(leaves, 8)
     ours, theirs = optimizers()
     params = eqx.filter(model, eqx.is_inexact_array)
@@ -111,7 +111,7 @@ def eager_steps(leaves: int) -> dict[str, Loop]:
 
 
 def compare_host(calls: int, leaves: int = LEAVES) -> list[dict[str, Any]]:
-    """Entries as `report` writes them to JSON; the ratios are those of the whole call."""
+    """Entries of the JSON report. The ratios compare the times until the results are ready."""
     entries = []
     for name, make, target in (
         ("training step", training_steps, 2.0),

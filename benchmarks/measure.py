@@ -1,4 +1,4 @@
-"""What is measured: compiled steps side by side, and what their programs look like."""
+"""Measures compiled steps, and counts the operations of their programs."""
 
 import random
 import re
@@ -18,7 +18,7 @@ from . import torch_rival
 from .rows import Row
 
 WARM_UP = 4
-"""Repetitions that do not count; a multiple of every window."""
+"""The number of warm-up repetitions; a multiple of every window."""
 
 PROBE = "bandwidth probe"
 PROBE_BYTES = 3 * 4 * 2**25
@@ -26,31 +26,31 @@ PROBE_BYTES = 3 * 4 * 2**25
 
 @dataclass(frozen=True)
 class Cost:
-    """What a program costs beside time."""
+    """The costs of a program other than its run time."""
 
     trace_s: float
     compile_s: float
     scratch_bytes: int
     peak_bytes: int
     fusions: int
-    """Kernels that XLA made of several operations."""
+    """The number of fused kernels."""
     copies: int
-    """Copies of arrays as large as a parameter."""
+    """The number of copies of arrays with the shape of a parameter."""
 
 
 def fusions(hlo: str) -> int:
-    """How many fused kernels an optimized program has."""
+    """The number of fused kernels in an optimized program."""
     return len(re.findall(r" = (?:\(.*?\)|\S+) fusion\(", hlo))
 
 
 def copies(hlo: str, shapes: Iterable[tuple[int, ...]]) -> int:
-    """How many copies of arrays of these shapes an optimized program makes."""
+    """The number of copies of arrays of these shapes in an optimized program."""
     texts = {",".join(map(str, shape)) for shape in shapes if shape}
     return sum(shape in texts for shape in re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", hlo))
 
 
 class Step:
-    """One optimizer's compiled step, which gives its parameters and state away at each call."""
+    """The compiled step of an optimizer, which donates its parameters and state."""
 
     def __init__(self, step: Callable[..., Any], params: Any, state: Any, grads: Any):
         jitted = jax.jit(step, donate_argnums=(0, 1))
@@ -64,7 +64,7 @@ class Step:
             trace_s=traced - start,
             compile_s=compiled - traced,
             scratch_bytes=memory.temp_size_in_bytes,
-            # What goes in and out, shared buffers once. XLA's own figure leaves out the scratch.
+            # Inputs and outputs, shared buffers counted once. XLA's own figure excludes scratch.
             peak_bytes=memory.argument_size_in_bytes
             + memory.output_size_in_bytes
             - memory.alias_size_in_bytes
@@ -80,7 +80,7 @@ class Step:
 
 
 def trace_once(row: Row) -> None:
-    """Fills the caches that all libraries share, so that the first one pays for no other."""
+    """Fills the caches that all libraries share, so that no trace pays for the others."""
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
     opt, theirs = sl.Optimizer(row.slalom(), params), row.optax()
     state = theirs.init(params)
@@ -89,7 +89,7 @@ def trace_once(row: Row) -> None:
 
 
 def slalom_step(tx: sl.AbstractTransform, params: Any, grads: Any) -> Step:
-    """Slalom under a `jax.jit` of the user's."""
+    """A step of Slalom under `jax.jit`."""
 
     def step(params: Any, opt: sl.Optimizer, grads: Any) -> Any:
         return opt.step(params, grads)
@@ -98,7 +98,7 @@ def slalom_step(tx: sl.AbstractTransform, params: Any, grads: Any) -> Step:
 
 
 def optax_step(tx: Any, params: Any, grads: Any) -> Step:
-    """Optax as its documentation shows it, under a `jax.jit` of the user's."""
+    """A step of Optax under `jax.jit`, as in its documentation."""
 
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, state = tx.update(grads, state, params)
@@ -108,7 +108,7 @@ def optax_step(tx: Any, params: Any, grads: Any) -> Step:
 
 
 class Probe:
-    """y ← y + a·x over 2²⁵ numbers: the rate at which this machine moves memory, here and now."""
+    """y ← y + a·x for 2²⁵ elements, which measures the current memory bandwidth."""
 
     def __init__(self) -> None:
         self.x = jnp.ones(2**25)
@@ -120,12 +120,12 @@ class Probe:
 
 
 def interleave(calls: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds per call: each once, in turn, again and again, so that all see the same machine."""
+    """Seconds per call. The calls take turns, so that all run under the same conditions."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     names, shuffled = list(calls), random.Random(0)
     for repetition in range(repetitions + WARM_UP):
-        # What ran before leaves its arrays in the cache and its threads awake, and so must not be
-        # the same each time, as it would be in a cycle.
+        # A call leaves its arrays in the cache and its threads awake for the next one. A random
+        # order spreads this effect over all calls.
         shuffled.shuffle(names)
         for name in names:
             start = time.perf_counter()
@@ -137,17 +137,17 @@ def interleave(calls: Mapping[str, Callable[[], Any]], repetitions: int) -> dict
 
 
 def windows(times: list[float], length: int) -> list[float]:
-    """The mean of each window."""
+    """The mean time of each window."""
     return [statistics.fmean(times[i : i + length]) for i in range(0, len(times), length)]
 
 
 def idle(times: list[float], length: int) -> list[float]:
-    """All but the last of each window."""
+    """The times of all steps but the last of each window."""
     return [t for i, t in enumerate(times) if (i + 1) % length]
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """The median, and the quartiles around it."""
+    """The median and the quartiles."""
     if len(values) < 2:
         return {"median": values[0], "low": values[0], "high": values[0]}
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -155,16 +155,16 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def ratio(rival: list[float], ours: list[float]) -> dict[str, float]:
-    """How many times longer the rival took, repetition by repetition."""
+    """The time of a rival divided by ours, paired by repetition."""
     return spread([theirs / own for theirs, own in zip(rival, ours, strict=True)])
 
 
 def compare_steps(
     name: str, row: Row, params: Any, repetitions: int, *, with_torch: bool
 ) -> list[dict[str, Any]]:
-    """One row on one tree of parameters, in all libraries; also its idle steps, where it has any.
+    """Measures one row with given parameters in all libraries, and its idle steps separately.
 
-    **Returns:** entries as `report` writes them to JSON.
+    **Returns:** entries of the JSON report.
     """
     grads = jax.tree.map(lambda p: 0.01 * p + 0.001, params)
     numbers = sum(p.size for p in jax.tree.leaves(params))

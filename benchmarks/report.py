@@ -1,4 +1,4 @@
-"""The figures as tables, as JSON, and beside those of another day."""
+"""The results as tables and JSON, and comparisons with earlier results."""
 
 import importlib.metadata
 import os
@@ -19,7 +19,7 @@ Entry = dict[str, Any]
 
 
 def processor() -> str:
-    """Its name, as far as the system tells."""
+    """The name of the processor or accelerator, if the system knows it."""
     if jax.default_backend() != "cpu":
         return jax.devices()[0].device_kind
     information = Path("/proc/cpuinfo")
@@ -29,7 +29,7 @@ def processor() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """The machine and the versions that results depend on."""
     packages = ("slalom", "jax", "jaxlib", "equinox", "optax")
     return {
         "backend": jax.default_backend(),
@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 
 def new(title: str) -> Report:
-    """A report without figures."""
+    """An empty report."""
     return {"schema": SCHEMA, "title": title, "machine": machine(), "steps": [], "host": []}
 
 
@@ -52,17 +52,17 @@ def new(title: str) -> Report:
 
 
 def number(value: float) -> str:
-    """Three digits, and no exponent."""
+    """Formats a number with three significant digits and no exponent."""
     return f"{value:.{max(0, 2 - len(str(int(abs(value)))) + 1)}f}"
 
 
 def times(ratio: dict[str, float]) -> str:
-    """A ratio with its quartiles."""
+    """Formats a ratio with its quartiles."""
     return f"{number(ratio['median'])} ({number(ratio['low'])}–{number(ratio['high'])})"
 
 
 def verdict(entry: Entry) -> str:
-    """Whether the target is reached: within the quartiles counts, as the median of another run."""
+    """Whether the target is reached: ✓ by the median, ≈ by the upper quartile, ✗ by neither."""
     rival = entry["ratios"].get("optax") or entry["ratios"].get(next(iter(entry["ratios"])))
     if rival["median"] >= entry["target"]:
         return "✓"
@@ -95,7 +95,7 @@ def step_tables(report: Report) -> Iterator[Table]:
 
 def _cost_table(title: str, entries: list[Entry]) -> Table:
     columns = ("scratch", "peak MB", "trace s", "compile s", "fusions", "copies")
-    table = _table(f"{title}: what the programs cost, slalom | optax", *columns)
+    table = _table(f"{title}: program costs, slalom | optax", *columns)
     for entry in entries:
         pair = [entry["contenders"][who] for who in ("slalom", "optax")]
         table.add_row(
@@ -116,13 +116,13 @@ def _cost_table(title: str, entries: list[Entry]) -> Table:
 
 
 def scratch(entry: Entry, contender: dict[str, Any]) -> float:
-    """Scratch memory, as a share of the parameters."""
+    """Scratch memory as a fraction of the parameters."""
     return contender["scratch_bytes"] / entry["parameter_bytes"]
 
 
 def host_table(report: Report) -> Table:
-    """Microseconds a call."""
-    table = _table("Host time a call, µs", "returns after", "done after", "ratio", "target")
+    """Microseconds per call."""
+    table = _table("Host time per call, µs", "dispatch", "total", "ratio", "target")
     for entry in report["host"]:
         own, *_ = entry["contenders"]
         for who, each in entry["contenders"].items():
@@ -138,7 +138,7 @@ def host_table(report: Report) -> Table:
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """Everything in a report."""
+    """All tables of a report."""
     yield from step_tables(report)
     if report["host"]:
         yield host_table(report)
@@ -152,11 +152,11 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-# --- another day ----------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------
 
 
 def figures(report: Report) -> dict[tuple[str, str], float]:
-    """The figures that may be compared between two runs, by row and name: no absolute times."""
+    """The figures that can be compared between runs, by row and name, without absolute times."""
     found = {}
     for entry in report["steps"]:
         where = f"{entry['shape']}: {entry['row']}"
@@ -176,11 +176,11 @@ def figures(report: Report) -> dict[tuple[str, str], float]:
 
 
 def compare(old: Report, new: Report, threshold: float = 0.05) -> Table:
-    """What changed by more than `threshold` of its value, appeared or went."""
+    """A table of relative changes above `threshold`, and of rows that are new or gone."""
     if old.get("schema") != SCHEMA:
         raise ValueError(
-            f"The report to compare with has schema {old.get('schema')}, this is {SCHEMA}. "
-            "Measure it anew with the same version of the benchmarks."
+            f"The earlier report has schema {old.get('schema')}, this one has {SCHEMA}. Measure it "
+            "again with this version of the benchmarks."
         )
     before, after = figures(old), figures(new)
     table = _table("Changes", "figure", "before", "now", "change")

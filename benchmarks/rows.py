@@ -1,4 +1,4 @@
-"""The same optimizer as users of each library would write it, and what would be ideal."""
+"""The optimizers to benchmark, as users of each library write them, and their targets."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,18 +15,18 @@ class Row(NamedTuple):
     slalom: Callable[[], sl.AbstractTransform]
     optax: Callable[[], Any]
     limit: float
-    """Bytes a parameter that must be moved per step, on average over a window, in float32: each
-    array read once and written once; another time where a number derived from all must be known."""
+    """The minimum number of bytes to move per parameter and step in float32, averaged over a
+    window: every array is read and written once, or twice if a value depends on all of it."""
     target: float
-    """How many times faster than Optax this should be."""
+    """The target for the time of Optax divided by ours."""
     torch: str = ""
-    """The class in `torch.optim`, where it has one."""
+    """The class in `torch.optim`, if any."""
     window: int = 1
-    """How many steps make one whole, of which all but the last are idle."""
+    """The number of steps per update. All but the last are idle."""
     idle_limit: float = 0.0
     idle_target: float = 0.0
     scratch: float = 0.01
-    """How much memory beside parameters, state and gradients it may take, in parameters."""
+    """The target for scratch memory, as a fraction of the parameters."""
 
 
 def _schedule(library: Any) -> Any:

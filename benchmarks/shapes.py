@@ -1,4 +1,4 @@
-"""The trees of parameters that are stepped over."""
+"""The trees of parameters to benchmark with."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,19 +11,19 @@ from .rows import Row
 
 
 class Shape(NamedTuple):
-    """A tree of parameters, and the rows that are worth measuring on it."""
+    """A tree of parameters, and the rows to measure with it."""
 
     title: str
     make: Callable[[], Any]
     rows: tuple[str, ...] | None = None
-    """Names of rows; all of them without it."""
+    """The names of the rows. Defaults to all."""
     target: float | None = None
-    """How fast all of its rows should be, where that is not what the rows say."""
+    """A target that replaces those of the rows."""
     limits: Mapping[str, float] = {}
-    """The bytes a parameter of rows for which these are not as in float32."""
+    """The bytes per parameter of rows for which `Row.limit` is not right."""
 
     def fit(self, name: str, row: Row) -> Row:
-        """A row as it is measured on this tree."""
+        """A row with the targets of this shape."""
         row = row._replace(
             limit=self.limits.get(name, row.limit),
             idle_limit=self.limits.get(f"{name}, idle step", row.idle_limit),
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 
 
 def gpt2(fraction: int = 1) -> dict[str, jax.Array]:
-    """The 148 leaves of GPT-2 small (124 M), or with every matrix `fraction` times narrower."""
+    """The 148 leaves of GPT-2 small (124 M parameters), with matrices narrowed by `fraction`."""
     width, rows = 768, 768 // fraction
     leaves = {"wte": (50257 // fraction, width), "wpe": (1024 // fraction, width)}
     for i in range(12):
@@ -49,32 +49,32 @@ def gpt2(fraction: int = 1) -> dict[str, jax.Array]:
 
 
 def gpt2_half() -> dict[str, jax.Array]:
-    """The same in bfloat16."""
+    """GPT-2 small in bfloat16."""
     return {name: leaf.astype(jnp.bfloat16) for name, leaf in gpt2().items()}
 
 
 def many_leaves(count: int = 1000) -> dict[str, jax.Array]:
-    """Leaves of 64 × 64: what each leaf costs."""
+    """Many leaves of 64 × 64, to measure the cost per leaf."""
     return {f"layer{i}": jnp.full((64, 64), 0.02, jnp.float32) for i in range(count)}
 
 
 def one_leaf(size: int = 100_000_000) -> dict[str, jax.Array]:
-    """One vector: what each number costs."""
+    """A single vector, to measure the cost per parameter."""
     return {"vector": jnp.full((size,), 0.02, jnp.float32)}
 
 
 def mlp(leaves: int, width: int) -> eqx.nn.MLP:
-    """A square Equinox model with an even number of leaves."""
+    """A square Equinox MLP with an even number of leaves."""
     return eqx.nn.MLP(width, width, width, leaves // 2 - 1, key=jax.random.key(0))
 
 
 def mlp_params() -> Any:
-    """What is trained of an Equinox model with 10 leaves."""
+    """The parameters of an Equinox MLP with 10 leaves."""
     return eqx.filter(mlp(10, 512), eqx.is_inexact_array)
 
 
 _NEVER_SLOWER = 0.97
-# Gradients, parameters and first moments of two bytes, second moments and accumulators of four.
+# Two bytes for gradients, parameters and first moments; four for second moments and accumulators.
 _HALF = {
     "AdamW": 18,
     "clip, AdamW": 20,

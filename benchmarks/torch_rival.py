@@ -1,4 +1,4 @@
-"""PyTorch's optimizers on the same shapes, where PyTorch is installed."""
+"""PyTorch's optimizers on the same shapes, if PyTorch is installed."""
 
 import importlib.metadata
 import importlib.util
@@ -16,13 +16,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def steps(name: str, params: list[Any]) -> dict[str, Callable[[], None]]:
-    """A step of a class in `torch.optim`, fused and with `foreach`."""
-    # Its threads would otherwise spin on after each step, while the next contender runs.
+    """Steps of a class in `torch.optim`: the fused and the `foreach` implementation."""
+    # Otherwise its threads keep spinning after each step, while the next library runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
     def step(implementation: str) -> Callable[[], None]:
-        # By way of single precision: PyTorch reads no array of bfloat16.
+        # Through float32, because PyTorch cannot read NumPy arrays of bfloat16.
         tensors = [
             torch.tensor(
                 np.asarray(p, np.float32), dtype=getattr(torch, p.dtype.name), requires_grad=True
@@ -38,5 +38,5 @@ def steps(name: str, params: list[Any]) -> dict[str, Callable[[], None]]:
 
 
 def version() -> str | None:
-    """The version that is installed."""
+    """The installed version, if any."""
     return importlib.metadata.version("torch") if FOUND else None

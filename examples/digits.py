@@ -1,8 +1,8 @@
-"""Learn to read handwritten digits: a small convolutional network, trained in seconds.
+"""Trains a small convolutional network on handwritten digits, in seconds.
 
     pip install -e ".[examples]" && python examples/digits.py
 
-The data are the 1797 real 8 × 8 images that come with scikit-learn; a fifth of them is held out.
+The data are the 1797 images of 8 × 8 pixels that come with scikit-learn. A fifth is held out.
 """
 
 import argparse
@@ -21,17 +21,17 @@ try:
 
     import slalom as sl
 except ImportError as error:
-    raise SystemExit(f'{error}. Install what this needs: pip install -e ".[examples]"') from None
+    raise SystemExit(f'{error}. Install the dependencies: pip install -e ".[examples]"') from None
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 BATCH = 32
-ACCUMULATE = 2  # batches for one update
+ACCUMULATE = 2  # batches per update
 
 
 def load_data():
-    """Images in [0, 1] and their labels, split the same way whatever `--seed` is."""
+    """Images in [0, 1] and their labels. The split does not depend on `--seed`."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 1, 8, 8).astype(np.float32) / 16
     return train_test_split(
@@ -40,7 +40,7 @@ def load_data():
 
 
 def make_network(key):
-    """From one image, of shape (1, 8, 8), to ten logits."""
+    """A network that maps an image of shape (1, 8, 8) to ten logits."""
     key1, key2, key3 = jax.random.split(key, 3)
     return eqx.nn.Sequential(
         [
@@ -57,7 +57,7 @@ def make_network(key):
 
 
 def loss_fn(model, images, labels, key):
-    """Mean cross-entropy of a batch; every image has its own dropout key."""
+    """Mean cross-entropy of a batch. Every image has its own dropout key."""
     logits = jax.vmap(model)(images, key=jax.random.split(key, len(images)))
     log_probabilities = jax.nn.log_softmax(logits)
     return -jnp.mean(jnp.take_along_axis(log_probabilities, labels[:, None], axis=1))
@@ -70,12 +70,12 @@ def accuracy(model, images, labels):
 
 
 def shuffled_batches(rng, size):
-    """The indices of one epoch's batches, all of one shape: what is left over waits its turn."""
+    """The batches of one epoch as rows of indices. Leftover examples are dropped."""
     return rng.permutation(size)[: size // BATCH * BATCH].reshape(-1, BATCH)
 
 
 def train(images, labels, epochs, seed):
-    """Returns the trained network, the loss of every batch, and the rate of every update."""
+    """Returns the network, the loss of every batch and the learning rate of every update."""
     steps = epochs * (len(images) // BATCH)
     updates = steps // ACCUMULATE
     model_key, dropout_key = jax.random.split(jax.random.key(seed))
@@ -98,14 +98,14 @@ def train(images, labels, epochs, seed):
         for batch in shuffled_batches(rng, len(images)):
             key = jax.random.fold_in(dropout_key, len(losses))
             model, opt, loss = step(model, opt, images[batch], labels[batch], key)
-            losses.append(loss)  # not a float yet: that would wait for the step to finish
+            losses.append(loss)  # `float(loss)` would block until the step finishes
         progress.set_postfix(loss=f"{loss:.4f}")
-    # The schedule stands inside `every_k`, so its clock counts updates, not batches.
+    # The schedule is inside `every_k`, so it counts updates, not batches.
     return model, np.array(losses), schedule.values(updates)
 
 
 def plot(losses, rates, title, path):
-    """Loss and learning rate over the batches, one above the other."""
+    """Plots the loss above the learning rate."""
     figure, (top, bottom) = plt.subplots(
         2, sharex=True, figsize=(8, 5.5), height_ratios=[2, 1], layout="constrained"
     )
@@ -128,10 +128,10 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=25, help="passes over the data (25)")
-    parser.add_argument("--quick", action="store_true", help="2 epochs, to see that it runs")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout (0)")
-    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the picture")
+    parser.add_argument("--epochs", type=int, default=25, help="number of epochs (25)")
+    parser.add_argument("--quick", action="store_true", help="train for 2 epochs only")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="file of the plot")
     args = parser.parse_args()
 
     start = time.perf_counter()

@@ -70,7 +70,7 @@ def test_the_docs_get_tables_and_a_chart_between_the_marks(measured):
     assert text.endswith(f"{docs.END}\n\nafter\n")
     assert "\nold\n" not in text
     assert "| AdamW every 4, idle step |" in text
-    assert "![How many times longer the rivals take](page.png)" in text
+    assert "![Time relative to Slalom](page.png)" in text
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     docs.write(made, page, "page.png")
     assert page.read_text() == text

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from slalom._core.transform import parts
+from slalom._core.walk import transforms
 
 SHAPE = (256, 512)
 LEAVES = 3
@@ -98,7 +98,7 @@ def test_no_array_is_written_twice(name):
 @pytest.mark.parametrize("name", LEAN)
 def test_there_are_as_many_conditionals_as_decisions(name):
     kinds = (sl.AbstractPacedTransform, sl.When)
-    decisions = [part for part in parts(LEAN[name]) if isinstance(part.transform, kinds)]
+    decisions = [part for part in transforms(LEAN[name]) if isinstance(part.module, kinds)]
     assert lean(name).as_text().count(" conditional(") == len(decisions)
 
 

@@ -166,7 +166,7 @@ def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     monkeypatch.setattr(sl.IfFinite, "refuse", lambda self, name, state: asked.append(name))
     for on_limit in ("accept", "skip", "raise"):
         opt = sl.Optimizer(sl.adam(0.1).if_finite(on_limit=on_limit), MODEL)
-        assert opt.binding.refuses == (on_limit == "raise")
+        assert opt.binding.guarded == (on_limit == "raise")
         opt.step(MODEL, at(GRADS, 0))
     assert asked == ["if_finite"]
 

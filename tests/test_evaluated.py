@@ -260,7 +260,7 @@ def test_nothing_may_follow_a_writer():
         (
             lambda: sl.Optimizer(sl.sgd(0.1), {"w": jnp.ones(2)}).eval_params({"v": jnp.ones(2)}),
             "This optimizer was bound to a model with other trainable parameters: 'v' is in the "
-            "model given now and missing in the model at binding. Bind a new one with "
+            "model given now but not in the model at binding. Bind a new one with "
             "`sl.Optimizer(tx, model)`.",
         ),
     ],

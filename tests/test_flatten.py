@@ -7,6 +7,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_path, gradients, mlp, nested_dict, params_of, slalom_trajectory
+from slalom._core.walk import transforms
 from table import RULES
 
 KEY = jax.random.key(0)
@@ -23,7 +24,7 @@ MIXED = {
 ELEMENTWISE = {
     name: tx
     for name, tx in RULES.items()
-    if all(part.transform.elementwise for part in sl._transform.parts(tx))
+    if all(part.module.elementwise for part in transforms(tx))
 }
 
 

@@ -20,7 +20,7 @@ from helpers import (
     params_of,
     slalom_trajectory,
 )
-from slalom._core.transform import parts
+from slalom._core.walk import transforms
 from test_parity import ROWS
 
 
@@ -76,7 +76,7 @@ EXCLUDED = (
 
 def decides(tx):
     """Whether a part decides when another one runs: what follows would move on idle steps."""
-    return any(isinstance(part.transform, sl.AbstractPacedTransform) for part in parts(tx))
+    return any(isinstance(part.module, sl.AbstractPacedTransform) for part in transforms(tx))
 
 
 LINKS = [row for row in ROWS if row.name not in EXCLUDED and not decides(row.ours)]

@@ -93,7 +93,7 @@ BAD_INPUTS = [
     (
         lambda: sl.ScaleBy({"head": 0.1}),
         TypeError,
-        r"^A string is no selector, got 'head'. Write `sl.where.path\('head'\)`.$",
+        r"^A string is not a selector, got 'head'. Write `sl.where.path\('head'\)`.$",
     ),
 ]
 

@@ -17,7 +17,7 @@ import slalom as sl
 from helpers import gradients
 from slalom._core.fields import hyperparameter_fields
 from slalom._core.hyperparams import targets
-from slalom._core.transform import parts
+from slalom._core.walk import transforms
 from table import RECIPES, RULES
 
 PARAMS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[1.0, -0.5], [0.25, 2.0]])}
@@ -176,9 +176,9 @@ def driven(tx):
 
 
 def first_number(tx):
-    for part in parts(tx):
-        for field in hyperparameter_fields(part.transform):
-            if getattr(part.transform, field.name) is not None:
+    for part in transforms(tx):
+        for field in hyperparameter_fields(part.module):
+            if getattr(part.module, field.name) is not None:
                 return ".".join((*part.path, field.name))
     raise ValueError("there is no number to drive")
 
@@ -218,8 +218,8 @@ ROWS = {
     name: tx
     for name, tx in (RULES | RECIPES).items()
     if all(
-        set(part.transform.needs) <= {"params", "value"} and not part.transform.per_example
-        for part in parts(tx)
+        set(part.module.needs) <= {"params", "value"} and not part.module.per_example
+        for part in transforms(tx)
     )
 }
 

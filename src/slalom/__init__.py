@@ -26,6 +26,7 @@ with _checked:
         chain as chain,
         named_chain as named_chain,
     )
+    from ._core.context import Context as Context
     from ._core.fields import (
         Hyperparameter as Hyperparameter,
         hyperparameter as hyperparameter,
@@ -34,12 +35,13 @@ with _checked:
         per_leaf as per_leaf,
         per_param as per_param,
     )
-    from ._core.paced import AbstractPacedTransform as AbstractPacedTransform
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
-    from ._core.skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
-    from ._core.transform import AbstractTransform as AbstractTransform, Context as Context
-    from ._core.wrapper import AbstractWrapper as AbstractWrapper
+    from ._core.transform import AbstractTransform as AbstractTransform
+    from ._core.wrapper import (
+        AbstractPacedTransform as AbstractPacedTransform,
+        AbstractWrapper as AbstractWrapper,
+    )
     from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
@@ -146,6 +148,8 @@ with _checked:
         Only as Only,
         Partition as Partition,
         Recorded as Recorded,
+        SkipLargeUpdates as SkipLargeUpdates,
+        SkipNotFinite as SkipNotFinite,
         SplitRealAndImaginary as SplitRealAndImaginary,
         When as When,
         partition as partition,

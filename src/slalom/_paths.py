@@ -1,4 +1,4 @@
-"""The one path grammar: dotted names of leaves, links and hyperparameters, and globs over them."""
+"""Dotted paths of leaves, links and hyperparameters, and globs over them."""
 
 import dataclasses
 import difflib
@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 
 def dotted(key_path: Sequence[Any]) -> str:
-    """A JAX key path as a dotted name: fields, dict keys and indices joined by dots."""
+    """A JAX key path as a dotted path: field names, dict keys and indices joined by dots."""
     return ".".join(_segment(key) for key in key_path)
 
 
@@ -24,28 +24,28 @@ def _segment(key: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class HalfKey:
-    """The real or the imaginary part of a complex leaf, where these stand for it in a tree."""
+    """The key of the real or imaginary part of a complex leaf that was split into both."""
 
     name: str
 
 
 def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:
-    """The key path of the parameter itself, where one leads to its real or imaginary part."""
+    """The key path of the parameter that a key path, or that of one of its halves, leads to."""
     return tuple(key for key in key_path if not isinstance(key, HalfKey))
 
 
 def half_of(key_path: Sequence[Any]) -> str:
-    """Which part of a complex parameter a key path leads to; `''` for the whole."""
+    """The name of the half of a complex parameter that a key path leads to; `''` for the whole."""
     return next((key.name for key in key_path if isinstance(key, HalfKey)), "")
 
 
 def leaf_paths(tree: PyTree, is_leaf: Any = None) -> list[str]:
-    """The dotted name of each leaf, in order. A tree that is one leaf has the name `''`."""
+    """The dotted path of each leaf, in order. The path of a tree that is a single leaf is `''`."""
     return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
 
 
 def example(structure: Any) -> PyTree:
-    """A tree of this structure: its leaves are their own positions."""
+    """A tree of this structure whose leaves are their own positions."""
     return structure.unflatten(range(structure.num_leaves))
 
 
@@ -55,16 +55,16 @@ def snake_case(name: str) -> str:
 
 
 def glob_pattern(glob: str) -> re.Pattern[str]:
-    """A glob over dotted names: `*` stays within a segment, `**` spans any number of them."""
+    """Compiles a glob over dotted paths: `*` matches within a segment, `**` any number of them."""
     pattern = ""
     segments = glob.split(".")
     for i, segment in enumerate(segments):
         last = i == len(segments) - 1
         if segment == "**":
-            # Takes its own dot along, so that it can also stand for no segment at all.
+            # Includes its own dot, so that it can also match no segment.
             pattern += r"(?:[^.]+(?:\.[^.]+)*)?" if last else r"(?:[^.]+\.)*"
         else:
-            # A segment that is only `*` must be there; within a name it may be empty.
+            # A segment `*` must not be empty; within a segment, `*` may match nothing.
             part = r"[^.]+" if segment == "*" else re.escape(segment).replace(r"\*", r"[^.]*")
             pattern += part
             if not last:
@@ -78,10 +78,10 @@ def has_suffix(path: str, suffix: str) -> bool:
 
 
 def candidates(name: str, known: Iterable[str], limit: int = 8) -> str:
-    """Those of `known` that a message should offer instead of `name`, the closest first."""
+    """Those of `known` to suggest instead of `name`, closest first, as text for a message."""
     known = list(dict.fromkeys(known))
     close = difflib.get_close_matches(name, known, n=limit, cutoff=0.4)
-    # A short name is often meant as the last segment of a long one.
+    # A short name often means the last segment of a longer one.
     close += [k for k in known if k not in close and name.split(".")[-1] in k]
     listed = (close + [k for k in known if k not in close])[:limit]
     text = ", ".join(f"'{k}'" for k in listed)
@@ -90,7 +90,7 @@ def candidates(name: str, known: Iterable[str], limit: int = 8) -> str:
 
 
 def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str:
-    """Where two trees, called by their names, first differ in structure, in words."""
+    """Describes the first difference in structure between two trees with the given names."""
     here, there = names
     if type(left) is not type(right):
         verb, kinds = "are" if here.endswith("s") else "is", (type(left), type(right))
@@ -99,12 +99,12 @@ def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str
     for ours, theirs, own, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
         for path in ours:
             if path not in theirs:
-                return f"'{path}' is in {own} and missing in {other}"
-    return _other_node(left, right, names, "") or "a container inside differs"
+                return f"'{path}' is in {own} but not in {other}"
+    return _other_node(left, right, names, "") or "a container differs"
 
 
 def _other_node(left: Any, right: Any, names: tuple[str, str], path: str) -> str | None:
-    """Where two trees with equal leaves differ in a node's type or static field, in words."""
+    """Describes the first node whose type or static field differs, in trees with equal leaves."""
     here, there = names
     at = f"'{path}' " if path else ""
     if type(left) is not type(right):

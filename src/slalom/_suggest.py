@@ -1,4 +1,4 @@
-"""What to say of a name that is not here: the one that was probably meant."""
+"""Suggestions for names that do not exist."""
 
 import difflib
 import sys
@@ -18,11 +18,11 @@ ELSEWHERE = {
     "multi_transform": "sl.partition(transforms, labels)",
     "reduce_on_plateau": 'tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(...)})',
 }
-"""What is written here for well-known names of what has another form."""
+"""What to write instead of well-known names from Optax."""
 
 
 def absent(module: str) -> Callable[[str], NoReturn]:
-    """The `__getattr__` of a module: it refuses, and suggests."""
+    """A `__getattr__` for a module: it raises an error that suggests a name."""
 
     def refuse(name: str) -> NoReturn:
         advice = "" if name.startswith("_") else _advice(name)
@@ -32,12 +32,12 @@ def absent(module: str) -> Callable[[str], NoReturn]:
 
 
 def no_attribute(optimizer: type, name: str) -> AttributeError:
-    """What to raise for a name that optimizers do not have."""
+    """The error for an attribute that optimizers do not have."""
     public = ", ".join(key for key in vars(optimizer) if key[0] != "_")
     return AttributeError(
-        f"'{optimizer.__name__}' object has no attribute '{name}'. It has {public}. Numbers are "
-        'read with `opt.hyperparams["learning_rate"]` and changed with `opt = '
-        "opt.with_hyperparams(learning_rate=1e-4)`; the model is not in it.",
+        f"'{optimizer.__name__}' object has no attribute '{name}'. Its attributes are {public}. "
+        'Read hyperparameters with `opt.hyperparams["learning_rate"]` and change them with '
+        "`opt = opt.with_hyperparams(learning_rate=1e-4)`. The optimizer does not hold the model.",
         name=name,
     )
 
@@ -46,13 +46,13 @@ def _advice(name: str) -> str:
     if name in ELSEWHERE:
         return f" Write {ELSEWHERE[name]}."
     known = _known()
-    meant = [_plain(name)] if _plain(name) in known else []
-    meant = meant or difflib.get_close_matches(_plain(name), known, n=3)
-    return f" Did you mean {' or '.join(known[n] for n in meant)}?" if meant else ""
+    close = [_plain(name)] if _plain(name) in known else []
+    close = close or difflib.get_close_matches(_plain(name), known, n=3)
+    return f" Did you mean {' or '.join(known[n] for n in close)}?" if close else ""
 
 
 def _known() -> dict[str, str]:
-    """How each public name is written."""
+    """The code for each public name, by the name in lower case without underscores."""
     top = [name for name in vars(sys.modules[PACKAGE]) if name[0] != "_"]
     known = {_plain(name): f"sl.{name}" for name in top}
     for part in ("tree", "where", "schedules"):
@@ -62,5 +62,6 @@ def _known() -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """A name without its style: `clip_by_global_norm` as `ClipByGlobalNorm`."""
+    """A name without its case and underscores, which `clip_by_global_norm` and
+    `ClipByGlobalNorm` share."""
     return name.lower().replace("_", "").removesuffix("schedule")

@@ -1,4 +1,4 @@
-"""Names for what flows through the library."""
+"""Types used throughout the library."""
 
 from typing import Any, TypeAlias
 
@@ -11,21 +11,20 @@ Scalar: TypeAlias = Float[Array, ""]
 """A 0-d real array."""
 
 Step: TypeAlias = int | Int[Array, ""] | Int[np.ndarray, ""]
-"""A position on a clock: a number of steps, counted from 0."""
+"""A number of steps, counted from 0."""
 
 Params: TypeAlias = PyTree[Inexact[Array | np.ndarray, "?*shape"], "Params"]
-"""Parameters: a tree of floating or complex arrays. `None` is a hole: nothing is there."""
+"""Parameters: a tree of floating or complex arrays. `None` marks a parameter that is left out."""
 
 Updates: TypeAlias = PyTree[Inexact[Array | np.ndarray, "?*shape"], "Params"]
-"""Gradients on their way to become a step: like the parameters in structure and shapes.
+"""Updates: gradients as they pass through a chain, with the parameters' structure and shapes.
 
-With `SLALOM_TYPECHECK=1` that is checked wherever both stand in one signature: the names bind
-the structure and, leaf by leaf, the shape.
+`SLALOM_TYPECHECK=1` checks this in every signature that has both: the names bind the structure
+and the shape of each leaf.
 """
 
 Gradients: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."], "Params"]
-"""What comes into an optimizer: updates, or for some first links the gradients of single examples,
-with one more axis in front."""
+"""The input of an optimizer: updates, or per-example gradients with one more leading axis."""
 
 
 def under_jit(x: Any) -> bool:

@@ -36,7 +36,7 @@ def init_with_integers():
 @refused(
     ValueError,
     "The updates have another structure than the state or the parameters that meet them: 'w' is in "
-    "what meets them and missing in the updates. Pass gradients, state and parameters of one "
+    "what meets them but not in the updates. Pass gradients, state and parameters of one "
     "model.",
     unchecked=True,
 )

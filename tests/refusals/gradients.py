@@ -13,7 +13,7 @@ DIFFERENTIATE = (
 
 @refused(
     ValueError,
-    "The gradients have another structure than the model: 'v' is in the gradients and missing in "
+    "The gradients have another structure than the model: 'v' is in the gradients but not in "
     "the model. " + DIFFERENTIATE,
 )
 def gradients_under_another_name():
@@ -22,7 +22,7 @@ def gradients_under_another_name():
 
 @refused(
     ValueError,
-    "The gradients have another structure than the model: 'w' is in the model and missing in the "
+    "The gradients have another structure than the model: 'w' is in the model but not in the "
     "gradients. " + DIFFERENTIATE,
 )
 def gradients_without_a_leaf():
@@ -32,7 +32,7 @@ def gradients_without_a_leaf():
 @refused(
     ValueError,
     "The gradients have another structure than the model: 'layers.2.weight' is in the gradients "
-    "and missing in the model. " + DIFFERENTIATE,
+    "but not in the model. " + DIFFERENTIATE,
 )
 def gradients_of_a_deeper_model():
     sl.Optimizer(sl.adam(0.1), mlp()).step(mlp(), arrays(mlp(depth=2)))
@@ -95,7 +95,7 @@ def a_complex_gradient_of_a_real_parameter():
 
 @refused(
     ValueError,
-    "`grad` has another structure than the model: 'w' is in the model and missing in `grad`. "
+    "`grad` has another structure than the model: 'w' is in the model but not in `grad`. "
     + DIFFERENTIATE,
 )
 def another_structure_passed_as_grad():
@@ -104,7 +104,7 @@ def another_structure_passed_as_grad():
 
 @refused(
     ValueError,
-    "The updates have another structure than the model: 'w' is in the model and missing in the "
+    "The updates have another structure than the model: 'w' is in the model but not in the "
     "updates.",
 )
 def updates_of_another_structure():

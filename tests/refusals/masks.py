@@ -8,8 +8,8 @@ import slalom as sl
 from ._table import bound, mlp, refused
 
 GLOBS = (
-    " matches no parameter. The whole path must match, `*` is one segment and `**` any number of "
-    "them. Paths here: "
+    " matches no parameter. A glob must match the whole path; `*` matches one segment and `**` any "
+    "number of segments. Paths: "
 )
 
 
@@ -34,7 +34,7 @@ def a_glob_of_trainable_that_matches_nothing():
 
 @refused(
     ValueError,
-    "sl.where.regex('^layers') is found in no parameter's path. Paths here: 'b', 'w'.",
+    "sl.where.regex('^layers') matches no parameter. Paths: 'b', 'w'.",
 )
 def a_regex_that_matches_nothing():
     bound(sl.adam(0.1).only(sl.where.regex("^layers")))
@@ -58,7 +58,7 @@ def a_leaf_without_a_label():
     bound(sl.partition({"a": sl.adam(0.1)}, {sl.where.path("b"): "a"}))
 
 
-SEVERAL = " To select by several, join selectors: `sl.where.path(...) | sl.where.path(...)`."
+SEVERAL = " To select by several, combine selectors: `sl.where.path(...) | sl.where.path(...)`."
 
 
 @refused(TypeError, "sl.where.path takes one glob, got ['b', 'w']." + SEVERAL, unchecked=True)
@@ -68,19 +68,19 @@ def a_list_of_globs():
 
 @refused(
     TypeError,
-    "A selector is neither true nor false. Join selectors with `&`, `|` and `~` instead of `and`, "
-    "`or` and `not`.",
+    "A selector has no truth value. Combine selectors with `&`, `|` and `~` instead of `and`, `or` "
+    "and `not`.",
 )
 def selectors_joined_by_and():
     sl.where.path("b") and sl.where.path("w")
 
 
-@refused(TypeError, "None is no selector. Write `sl.where.everything()`, or `.nothing()`.")
+@refused(TypeError, "None is not a selector. Write `sl.where.everything()` or `.nothing()`.")
 def none_as_selector():
     sl.adam(0.1).only(None)
 
 
-@refused(TypeError, "A string is no selector, got 'w'. Write `sl.where.path('w')`.")
+@refused(TypeError, "A string is not a selector, got 'w'. Write `sl.where.path('w')`.")
 def a_string_beside_a_selector_as_case():
     sl.partition({1: sl.adam(0.1)}, {sl.where.path("b"): 1, "w": 1})
 
@@ -104,17 +104,21 @@ def names_for_other_groups():
     sl.adam(0.1).partition({sl.where.path("b"): sl.sgd(0.1)}, names=("a", "b"))
 
 
-@refused(TypeError, "A mask must hold bools, got 1 of type int at 'b' from {'b': 1, 'w': True}.")
+@refused(
+    TypeError, "A mask must consist of bools, got 1 of type int at 'b' from {'b': 1, 'w': True}."
+)
 def a_mask_of_ints():
     bound(sl.adam(0.1).only({"b": 1, "w": True}))
 
 
-@refused(TypeError, "A mask must hold bools, got 1 of type int at 'b' from sl.where.leaf(<…>).")
+@refused(
+    TypeError, "A mask must consist of bools, got 1 of type int at 'b' from sl.where.leaf(<…>)."
+)
 def a_leaf_function_of_ints():
     bound(sl.adam(0.1).only(sl.where.leaf(lambda path, leaf: len(leaf.shape))))
 
 
-NO_SELECTOR = "A string is no selector, got 'w'. Write `sl.where.path('w')`."
+NO_SELECTOR = "A string is not a selector, got 'w'. Write `sl.where.path('w')`."
 
 
 @refused(TypeError, NO_SELECTOR)
@@ -127,22 +131,24 @@ def a_string_as_case():
     sl.adam(0.1).partition({"w": sl.sgd(0.1)})
 
 
-NO_PREFIX = "The mask or label tree is neither a tree like the parameters nor a prefix of one: "
+NO_PREFIX = (
+    "The tree of masks or labels must have the structure of the parameters, or be a prefix of it: "
+)
 
 
-@refused(ValueError, NO_PREFIX + "'v' is in the mask and missing in the parameters.")
+@refused(ValueError, NO_PREFIX + "'v' is in the mask but not in the parameters.")
 def a_mask_of_another_structure():
     bound(sl.adam(0.1).only({"b": True, "v": True}))
 
 
-@refused(ValueError, NO_PREFIX + "'w' is in the parameters and missing in the mask.")
+@refused(ValueError, NO_PREFIX + "'w' is in the parameters but not in the mask.")
 def a_mask_function_of_another_structure():
     bound(sl.adam(0.1).only(lambda params: {"b": True}))
 
 
 PYTHON_VALUE = (
-    " of dtype bool. What is selected must be known before anything is computed: decide by path, "
-    "shape or dtype, for example `sl.where.ndim(min=2)`."
+    " of dtype bool. The selection must be known at trace time, so select by path, shape or dtype, "
+    "for example with `sl.where.ndim(min=2)`."
 )
 
 
@@ -157,8 +163,8 @@ def a_traced_mask():
 
 
 ONLY_SHAPES = (
-    " It sees shapes and dtypes (`jax.ShapeDtypeStruct` leaves), never values: a mask or label "
-    "that depended on values could change between two steps."
+    " It is called with shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values, "
+    "because a mask or label must not change between steps."
 )
 
 

@@ -52,7 +52,7 @@ def numpy_bfloat16():
 @refused(
     ValueError,
     "This optimizer was bound to a model with other trainable parameters: 'w' is in the model at "
-    "binding and missing in the model given now. Bind a new one with `sl.Optimizer(tx, model)`.",
+    "binding but not in the model given now. Bind a new one with `sl.Optimizer(tx, model)`.",
 )
 def a_model_with_fewer_parameters_than_bound():
     bound().step({"b": jnp.ones(2)}, {"b": jnp.ones(2)})
@@ -61,7 +61,7 @@ def a_model_with_fewer_parameters_than_bound():
 @refused(
     ValueError,
     "This optimizer was bound to a model with other trainable parameters: 'layers.2.weight' is in "
-    "the model given now and missing in the model at binding. Bind a new one with "
+    "the model given now but not in the model at binding. Bind a new one with "
     "`sl.Optimizer(tx, model)`.",
 )
 def a_deeper_model_than_bound():

@@ -29,9 +29,9 @@ def a_name_that_has_another_form():
 
 @refused(
     AttributeError,
-    "'Optimizer' object has no attribute 'learning_rate'. It has transform, state, count, <…>. "
-    'Numbers are read with `opt.hyperparams["learning_rate"]` and changed with `opt = '
-    "opt.with_hyperparams(learning_rate=1e-4)`; the model is not in it.",
+    "'Optimizer' object has no attribute 'learning_rate'. Its attributes are transform, state, "
+    'count, <…>. Read hyperparameters with `opt.hyperparams["learning_rate"]` and change them with '
+    "`opt = opt.with_hyperparams(learning_rate=1e-4)`. The optimizer does not hold the model.",
 )
 def a_learning_rate_as_attribute():
     bound().learning_rate  # noqa: B018

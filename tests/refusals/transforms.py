@@ -114,7 +114,7 @@ def a_count_that_is_no_array():
 
 @refused(
     ValueError,
-    "The updates have another structure than the parameters: 'b' is in the parameters and missing "
+    "The updates have another structure than the parameters: 'b' is in the parameters but not "
     "in the updates.",
 )
 def updates_made_with_a_hole():
@@ -239,7 +239,7 @@ def updates_made_of_another_shape():
 @refused(
     ValueError,
     "The updates have another structure than the state or the parameters that meet them: 'w' is in "
-    "what meets them and missing in the updates. Pass gradients, state and parameters of one "
+    "what meets them but not in the updates. Pass gradients, state and parameters of one "
     "model.",
 )
 def updates_made_of_another_structure():

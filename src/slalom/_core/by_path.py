@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from .._paths import candidates, has_suffix
-from .declared import shortest
+from .printing import shortest
 
 
 @jax.tree_util.register_pytree_node_class

@@ -1,7 +1,6 @@
 """Transforms one after another."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -9,21 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from .._types import Gradients, Params, Updates
-from .declared import LINE, indented
-from .fluent import fluent
+from .context import Context
+from .declared import Part
+from .printing import Call, Infix
 from .stateless import AbstractStatelessTransform
-from .transform import (
-    MIXED,
-    AbstractTransform,
-    Context,
-    Part,
-    check_transform,
-    find,
-    keeps_zeros,
-    pair,
-    parts,
-    segments,
-)
+from .traits import MIXED
+from .transform import AbstractTransform, require_transform
+from .walk import find, keeps_zeros, parts, segments
+from .wrapper import AbstractComposite
+from .write import RETURN, Write
+from .writer import AbstractParameterWriter
 
 
 class Identity(AbstractStatelessTransform):
@@ -37,8 +31,7 @@ class Identity(AbstractStatelessTransform):
         return updates
 
 
-@fluent
-class Chain(AbstractTransform):
+class Chain(AbstractComposite[tuple[Any, ...]]):
     """Transforms one after another: the updates of each go into the next.
 
     Made with `|`, `sl.chain` and `sl.named_chain`. Links are reached by position, name or
@@ -60,9 +53,9 @@ class Chain(AbstractTransform):
         if not self.links:
             raise ValueError("A chain has at least one link; `sl.Identity()` does nothing.")
         for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
-            check_transform(f"Link {i if name is None else repr(name)}", link)
+            require_transform(f"Link {i if name is None else repr(name)}", link)
         for link, name in list(zip(self.links, self.names, strict=True))[:-1]:
-            if any(part.transform.stands_last for part in parts(link)):
+            if any(isinstance(part.module, AbstractParameterWriter) for part in parts(link)):
                 raise ValueError(
                     f"{name or type(link).__name__} writes the parameters itself, so nothing may "
                     "follow it: make it the last link of the chain."
@@ -73,7 +66,7 @@ class Chain(AbstractTransform):
         """A chain of these; chains among them are flattened, and one link stays what it is."""
         flat: list[tuple[str | None, AbstractTransform]] = []
         for i, link in enumerate(links):
-            check_transform(f"Link {i}", link)
+            require_transform(f"Link {i}", link)
             if isinstance(link, Chain):
                 flat += zip(link.names, link.links, strict=True)
             else:
@@ -88,48 +81,23 @@ class Chain(AbstractTransform):
     def init(self, params: Params) -> tuple[Any, ...]:
         return tuple(link.init(params) for link in self.links)
 
-    def update(
+    def run(
         self,
+        write: Write,
         updates: Gradients,
         state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, tuple[Any, ...]]:
-        states = []
-        for part in self.inside(state, context, params):
-            with part.scope():
-                made = part.transform.update(updates, part.state, params, context)
-            updates, new = pair(part.transform, made)
-            states.append(new)
-        return updates, tuple(states)
-
-    def step(
-        self, grads: Gradients, state: Any, params: Params, context: Context | None = None
-    ) -> tuple[Params, tuple[Any, ...]]:
-        return self.through(lambda last: last.step, grads, state, params, context)
-
-    def through(
-        self,
-        verb: Callable[[AbstractTransform], Callable[..., tuple[Any, Any]]],
-        grads: Gradients,
-        state: Any,
-        params: Params,
+        params: Params | None,
         context: Context | None,
     ) -> tuple[Any, tuple[Any, ...]]:
-        """`update` of all links but the last, and then what `verb` makes of that one."""
-        *before, last = self.inside(state, context, params)
+        *before, last = self.children(state, context, params)
         states = []
         for part in before:
-            with part.scope():
-                made = part.transform.update(grads, part.state, params, context)
-            grads, new = pair(part.transform, made)
+            updates, new = part.run(RETURN, updates)
             states.append(new)
-        with last.scope():
-            made = verb(last.transform)(grads, last.state, params, context)
-        result, new = pair(last.transform, made)
+        result, new = last.run(write, updates)
         return result, (*states, new)
 
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         states = (None,) * len(self.links) if state is None else state
@@ -164,38 +132,27 @@ class Chain(AbstractTransform):
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         columns = zip(*(link.signs(params) for link in self.links), strict=True)
-        return tuple(_through(column) for column in columns)
+        return tuple(_sign_of_product(column) for column in columns)
 
     def __getitem__(self, which: Any) -> AbstractTransform:
         if isinstance(which, int):
             return self.links[which]
-        return find(self, which).transform
+        return find(self, which).module
 
     def __len__(self) -> int:
         return len(self.links)
 
-    def __repr__(self) -> str:
-        pieces = self._pieces()
-        line = " | ".join(pieces)
-        if (len(line) <= LINE and "\n" not in line) or len(pieces) == 1:
-            return line
-        return "(\n    " + indented("\n| ".join(pieces)) + "\n)"
-
-    def _pieces(self) -> list[str]:
-        """The links as code; runs of named links as one `sl.named_chain`."""
-        pieces: list[str] = []
-        run: list[str] = []
-        for name, link in zip(self.names, self.links, strict=True):
-            if name is not None:
-                run.append(f"{name}={link!r}")
-                continue
-            if run:
-                pieces.append(f"sl.named_chain({', '.join(run)})")
-                run = []
-            pieces.append(repr(link))
-        if run:
-            pieces.append(f"sl.named_chain({', '.join(run)})")
-        return pieces
+    def _code(self) -> Infix | Call:
+        """The links; runs of named ones as calls of `sl.named_chain`."""
+        pieces: list[Any] = []
+        for named, run in itertools.groupby(
+            zip(self.names, self.links, strict=True), lambda link: link[0] is not None
+        ):
+            if named:
+                pieces.append(Call("sl.named_chain", (), {str(name): link for name, link in run}))
+            else:
+                pieces += [link for _, link in run]
+        return Infix("|", pieces) if len(pieces) > 1 else pieces[0]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:
@@ -249,7 +206,7 @@ def _check_unique(names: list[str | None]) -> None:
             raise ValueError(f"Two links of this chain are named '{name}'; names must differ.")
 
 
-def _through(signs: tuple[int | None, ...]) -> int | None:
+def _sign_of_product(signs: tuple[int | None, ...]) -> int | None:
     """The sign after several links. Flipped twice counts as flipped: it was meant."""
     for sign in (0, -1, MIXED, None):
         if sign in signs:

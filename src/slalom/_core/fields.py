@@ -21,7 +21,8 @@ from jaxtyping import Array, Real
 
 from .._types import Tracer
 from ..tree.dtypes import canonical_float
-from .declared import CHECK, code, shortest
+from .declared import CHECK
+from .printing import code, shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule
 
 Hyperparameter: TypeAlias = (

@@ -1,30 +1,51 @@
 """The methods that shape a transform, and the joint by which they reach the wrappers."""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from ..where.resolve import WhereLike
 from .declared import AbstractDeclared
 from .fields import Hyperparameter
+from .printing import constructor_call, method_call
 
-_Class = TypeVar("_Class")
-_Transform = TypeVar("_Transform")
+if TYPE_CHECKING:
+    import slalom
+
+# The joint between a transform and its wrappers: each method imports, when it is called, the class
+# that it returns. Those classes are subclasses of this one, in files above, so imports at the top
+# would be a cycle. Only the arithmetic of schedules, in `schedule.py`, does the same.
+
+# Every `self` here is an `AbstractTransform`, which is the only subclass of this class.
+# pyright: reportArgumentType=false
 
 
-class AbstractFluent(AbstractDeclared, Generic[_Transform]):
+class AbstractFluent(AbstractDeclared):
     """Methods that return a transform around, or after, this one."""
 
-    def __or__(self, other: _Transform) -> _Transform:
-        """This transform, then the other."""
-        return _wrapper("Chain").join(self, other)
+    fluent_method: ClassVar[str | None] = None
+    """The method below that makes this transform from its `inner`. It prints as that call."""
 
-    def __ror__(self, other: Any) -> _Transform:
+    def _code(self) -> Any:
+        if self.fluent_method is None:
+            return constructor_call(self)
+        inner = cast(Any, self).inner
+        return method_call(self, inner, getattr(AbstractFluent, self.fluent_method))
+
+    def __or__(self, other: "slalom.AbstractTransform") -> "slalom.AbstractTransform":
+        """This transform, then the other."""
+        from .chain import Chain
+
+        return Chain.join(self, other)
+
+    def __ror__(self, other: Any) -> "slalom.AbstractTransform":
         # Python comes here with what is no transform, which the chain refuses by name.
-        return _wrapper("Chain").join(other, self)
+        from .chain import Chain
+
+        return Chain.join(other, self)
 
     # --- on which leaves --------------------------------------------------------------------
 
-    def mask(self, where: WhereLike) -> _Transform:
+    def mask(self, where: WhereLike) -> "slalom.Masked":
         """This transform on the selected leaves; the others pass through unchanged.
 
         For links of a chain. As a whole optimizer the leaves that pass through would receive
@@ -36,9 +57,11 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("Masked")(self, where)
+        from ..wrappers import Masked
 
-    def only(self, where: WhereLike) -> _Transform:
+        return Masked(self, where)
+
+    def only(self, where: WhereLike) -> "slalom.Only":
         """This transform on the selected leaves; the others get no update at all.
 
         **Arguments:**
@@ -47,13 +70,15 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("Only")(self, where)
+        from ..wrappers import Only
+
+        return Only(self, where)
 
     def partition(
         self,
-        others: Mapping[WhereLike, _Transform],
+        others: Mapping[WhereLike, "slalom.AbstractTransform"],
         names: tuple[Hashable, ...] | None = None,
-    ) -> _Transform:
+    ) -> "slalom.Partition":
         """Other transforms for some leaves, and this one for the rest.
 
         **Arguments:**
@@ -64,11 +89,13 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("Partition").by_cases(self, others, names)
+        from ..wrappers import Partition
+
+        return Partition.by_cases(self, others, names)
 
     # --- in which form ----------------------------------------------------------------------
 
-    def flatten(self, max_size: int = 8192) -> _Transform:
+    def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
         """This transform on one buffer per dtype that holds all small leaves, end to end.
 
         **Arguments:**
@@ -77,14 +104,18 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("Flatten")(self, max_size)
+        from ..wrappers import Flatten
 
-    def split_complex(self) -> _Transform:
+        return Flatten(self, max_size)
+
+    def split_complex(self) -> "slalom.SplitRealAndImaginary":
         """This transform on the real and imaginary parts of complex leaves, as two real ones.
 
         **Returns:** a transform.
         """
-        return _wrapper("SplitRealAndImaginary")(self)
+        from ..wrappers import SplitRealAndImaginary
+
+        return SplitRealAndImaginary(self)
 
     # --- whether and when -------------------------------------------------------------------
 
@@ -95,7 +126,7 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
         mean: bool = True,
         accumulator_dtype: Any | None = None,
         skip: Callable[..., Any] | None = None,
-    ) -> _Transform:
+    ) -> "slalom.EveryK":
         """This transform once in `k` mini-steps, on the mean of their gradients.
 
         **Arguments:**
@@ -111,16 +142,16 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("EveryK")(
-            self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip
-        )
+        from ..wrappers import EveryK
+
+        return EveryK(self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip)
 
     def if_finite(
         self,
         max_consecutive_errors: int = 5,
         on_limit: Literal["accept", "skip", "raise"] = "accept",
         check: Literal["grads", "both"] = "grads",
-    ) -> _Transform:
+    ) -> "slalom.IfFinite":
         """This transform where the incoming gradients are finite; no update where they are not.
 
         **Arguments:**
@@ -132,11 +163,13 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("IfFinite")(self, max_consecutive_errors, on_limit, check)
+        from ..wrappers import IfFinite
+
+        return IfFinite(self, max_consecutive_errors, on_limit, check)
 
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
-    ) -> _Transform:
+    ) -> "slalom.When":
         """This transform where a condition holds.
 
         **Arguments:**
@@ -147,13 +180,15 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("When")(self, condition, otherwise)
+        from ..wrappers import When
+
+        return When(self, condition, otherwise)
 
     # --- which parameters are evaluated -----------------------------------------------------
 
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
-    ) -> _Transform:
+    ) -> "slalom.Lookahead":
         """This transform as the fast one of two: slow weights follow every few steps.
 
         **Arguments:**
@@ -165,9 +200,11 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
         **Returns:** a transform, for the last place of a chain; `opt.eval_params(model)` gives
         the model with the slow weights.
         """
-        return _wrapper("Lookahead")(self, sync_period, slow_step_size, reset_state)
+        from ..wrappers import Lookahead
 
-    def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> _Transform:
+        return Lookahead(self, sync_period, slow_step_size, reset_state)
+
+    def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> "slalom.Average":
         """This transform, and beside it an average of the parameters it makes.
 
         **Arguments:**
@@ -179,11 +216,13 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
         **Returns:** a transform, for the last place of a chain; `opt.eval_params(model)` gives
         the model with the average.
         """
-        return _wrapper("Average")(self, decay, debias)
+        from ..wrappers import Average
+
+        return Average(self, decay, debias)
 
     # --- driven and recorded ----------------------------------------------------------------
 
-    def drive(self, schedules: Mapping[str, Any]) -> _Transform:
+    def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":
         """This transform with hyperparameters that follow schedules with a memory.
 
         **Arguments:**
@@ -193,33 +232,19 @@ class AbstractFluent(AbstractDeclared, Generic[_Transform]):
 
         **Returns:** a transform.
         """
-        return _wrapper("Driven")(self, schedules)
+        from ..wrappers import Driven
 
-    def record(self) -> _Transform:
+        return Driven(self, schedules)
+
+    def record(self) -> "slalom.Recorded":
         """This transform, with norms and hyperparameters as used in `opt.metrics`.
 
         **Returns:** a transform.
         """
-        return _wrapper("Recorded")(self)
+        from ..wrappers import Recorded
+
+        return Recorded(self)
 
 
 FLUENT = frozenset(name for name, value in vars(AbstractFluent).items() if callable(value))
 """The names that no field of a transform may bear."""
-
-
-# --- the one joint --------------------------------------------------------------------------
-# The methods above return wrappers, which are subclasses and so stand in files above this one.
-# Importing them here would be a cycle, inside a function as much as at the top. Instead each
-# wrapper enters itself below when its file is imported, which `slalom/__init__.py` does.
-
-_wrappers: dict[str, Any] = {}
-
-
-def fluent(cls: type[_Class]) -> type[_Class]:
-    """Class decorator: makes a wrapper known to the method above that builds it."""
-    _wrappers[cls.__name__] = cls
-    return cls
-
-
-def _wrapper(name: str) -> Any:
-    return _wrappers[name]

@@ -12,24 +12,26 @@ from .. import tree
 from .._paths import candidates, glob_pattern
 from .._types import Tracer
 from .by_path import ByPath, the_path
-from .declared import CHECK, AbstractDeclared, shortest
+from .context import Context
+from .declared import CHECK, AbstractDeclared, Part
 from .fields import bind_number, hyperparameter_fields
+from .numbers import read_number
+from .printing import shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule
-from .skip import AbstractSkip
-from .transform import AbstractTransform, Context, Part, parts
+from .transform import AbstractTransform
+from .walk import parts
 
 
 def targets(
-    transform: AbstractTransform, name: str
+    transform: AbstractTransform[Any], name: str
 ) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
-    """The hyperparameters that a path, suffix or glob means."""
-    known: dict[str, tuple[str, Any, Any]] = {}
-    for part in _holders(transform):
-        for field in hyperparameter_fields(part.transform):
+    """The hyperparameters that a path, suffix or glob names."""
+    known: dict[str, tuple[str, Part, Any]] = {}
+    for part in parts(transform):
+        for field in hyperparameter_fields(part.module):
             path = ".".join((*part.path, field.name))
             known[path] = (path, part, field)
             known |= _inside_schedule(path, part, field)
-        known |= _inside_driving(part)
     if "*" not in name:
         return [known[the_path(name, list(known))]]
     found = [path for path in known if glob_pattern(name).fullmatch(path)]
@@ -38,46 +40,12 @@ def targets(
     return [known[path] for path in found]
 
 
-def _holders(
-    transform: AbstractTransform, state: Any = None, context: Context | None = None
-) -> Iterator[Part]:
-    """What holds hyperparameters: every part, and the conditions of those that pace another."""
-    for part in parts(transform, state, context):
-        yield part
-        condition = getattr(part.transform, "skip", None)
-        if isinstance(condition, AbstractSkip):
-            # A condition is on the clock of the transform that it holds back.
-            (inner,) = part.transform.inside(part.state, part.context)
-            yield from _conditions(
-                part._replace(
-                    path=(*part.path, "skip"),
-                    # It is asked as a transform is, and only for its numbers.
-                    transform=condition,  # pyright: ignore[reportArgumentType]
-                    context=inner.context,
-                    get=lambda outer, part=part: part.get(outer).skip,
-                )
-            )
-
-
-def _conditions(part: Part) -> Iterator[Part]:
-    yield part
-    for i, condition in enumerate(getattr(part.transform, "conditions", ())):
-        if isinstance(condition, AbstractSkip):
-            yield from _conditions(
-                part._replace(
-                    path=(*part.path, str(i)),
-                    transform=condition,  # pyright: ignore[reportArgumentType]
-                    get=lambda outer, i=i: part.get(outer).conditions[i],
-                )
-            )
-
-
 def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, Any, Any]]:
     """The numbers of a schedule, reached as `….learning_rate.peak_value`.
 
     Those of schedules inside it are reached through its fields: `….left`, `….schedules.0`.
     """
-    held = getattr(part.transform, field.name)
+    held = getattr(part.module, field.name)
     many = isinstance(held, tuple)
     known: dict[str, tuple[str, Any, Any]] = {}
     for i, schedule in enumerate(held if many else (held,)):
@@ -88,8 +56,7 @@ def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, 
             value = getattr(part.get(transform), field.name)
             return value[i] if many else value
 
-        # A schedule declares its numbers as a transform does, and only they are looked at.
-        inner = part._replace(transform=schedule, get=get)  # pyright: ignore[reportArgumentType]
+        inner = part._replace(module=schedule, get=get)
         prefix = f"{path}.{i}" if many else path
         numbers = {f.name for f in hyperparameter_fields(schedule)}
         for inside in dataclasses.fields(schedule):
@@ -97,23 +64,6 @@ def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, 
             if inside.name in numbers:
                 known[name] = (name, inner, inside)
             known |= _inside_schedule(name, inner, inside)
-    return known
-
-
-def _inside_driving(part: Part) -> dict[str, tuple[str, Any, Any]]:
-    """The numbers of the schedules that `.drive` holds, as `driven.learning_rate.factor`."""
-    known: dict[str, tuple[str, Any, Any]] = {}
-    for i, schedule in enumerate(getattr(part.transform, "schedules", ())):
-        if isinstance(schedule, AbstractStatefulSchedule):
-            inner = part._replace(
-                transform=schedule,  # pyright: ignore[reportArgumentType]
-                get=lambda outer, i=i: part.get(outer).schedules[i],
-            )
-            # `Driven.names` says what each of them drives.
-            prefix = (*part.path, part.transform.names[i])  # pyright: ignore[reportAttributeAccessIssue]
-            for field in hyperparameter_fields(schedule):
-                path = ".".join((*prefix, field.name))
-                known[path] = (path, inner, field)
     return known
 
 
@@ -148,34 +98,36 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
         _check_rounding(path, field, number, jnp.asarray(number, old.dtype))
     # A copy: several places may be given one array, and none may be donated twice.
     new = jnp.array(jnp.broadcast_to(cast, old.shape), copy=True)
-    settled = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
-    return jax.device_put(new, old.sharding) if settled else new
+    placed = isinstance(old, jax.Array) and not isinstance(old, Tracer) and old.committed
+    return jax.device_put(new, old.sharding) if placed else new
 
 
-def read(transform: AbstractTransform, state: Any, context: Context | None) -> ByPath:
+def read(transform: AbstractTransform[Any], state: Any, context: Context | None) -> ByPath:
     """What the next update uses for each hyperparameter, each schedule on its own clock."""
     values = {}
-    for part in _holders(transform, state, context):
-        for field in hyperparameter_fields(part.transform):
-            value = part.transform.read(field.name, part.context)
+    for part in parts(transform, state, context):
+        if isinstance(part.module, AbstractStatefulSchedule):
+            continue  # what it drives is listed, at its own path
+        for field in hyperparameter_fields(part.module):
+            value = read_number(part.module, field.name, part.context)
             if value is not None:
                 values[".".join((*part.path, field.name))] = value
     return ByPath(values)
 
 
 def replace(
-    transform: AbstractTransform, values: Mapping[str, Any], replace_schedules: bool
-) -> AbstractTransform:
+    transform: AbstractTransform[Any], values: Mapping[str, Any], replace_schedules: bool
+) -> AbstractTransform[Any]:
     """The transform with other hyperparameters, as `Optimizer.with_hyperparams` says."""
     for name, value in values.items():
         for path, part, field in targets(transform, name):
-            old = getattr(part.transform, field.name)
+            old = getattr(part.module, field.name)
             new = _replacement(path, field, old, value, replace_schedules)
             transform = with_field(transform, part, field, new)
     return transform
 
 
-def bound(transform: AbstractTransform, dtype: Any | None) -> AbstractTransform:
+def bound(transform: AbstractTransform[Any], dtype: Any | None) -> AbstractTransform[Any]:
     """The transform with arrays for numbers, refused where a field is not what it must be.
 
     Fields are checked when a module is made, and `eqx.tree_at` sets them past that.
@@ -221,10 +173,10 @@ def _declared(node: Any) -> Iterator[Any]:
 
 
 def with_field(
-    transform: AbstractTransform, part: Part, field: dataclasses.Field[Any], value: Any
-) -> AbstractTransform:
+    transform: AbstractTransform[Any], part: Part, field: dataclasses.Field[Any], value: Any
+) -> AbstractTransform[Any]:
     """The transform with another value, as it is, in a field of one of its parts."""
-    old = getattr(part.transform, field.name)
+    old = getattr(part.module, field.name)
     return eqx.tree_at(
         lambda t: getattr(part.get(t), field.name),
         transform,

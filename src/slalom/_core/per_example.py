@@ -8,7 +8,8 @@ from jaxtyping import PyTree
 
 from .._types import Gradients, Params, Updates
 from .chain import Chain
-from .transform import AbstractTransform, Context
+from .context import Context
+from .transform import AbstractTransform
 
 
 class AbstractPerExampleTransform(AbstractTransform):

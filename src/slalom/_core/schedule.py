@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,9 +13,11 @@ from jaxtyping import Array, Float
 
 from .._types import Scalar, Step
 from ..tree.dtypes import as_float
-from .declared import CHECK, AbstractDeclared, uncalled
+from .declared import CHECK, AbstractDeclared
+from .messages import uncalled
 
-_Class = TypeVar("_Class")
+if TYPE_CHECKING:
+    import slalom
 
 
 class AbstractSchedule(AbstractDeclared):
@@ -120,51 +122,45 @@ class AbstractSchedule(AbstractDeclared):
 
         ```
         """
-        return _combining("join").after(self, other, at)
+        from ..schedules import join
 
-    def __add__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("+", self, other)
+        return join.after(self, other, at)
 
-    def __radd__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("+", other, self)
+    def __add__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("+", self, other)
 
-    def __sub__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("-", self, other)
+    def __radd__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("+", other, self)
 
-    def __rsub__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("-", other, self)
+    def __sub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("-", self, other)
 
-    def __mul__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("*", self, other)
+    def __rsub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("-", other, self)
 
-    def __rmul__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("*", other, self)
+    def __mul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("*", self, other)
 
-    def __truediv__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("/", self, other)
+    def __rmul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("*", other, self)
 
-    def __rtruediv__(self, other: Any) -> "AbstractSchedule":
-        return _combining("CombinedSchedule")("/", other, self)
+    def __truediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("/", self, other)
 
-    def __neg__(self) -> "AbstractSchedule":
-        return _combining("NegatedSchedule")(self)
+    def __rtruediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("/", other, self)
 
+    def __neg__(self) -> "slalom.schedules.NegatedSchedule":
+        from ..schedules import NegatedSchedule
 
-# What the methods above return are subclasses in files above this one, and numbers are declared
-# in a layer between: each enters itself here when its file is imported, as wrappers of transforms
-# do in `_transform.py`.
-
-_combinations: dict[str, Any] = {}
+        return NegatedSchedule(self)
 
 
-def fluent(cls: type[_Class]) -> type[_Class]:
-    """Class decorator: makes a schedule known to the methods above that build it."""
-    _combinations[cls.__name__] = cls
-    return cls
+def _combined(symbol: str, left: Any, right: Any) -> "slalom.schedules.CombinedSchedule":
+    # Imported here for the reason that `fluent.py` gives: it is a subclass, in a file above.
+    from ..schedules import CombinedSchedule
 
-
-def _combining(name: str) -> Any:
-    return _combinations[name]
+    return CombinedSchedule(symbol, left, right)
 
 
 class AbstractStatefulSchedule(AbstractDeclared):
@@ -234,8 +230,8 @@ class FunctionSchedule(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         return as_float(asked(self, self.function, jnp.asarray(step, jnp.int32)))
 
-    def __repr__(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+    def _code(self) -> Any:
+        return self.function
 
 
 class ModuleSchedule(AbstractSchedule):
@@ -251,8 +247,8 @@ class ModuleSchedule(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         return as_float(asked(self, self.module, jnp.asarray(step, jnp.int32)))
 
-    def __repr__(self) -> str:
-        return repr(self.module)
+    def _code(self) -> Any:
+        return self.module
 
 
 def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:

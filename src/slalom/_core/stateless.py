@@ -1,14 +1,14 @@
-"""Rules that remember nothing."""
+"""Rules without state."""
 
 import abc
-from typing import Any
 
 from .. import tree
 from .._types import Params, Updates
-from .transform import AbstractTransform, Context
+from .context import Context
+from .transform import AbstractTransform
 
 
-class AbstractStatelessTransform(AbstractTransform):
+class AbstractStatelessTransform(AbstractTransform[None]):
     """A rule without state: from the updates, and perhaps the parameters, to new updates.
 
     To write one, subclass this, declare the fields, and write `apply`:
@@ -40,7 +40,7 @@ class AbstractStatelessTransform(AbstractTransform):
     def update(
         self,
         updates: Updates,
-        state: Any,
+        state: None,
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, None]:

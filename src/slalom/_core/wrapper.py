@@ -1,42 +1,149 @@
-"""Transforms around one other transform."""
+"""Transforms made of other transforms."""
 
+import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, Bool
 
-from .._types import Params
-from .transform import AbstractTransform, Context, Part, segments
+from .._types import Gradients, Params, Updates
+from .context import Context
+from .declared import Part
+from .transform import AbstractTransform, State
+from .walk import segments
+from .write import ADD, RETURN, Write
 
 
-class AbstractWrapper(AbstractTransform):
-    """A transform around `inner`, which keeps that one's state as `state.inner`.
+class AbstractComposite(AbstractTransform[State]):
+    """A transform made of others. A subclass writes `init`, `children` and `run`.
 
-    A state that has a `count` is the inner transform's clock; without one it keeps the time of
-    the outer.
+    `run` serves both `update` and `step`. It runs its parts with `part.run(write, updates)`, and
+    uses `write.idle` for a step in which a part does not run.
     """
 
-    inner: eqx.AbstractVar[AbstractTransform]
-
-    def inside(
+    @abc.abstractmethod
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
-        if context is not None and hasattr(state, "count"):
-            context = context.at(state.count)
-        inner_state = None if state is None else state.inner
-        path = segments(self.inner)
-        return (Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner),)
+        """As `AbstractDeclared.children`."""
 
-    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
-        return self.inner.has_updated(state.inner)
+    @abc.abstractmethod
+    def run(
+        self,
+        write: Write,
+        updates: Gradients,
+        state: State,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, State]:
+        """As `AbstractTransform.run`."""
+
+    def update(
+        self,
+        updates: Gradients,
+        state: State,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, State]:
+        return self.run(RETURN, updates, state, params, context)
+
+    def step(
+        self, grads: Gradients, state: State, params: Params, context: Context | None = None
+    ) -> tuple[Params, State]:
+        return self.run(ADD, grads, state, params, context)
+
+
+class AbstractWrapper(AbstractComposite[State]):
+    """A transform around one other, `inner`, whose state it keeps as `state.inner`.
+
+    A subclass declares the field `inner` and writes `init` and `run`:
+
+    ```python
+    >>> class Twice(sl.AbstractWrapper):
+    ...     inner: sl.AbstractTransform
+    ...     def init(self, params):
+    ...         return self.inner.init(params)
+    ...     def inner_state(self, state):
+    ...         return state
+    ...     def run(self, write, updates, state, params, context):
+    ...         part = self.inner_part(state, context, params)
+    ...         return part.run(write, jax.tree.map(lambda u: 2 * u, updates))
+    >>> tx = Twice(sl.sgd(0.1))
+    >>> tx.step(jnp.ones(()), tx.init(jnp.ones(())), jnp.ones(()))[0]
+    Array(0.8, dtype=float32)
+
+    ```
+
+    A wrapper with a clock of its own for the inner transform also writes `inner_context`.
+    """
+
+    inner: eqx.AbstractVar[AbstractTransform[Any]]
+
+    def inner_state(self, state: State) -> Any:
+        """The inner transform's state."""
+        return state.inner  # pyright: ignore[reportAttributeAccessIssue]  # as the class says
+
+    def inner_context(self, state: State, context: Context) -> Context:
+        """The context that the inner transform sees."""
+        del state
+        return context
+
+    def inner_part(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> Part:
+        """The inner transform with what it sees."""
+        if context is not None and state is not None:
+            context = self.inner_context(state, context)
+        inner_state = None if state is None else self.inner_state(state)
+        path = segments(self.inner)
+        return Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner)
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        return (self.inner_part(state, context, params),)
+
+    def has_updated(self, state: State) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(self.inner_state(state))
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return self.inner.signs(params)
 
-    def run(
-        self, verb: str, updates: Any, state: Any, params: Params | None, context: Context | None
-    ) -> tuple[Any, Any]:
-        """The inner `update` or `step`, under its name."""
-        (part,) = self.inside(state, context, params)
-        with part.scope():
-            return getattr(part.transform, verb)(updates, part.state, params, part.context)
+
+class AbstractPacedTransform(AbstractWrapper[State]):
+    """A wrapper that decides *whether* its inner transform runs, on a clock of its own.
+
+    A subclass declares `inner` and writes `init` and `run`, usually with `run_if`. Its state has
+    `inner`, the inner transform's state, and `count`, how often that one ran: its clock.
+    """
+
+    def inner_context(self, state: State, context: Context) -> Context:
+        return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def run_if(
+    condition: Any,
+    run: Callable[..., tuple[Any, Any]],
+    write: Write,
+    params: Params | None,
+    *operands: Any,
+) -> tuple[Any, Any]:
+    """Runs the inner transform where a condition holds, in one branch of a `lax.cond`.
+
+    The other branch is the identity: it costs nothing, and XLA keeps parameters and state in place.
+
+    **Arguments:**
+
+    - `condition`: a bool scalar.
+    - `run`: `run(*operands)` returns the result and the inner transform's new state.
+    - `write`, `params`: as `AbstractTransform.run` gets them.
+    - `operands`: what `run` takes; the last one is the inner transform's state.
+    """
+    shapes, _ = jax.eval_shape(run, *operands)
+
+    def idle(*operands: Any) -> tuple[Any, Any]:
+        return write.idle(params, shapes), operands[-1]
+
+    return jax.lax.cond(condition, run, idle, *operands)

@@ -1,32 +1,32 @@
 """Transforms that write parameters themselves, and the parameters to evaluate."""
 
 import abc
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._types import Params
-from .transform import AbstractTransform, Context, parts
+from .context import Context
+from .transform import AbstractTransform, State
+from .walk import parts
 
 
-class AbstractParameterWriter(AbstractTransform):
-    """A transform that writes parameters itself, and whose parameters are evaluated elsewhere.
+class AbstractParameterWriter(AbstractTransform[State]):
+    """A transform that writes parameters itself, and keeps other parameters to evaluate.
 
-    A subclass writes `init`, `update`, `step` and `eval_params`. It stands last in a chain,
-    since no later link could change what it has written.
+    A subclass writes `init`, `update`, `step` and `eval_params`. It must be the last link of a
+    chain: a later link could not change what it has written.
     """
-
-    stands_last: ClassVar[bool] = True
 
     @abc.abstractmethod
     def step(
-        self, grads: Any, state: Any, params: Params, context: Context | None = None
-    ) -> tuple[Params, Any]:
+        self, grads: Any, state: State, params: Params, context: Context | None = None
+    ) -> tuple[Params, State]:
         """As `AbstractTransform.step`."""
 
     @abc.abstractmethod
-    def eval_params(self, state: Any, params: Params) -> Params:
+    def eval_params(self, state: State, params: Params) -> Params:
         """The parameters to evaluate.
 
         **Arguments:**
@@ -34,22 +34,22 @@ class AbstractParameterWriter(AbstractTransform):
         - `state`: this transform's state.
         - `params`: the parameters that are trained.
 
-        **Returns:** a tree like `params`, in any precision, of arrays that are not the state's
-        own: the next step may donate those.
+        **Returns:** a tree like `params`, in any precision. Its arrays must not be the state's own:
+        the next step may donate those.
         """
 
 
-def evaluated(transform: AbstractTransform, state: Any, params: Params) -> Params:
+def params_to_evaluate(root: AbstractTransform[Any], state: Any, params: Params) -> Params:
     """The parameters to evaluate: at each leaf those of the outermost writer that acts on it."""
     leaves, structure = jax.tree.flatten(params, is_leaf=_is_hole)
-    settled = [False] * len(leaves)
-    for part in parts(transform, state, params=params):
-        if isinstance(part.transform, AbstractParameterWriter) and jax.tree.leaves(part.params):
-            own = part.transform.eval_params(part.state, part.params)
+    found = [False] * len(leaves)
+    for part in parts(root, state, params=params):
+        if isinstance(part.module, AbstractParameterWriter) and jax.tree.leaves(part.params):
+            own = part.module.eval_params(part.state, part.params)
             for i, x in enumerate(structure.flatten_up_to(own)):
-                if x is not None and not settled[i]:
+                if x is not None and not found[i]:
                     leaves[i] = jnp.asarray(x, leaves[i].dtype)
-                    settled[i] = True
+                    found[i] = True
     return structure.unflatten(leaves)
 
 

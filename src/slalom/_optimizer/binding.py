@@ -9,12 +9,15 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.chain import Chain, first_link
-from .._core.declared import uncalled, warn
-from .._core.paced import AbstractPacedTransform
-from .._core.transform import MIXED, AbstractTransform, Part, keeps_zeros, operand, parts
+from .._core.declared import Part
+from .._core.messages import uncalled, warn
+from .._core.printing import operand
+from .._core.traits import MIXED
+from .._core.transform import AbstractTransform
+from .._core.walk import inner_transforms, keeps_zeros, transforms
+from .._core.wrapper import AbstractPacedTransform
 from .._paths import example, leaf_paths
 from .._types import Params, Tracer
-from ..transforms.scale import ScaleByLearningRate
 from ..where.resolve import Where, check_matches
 
 
@@ -33,10 +36,10 @@ class Binding:
     """The structure of the trainable parameters at binding."""
 
     @functools.cached_property
-    def refuses(self) -> bool:
-        """Whether some transform must be asked on the host before each step."""
+    def guarded(self) -> bool:
+        """Whether some transform may forbid a step, which the host must check before each."""
         transform, _ = example(self.structure)
-        return any(part.transform.refuses for part in parts(transform))
+        return any(part.module.guard is not None for part in transforms(transform))
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
@@ -70,16 +73,16 @@ def no_transform(given: Any, model: PyTree) -> str:
     return f"{message}{given!r}.{uncalled(given)}"
 
 
-def check_transform(transform: AbstractTransform, params: Params) -> None:
+def check_transform(transform: AbstractTransform[Any], params: Params) -> None:
     """Refuses, before anything is computed, a transform that these parameters would suffer from."""
-    for part in parts(transform):
-        for where in part.transform.selectors():
+    for part in transforms(transform):
+        for where in part.module.selectors():
             check_matches(where, params)
-        if part.transform.per_example and part.transform is not first_link(transform):
+        if part.module.per_example and part.module is not first_link(transform):
             raise ValueError(
                 f"'{part.name}' takes a gradient for each example and gives their sum, so it must "
                 "be the very first link, with nothing around it. Write "
-                f"`{operand(part.transform)} | rest`, with wrappers around the rest only."
+                f"`{operand(part.module)} | rest`, with wrappers around the rest only."
             )
     _warn_of_idle_steps(transform)
     _warn_of_two_rates(transform, params)
@@ -90,8 +93,8 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
         # Parts come depth first, so the last one that mixes is the innermost.
         *_, culprit = (
             part
-            for part in parts(transform, params=params)
-            if {1, -1}.issubset(part.transform.signs(part.params))
+            for part in transforms(transform, params=params)
+            if {1, -1}.issubset(part.module.signs(part.params))
         )
         raise ValueError(
             f"Raw gradients would be added to {listed}, which would climb: '{culprit.name}' lets "
@@ -103,8 +106,8 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
     if MIXED in signs:
         *_, culprit = (
             part
-            for part in parts(transform, params=params)
-            if MIXED in part.transform.signs(part.params)
+            for part in transforms(transform, params=params)
+            if MIXED in part.module.signs(part.params)
         )
         raise ValueError(
             f"Raw gradients would be added wherever the condition of '{culprit.name}' does not "
@@ -115,18 +118,18 @@ def check_transform(transform: AbstractTransform, params: Params) -> None:
         )
 
 
-def _warn_of_idle_steps(transform: AbstractTransform) -> None:
+def _warn_of_idle_steps(transform: AbstractTransform[Any]) -> None:
     """Warns of links that move parameters on the steps on which a link before them is held back."""
-    for outer in parts(transform):
-        if not isinstance(outer.transform, Chain):
+    for outer in transforms(transform):
+        if not isinstance(outer.module, Chain):
             continue
         paced: Part | None = None
-        for part in outer.transform.inside():
+        for part in outer.module.children():
             part = part._replace(path=outer.path + part.path)
-            link = part.transform
+            link = part.module
             if paced is not None and not keeps_zeros(link):
-                inner = paced.transform.inside()[0].transform
-                how = repr(paced.transform).removeprefix(operand(inner))
+                inner = inner_transforms(paced.module)[0]
+                how = repr(paced.module).removeprefix(operand(inner))
                 warn(
                     f"'{paced.name}' hands on zeros in the steps that it holds back, and "
                     f"'{part.name}' after it makes updates of them: parameters would move in those "
@@ -136,18 +139,17 @@ def _warn_of_idle_steps(transform: AbstractTransform) -> None:
             paced = _held_back(part) or paced
 
 
-def _warn_of_two_rates(transform: AbstractTransform, params: Params) -> None:
+def _warn_of_two_rates(transform: AbstractTransform[Any], params: Params) -> None:
     """Warns of two links that each descend, and climb together."""
-    for outer in parts(transform, params=params):
-        if not isinstance(outer.transform, Chain):
+    for outer in transforms(transform, params=params):
+        if not isinstance(outer.module, Chain):
             continue
         descending: dict[int, str] = {}
-        for part in outer.transform.inside(params=outer.params):
+        for part in outer.module.children(params=outer.params):
             part = part._replace(path=outer.path + part.path)
-            inside = (inner.transform for inner in parts(part.transform))
-            if not any(isinstance(inner, ScaleByLearningRate) for inner in inside):
+            if not any(inner.module.sets_learning_rate for inner in transforms(part.module)):
                 continue  # another link with a negative factor was given it to climb
-            for i, sign in enumerate(part.transform.signs(part.params)):
+            for i, sign in enumerate(part.module.signs(part.params)):
                 if sign == -1 and i in descending:
                     warn(
                         f"'{descending[i]}' and '{part.name}' both turn updates around to descend, "
@@ -161,12 +163,14 @@ def _warn_of_two_rates(transform: AbstractTransform, params: Params) -> None:
 
 def _held_back(part: Part) -> Part | None:
     """What, at or inside a link, makes its result zeros in some steps."""
-    if isinstance(part.transform, AbstractPacedTransform):
+    if isinstance(part.module, AbstractPacedTransform):
         return part
     paced: Part | None = None
-    for inner in part.transform.inside():
+    for inner in part.module.children():
+        if not isinstance(inner.module, AbstractTransform):
+            continue
         inner = inner._replace(path=part.path + inner.path)
-        if isinstance(part.transform, Chain) and not keeps_zeros(inner.transform):
+        if isinstance(part.module, Chain) and not keeps_zeros(inner.module):
             paced = None
         paced = _held_back(inner) or paced
     return paced

@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+from wadler_lindig import TextDoc
 
 from .. import tree
 from .._core.by_path import ByPath
-from .._core.declared import indented, shortest
 from .._core.fields import hyperparameter_fields
-from .._core.transform import AbstractTransform, parts
+from .._core.printing import Call, shortest
+from .._core.transform import AbstractTransform
+from .._core.walk import inner_transforms, transforms
 from .._paths import dotted, whole
 from .._types import Params
 from ..where.resolve import Where
@@ -76,7 +78,7 @@ def _cell(value: Any) -> str:
 
 
 def describe(
-    transform: AbstractTransform,
+    transform: AbstractTransform[Any],
     state: Any,
     hyperparams: Mapping[str, Float[Array, "*runs"]],
     model: Split,
@@ -88,8 +90,8 @@ def describe(
         for path, leaf, trained in zip(model.paths, model.leaves, model.trained, strict=True)
         if tree.is_array(leaf)
     }
-    for part in parts(transform, state, params=model.params):
-        known = {field.name for field in hyperparameter_fields(part.transform)}
+    for part in transforms(transform, state, params=model.params):
+        known = {field.name for field in hyperparameter_fields(part.module)}
         numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
         for path in dict.fromkeys(map(dotted, map(whole, _key_paths(part.params)))):
             if path not in rows:
@@ -97,7 +99,7 @@ def describe(
             row = dataclasses.replace(rows[path], **numbers)
             if part.group:
                 row.group = ".".join(part.group)
-            if not part.transform.inside():
+            if not inner_transforms(part.module):
                 row.transform = " | ".join(filter(None, (row.transform, part.name)))
             rows[path] = row
     places = slots(transform, state, list(rows))
@@ -111,34 +113,34 @@ def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:
     return [key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
-def metrics(transform: AbstractTransform, state: Any) -> ByPath:
+def metrics(transform: AbstractTransform[Any], state: Any) -> ByPath:
     """What each transform reports of its last update, by path."""
     # Copied: the next step may donate the state, and what was logged must outlive it.
     return ByPath(
         (".".join(filter(None, (*part.path, name))), jnp.copy(value))
-        for part in parts(transform, state)
-        for name, value in part.transform.metrics(part.state).items()
+        for part in transforms(transform, state)
+        for name, value in part.module.metrics(part.state).items()
     )
 
 
 # --- the optimizer in short -----------------------------------------------------------------
 
 
-def printed(
-    transform: AbstractTransform, state: Any, count: Any, parameters: int, trainable: Where | None
-) -> str:
+def summary(
+    transform: AbstractTransform[Any],
+    state: Any,
+    count: Any,
+    parameters: int,
+    trainable: Where | None,
+) -> Call:
     """What an optimizer is and how large, for its `repr`."""
     arrays = jax.tree.leaves(state)
     size = sum(x.size * x.dtype.itemsize for x in arrays if hasattr(x, "dtype"))
-    facts = [
-        repr(transform),
-        f"count={shortest(count)}",
-        f"parameters={parameters} arrays",
-        f"state={len(arrays)} arrays, {_bytes(size)}",
-    ]
-    if trainable is not None:
-        facts.insert(1, f"trainable={trainable!r}")
-    return "Optimizer(\n    " + indented(",\n".join(facts)) + ",\n)"
+    facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}
+    facts["count"] = count
+    facts["parameters"] = TextDoc(f"{parameters} arrays")
+    facts["state"] = TextDoc(f"{len(arrays)} arrays, {_bytes(size)}")
+    return Call("Optimizer", (transform,), facts)
 
 
 def _bytes(size: int) -> str:

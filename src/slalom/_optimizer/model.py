@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .. import tree
-from .._core.declared import warn
+from .._core.messages import warn
 from .._paths import dotted, example, first_difference, leaf_paths
 from .._types import Params, Tracer, Updates
 from ..where.resolve import Where, check_matches, mask

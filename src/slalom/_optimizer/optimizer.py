@@ -9,24 +9,29 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from .. import tree
 from .._compile.program import Program
 from .._core.by_path import ByPath
+from .._core.context import Context
 from .._core.hyperparams import bound, read, replace
-from .._core.transform import AbstractTransform, Context, count_from_zero, find, parts
-from .._core.writer import evaluated
+from .._core.printing import AbstractPrinted, Call
+from .._core.transform import AbstractTransform
+from .._core.walk import find, transforms
+from .._core.write import ADD, RETURN, Write
+from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
 from .._suggest import no_attribute
 from .._types import Tracer, Updates
 from ..where.resolve import WhereLike, as_where, check_matches, mask
 from .binding import Binding, at_home, bind, check_transform, no_transform
-from .describe import Description, describe, metrics, printed
+from .describe import Description, describe, metrics, summary
 from .model import Split, check_bound, check_model, split, strong
 from .rebind import Rebinding, carry
 from .state import reset
 from .step import KNOWN, as_known, check_one_run, run
 
 
-class Optimizer(eqx.Module):
+class Optimizer(AbstractPrinted):
     """A transform bound to a model: it holds the state, and gives each step a new optimizer.
 
     ```python
@@ -72,7 +77,7 @@ class Optimizer(eqx.Module):
         params = jax.tree.map(strong, split(model, where).params)
         check_transform(transform, params)
         transform = bound(transform, hyperparam_dtype)
-        made = (transform, (transform.init(params), count_from_zero()))
+        made = (transform, (transform.init(params), tree.fresh_age()))
         leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
         self.leaves = leaves
         self.binding = binding
@@ -165,7 +170,7 @@ class Optimizer(eqx.Module):
         do not fit the model, another model than the bound one, something a transform needs and
         was not given, or an undeclared keyword.
         """
-        refuse(self)
+        check_guards(self)
         known = _given(value, grad, value_fn, key, weight, per_param, extra)
         after, _ = _step({"grads": grads, "known": known, "model": model, "opt": self})
         return after["model"], after["opt"]
@@ -190,7 +195,7 @@ class Optimizer(eqx.Module):
         **Returns:** the updates, in the parameters' dtypes and `None` where nothing is trained,
         to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
         """
-        refuse(self)
+        check_guards(self)
         known = _given(value, grad, value_fn, key, weight, per_param, extra)
         after, updates = _update({"grads": grads, "known": known, "model": model, "opt": self})
         return updates, after["opt"]
@@ -341,7 +346,7 @@ class Optimizer(eqx.Module):
         """
         whole = split(model, self.binding.trainable)
         check_bound(whole.params, self.binding.params)
-        params = evaluated(self.transform, self.state, whole.params)
+        params = params_to_evaluate(self.transform, self.state, whole.params)
         return whole.join(jax.tree.leaves(params))
 
     @property
@@ -365,9 +370,9 @@ class Optimizer(eqx.Module):
         whole = split(model, self.binding.trainable)
         return describe(self.transform, self.state, self.hyperparams, whole)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         parameters = self.binding.params.num_leaves
-        return printed(self.transform, self.state, self.count, parameters, self.binding.trainable)
+        return summary(self.transform, self.state, self.count, parameters, self.binding.trainable)
 
 
 # --- parts --------------------------------------------------------------------------------
@@ -390,14 +395,15 @@ def _given(*known: Any) -> dict[str, Any]:
 # --- the compiled step ----------------------------------------------------------------------
 
 
-def refuse(opt: Optimizer) -> None:
+def check_guards(opt: Optimizer) -> None:
     """Raises where a state says that no further step may be made, if it can be read here."""
-    if not opt.binding.refuses:
+    if not opt.binding.guarded:
         return  # nothing to read, so nothing to wait for
     if any(isinstance(x, Tracer) or getattr(x, "is_deleted", bool)() for x in opt.leaves):
         return  # under an outer trace, or donated, which the step itself will refuse
-    for part in parts(opt.transform, opt.state):
-        part.transform.refuse(part.name, part.state)
+    for part in transforms(opt.transform, opt.state):
+        if part.module.guard is not None:
+            part.module.guard(part.name, part.state)
 
 
 def carried(arguments: Any, *, model: bool = True) -> Any:
@@ -415,14 +421,14 @@ def advance(
     model: Split,
     grads: Any,
     known: Any,
-    verb: str = "step",
+    write: Write = ADD,
     transform: AbstractTransform | None = None,
 ) -> Any:
     """One step of an optimizer on traced arrays, as `run` says; with `transform` in place of its
     own, which has the same state."""
     own, (state, count) = opt._tree
     rule = own if transform is None else transform
-    return run(verb, rule, state, count, opt.binding.params, model, grads, known)
+    return run(write, rule, state, count, opt.binding.params, model, grads, known)
 
 
 def _step_body(arguments: Any) -> tuple[list[Array], None]:
@@ -435,7 +441,7 @@ def _step_body(arguments: Any) -> tuple[list[Array], None]:
 def _update_body(arguments: Any) -> tuple[list[Array], Updates]:
     opt, known = arguments["opt"], arguments["known"]
     model = split(arguments["model"], opt.binding.trainable)
-    updates, state = advance(opt, model, arguments["grads"], known, "update")
+    updates, state = advance(opt, model, arguments["grads"], known, RETURN)
     return state, updates
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .._core.fields import PARAM_LIKE, PER_LEAF, mark_of
-from .._core.transform import AbstractTransform, parts
+from .._core.transform import AbstractTransform
+from .._core.walk import parts
 from .._paths import dotted, example, half_of, leaf_paths, whole
 from .._types import Params
 
@@ -38,7 +39,7 @@ class Slot(NamedTuple):
         return ".".join(filter(None, (self.owner, self.local)))
 
 
-def slots(transform: AbstractTransform, state: PyTree, params: Sequence[str]) -> list[Slot]:
+def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str]) -> list[Slot]:
     """The place of each leaf of a state, in order.
 
     **Arguments:**
@@ -51,7 +52,7 @@ def slots(transform: AbstractTransform, state: PyTree, params: Sequence[str]) ->
     for part in parts(transform, example(structure)):
         # Later parts stand deeper, so the innermost owner of a leaf names it last.
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
-            found[i] = _slot(part.name, type(part.transform), part.state, key_path, params)
+            found[i] = _slot(part.name, type(part.module), part.state, key_path, params)
     return found
 
 
@@ -92,7 +93,7 @@ def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]
 
 
 def reset(
-    transform: AbstractTransform,
+    transform: AbstractTransform[Any],
     old: PyTree,
     fresh: PyTree,
     params: Params,

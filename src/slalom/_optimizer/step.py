@@ -9,8 +9,11 @@ from jaxtyping import Array, PyTree
 
 from .. import tree
 from .._core.chain import first_link
+from .._core.context import Context
 from .._core.fields import params_like_fields
-from .._core.transform import AbstractTransform, Context, missing, parts
+from .._core.transform import AbstractTransform, missing
+from .._core.walk import parts, transforms
+from .._core.write import ADD, Write
 from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
@@ -22,8 +25,8 @@ KNOWN = ("value", "grad", "value_fn", "key", "weight", "per_param")
 
 
 def run(
-    verb: str,
-    transform: AbstractTransform,
+    write: Write,
+    transform: AbstractTransform[Any],
     state: Any,
     count: Any,
     bound: Any,
@@ -31,11 +34,11 @@ def run(
     grads: Any,
     known: Mapping[str, Any],
 ) -> tuple[PyTree, list[Array]]:
-    """One `step` or `update`: what it made, in the parameters' dtypes, and new state and count.
+    """One step: its result in the parameters' dtypes, and the leaves of the new state and count.
 
     **Arguments:**
 
-    - `verb`: `"step"` or `"update"`.
+    - `write`: `ADD` for a `step`, `RETURN` for an `update`.
     - `transform`, `state`, `count`: the parts of an optimizer.
     - `bound`: the structure of the parameters at binding.
     - `model`: the model, taken apart.
@@ -46,17 +49,16 @@ def run(
     **Returns:** parameters or updates, and the leaves of the new state and count.
     """
     params = model.params
-    check_one_run(count, f"{verb}(model, grads)")
+    check_one_run(count, f"{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, bound)
     grads = model.align(grads, examples=first_link(transform).per_example)
     context = _context(transform, count, model, dict(known))
     _check_shapes(transform, state, params)
-    (root, *_) = parts(transform)
-    with root.scope():
-        made, new = getattr(transform, verb)(grads, state, params, context)
-    tree.check_same_structure((made, params))
+    root = next(parts(transform, state, context, params))
+    result, new = root.run(write, grads)
+    tree.check_same_structure((result, params))
     new = _as_before(transform, state, new)
-    return tree.cast_like(made, params), [*new, tree.increment(count)]
+    return tree.cast_like(result, params), [*new, tree.increment(count)]
 
 
 def check_one_run(count: Any, call: str) -> None:
@@ -119,11 +121,11 @@ def _context(
     context = Context(step=count, **known, extra=extra)
 
     declared = set()
-    for part in parts(transform):
-        declared.update(part.transform.needs)
-        for name in part.transform.needs:
+    for part in transforms(transform):
+        declared.update(part.module.needs)
+        for name in part.module.needs:
             if name != "params" and not context.has(name):
-                raise TypeError(missing(f"{type(part.transform).__name__} ('{part.name}')", name))
+                raise TypeError(missing(f"{type(part.module).__name__} ('{part.name}')", name))
     for name in extra:
         if name not in declared:
             own = sorted(declared - {*KNOWN, "params", "step"})
@@ -137,7 +139,7 @@ def _context(
 def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
     """Refuses parameters of other shapes than those the state was made for."""
     for part in parts(transform, state, params=params):
-        if any(inner.state is part.state for inner in part.transform.inside(part.state)):
+        if any(inner.state is part.state for inner in part.module.children(part.state)):
             continue  # a mask has no state of its own: its inner transform sees the same one
         for name in params_like_fields(part.state):
             held = getattr(part.state, name)

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 
 from .._compile.program import Program, pack, unpack
 from .._core.chain import first_link
+from .._core.context import Context
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
-from .._core.transform import AbstractTransform, Context, parts
+from .._core.transform import AbstractTransform
+from .._core.walk import transforms
 from .._optimizer.model import split, strong
-from .._optimizer.optimizer import Optimizer, advance, carried, refuse
+from .._optimizer.optimizer import Optimizer, advance, carried, check_guards
 from .._optimizer.step import as_known
 from ..transforms.linesearch import recalled
 from .batch import batch_of
@@ -170,7 +172,7 @@ class TrainStep:
                 "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, "
                 f"got {type(opt).__name__} in its place."
             )
-        refuse(opt)
+        check_guards(opt)
         known = {}
         if context is not None:
             if not isinstance(context, Mapping):
@@ -293,7 +295,7 @@ def _body(get_loss_fn: Callable[[], Any], options: Options) -> Callable[[Any], A
             means, made = over(differentiate, trained)
             grads = mean = ascent(means)
 
-        needs = {name for part in parts(opt.transform) for name in part.transform.needs}
+        needs = {name for part in transforms(opt.transform) for name in part.module.needs}
         known = {"value": made.loss} | arguments["context"]
         if options.has_aux == "weight":
             known["weight"] = made.weight

@@ -1,4 +1,4 @@
-"""The recipes: functions that return chains."""
+"""Common optimizers, each a function that returns a chain of transforms."""
 
 from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
 from .adam import (

@@ -1,4 +1,4 @@
-"""The weight decay that recipes share."""
+"""The weight decay shared by the optimizers."""
 
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -7,6 +7,6 @@ from ..where.resolve import WhereLike
 
 
 def decayed(weight_decay: Hyperparameter, decay_where: WhereLike | None) -> AbstractTransform:
-    """Weight decay on the selected parameters, or on all."""
+    """Weight decay of the selected parameters. `None` selects all of them."""
     link = AddDecayedWeights(weight_decay)
     return link if decay_where is None else link.mask(decay_where)

@@ -1,4 +1,4 @@
-"""Adagrad, Adadelta and SM3 as chains: each is a function that returns what it prints."""
+"""Adagrad, Adadelta and SM3."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ def adagrad(
     *,
     accumulator_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """Adagrad: p ↦ p − η·g / √(s + ε), where s is the sum of all squares.
+    """Adagrad: p ↦ p − η·g / √(s + ε), where s is the sum of all squared gradients.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByRss`.
+    - The others: as in `ScaleByRss`.
 
     **Returns:** a chain of `ScaleByRss` and `ScaleByLearningRate`.
 
@@ -44,17 +44,18 @@ def adadelta(
     *,
     accumulator_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """Adadelta: p ↦ p − η·√(x + ε) / √(v + ε)·g, where x is a mean of squares of these steps.
+    """Adadelta: p ↦ p − η·√(x + ε) / √(v + ε)·g, where v and x are
+    decaying means of the squares of the gradients and of the updates.
 
-    Differs from Optax: without a learning rate η is 1, as in the paper. There the sign is left
-    as it is, and the parameters ascend.
+    Differs from Optax: the learning rate defaults to 1, as in the paper. Optax without a learning
+    rate does not flip the sign, so its updates ascend.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - `weight_decay`: λ, ≥ 0; λ·p is added to the gradients, as L2 regularisation does.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-    - the others: as in `ScaleByAdadelta`.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByAdadelta`.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByAdadelta` and `ScaleByLearningRate`.
 
@@ -73,13 +74,13 @@ def sm3(
     *,
     mu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """SM3: Adagrad with momentum, in the memory of a number for each row and column.
+    """SM3: Adagrad with momentum that keeps one number per row and column.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `momentum`: the decay of the momentum, in [0, 1).
-    - `mu_dtype`: how the momentum is stored; the parameter's own dtype without it.
+    - `mu_dtype`: the dtype of the momentum. Defaults to the parameter's own dtype.
 
     **Returns:** a chain of `ScaleBySM3` and `ScaleByLearningRate`.
 

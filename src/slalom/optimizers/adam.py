@@ -1,4 +1,4 @@
-"""Adam and its kin as chains: each is a function that returns what it prints."""
+"""Adam and its closest relatives."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def adam(
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByAdam`.
+    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
 
@@ -59,15 +59,15 @@ def adamw(
 ) -> AbstractTransform:
     """Adam with decoupled weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p).
 
-    The decay follows the learning rate: a step takes η·λ of each decayed parameter.
+    The decay is multiplied by the learning rate: each step subtracts η·λ·p.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-        `sl.where.ndim(min=2)` decays matrices and leaves biases and norms alone.
-    - the others: as in `ScaleByAdam`.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+        `sl.where.ndim(min=2)` selects weight matrices and excludes biases and norms.
+    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
 
@@ -99,12 +99,12 @@ def nadam(
 ) -> AbstractTransform:
     """Adam with Nesterov momentum: `sl.adam` with `nesterov=True`.
 
-    PyTorch's NAdam is another rule: there β₁ is scheduled, and grows from half of itself.
+    This is not PyTorch's NAdam, which follows a schedule for β₁ that starts at half its value.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByAdam`.
+    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
 
@@ -137,8 +137,8 @@ def nadamw(
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-    - the others: as in `ScaleByAdam`.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
 
@@ -171,12 +171,12 @@ def amsgrad(
     *,
     nu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """AMSGrad: p ↦ p − η·m̂ / (√w + ε), where w is the greatest v̂ so far.
+    """AMSGrad: p ↦ p − η·m̂ / (√w + ε), where w is the running maximum of v̂.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByAmsgrad`.
+    - The others: as in `ScaleByAmsgrad`.
 
     **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
 
@@ -204,7 +204,7 @@ def adamax(
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByAdamax`.
+    - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax` and `ScaleByLearningRate`.
 
@@ -233,8 +233,8 @@ def adamaxw(
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-    - the others: as in `ScaleByAdamax`.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

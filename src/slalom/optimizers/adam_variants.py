@@ -1,4 +1,4 @@
-"""Variants of Adam as chains: each is a function that returns what it prints."""
+"""Variants of Adam."""
 
 from typing import Any
 
@@ -28,12 +28,12 @@ def adabelief(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """AdaBelief: p ↦ p − η·m̂ / (√ŝ + ε), where s is a mean of |g − m|².
+    """AdaBelief: p ↦ p − η·m̂ / (√ŝ + ε), where s is a decaying mean of |g − m|².
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByBelief`.
+    - The others: as in `ScaleByBelief`.
 
     **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
 
@@ -55,12 +55,12 @@ def yogi(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v moves by at most (1 − β₂)·|g|² a step.
+    """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v changes by at most (1 − β₂)·|g|².
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByYogi`.
+    - The others: as in `ScaleByYogi`.
 
     **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
 
@@ -86,12 +86,12 @@ def radam(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """RAdam: p ↦ p − η·r·m̂ / (√v̂ + ε), and p ↦ p − η·m̂ in the first steps.
+    """RAdam: p ↦ p − η·r·m̂ / (√v̂ + ε), and p ↦ p − η·m̂ during the first steps.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByRadam`.
+    - The others: as in `ScaleByRadam`.
 
     **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
 
@@ -122,18 +122,18 @@ def novograd(
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-    - the others: as in `ScaleByNovograd`.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByNovograd`.
 
-    **Returns:** a chain of `ScaleByNovograd` (with `decay_where`: a partition of two) and
-    `ScaleByLearningRate`.
+    **Returns:** a chain of `ScaleByNovograd` and `ScaleByLearningRate`. With `decay_where`, the
+    first is a partition of two `ScaleByNovograd`.
 
     ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
         Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
     """
     rule = ScaleByNovograd(b1, b2, eps, eps_root, weight_decay, mu_dtype)
     if decay_where is not None:
-        # The decay enters the momentum, so it cannot be a link of its own.
+        # The decay enters the momentum, so it cannot be a separate link.
         others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
         rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
     return chain(rule, ScaleByLearningRate(learning_rate))
@@ -154,15 +154,15 @@ def adan(
 ) -> AbstractTransform:
     """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
 
-    The paper divides by 1 + η·λ instead of subtracting η·λ·p; to first order they agree.
-    Differs from Optax in a coefficient, as `ScaleByAdan` says.
+    The paper divides by 1 + η·λ instead of subtracting η·λ·p; both agree to first order in η.
+    Differs from Optax in one coefficient: see `ScaleByAdan`.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-    - the others: as in `ScaleByAdan`.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByAdan`.
 
     **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

@@ -1,4 +1,4 @@
-"""The recipe whose second moments need hardly any memory."""
+"""Adafactor, which stores factored second moments."""
 
 from typing import Any
 
@@ -28,31 +28,33 @@ def adafactor(
 ) -> AbstractTransform:
     """Adafactor: p ↦ p − η·rms(p)·û − λ·p with û = u·min(1, d / rms(u)), leaf by leaf.
 
-    u is the gradient divided by the root of a mean of squares that is kept as a row and a column.
-    The step follows the size of the parameter, so η is much greater than Adam's. The decay does
-    not follow η: p loses the share λ of itself in each step.
+    u is the gradient divided by the root of its mean square, which is stored as one row and one
+    column per matrix. The update is scaled by the size of the parameter, so η is much larger than
+    for Adam. The decay is not multiplied by η: each step subtracts λ·p.
 
-    Differs from Optax in the names of the weight decay (`weight_decay_rate` and
-    `weight_decay_mask` there), and as `ScaleByFactoredRms` does.
+    Differs from Optax: the weight decay is called `weight_decay` and `decay_where`, not
+    `weight_decay_rate` and `weight_decay_mask`. See also `ScaleByFactoredRms`.
 
     **Arguments:**
 
-    - `learning_rate`: η; 1 without it.
-    - `min_dim_size_to_factor`: how long both axes of a matrix must be, an int ≥ 1.
-    - `decay_rate`: c, in [0, 1]; the mean of squares decays by 1 − t^−c.
-    - `decay_offset`: a number of steps that t does not count, such as those of an earlier run.
-    - `multiply_by_parameter_scale`: whether rms(p), but at least 0.001, is a factor of the step.
-    - `clipping_threshold`: d, ≥ 0; no bound without it.
-    - `momentum`: the decay of a mean of the steps, in [0, 1); none, and no memory for it, without.
-    - `dtype_momentum`: how this mean is stored.
-    - `weight_decay`: λ, ≥ 0; none without it.
+    - `learning_rate`: η. Defaults to 1.
+    - `min_dim_size_to_factor`: a matrix is factored if both axes have at least this size, an int
+        ≥ 1.
+    - `decay_rate`: c, in [0, 1]. The mean of squares decays by 1 − t^−c at step t.
+    - `decay_offset`: a number of steps to subtract from t, such as those of an earlier run.
+    - `multiply_by_parameter_scale`: whether to multiply the update by max(rms(p), 0.001).
+    - `clipping_threshold`: d, ≥ 0. `None` for no clipping.
+    - `momentum`: the decay of a mean of the updates, in [0, 1). Defaults to no momentum, and no
+        memory for it.
+    - `dtype_momentum`: the dtype of this mean.
+    - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `eps`: ε, > 0, added to the squares.
-    - `factored`: whether to keep rows and columns instead of whole means of squares.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - `factored`: whether to store rows and columns instead of full means of squares.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
 
-    **Returns:** a chain of `ScaleByFactoredRms`, which bounds its result itself,
-    `ScaleByLearningRate`, `ScaleByParamBlockRMS`, `Ema`, `AddDecayedWeights` and `Scale`, without
-    those not asked for.
+    **Returns:** a chain of `ScaleByFactoredRms`, which also clips, `ScaleByLearningRate`,
+    `ScaleByParamBlockRMS`, `Ema`, `AddDecayedWeights` and `Scale`. Links that are switched off are
+    left out.
 
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
     """

@@ -1,4 +1,4 @@
-"""Plain descent and RMSProp: each is a function that returns the chain it prints."""
+"""Gradient descent with momentum, and RMSProp."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """Stochastic gradient descent: p ↦ p − η·g, or with momentum p ↦ p − η·(g + γ·t).
+    """Stochastic gradient descent: p ↦ p − η·g, or with momentum p ↦ p − η·t, t ↦ g + γ·t.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - `momentum`: γ, in [0, 1]; no momentum without it.
-    - `nesterov`: whether the momentum looks ahead.
-    - `accumulator_dtype`: how the momentum is stored; the parameter's own dtype without it.
+    - `momentum`: γ, in [0, 1]. Defaults to no momentum.
+    - `nesterov`: whether to use Nesterov momentum.
+    - `accumulator_dtype`: the dtype of the momentum. Defaults to the parameter's own dtype.
 
-    **Returns:** a chain of `Trace` (with momentum) and `ScaleByLearningRate`.
+    **Returns:** a chain of `Trace`, with momentum only, and `ScaleByLearningRate`.
 
     ```python
     >>> sl.sgd(0.1, momentum=0.9)
@@ -48,18 +48,19 @@ def rmsprop(
     *,
     nu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """RMSProp: p ↦ p − η·g / √(v + ε), or with momentum the decaying sum of these steps.
+    """RMSProp: p ↦ p − η·g / √(v + ε), or with momentum a decaying sum of these updates.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - `centered`: whether to divide by the standard deviation: v less the square of the mean.
-    - `momentum`: the decay of the sum, in [0, 1]; no momentum without it.
-    - `nesterov`: whether the momentum looks ahead.
-    - the others: as in `ScaleByRms`.
+    - `centered`: whether to divide by the standard deviation, by subtracting the squared mean
+        gradient from v.
+    - `momentum`: the decay of the sum, in [0, 1]. Defaults to no momentum.
+    - `nesterov`: whether to use Nesterov momentum.
+    - The others: as in `ScaleByRms`.
 
-    **Returns:** a chain of `ScaleByRms` (centered: `ScaleByStddev`), `ScaleByLearningRate` and
-    (with momentum) `Trace`.
+    **Returns:** a chain of `ScaleByRms` (or `ScaleByStddev` if centered), `ScaleByLearningRate`
+    and, with momentum, `Trace`.
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """

@@ -1,4 +1,4 @@
-"""Recipes around the plain gradient: optimistic, noisy, and with a step from the loss."""
+"""Optimistic and noisy gradient descent, and Polyak's step size."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def optimistic_gradient_descent(
     **Arguments:**
 
     - `learning_rate`: η.
-    - the others: as in `ScaleByOptimisticGradient`.
+    - The others: as in `ScaleByOptimisticGradient`.
 
     **Returns:** a chain of `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
 
@@ -47,14 +47,14 @@ def optimistic_adam_v2(
     nesterov: bool = True,
     nu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """Optimistic Adam: p ↦ p − η·((α + β)·uₜ − β·uₜ₋₁) with Adam's u.
+    """Optimistic Adam: p ↦ p − η·((α + β)·uₜ − β·uₜ₋₁), where u is Adam's update.
 
     **Arguments:**
 
     - `learning_rate`: η.
-    - `alpha`: α, the share of Adam's update itself.
-    - `beta`: β, the share of its change.
-    - the others: as in `ScaleByAdam`.
+    - `alpha`: α, the coefficient of Adam's update.
+    - `beta`: β, the coefficient of the change since the previous update.
+    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
 
@@ -74,12 +74,14 @@ def noisy_sgd(
     gamma: Hyperparameter = 0.55,
     key: Any = 0,
 ) -> AbstractTransform:
-    """Gradient descent with fading noise: p ↦ p − η_lr·(g + σₙ·ξ) with σₙ² = η / (n + 1)^γ.
+    """Gradient descent with decaying noise: p ↦ p − η_lr·(g + σₙ·ξ), σₙ² = η / (n + 1)^γ.
+
+    ξ is standard normal noise.
 
     **Arguments:**
 
     - `learning_rate`: η_lr.
-    - the others: as in `AddNoise`.
+    - The others: as in `AddNoise`.
 
     **Returns:** a chain of `AddNoise` and `ScaleByLearningRate`.
 
@@ -96,18 +98,17 @@ def polyak_sgd(
     eps: Hyperparameter = 0.0,
     variant: str = "sps",
 ) -> AbstractTransform:
-    """Polyak's gradient descent: p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g.
+    """SGD with Polyak's step size: p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g.
 
-    Each step needs the loss f: pass `value=` to `opt.step`, or use `sl.train_step`.
+    Each step needs the loss f: use `sl.train_step`, or pass `value=` to `opt.step`.
 
-    Differs from Optax where s ≠ 1: there the norm is that of s·g, so that the scaling s divides
-    what it should multiply.
+    Differs from Optax if s ≠ 1: Optax uses the norm of s·g, so a larger s makes the step smaller.
 
     **Arguments:**
 
     - `max_learning_rate`: η_max, > 0.
     - `scaling`: s.
-    - the others: as in `ScaleByPolyak`.
+    - The others: as in `ScaleByPolyak`.
 
     **Returns:** a chain of `ScaleByPolyak` and `ScaleByLearningRate`.
 

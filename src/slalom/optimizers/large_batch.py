@@ -1,4 +1,4 @@
-"""Recipes with a trust ratio for each leaf, made for large batches."""
+"""Optimizers for large batches, with a trust ratio for each leaf."""
 
 from typing import Any
 
@@ -22,14 +22,14 @@ def lamb(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """LAMB: p ↦ p − η·(‖p‖ / ‖u‖)·u with Adam's u = m̂ / (√v̂ + ε) + λ·p, leaf by leaf.
+    """LAMB: p ↦ p − η·(‖p‖ / ‖u‖)·u with u = m̂ / (√v̂ + ε) + λ·p, for each leaf.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-    - the others: as in `ScaleByAdam`.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights`, `ScaleByTrustRatio` and
     `ScaleByLearningRate`.
@@ -55,21 +55,21 @@ def lars(
     momentum: Hyperparameter = 0.9,
     nesterov: bool = False,
 ) -> AbstractTransform:
-    """LARS: momentum over p ↦ p − η·c·(‖p‖ / (‖u‖ + ε))·u with u = g + λ·p, leaf by leaf.
+    """LARS: momentum over p ↦ p − η·c·(‖p‖ / (‖u‖ + ε))·u with u = g + λ·p, for each leaf.
 
-    Biases and norms are commonly exempted from both the decay and the ratio:
+    Biases and norms are usually excluded from both the decay and the ratio:
     `decay_where=sl.where.ndim(min=2), trust_ratio_where=sl.where.ndim(min=2)`.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `trust_coefficient`: c, ≥ 0.
     - `eps`: ε, ≥ 0.
-    - `trust_ratio_where`: which updates are scaled by the ratio; all without it.
-    - `momentum`: the decay of the sum of these steps, in [0, 1].
-    - `nesterov`: whether the momentum looks ahead.
+    - `trust_ratio_where`: which updates are scaled by the ratio. Defaults to all.
+    - `momentum`: the decay of the sum of these updates, in [0, 1].
+    - `nesterov`: whether to use Nesterov momentum.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByTrustRatio`, `ScaleByLearningRate` and
     `Trace`.
@@ -90,15 +90,15 @@ def fromage(
     learning_rate: Hyperparameter,
     min_norm: Hyperparameter = 1e-6,
 ) -> AbstractTransform:
-    """Fromage: p ↦ (p − η·(‖p‖ / ‖g‖)·g) / √(1 + η²), leaf by leaf.
+    """Fromage: p ↦ (p − η·(‖p‖ / ‖g‖)·g) / √(1 + η²), for each leaf.
 
-    Differs from Optax: η is one hyperparameter, not three numbers made of it, so it can be
-    changed; and what shrinks p is computed without cancellation.
+    Differs from Optax: η is a single hyperparameter, so it can be changed, and the factor that
+    shrinks p is computed without cancellation.
 
     **Arguments:**
 
-    - `learning_rate`: η; 0.01 is a good first guess.
-    - `min_norm`: the least value of both norms, ≥ 0.
+    - `learning_rate`: η. 0.01 is a good first guess.
+    - `min_norm`: a lower bound on both norms, ≥ 0.
 
     **Returns:** a chain of `ScaleByTrustRatio` and `ScaleByFromage`.
 

@@ -1,4 +1,4 @@
-"""Recipes that approximate Newton's step."""
+"""Quasi-Newton methods."""
 
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
@@ -14,10 +14,10 @@ def lbfgs(
     scale_init_precond: bool = True,
     linesearch: AbstractTransform | None = _ZOOM,
 ) -> AbstractTransform:
-    """L-BFGS: p ↦ p − η·P·g with an approximation P of the inverse Hessian, and η from a search.
+    """L-BFGS: p ↦ p − η·P·g, where P approximates the inverse Hessian and a line search finds η.
 
-    For losses without noise: give every step the same data. The search needs the loss, which
-    `sl.train_step` passes to it:
+    For deterministic losses: use the same data in every step. `sl.train_step` passes the loss to
+    the line search.
 
     ```python
     >>> def rosenbrock(p):
@@ -34,13 +34,15 @@ def lbfgs(
 
     **Arguments:**
 
-    - `learning_rate`: a factor before the search, which begins at η = 1 times it; 1 without it.
-    - `memory_size`: how many differences of parameters and gradients P is made of, an int ≥ 1.
+    - `learning_rate`: a factor of the direction; the search finds η relative to it. Defaults to
+        1.
+    - `memory_size`: the number of past differences of parameters and gradients in P, an int ≥ 1.
     - `scale_init_precond`: as in `ScaleByLbfgs`.
-    - `linesearch`: what finds η, such as `ScaleByZoomLinesearch` (which the default is, with 20
-        steps at most, beginning at 1) or `ScaleByBacktrackingLinesearch`; `None` for no search.
+    - `linesearch`: the line search, such as `ScaleByZoomLinesearch` or
+        `ScaleByBacktrackingLinesearch`; `None` for no search. Defaults to a zoom line search of at
+        most 20 steps with the initial guess 1.
 
-    **Returns:** a chain of `ScaleByLbfgs`, `Scale` or `ScaleByLearningRate`, and the search.
+    **Returns:** a chain of `ScaleByLbfgs`, `Scale` or `ScaleByLearningRate`, and the line search.
 
     ??? cite "Liu & Nocedal, [On the limited memory BFGS method for large scale
         optimization](https://doi.org/10.1007/BF01589116), 1989"

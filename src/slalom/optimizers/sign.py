@@ -1,4 +1,4 @@
-"""Chains that follow signs: each is a function that returns what it prints."""
+"""Optimizers that follow the signs of the gradients."""
 
 from typing import Any
 
@@ -20,15 +20,15 @@ def lion(
 ) -> AbstractTransform:
     """Lion: p ↦ p − η·(sign(β₁·m + (1 − β₁)·g) + λ·p).
 
-    Each number moves by η a step, so η is usually a tenth to a third of Adam's, and λ greater by
-    as much.
+    Every parameter changes by η per step, so η is usually 3 to 10 times smaller than for Adam,
+    and λ larger by the same factor.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree; all without it.
-    - the others: as in `ScaleByLion`.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByLion`.
 
     **Returns:** a chain of `ScaleByLion`, `AddDecayedWeights` and `ScaleByLearningRate`.
 
@@ -43,9 +43,9 @@ def lion(
 
 
 def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
-    """Descent by signs: p ↦ p − η·sign(g).
+    """Sign descent: p ↦ p − η·sign(g).
 
-    Each number moves by η a step, so η must decay for the path to end.
+    Every parameter changes by η per step, so it converges only if η decays.
 
     **Arguments:**
 
@@ -63,15 +63,15 @@ def signum(
     beta: Hyperparameter = 0.9,
     accumulator_dtype: Any | None = None,
 ) -> AbstractTransform:
-    """Descent by signs of the momentum: p ↦ p − η·sign(t).
+    """Sign descent with momentum: p ↦ p − η·sign(t), t ↦ g + β·t.
 
-    The momentum is a sum, t = g + β·t. Its sign is that of the mean β·m + (1 − β)·g.
+    The sum t has the same sign as the mean m ↦ β·m + (1 − β)·g.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `beta`: β, the decay of the momentum, in [0, 1].
-    - `accumulator_dtype`: how the momentum is stored; the parameter's own dtype without it.
+    - `accumulator_dtype`: the dtype of the momentum. Defaults to the parameter's own dtype.
 
     **Returns:** a chain of `Trace`, `ScaleBySign` and `ScaleByLearningRate`.
 
@@ -88,12 +88,14 @@ def rprop(
     min_step_size: Hyperparameter = 1e-6,
     max_step_size: Hyperparameter = 50.0,
 ) -> AbstractTransform:
-    """Rprop: p ↦ p − η·sign(g), with a step size η for each number that follows its signs.
+    """Rprop: p ↦ p − η·sign(g), with a step size η for each parameter.
+
+    A step size grows while the sign of its gradient stays the same, and shrinks when it flips.
 
     **Arguments:**
 
-    - `learning_rate`: the step size to begin with, > 0; later values change nothing.
-    - the others: as in `ScaleByRprop`.
+    - `learning_rate`: the initial step size, > 0. Later changes of it have no effect.
+    - The others: as in `ScaleByRprop`.
 
     **Returns:** a chain of `ScaleByRprop` and `Scale`.
 

@@ -1,7 +1,7 @@
-"""Schedules: hyperparameters as functions of the clock.
+"""Schedules: hyperparameters that are functions of the step.
 
-A schedule is called like the function it is, so the classes here are named like functions, as
-`functools.partial` is.
+A schedule is called like a function, so these classes have lower-case names, as
+`functools.partial` has.
 """
 
 from .._core.schedule import (

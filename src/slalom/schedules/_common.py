@@ -1,4 +1,4 @@
-"""The arithmetic that schedules share: parts of a way, and how they are bent."""
+"""Interpolation between values, shared by the schedules."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical, canonical_float
 
 
-def ticks(steps: Step) -> Any:
-    """A number of steps as the clock counts, in int32."""
+def as_step(steps: Step) -> Any:
+    """A number of steps as an int32 array, the dtype of the step count."""
     return jnp.asarray(steps, jnp.int32)
 
 
-def fraction(step: Step, steps: Step) -> Scalar:
-    """step / steps, held between 0 and 1."""
+def progress(step: Step, length: Step) -> Scalar:
+    """step / length, clipped to [0, 1]."""
     dtype = canonical_float()
-    # Whole steps are compared before they are rounded to floats.
-    whole = ticks(steps)
-    return jnp.clip(ticks(step), 0, whole).astype(dtype) / whole.astype(dtype)
+    # Clipped as integers: floats round large steps.
+    whole = as_step(length)
+    return jnp.clip(as_step(step), 0, whole).astype(dtype) / whole.astype(dtype)
 
 
 def cosine(fraction: Scalar) -> Scalar:
@@ -28,44 +28,44 @@ def cosine(fraction: Scalar) -> Scalar:
     return (1 + jnp.cos(jnp.pi * fraction)) / 2
 
 
-def blend(first: Any, second: Any, share: Scalar) -> Scalar:
-    """share·first + (1 − share)·second: exact where the share is 1 or 0."""
+def interpolate(first: Any, second: Any, weight: Scalar) -> Scalar:
+    """weight·first + (1 − weight)·second, exact where the weight is 0 or 1."""
     first, second = as_canonical(first), as_canonical(second)
-    mixed = first * share + second * (1 - share)
-    # Selected, not left to arithmetic, which the compiler may order otherwise.
-    return jnp.where(share == 1, first, jnp.where(share == 0, second, mixed))
+    between = first * weight + second * (1 - weight)
+    # Selected explicitly: the compiler may reorder the arithmetic, which is then not exact.
+    return jnp.where(weight == 1, first, jnp.where(weight == 0, second, between))
 
 
-SHAPES: dict[str, Callable[[Scalar], Scalar]] = {
+CURVES: dict[str, Callable[[Scalar], Scalar]] = {
     "linear": lambda fraction: 1 - fraction,
     "cosine": cosine,
     "sqrt": lambda fraction: 1 - jnp.sqrt(fraction),
 }
-"""Ways from 1 to 0 by name."""
+"""Curves that fall from 1 to 0 while the fraction grows from 0 to 1."""
 
 
-def check_shape(name: str, given: Any, *known: str) -> None:
-    """Refuses an unknown shape, with those there are."""
+def check_curve(name: str, given: Any, *known: str) -> None:
+    """Raises an error that lists the known curves if `given` is not one of them."""
     if given not in known:
         listed = " or ".join(map(repr, known))
         raise ValueError(f"{name} must be {listed}, got {given!r}.")
 
 
-def through(points: Sequence[tuple[Any, Any]], step: Step, shape: str) -> Scalar:
-    """From point to point, given as (step, value), and constant before and after them.
+def interpolate_points(points: Sequence[tuple[Any, Any]], step: Step, curve: str) -> Scalar:
+    """Interpolates between (step, value) points; constant before the first and after the last.
 
-    Of two points at one step the later counts from there on.
+    If two points have the same step, the later one holds from there on.
     """
-    step, points = ticks(step), [(ticks(at), value) for at, value in points]
-    reached = as_canonical(points[0][1])
+    step, points = as_step(step), [(as_step(at), value) for at, value in points]
+    value = as_canonical(points[0][1])
     for (begin, first), (end, second) in itertools.pairwise(points):
         length = jnp.maximum(end - begin, 1)
-        share = SHAPES[shape](fraction(step - begin, length))
-        way = jnp.where(step < end, blend(first, second, share), as_canonical(second))
-        reached = jnp.where(step < begin, reached, way)
-    return reached
+        weight = CURVES[curve](progress(step - begin, length))
+        segment = jnp.where(step < end, interpolate(first, second, weight), as_canonical(second))
+        value = jnp.where(step < begin, value, segment)
+    return value
 
 
-def warmed_up(step: Step, warmup_steps: Step, init_value: Any, peak_value: Any) -> Scalar:
-    """A straight line to the peak and the peak from there on, also where the line has no steps."""
-    return through([(0, init_value), (warmup_steps, peak_value)], step, "linear")
+def linear_warmup(step: Step, warmup_steps: Step, init_value: Any, peak_value: Any) -> Scalar:
+    """Linear up to the peak and constant afterwards; `warmup_steps` may be 0."""
+    return interpolate_points([(0, init_value), (warmup_steps, peak_value)], step, "linear")

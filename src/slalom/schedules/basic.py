@@ -1,4 +1,4 @@
-"""Constants and straight or bent ways from one value to another."""
+"""Constant, linear and polynomial schedules."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
-from ._common import blend, fraction, ticks
+from ._common import as_step, interpolate, progress
 
 
 class constant(AbstractSchedule):
@@ -25,16 +25,18 @@ class constant(AbstractSchedule):
 
 
 class linear(AbstractSchedule):
-    """A straight line from one value to another, and the end values outside it.
+    """Interpolates linearly between two values, and is constant before and after.
 
         s(n) = init_value·(1 − f) + end_value·f,   f = (n − transition_begin) / transition_steps
+
+    where f is clipped to [0, 1].
 
     **Arguments:**
 
     - `init_value`: the value up to `transition_begin`.
     - `end_value`: the value from `transition_begin + transition_steps` on.
-    - `transition_steps`: how many steps the line takes, ≥ 1.
-    - `transition_begin`: the step at which it begins, ≥ 0.
+    - `transition_steps`: the length of the transition in steps, ≥ 1.
+    - `transition_begin`: the step at which the transition begins, ≥ 0.
     """
 
     init_value: Hyperparameter = hyperparameter()
@@ -43,23 +45,25 @@ class linear(AbstractSchedule):
     transition_begin: Step = steps(0)
 
     def __call__(self, step: Step) -> Scalar:
-        done = fraction(ticks(step) - ticks(self.transition_begin), self.transition_steps)
-        return blend(self.end_value, self.init_value, done)
+        done = progress(as_step(step) - as_step(self.transition_begin), self.transition_steps)
+        return interpolate(self.end_value, self.init_value, done)
 
 
 class polynomial(AbstractSchedule):
-    """A power of what is left of the way, from one value to another.
+    """Polynomial decay from one value to another.
 
         s(n) = end_value + (init_value − end_value)·(1 − f)^power,
-        f = (n − transition_begin) / transition_steps, held between 0 and 1
+        f = (n − transition_begin) / transition_steps
+
+    where f is clipped to [0, 1].
 
     **Arguments:**
 
     - `init_value`: the value up to `transition_begin`.
     - `end_value`: the value from `transition_begin + transition_steps` on.
-    - `power`: the power, > 0; 1 makes the way straight.
-    - `transition_steps`: how many steps the way takes, ≥ 1.
-    - `transition_begin`: the step at which it begins, ≥ 0.
+    - `power`: the exponent, > 0; 1 gives a linear schedule.
+    - `transition_steps`: the length of the transition in steps, ≥ 1.
+    - `transition_begin`: the step at which the transition begins, ≥ 0.
     """
 
     init_value: Hyperparameter = hyperparameter()
@@ -69,8 +73,8 @@ class polynomial(AbstractSchedule):
     transition_begin: Step = steps(0)
 
     def __call__(self, step: Step) -> Scalar:
-        length = ticks(self.transition_steps)
-        # Clipped first: the difference from the last step might not fit an int32 otherwise.
-        done = jnp.clip(ticks(step) - ticks(self.transition_begin), 0, length)
-        left = fraction(length - done, length)
-        return blend(self.init_value, self.end_value, left ** as_canonical(self.power))
+        length = as_step(self.transition_steps)
+        # Clipped first: the difference from the last step may otherwise overflow int32.
+        done = jnp.clip(as_step(step) - as_step(self.transition_begin), 0, length)
+        left = progress(length - done, length)
+        return interpolate(self.init_value, self.end_value, left ** as_canonical(self.power))

@@ -1,4 +1,4 @@
-"""Schedules made of schedules."""
+"""Schedules that combine other schedules."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -7,23 +7,23 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.declared import code
 from .._core.fields import Hyperparameter, hyperparameter, steps_in_order
-from .._core.schedule import AbstractSchedule, as_schedule, fluent
+from .._core.printing import Infix
+from .._core.schedule import AbstractSchedule, as_schedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
-from ._common import ticks
+from ._common import as_step
 from .basic import constant
 
 
-@fluent
 class join(AbstractSchedule):
-    """Schedules one after another, each counting from 0 where the one before ends.
+    """Several schedules in sequence; each one counts its steps from 0.
 
     **Arguments:**
 
-    - `schedules`: the schedules, functions of the step or numbers; at least one.
-    - `boundaries`: the step at which each but the first begins, increasing, ≥ 0.
+    - `schedules`: at least one schedule, function of the step, or number.
+    - `boundaries`: the steps at which the second and every later schedule begins, ≥ 0 and
+        strictly increasing.
 
     ```python
     >>> warmup = sl.schedules.linear(0.0, 1.0, transition_steps=2)
@@ -44,24 +44,24 @@ class join(AbstractSchedule):
         self.schedules = tuple(as_schedule(s) if callable(s) else constant(s) for s in schedules)
         if len(self.schedules) != len(boundaries) + 1:
             raise ValueError(
-                f"join takes one boundary between each two schedules, got {len(self.schedules)} "
-                f"schedules and {len(boundaries)} boundaries."
+                "join takes one boundary fewer than schedules, got "
+                f"{len(self.schedules)} schedules and {len(boundaries)} boundaries."
             )
         self.boundaries = steps_in_order("join.boundaries", boundaries)
 
     def __call__(self, step: Step) -> Scalar:
-        step = ticks(step)
+        step = as_step(step)
         value = as_canonical(self.schedules[0](step))
         for at, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
-            boundary = ticks(at)
-            # Before its own beginning a schedule is not asked for negative steps.
+            boundary = as_step(at)
+            # Both branches of a `where` are computed, and no schedule is defined for step < 0.
             later = as_canonical(schedule(jnp.maximum(step - boundary, 0)))
             value = jnp.where(step < boundary, value, later)
         return value
 
     @classmethod
     def after(cls, first: AbstractSchedule, other: Any, at: Step) -> "join":
-        """`first` until the step `at`, then `other`; what was joined before stays one list."""
+        """`first` until the step `at`, then `other`. A joined `first` is extended, not nested."""
         if isinstance(first, join):
             return join([*first.schedules, other], [*first.boundaries, at])
         return join([first, other], [at])
@@ -73,12 +73,11 @@ _OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "*": (operator.mul, 2),
     "/": (operator.truediv, 2),
 }
-"""The function of a symbol, and how closely it binds."""
+"""The function and the precedence of each operator."""
 
 
-@fluent
 class CombinedSchedule(AbstractSchedule):
-    """Two schedules, or a schedule and a number, with an operation: what `2 * s` makes.
+    """Arithmetic on two schedules, or on a schedule and a number, such as `2 * s`.
 
     **Arguments:**
 
@@ -104,18 +103,15 @@ class CombinedSchedule(AbstractSchedule):
 
     def __call__(self, step: Step) -> Scalar:
         function, _ = _OPERATIONS[self.symbol]
-        return function(_at(self.left, step), _at(self.right, step))
+        return function(_value_at(self.left, step), _value_at(self.right, step))
 
-    def __repr__(self) -> str:
-        _, closeness = _OPERATIONS[self.symbol]
-        # a - (b - c) needs its brackets, (a - b) - c does not.
-        left, right = _operand(self.left, closeness), _operand(self.right, closeness + 1)
-        return f"{left} {self.symbol} {right}"
+    def _code(self) -> Infix:
+        _, precedence = _OPERATIONS[self.symbol]
+        return Infix(self.symbol, (self.left, self.right), precedence)
 
 
-@fluent
 class NegatedSchedule(AbstractSchedule):
-    """A schedule with its sign turned: what `-s` makes.
+    """The negative of a schedule, `-s`.
 
     **Arguments:**
 
@@ -125,18 +121,12 @@ class NegatedSchedule(AbstractSchedule):
     schedule: AbstractSchedule = eqx.field(converter=as_schedule)
 
     def __call__(self, step: Step) -> Scalar:
-        return -_at(self.schedule, step)
+        return -_value_at(self.schedule, step)
 
-    def __repr__(self) -> str:
-        return f"-{_operand(self.schedule, 3)}"
+    def _code(self) -> Infix:
+        return Infix("-", (self.schedule,), 3)
 
 
-def _at(operand: Any, step: Step) -> Scalar:
-    """A number, or a schedule's value, in the dtype in which they are combined."""
+def _value_at(operand: Any, step: Step) -> Scalar:
+    """A number, or a schedule's value at `step`, in the canonical float dtype."""
     return as_canonical(operand(step) if isinstance(operand, AbstractSchedule) else operand)
-
-
-def _operand(operand: Any, closeness: int) -> str:
-    """The code of an operand, in brackets where its own operation binds less closely."""
-    own = _OPERATIONS[operand.symbol][1] if isinstance(operand, CombinedSchedule) else closeness
-    return f"({code(operand)})" if own < closeness else code(operand)

@@ -1,4 +1,4 @@
-"""Up and down: one cycle, or many with restarts."""
+"""Schedules that rise and fall: one cycle, or several with restarts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,29 +10,32 @@ from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical, canonical_float
-from ._common import through, ticks
+from ._common import as_step, interpolate_points
 from .warmup import warmup_cosine_decay
 
 
 class linear_onecycle(AbstractSchedule):
-    """Straight up to the peak, straight down to the first value again, and further down.
+    """One linear cycle: up to the peak, down to the initial value, and down to the final value.
 
-    The corners are at the steps `pct_start·transition_steps` and `pct_final·transition_steps`,
-    rounded down, and `transition_steps`; the values there `peak_value/div_factor` (at step 0),
-    `peak_value`, `peak_value/div_factor` and `peak_value/(div_factor·final_div_factor)`.
+    Interpolates linearly between these points, with fractional steps rounded down:
+
+    - `peak_value / div_factor` at step 0,
+    - `peak_value` at step `pct_start · transition_steps`,
+    - `peak_value / div_factor` at step `pct_final · transition_steps`,
+    - `peak_value / (div_factor · final_div_factor)` at step `transition_steps`.
+
+    Differs from Optax: two points at the same step are both kept, so the final value is the same
+    for `pct_final=1`. And 0.29·100 is step 29, although the product of the floats is 28.999….
 
     **Arguments:**
 
-    - `transition_steps`: how many steps the cycle takes, ≥ 1.
-    - `peak_value`: the greatest value.
-    - `pct_start`: the fraction of the steps that goes up, in [0, 1].
-    - `pct_final`: the fraction of the steps after which the first value is reached again, in
-        [0, 1], at least `pct_start`.
-    - `div_factor`: the peak divided by the first value, > 0.
-    - `final_div_factor`: the first value divided by the last, > 0.
-
-    Differs from Optax: corners at one step stay two corners, so that with `pct_final=1` the last
-    value is the same; and 0.29·100 is 29, though its product of floats is 28.999….
+    - `transition_steps`: the length of the cycle in steps, ≥ 1.
+    - `peak_value`: the maximum.
+    - `pct_start`: the fraction of the cycle at which the peak is reached, in [0, 1].
+    - `pct_final`: the fraction of the cycle at which the value is back at its initial value, in
+        [0, 1] and at least `pct_start`.
+    - `div_factor`: the peak divided by the initial value, > 0.
+    - `final_div_factor`: the initial value divided by the final value, > 0.
 
     ??? cite "Smith & Topin, [Super-convergence](https://arxiv.org/abs/1708.07120), 2017"
     """
@@ -52,32 +55,36 @@ class linear_onecycle(AbstractSchedule):
             )
 
     def __call__(self, step: Step) -> Scalar:
-        total, peak = ticks(self.transition_steps), as_canonical(self.peak_value)
+        total, peak = as_step(self.transition_steps), as_canonical(self.peak_value)
         first = peak / as_canonical(self.div_factor)
         points = [
             (0, first),
-            (_portion(self.pct_start, total), peak),
-            (_portion(self.pct_final, total), first),
+            (_fraction_of(self.pct_start, total), peak),
+            (_fraction_of(self.pct_final, total), first),
             (total, first / as_canonical(self.final_div_factor)),
         ]
-        return through(points, step, "linear")
+        return interpolate_points(points, step, "linear")
 
 
 class cosine_onecycle(AbstractSchedule):
-    """Half a cosine wave up to the peak, and another down to the last value.
+    """One cosine cycle: half a cosine wave up to the peak, and another down to the final value.
 
-    The peak is at the step `pct_start·transition_steps`, rounded down.
+    Interpolates between these points, with fractional steps rounded down:
+
+    - `peak_value / div_factor` at step 0,
+    - `peak_value` at step `pct_start · transition_steps`,
+    - `peak_value / (div_factor · final_div_factor)` at step `transition_steps`.
+
+    Differs from Optax: two points at the same step are both kept. And 0.29·100 is step 29,
+    although the product of the floats is 28.999….
 
     **Arguments:**
 
-    - `transition_steps`: how many steps the cycle takes, ≥ 1.
-    - `peak_value`: the greatest value.
-    - `pct_start`: the fraction of the steps that goes up, in [0, 1].
-    - `div_factor`: the peak divided by the first value, > 0.
-    - `final_div_factor`: the first value divided by the last, > 0.
-
-    Differs from Optax: corners at one step stay two corners; and 0.29·100 is 29, though its
-    product of floats is 28.999….
+    - `transition_steps`: the length of the cycle in steps, ≥ 1.
+    - `peak_value`: the maximum.
+    - `pct_start`: the fraction of the cycle at which the peak is reached, in [0, 1].
+    - `div_factor`: the peak divided by the initial value, > 0.
+    - `final_div_factor`: the initial value divided by the final value, > 0.
 
     ??? cite "Smith & Topin, [Super-convergence](https://arxiv.org/abs/1708.07120), 2017"
     """
@@ -89,14 +96,14 @@ class cosine_onecycle(AbstractSchedule):
     final_div_factor: Hyperparameter = hyperparameter(1e4, within="(0, inf)")
 
     def __call__(self, step: Step) -> Scalar:
-        total, peak = ticks(self.transition_steps), as_canonical(self.peak_value)
+        total, peak = as_step(self.transition_steps), as_canonical(self.peak_value)
         first = peak / as_canonical(self.div_factor)
         points = [
             (0, first),
-            (_portion(self.pct_start, total), peak),
+            (_fraction_of(self.pct_start, total), peak),
             (total, first / as_canonical(self.final_div_factor)),
         ]
-        return through(points, step, "cosine")
+        return interpolate_points(points, step, "cosine")
 
 
 Cycle = warmup_cosine_decay | Mapping[str, Any]
@@ -114,20 +121,20 @@ def _as_cycles(given: Iterable[Cycle]) -> tuple[warmup_cosine_decay, ...]:
                 raise type(error)(f"sgdr.cosine_kwargs[{i}]: {error}") from None
         if not isinstance(cycle, warmup_cosine_decay):
             raise TypeError(
-                f"sgdr.cosine_kwargs[{i}] must be a dict of arguments for warmup_cosine_decay, or "
-                f"such a schedule, got {cycle!r}."
+                f"sgdr.cosine_kwargs[{i}] must be a dict of arguments for warmup_cosine_decay or a "
+                f"warmup_cosine_decay schedule, got {cycle!r}."
             )
         cycles.append(cycle)
     return tuple(cycles)
 
 
 class sgdr(AbstractSchedule):
-    """Warm restarts: cycles of `warmup_cosine_decay`, each begun where the one before ends.
+    """SGDR: cosine decay with warm restarts, a sequence of `warmup_cosine_decay` cycles.
 
     **Arguments:**
 
-    - `cosine_kwargs`: the cycles, at least one: for each the arguments of `warmup_cosine_decay`
-        as a dict, or such a schedule. Its `decay_steps` are the cycle's length.
+    - `cosine_kwargs`: at least one cycle. Each is a dict of arguments for
+        `warmup_cosine_decay`, or such a schedule; its `decay_steps` are the length of the cycle.
 
     ```python
     >>> cycle = dict(init_value=0.0, peak_value=1.0, warmup_steps=1, decay_steps=2)
@@ -146,17 +153,17 @@ class sgdr(AbstractSchedule):
             raise ValueError("sgdr.cosine_kwargs must have at least one cycle, got none.")
 
     def __call__(self, step: Step) -> Scalar:
-        step, begin = ticks(step), jnp.zeros((), jnp.int32)
+        step, begin = as_step(step), jnp.zeros((), jnp.int32)
         first, *later = self.cosine_kwargs
         value = first(step)
         for previous, cycle in zip(self.cosine_kwargs, later, strict=False):
-            begin = begin + ticks(previous.decay_steps)
+            begin = begin + as_step(previous.decay_steps)
             value = jnp.where(step < begin, value, cycle(jnp.maximum(step - begin, 0)))
         return value
 
 
-def _portion(fraction: Any, steps: Any) -> Any:
-    """A fraction of some steps, rounded down; what is whole up to rounding counts as whole."""
+def _fraction_of(fraction: Any, steps: Any) -> Any:
+    """fraction·steps, rounded down, but not below an integer that it misses by rounding only."""
     dtype = canonical_float()
     product = as_canonical(fraction) * steps.astype(dtype)
     whole = jnp.floor(product * (1 + 2 * jnp.finfo(dtype).eps)).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Decays from the first step on."""
+"""Decay from the first step on."""
 
 from typing import Any
 
@@ -9,25 +9,26 @@ from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical, canonical_float
-from ._common import blend, cosine, fraction, ticks
+from ._common import as_step, cosine, interpolate, progress
 
 
 class exponential_decay(AbstractSchedule):
-    """A factor of `decay_rate` for every `transition_steps` steps.
+    """Exponential decay by a factor of `decay_rate` every `transition_steps` steps.
 
         s(n) = init_value·decay_rate^p,   p = max(n − transition_begin, 0) / transition_steps
 
     **Arguments:**
 
     - `init_value`: the value up to `transition_begin`.
-    - `transition_steps`: how many steps one factor takes, ≥ 1.
-    - `decay_rate`: the factor, > 0; above 1 the value grows.
+    - `transition_steps`: the number of steps per factor, ≥ 1.
+    - `decay_rate`: the factor, > 0. The value grows if it is above 1.
     - `transition_begin`: the step at which the decay begins, ≥ 0.
-    - `staircase`: whether to round p down, so that the value falls every `transition_steps`.
-    - `end_value`: where the decay stops: a lower bound, or an upper one if `decay_rate` ≥ 1;
-        none without it.
+    - `staircase`: whether to round p down, so that the value changes once every
+        `transition_steps` steps.
+    - `end_value`: a lower bound on the value, or an upper bound if `decay_rate` ≥ 1. Defaults to
+        no bound.
 
-    Differs from Optax: a `decay_rate` of 0 is an error, not a constant.
+    Differs from Optax: a `decay_rate` of 0 is an error, not a constant schedule.
     """
 
     init_value: Hyperparameter = hyperparameter()
@@ -38,20 +39,20 @@ class exponential_decay(AbstractSchedule):
     end_value: Hyperparameter | None = hyperparameter(None)
 
     def __call__(self, step: Step) -> Scalar:
-        return exponential(self, self.init_value, ticks(step))
+        return exponential(self, self.init_value, as_step(step))
 
 
 class cosine_decay(AbstractSchedule):
-    """Half a cosine wave, from `init_value` down to `alpha·init_value`, and constant from there.
+    """Cosine decay from `init_value` to `alpha·init_value`, constant afterwards.
 
-        s(n) = init_value·((1 − α)·(½(1 + cos(πn / decay_steps)))^exponent + α)
+        s(n) = init_value·((1 − α)·(½(1 + cos πf))^exponent + α),   f = min(n / decay_steps, 1)
 
     **Arguments:**
 
     - `init_value`: the value at step 0.
-    - `decay_steps`: how many steps the decay takes, ≥ 1.
-    - `alpha`: the last value as a fraction of the first.
-    - `exponent`: the power of the cosine term, > 0.
+    - `decay_steps`: the length of the decay in steps, ≥ 1.
+    - `alpha`: α, the final value as a fraction of the initial value.
+    - `exponent`: the exponent of the cosine term, > 0.
 
     ??? cite "Loshchilov & Hutter, [SGDR](https://arxiv.org/abs/1608.03983), 2016"
     """
@@ -62,17 +63,17 @@ class cosine_decay(AbstractSchedule):
     exponent: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def __call__(self, step: Step) -> Scalar:
-        wave = cosine(fraction(step, self.decay_steps)) ** as_canonical(self.exponent)
-        return as_canonical(self.init_value) * blend(1.0, self.alpha, wave)
+        weight = cosine(progress(step, self.decay_steps)) ** as_canonical(self.exponent)
+        return as_canonical(self.init_value) * interpolate(1.0, self.alpha, weight)
 
 
 def exponential(rule: Any, value: Any, step: Any) -> Scalar:
-    """`value` after `step` steps of an exponential decay, with a schedule's other numbers."""
+    """`value` after `step` steps of the exponential decay that the fields of `rule` describe."""
     dtype = canonical_float()
-    past = jnp.maximum(step - ticks(rule.transition_begin), 0)
-    length = ticks(rule.transition_steps)
+    past = jnp.maximum(step - as_step(rule.transition_begin), 0)
+    length = as_step(rule.transition_steps)
     if rule.staircase:
-        # Divided as integers: a rounded quotient may fall on the wrong side of a stair.
+        # Divided as integers: a float quotient may round to the wrong side of an integer.
         power = (past // length).astype(dtype)
     else:
         power = past.astype(dtype) / length.astype(dtype)

@@ -1,4 +1,4 @@
-"""Values that are scaled at given steps."""
+"""Schedules that scale a value at given steps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,27 +6,31 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.declared import code
 from .._core.fields import Hyperparameter, check_number, check_step, hyperparameter
+from .._core.printing import Entries
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
-from ._common import check_shape, through, ticks
+from ._common import as_step, check_curve, interpolate_points
 
 
-class Jumps(eqx.Module):
-    """A dict from steps to factors whose steps are leaves too: as keys they would be structure."""
+class BoundariesAndScales(eqx.Module):
+    """A dict from steps to factors. Its steps are leaves; as dict keys they would be static."""
 
     boundaries: tuple[Any, ...]
     scales: tuple[Any, ...]
 
-    def __repr__(self) -> str:
-        pairs = zip(self.boundaries, self.scales, strict=True)
-        return "{" + ", ".join(f"{code(b)}: {code(s)}" for b, s in pairs) + "}"
+    def items(self) -> tuple[tuple[Any, Any], ...]:
+        return tuple(zip(self.boundaries, self.scales, strict=True))
+
+    def _code(self) -> Entries:
+        return Entries(self.items())
 
 
-def _as_jumps(given: Mapping[int, Hyperparameter] | Jumps | None) -> Jumps:
-    if isinstance(given, Jumps):
+def _converted(
+    given: Mapping[int, Hyperparameter] | BoundariesAndScales | None,
+) -> BoundariesAndScales:
+    if isinstance(given, BoundariesAndScales):
         return given
     name = "boundaries_and_scales"
     if given is not None and not isinstance(given, Mapping):
@@ -34,21 +38,22 @@ def _as_jumps(given: Mapping[int, Hyperparameter] | Jumps | None) -> Jumps:
     given = {} if given is None else given
     whole = {check_step(f"each step of {name}", step): step for step in given}
     boundaries = tuple(sorted(whole))
-    return Jumps(
+    return BoundariesAndScales(
         boundaries,
         tuple(check_number(f"{name}[{b}]", given[whole[b]], "[0, inf)") for b in boundaries),
     )
 
 
 class piecewise_constant(AbstractSchedule):
-    """A value that is multiplied by a factor at each of some steps.
+    """A piecewise constant value that is multiplied by a factor at each boundary.
 
         s(n) = init_value · Π {scale of b : b ≤ n}
 
     **Arguments:**
 
     - `init_value`: the value before the first boundary.
-    - `boundaries_and_scales`: a dict from steps, ≥ 0, to factors, ≥ 0, in any order.
+    - `boundaries_and_scales`: a dict from steps, ≥ 0, to factors, ≥ 0, in any order. Defaults to
+        no boundary.
 
     ```python
     >>> sl.schedules.piecewise_constant(1.0, {2: 0.5, 3: 0.1}).values(5)
@@ -58,27 +63,27 @@ class piecewise_constant(AbstractSchedule):
     """
 
     init_value: Hyperparameter = hyperparameter()
-    boundaries_and_scales: Jumps = eqx.field(default=None, converter=_as_jumps)
+    boundaries_and_scales: BoundariesAndScales = eqx.field(default=None, converter=_converted)
 
     def __call__(self, step: Step) -> Scalar:
-        step, value = ticks(step), as_canonical(self.init_value)
-        jumps = self.boundaries_and_scales
-        for boundary, scale in zip(jumps.boundaries, jumps.scales, strict=True):
-            value = jnp.where(step < ticks(boundary), value, value * as_canonical(scale))
+        step, value = as_step(step), as_canonical(self.init_value)
+        for boundary, scale in self.boundaries_and_scales.items():
+            value = jnp.where(step < as_step(boundary), value, value * as_canonical(scale))
         return value
 
 
 class piecewise_interpolate(AbstractSchedule):
-    """From one value to the next, each the one before times a factor.
+    """Interpolates between values, each of which is the previous one times a factor.
 
-    At a boundary the value is `init_value` times all factors up to there; between boundaries, and
-    from step 0 to the first, it goes straight or along half a cosine wave.
+    At a boundary the value is `init_value` times the factors of all boundaries so far. In
+    between, and from step 0 to the first boundary, it is interpolated.
 
     **Arguments:**
 
-    - `interpolate_type`: `"linear"` or `"cosine"`.
+    - `interpolate_type`: `"linear"`, or `"cosine"` for half a cosine wave.
     - `init_value`: the value at step 0.
-    - `boundaries_and_scales`: a dict from steps, ≥ 0, to factors, ≥ 0, in any order.
+    - `boundaries_and_scales`: a dict from steps, ≥ 0, to factors, ≥ 0, in any order. Defaults to
+        no boundary.
 
     ```python
     >>> sl.schedules.piecewise_interpolate("linear", 1.0, {2: 0.5, 4: 0.0}).values(6)
@@ -89,17 +94,16 @@ class piecewise_interpolate(AbstractSchedule):
 
     interpolate_type: str = eqx.field(static=True)
     init_value: Hyperparameter = hyperparameter()
-    boundaries_and_scales: Jumps = eqx.field(default=None, converter=_as_jumps)
+    boundaries_and_scales: BoundariesAndScales = eqx.field(default=None, converter=_converted)
 
     def __check_init__(self):
         name = "piecewise_interpolate.interpolate_type"
-        check_shape(name, self.interpolate_type, "linear", "cosine")
+        check_curve(name, self.interpolate_type, "linear", "cosine")
 
     def __call__(self, step: Step) -> Scalar:
         value = as_canonical(self.init_value)
         points: list[tuple[Any, Any]] = [(0, value)]
-        jumps = self.boundaries_and_scales
-        for boundary, scale in zip(jumps.boundaries, jumps.scales, strict=True):
+        for boundary, scale in self.boundaries_and_scales.items():
             value = value * as_canonical(scale)
             points.append((boundary, value))
-        return through(points, step, self.interpolate_type)
+        return interpolate_points(points, step, self.interpolate_type)

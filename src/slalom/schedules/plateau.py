@@ -1,4 +1,4 @@
-"""Values that fall when the loss does not."""
+"""A schedule that decreases when the loss stops improving."""
 
 from typing import Any, ClassVar
 
@@ -13,31 +13,34 @@ from ..tree.dtypes import as_canonical, canonical_float
 
 
 class ReduceOnPlateauState(eqx.Module):
-    """What `ReduceOnPlateau` remembers."""
+    """The state of `ReduceOnPlateau`."""
 
     scale: Float[Array, "*runs"]
     """The product of the factors so far."""
     best_value: Float[Array, "*runs"]
-    """The least mean loss so far."""
+    """The lowest mean loss so far."""
     plateau_count: Int[Array, "*runs"]
-    """How many means in a row were no improvement."""
+    """The number of consecutive means without an improvement."""
     cooldown_count: Int[Array, "*runs"]
-    """How many means are still to be waited for after a reduction."""
+    """The number of means left in the cooldown."""
     count: Int[Array, "*runs"]
-    """How many losses are in the present mean."""
+    """The number of losses in the current mean."""
     avg_value: Float[Array, "*runs"]
-    """The present mean."""
+    """The current mean."""
 
 
 class ReduceOnPlateau(AbstractStatefulSchedule):
-    """A value that is multiplied by a factor when the loss has not fallen for some time.
+    """Multiplies a value by a factor whenever the loss has stopped improving.
 
-    The loss, or its mean over `accumulation_size` steps, is an improvement where it is less than
-    best − rtol·|best| − atol. After `patience` means in a row that are none, and again each time,
+    The loss, or its mean over `accumulation_size` steps, is an improvement if it is below
+    best − rtol·|best| − atol. After every `patience` consecutive means without an improvement,
 
         value ← max(factor·value, min_scale·init_value)
 
-    Then `cooldown` means are let pass before it counts again. For `.drive`, fed by `value`:
+    and the next `cooldown` means do not count towards `patience`.
+
+    This schedule is stateful: pass it to `.drive`, and pass the loss to every step as `value`.
+    `sl.train_step` passes it for you.
 
     ```python
     >>> plateau = sl.schedules.ReduceOnPlateau(1e-3, factor=0.5, patience=5)
@@ -45,19 +48,20 @@ class ReduceOnPlateau(AbstractStatefulSchedule):
 
     ```
 
-    Differs from Optax: it gives the value itself, from `init_value` on, not a factor of updates;
-    and in the improvement that rtol asks for, which is not negative for negative losses.
+    Differs from Optax: it returns the value itself, starting from `init_value`, instead of a
+    factor for the updates. And the relative improvement uses |best|, so `rtol` works for negative
+    losses too.
 
     **Arguments:**
 
-    - `init_value`: the value at first.
-    - `factor`: by which it is multiplied, in (0, 1).
-    - `patience`: how many means without improvement are waited for, ≥ 1.
-    - `rtol`: the improvement relative to the best mean, in [0, 1].
-    - `atol`: the absolute improvement, ≥ 0.
-    - `cooldown`: how many means do not count after a reduction, ≥ 0.
-    - `accumulation_size`: how many losses make a mean, ≥ 1.
-    - `min_scale`: the least value, as a part of `init_value`, in [0, 1].
+    - `init_value`: the initial value.
+    - `factor`: the factor of each reduction, in (0, 1).
+    - `patience`: the number of consecutive means without an improvement before a reduction, ≥ 1.
+    - `rtol`: the minimum improvement relative to the best mean, in [0, 1].
+    - `atol`: the minimum absolute improvement, ≥ 0.
+    - `cooldown`: the number of means after a reduction that do not count, ≥ 0.
+    - `accumulation_size`: the number of losses in a mean, ≥ 1.
+    - `min_scale`: a lower bound on the value, as a fraction of `init_value`, in [0, 1].
     """
 
     init_value: Hyperparameter = hyperparameter()
@@ -90,9 +94,9 @@ class ReduceOnPlateau(AbstractStatefulSchedule):
         full = count >= jnp.asarray(self.accumulation_size, jnp.int32)
 
         best = state.best_value
-        # Of the first, infinite, best no part can be taken.
-        part = jnp.where(jnp.isinf(best), 0, as_canonical(self.rtol) * jnp.abs(best))
-        improved = mean < best - part - as_canonical(self.atol)
+        # The best mean is infinite at first, and inf − inf would be NaN.
+        margin = jnp.where(jnp.isinf(best), 0, as_canonical(self.rtol) * jnp.abs(best))
+        improved = mean < best - margin - as_canonical(self.atol)
 
         cooling = state.cooldown_count > 0
         waited = jnp.where(improved | cooling, 0, state.plateau_count + 1)

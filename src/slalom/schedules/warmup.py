@@ -1,4 +1,4 @@
-"""A straight line up to a peak, and what follows it."""
+"""Linear warm-up, and what follows it."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -7,20 +7,20 @@ from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical, canonical_float
-from ._common import SHAPES, blend, check_shape, cosine, fraction, ticks, warmed_up
+from ._common import CURVES, as_step, check_curve, cosine, interpolate, linear_warmup, progress
 from .decay import exponential
 
 
 class warmup_constant(AbstractSchedule):
-    """A straight line up to `peak_value`, and constant from there.
+    """Linear warm-up to `peak_value`, constant afterwards.
 
     **Arguments:**
 
     - `init_value`: the value at step 0.
     - `peak_value`: the value from step `warmup_steps` on.
-    - `warmup_steps`: how many steps the line takes, ≥ 0.
+    - `warmup_steps`: the length of the warm-up in steps, ≥ 0.
 
-    Differs from Optax: without warm-up steps the value is `peak_value`, not `init_value`.
+    Differs from Optax: with `warmup_steps=0` the value is `peak_value`, not `init_value`.
     """
 
     init_value: Hyperparameter = hyperparameter()
@@ -28,22 +28,22 @@ class warmup_constant(AbstractSchedule):
     warmup_steps: Step = steps()
 
     def __call__(self, step: Step) -> Scalar:
-        return warmed_up(step, self.warmup_steps, self.init_value, self.peak_value)
+        return linear_warmup(step, self.warmup_steps, self.init_value, self.peak_value)
 
 
 class warmup_cosine_decay(AbstractSchedule):
-    """A straight line up to `peak_value`, then half a cosine wave down to `end_value`.
+    """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
 
     **Arguments:**
 
     - `init_value`: the value at step 0.
     - `peak_value`: the value at step `warmup_steps`.
-    - `warmup_steps`: how many steps the line takes, ≥ 0.
-    - `decay_steps`: at which step the decay ends; the warm-up counts, so it must be greater.
-    - `end_value`: the value from `decay_steps` on.
-    - `exponent`: the power of the cosine term, > 0.
+    - `warmup_steps`: the length of the warm-up in steps, ≥ 0.
+    - `decay_steps`: the step at which the decay ends, counted from step 0, > `warmup_steps`.
+    - `end_value`: the value from step `decay_steps` on.
+    - `exponent`: the exponent of the cosine term, > 0.
 
-    Differs from Optax: after a `peak_value` of 0 it still goes to `end_value`.
+    Differs from Optax: with `peak_value=0` the decay still ends at `end_value`.
 
     ??? cite "Loshchilov & Hutter, [SGDR](https://arxiv.org/abs/1608.03983), 2016"
     """
@@ -59,37 +59,39 @@ class warmup_cosine_decay(AbstractSchedule):
         warmup, decay = self.warmup_steps, self.decay_steps
         if isinstance(warmup, int) and isinstance(decay, int) and decay <= warmup:
             raise ValueError(
-                f"warmup_cosine_decay.decay_steps counts from step 0, warm-up included, so it must "
-                f"be greater than warmup_steps={warmup}, got {decay}."
+                f"warmup_cosine_decay.decay_steps includes the warm-up, so it must be greater than "
+                f"warmup_steps={warmup}, got {decay}."
             )
 
     def __call__(self, step: Step) -> Scalar:
-        step, warmup = ticks(step), ticks(self.warmup_steps)
-        rising = warmed_up(step, warmup, self.init_value, self.peak_value)
-        wave = cosine(fraction(step - warmup, ticks(self.decay_steps) - warmup))
-        wave = wave ** as_canonical(self.exponent)
-        return jnp.where(step < warmup, rising, blend(self.peak_value, self.end_value, wave))
+        step, warmup = as_step(step), as_step(self.warmup_steps)
+        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
+        weight = cosine(progress(step - warmup, as_step(self.decay_steps) - warmup))
+        weight = weight ** as_canonical(self.exponent)
+        falling = interpolate(self.peak_value, self.end_value, weight)
+        return jnp.where(step < warmup, rising, falling)
 
 
 class warmup_exponential_decay(AbstractSchedule):
-    """A straight line up to `peak_value`, then a factor for every `transition_steps` steps.
+    """Linear warm-up to `peak_value`, then exponential decay.
 
-        s(n) = peak_value·decay_rate^p  from n = warmup_steps on,
+        s(n) = peak_value·decay_rate^p  for n ≥ warmup_steps,
         p = max(n − warmup_steps − transition_begin, 0) / transition_steps
 
     **Arguments:**
 
     - `init_value`: the value at step 0.
     - `peak_value`: the value at step `warmup_steps`.
-    - `warmup_steps`: how many steps the line takes, ≥ 0.
-    - `transition_steps`: how many steps one factor takes, ≥ 1.
-    - `decay_rate`: the factor, > 0; above 1 the value grows.
-    - `transition_begin`: how many steps after the warm-up the decay begins, ≥ 0.
-    - `staircase`: whether to round p down, so that the value falls every `transition_steps`.
-    - `end_value`: where the decay stops: a lower bound, or an upper one if `decay_rate` ≥ 1;
-        none without it.
+    - `warmup_steps`: the length of the warm-up in steps, ≥ 0.
+    - `transition_steps`: the number of steps per factor, ≥ 1.
+    - `decay_rate`: the factor, > 0. The value grows if it is above 1.
+    - `transition_begin`: the number of steps between the warm-up and the decay, ≥ 0.
+    - `staircase`: whether to round p down, so that the value changes once every
+        `transition_steps` steps.
+    - `end_value`: a lower bound on the value, or an upper bound if `decay_rate` ≥ 1. Defaults to
+        no bound.
 
-    Differs from Optax: a `decay_rate` of 0 is an error, not a constant.
+    Differs from Optax: a `decay_rate` of 0 is an error, not a constant schedule.
     """
 
     init_value: Hyperparameter = hyperparameter()
@@ -102,25 +104,25 @@ class warmup_exponential_decay(AbstractSchedule):
     end_value: Hyperparameter | None = hyperparameter(None)
 
     def __call__(self, step: Step) -> Scalar:
-        step, warmup = ticks(step), ticks(self.warmup_steps)
-        rising = warmed_up(step, warmup, self.init_value, self.peak_value)
+        step, warmup = as_step(step), as_step(self.warmup_steps)
+        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
         falling = exponential(self, self.peak_value, step - warmup)
         return jnp.where(step < warmup, rising, falling)
 
 
 class warmup_stable_decay(AbstractSchedule):
-    """A straight line up to `peak_value`, a plateau, and a decay to `end_value`.
+    """Linear warm-up to `peak_value`, a plateau, then decay to `end_value`.
 
     **Arguments:**
 
     - `init_value`: the value at step 0.
     - `peak_value`: the value on the plateau.
-    - `warmup_steps`: how many steps the line takes, ≥ 0.
-    - `stable_steps`: how many steps the plateau takes, ≥ 0.
-    - `decay_steps`: how many steps the decay takes, ≥ 1; warm-up and plateau do not count.
-    - `end_value`: the value after all of them.
-    - `decay_type`: the share of the peak that is left at the fraction f of the decay:
-        `"linear"` 1 − f, `"cosine"` ½(1 + cos πf), or `"sqrt"` 1 − √f.
+    - `warmup_steps`: the length of the warm-up in steps, ≥ 0.
+    - `stable_steps`: the length of the plateau in steps, ≥ 0.
+    - `decay_steps`: the length of the decay in steps, ≥ 1, warm-up and plateau not included.
+    - `end_value`: the value after the decay.
+    - `decay_type`: the weight of the peak at the fraction f of the decay: `"linear"` for 1 − f,
+        `"cosine"` for ½(1 + cos πf), or `"sqrt"` for 1 − √f.
 
     ??? cite "Hu et al., [MiniCPM](https://arxiv.org/abs/2404.06395), 2024; Hägele et al.,
         [Scaling laws and compute-optimal training beyond fixed training
@@ -136,30 +138,31 @@ class warmup_stable_decay(AbstractSchedule):
     decay_type: str = eqx.field(default="linear", static=True)
 
     def __check_init__(self):
-        check_shape("warmup_stable_decay.decay_type", self.decay_type, "linear", "cosine", "sqrt")
+        check_curve("warmup_stable_decay.decay_type", self.decay_type, "linear", "cosine", "sqrt")
 
     def __call__(self, step: Step) -> Scalar:
-        step, warmup = ticks(step), ticks(self.warmup_steps)
-        begin = warmup + ticks(self.stable_steps)
-        share = SHAPES[self.decay_type](fraction(step - begin, self.decay_steps))
-        rising = warmed_up(step, warmup, self.init_value, self.peak_value)
-        return jnp.where(step < begin, rising, blend(self.peak_value, self.end_value, share))
+        step, warmup = as_step(step), as_step(self.warmup_steps)
+        begin = warmup + as_step(self.stable_steps)
+        weight = CURVES[self.decay_type](progress(step - begin, self.decay_steps))
+        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
+        falling = interpolate(self.peak_value, self.end_value, weight)
+        return jnp.where(step < begin, rising, falling)
 
 
 class inverse_sqrt(AbstractSchedule):
-    """A straight line up to `peak_value`, then down with one over the root of the step.
+    """Linear warm-up to `peak_value`, then decay with the inverse square root of the step.
 
-        s(n) = peak_value·√(timescale / (n − warmup_steps + timescale))  from n = warmup_steps on
+        s(n) = peak_value·√(timescale / (n − warmup_steps + timescale))  for n ≥ warmup_steps
 
-    With the default timescale that is `peak_value·√(warmup_steps / n)`.
+    With the default timescale this is `peak_value·√(warmup_steps / n)`.
 
     **Arguments:**
 
     - `init_value`: the value at step 0.
     - `peak_value`: the value at step `warmup_steps`.
-    - `warmup_steps`: how many steps the line takes, ≥ 0.
-    - `timescale`: after three times as many steps behind the peak the value is half of it, ≥ 1;
-        `warmup_steps`, or 1 if there are none, without it.
+    - `warmup_steps`: the length of the warm-up in steps, ≥ 0.
+    - `timescale`: the value has fallen to half the peak `3·timescale` steps after the warm-up,
+        ≥ 1. Defaults to `warmup_steps`, or to 1 if that is 0.
 
     ??? cite "Vaswani et al., [Attention is all you need](https://arxiv.org/abs/1706.03762), 2017"
     """
@@ -170,11 +173,11 @@ class inverse_sqrt(AbstractSchedule):
     timescale: Step | None = steps(None, within="[1, inf)")
 
     def __call__(self, step: Step) -> Scalar:
-        step, warmup = ticks(step), ticks(self.warmup_steps)
-        timescale = jnp.maximum(warmup, 1) if self.timescale is None else ticks(self.timescale)
-        # Added as floats: as int32 the sum might overflow.
+        step, warmup = as_step(step), as_step(self.warmup_steps)
+        timescale = jnp.maximum(warmup, 1) if self.timescale is None else as_step(self.timescale)
+        # Added as floats: the sum may overflow int32.
         scale = timescale.astype(canonical_float())
         past = jnp.maximum(step - warmup, 0).astype(canonical_float())
         falling = as_canonical(self.peak_value) * jnp.sqrt(scale / (past + scale))
-        rising = warmed_up(step, warmup, self.init_value, self.peak_value)
+        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
         return jnp.where(step < warmup, rising, falling)

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._core.declared import warn
+from .._core.messages import warn
 from .._paths import leaf_paths
 from .._types import Params
 from ..where.resolve import Leaf, resolve
@@ -72,7 +72,7 @@ def _layouts(_: None, leaves: list[Leaf]) -> list[Layout]:
 
 def _layout(leaf: Leaf) -> Layout:
     ndim = len(leaf.struct.shape)
-    owner = leaf.owners()[-1]
+    owner = leaf.ancestors()[-1]
     letters = None
     for cls, arrays in _LAYERS.items():
         if isinstance(owner, cls):

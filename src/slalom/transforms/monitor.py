@@ -10,9 +10,12 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
+from .._core.context import Context
+from .._core.declared import Part
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._core.transform import AbstractTransform, Context, Part, count_from_zero
+from .._core.printing import Call, constructor_call
+from .._core.transform import AbstractTransform
+from .._core.write import RETURN
 from .._paths import leaf_paths
 from .._types import Params, Updates
 
@@ -107,7 +110,7 @@ class MeasureWithEma(_AbstractMonitor):
                 return tree.storage_dtype(own, self.accumulator_dtype)
             return tree.accumulation_dtype(own if jnp.issubdtype(own, jnp.inexact) else jnp.float32)
 
-        return MeasureWithEmaState(count_from_zero(), _empty(self.measure, params, dtype))
+        return MeasureWithEmaState(tree.fresh_age(), _empty(self.measure, params, dtype))
 
     def update(
         self,
@@ -171,12 +174,11 @@ class Monitor(_AbstractMonitor):
         context: Context | None = None,
     ) -> tuple[Updates, tuple[Any, ...]]:
         new = []
-        for part in self.inside(state, context, params):
-            with part.scope():
-                new.append(part.transform.update(updates, part.state, params, context)[1])
+        for part in self.children(state, context, params):
+            new.append(part.run(RETURN, updates)[1])
         return updates, tuple(new)
 
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         states = (None,) * len(self.names) if state is None else state
@@ -187,10 +189,9 @@ class Monitor(_AbstractMonitor):
             )
         )
 
-    def __repr__(self) -> str:
-        pairs = zip(self.names, self.measures, strict=True)
-        shown = (f"{n!r}: {code(m.measure if isinstance(m, Snapshot) else m)}" for n, m in pairs)
-        return f"sl.Monitor({{{', '.join(shown)}}})"
+    def _code(self) -> Call:
+        measures = (m.measure if isinstance(m, Snapshot) else m for m in self.measures)
+        return constructor_call(self, measures=dict(zip(self.names, measures, strict=True)))
 
 
 def _check_measure(who: str, measure: Any) -> None:

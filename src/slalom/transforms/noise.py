@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from .. import tree
-from .._core.declared import code
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.transform import AbstractTransform, Context
 from .._types import Params, Updates
@@ -84,7 +83,3 @@ class AddNoise(AbstractTransform):
             (deviation,),
         )
         return updates, AddNoiseState(jax.random.key_data(key))
-
-    def __repr__(self) -> str:
-        key = "" if code(self.key) == "0" else f", key={code(self.key)}"
-        return f"sl.AddNoise(eta={code(self.eta)}, gamma={code(self.gamma)}{key})"

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, Real, UInt32
 
 from .. import tree
-from .._core.declared import code
 from .._core.fields import Hyperparameter, hyperparameter, per_param
 from .._core.per_example import AbstractPerExampleTransform
 from .._core.transform import Context
@@ -200,10 +199,6 @@ class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
 
     def metrics(self, state: DifferentiallyPrivateAggregateState) -> dict[str, Array]:
         return {"num_clipped": state.num_clipped}
-
-    def __repr__(self) -> str:
-        numbers = f"{code(self.l2_norm_clip)}, {code(self.noise_multiplier)}"
-        return f"sl.DifferentiallyPrivateAggregate({numbers}, key={code(self.key)})"
 
 
 def _clipped_sum(updates: PyTree, clip: Scalar) -> tuple[PyTree, Int[Array, ""]]:

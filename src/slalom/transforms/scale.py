@@ -46,6 +46,8 @@ class ScaleByLearningRate(AbstractStatelessTransform):
     learning_rate: Hyperparameter = hyperparameter()
     flip_sign: bool = eqx.field(default=True, static=True, kw_only=True)
 
+    sets_learning_rate: ClassVar[bool] = True
+
     keeps_zeros: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 

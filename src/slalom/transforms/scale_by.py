@@ -7,9 +7,12 @@ import equinox as eqx
 import jax
 
 from .. import tree
-from .._core.declared import code
+from .._core.context import Context
+from .._core.declared import Part
 from .._core.fields import Hyperparameter
-from .._core.transform import AbstractTransform, Context, Part
+from .._core.printing import Call, constructor_call
+from .._core.transform import AbstractTransform
+from .._core.write import RETURN
 from .._types import Params, Updates
 from ..where.resolve import Cases, Where, WhereLike, as_where, labels, selected_from
 from .scale import Scale, sign_of
@@ -64,15 +67,14 @@ class ScaleBy(AbstractTransform):
     ) -> tuple[Updates, None]:
         leaves, structure = jax.tree.flatten(updates)
         given = labels(self.cases, selected_from(self.cases, updates, params))
-        for part in self.inside(state, context):
+        for part in self.children(state, context):
             chosen = [i for i, label in enumerate(given) if str(label) == part.path[0]]
-            with part.scope():
-                made, _ = part.transform.update([leaves[i] for i in chosen], None, None, context)
-            for i, leaf in zip(chosen, made, strict=True):
+            scaled, _ = part.run(RETURN, [leaves[i] for i in chosen])
+            for i, leaf in zip(chosen, scaled, strict=True):
                 leaves[i] = leaf
         return structure.unflatten(leaves), None
 
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         del state
@@ -80,7 +82,7 @@ class ScaleBy(AbstractTransform):
         return tuple(
             Part(
                 path=(str(i),),
-                transform=factor,
+                module=factor,
                 state=None,
                 context=context,
                 params=None
@@ -99,10 +101,10 @@ class ScaleBy(AbstractTransform):
     def selectors(self) -> tuple[Where, ...]:
         return (self.cases,)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         pairs = zip(self.cases.cases, self.factors, strict=True)
-        inside = ", ".join(f"{where!r}: {code(factor.step_size)}" for (where, _), factor in pairs)
-        return f"sl.ScaleBy({{{inside}}})"
+        factors = {where: factor.step_size for (where, _), factor in pairs}
+        return constructor_call(self, factors=factors)
 
 
 def _factor(where: Where, factor: Hyperparameter) -> Scale:

@@ -136,6 +136,12 @@ def cut(tree: PyTree, keep: tuple[bool, ...]) -> PyTree:
 
 
 def merge(structure: Any, keep: tuple[bool, ...], kept: PyTree, rest: PyTree) -> PyTree:
-    """Undoes a pair of complementary cuts of one tree of this structure."""
-    inside, outside = iter(jax.tree.leaves(kept)), iter(jax.tree.leaves(rest))
+    """Undoes a pair of complementary cuts of one tree of this structure.
+
+    Anything may have taken the place of a leaf since then.
+    """
+    whole = structure.unflatten(range(structure.num_leaves))
+    others = tuple(not k for k in keep)
+    inside = iter(jax.tree.structure(cut(whole, keep)).flatten_up_to(kept))
+    outside = iter(jax.tree.structure(cut(whole, others)).flatten_up_to(rest))
     return structure.unflatten([next(inside if k else outside) for k in keep])

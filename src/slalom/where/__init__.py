@@ -1,7 +1,7 @@
 """Selectors: which leaves a transform acts on.
 
-Wherever the library takes a `where`, it takes a selector from this module, a function of the
-whole parameter tree that returns a tree (or a prefix of one) of bools, or such a tree itself.
+Every `where` argument accepts a selector from this module, a function of the whole parameter tree
+that returns a tree of bools (or a prefix of one), or such a tree.
 """
 
 from .resolve import Where as Where

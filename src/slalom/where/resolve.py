@@ -1,7 +1,7 @@
-"""The algebra of selectors, and the resolving of masks and labels from them.
+"""The base class of selectors, and how they become masks and labels.
 
-A selector is resolved from structure, paths, shapes and dtypes alone, so what `init` saw and
-what `update` sees cannot differ. The selectors themselves are in `where.py`.
+A selector depends only on structure, paths, shapes and dtypes, so `init` and `update` always agree
+on what it selects. The selectors themselves are in `selectors.py`.
 """
 
 import abc
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
+import wadler_lindig as wl
 from jaxtyping import PyTree
 
 from .._paths import candidates, dotted, first_difference, leaf_paths, whole
@@ -22,8 +23,8 @@ WhereLike: TypeAlias = Any
 
 
 ONLY_SHAPES = (
-    "It sees shapes and dtypes (`jax.ShapeDtypeStruct` leaves), never values: a mask or label that "
-    "depended on values could change between two steps."
+    "It is called with shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values, because "
+    "a mask or label must not change between steps."
 )
 
 
@@ -32,15 +33,15 @@ ONLY_SHAPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One parameter as a selector sees it: no value, only where it stands and what it is."""
+    """What a selector knows about a parameter: its path, shape and dtype, but not its value."""
 
     path: str
     struct: jax.ShapeDtypeStruct
     key_path: tuple[Any, ...]
     tree: Any
 
-    def owners(self) -> list[Any]:
-        """The nodes on the way from the root down to this leaf, as far as keys can tell."""
+    def ancestors(self) -> list[Any]:
+        """The nodes on the path from the root to this leaf, up to the first unknown kind of key."""
         node, nodes = self.tree, [self.tree]
         for key in self.key_path[:-1]:
             if hasattr(key, "name"):
@@ -56,11 +57,11 @@ class Leaf:
 
 
 class Where(abc.ABC):
-    """A selection of leaves. Joined with `&`, `|` and `~`."""
+    """A selection of leaves. Selectors combine with `&`, `|` and `~`."""
 
     @abc.abstractmethod
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
-        """What this assigns to each leaf: a bool, or a label."""
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
+        """A bool or a label for each leaf."""
 
     def __and__(self, other: WhereLike) -> "Where":
         return _Both(self, as_where(other))
@@ -73,19 +74,22 @@ class Where(abc.ABC):
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "A selector is neither true nor false. Join selectors with `&`, `|` and `~` instead of "
+            "A selector has no truth value. Combine selectors with `&`, `|` and `~` instead of "
             "`and`, `or` and `not`."
         )
 
-    def atoms(self) -> tuple["Where", ...]:
-        """The selectors this one is joined from."""
+    def primitives(self) -> tuple["Where", ...]:
+        """The selectors that this one combines; for a primitive selector, itself."""
         return (self,)
 
     sees_dtypes: ClassVar[bool] = False
-    """Whether what it selects depends on the parameters' dtypes, which updates do not share."""
+    """Whether the selection depends on the parameters' dtypes, which updates need not share."""
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        return wl.TextDoc(repr(self))
 
     unmatched: ClassVar[str | None] = None
-    """What to say where this selects nothing of a whole model, if that can only be a mistake."""
+    """The error message if it selects nothing in a whole model, if that is always a mistake."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +97,11 @@ class _Both(Where):
     left: Where
     right: Where
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         return [a and b for a, b in _pairs(self.left, self.right, leaves)]
 
-    def atoms(self) -> tuple[Where, ...]:
-        return self.left.atoms() + self.right.atoms()
+    def primitives(self) -> tuple[Where, ...]:
+        return self.left.primitives() + self.right.primitives()
 
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"
@@ -108,11 +112,11 @@ class _Either(Where):
     left: Where
     right: Where
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         return [a or b for a, b in _pairs(self.left, self.right, leaves)]
 
-    def atoms(self) -> tuple[Where, ...]:
-        return self.left.atoms() + self.right.atoms()
+    def primitives(self) -> tuple[Where, ...]:
+        return self.left.primitives() + self.right.primitives()
 
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
@@ -122,11 +126,11 @@ class _Either(Where):
 class _Not(Where):
     inner: Where
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         return [not b for b in resolve_bools(self.inner, leaves)]
 
-    def atoms(self) -> tuple[Where, ...]:
-        return self.inner.atoms()
+    def primitives(self) -> tuple[Where, ...]:
+        return self.inner.primitives()
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"
@@ -145,7 +149,7 @@ class _Function(Where):
 
     function: Callable[[Any], Any]
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         tree = leaves[0].tree if leaves else None
         try:
             result = self.function(tree)
@@ -153,7 +157,7 @@ class _Function(Where):
             raise TypeError(
                 f"The function {self!r} failed on the parameter tree: {error}. {ONLY_SHAPES}"
             ) from error
-        return _Tree.freeze(result).picks(leaves)
+        return _Tree.freeze(result).evaluate(leaves)
 
     def __repr__(self) -> str:
         return function_name(self.function)
@@ -165,10 +169,11 @@ class _Tree(Where):
 
     structure: Any
     values: tuple[Hashable, ...]
-    kinds: tuple[type, ...]  # 1 == True: without the types a memo would mix them up
+    kinds: tuple[type, ...]  # 1 == True, so the cache needs the types to tell them apart
 
     def __reduce__(self) -> Any:
-        # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
+        # JAX cannot pickle the structure of a tree of modules, but a tree with this structure can
+        # be pickled.
         return _Tree.freeze, (self.structure.unflatten(self.values),)
 
     @classmethod
@@ -177,7 +182,7 @@ class _Tree(Where):
         values = tuple(_concrete(v) for v in values)
         return cls(structure, values, tuple(type(v) for v in values))
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         if not leaves:
             return []
         try:
@@ -186,8 +191,8 @@ class _Tree(Where):
             own = self.structure.unflatten(self.values)
             differ = first_difference(own, leaves[0].tree, ("the mask", "the parameters"))
             raise ValueError(
-                "The mask or label tree is neither a tree like the parameters nor a prefix of "
-                f"one: {differ}."
+                "The tree of masks or labels must have the structure of the parameters, or be a "
+                f"prefix of it: {differ}."
             ) from None
         return [
             value
@@ -206,8 +211,8 @@ def _concrete(value: Any) -> Any:
         raise TypeError(
             "A mask or label must be a Python value, got "
             f"{'a traced' if isinstance(value, Tracer) else 'an'} array of dtype "
-            f"{value.dtype}. What is selected must be known before anything is computed: decide "
-            "by path, shape or dtype, for example `sl.where.ndim(min=2)`."
+            f"{value.dtype}. The selection must be known at trace time, so select by path, shape "
+            "or dtype, for example with `sl.where.ndim(min=2)`."
         )
     return value
 
@@ -216,20 +221,20 @@ def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-# --- from what the user gave to a selector --------------------------------------------------
+# --- conversion to selectors ----------------------------------------------------------------
 
 
 def as_where(where: WhereLike) -> Where:
-    """A selector from whatever is accepted as `where`."""
+    """Converts a `where` argument to a selector."""
     if isinstance(where, Where):
         return where
     if isinstance(where, str):
         raise TypeError(
-            f"A string is no selector, got {where!r}. Write `sl.where.path({where!r})`."
+            f"A string is not a selector, got {where!r}. Write `sl.where.path({where!r})`."
         )
     if where is None:
-        raise TypeError("None is no selector. Write `sl.where.everything()`, or `.nothing()`.")
-    # A module is a tree although it may be callable: law 7.
+        raise TypeError("None is not a selector. Write `sl.where.everything()` or `.nothing()`.")
+    # A callable module is a tree of bools, not a function.
     if jax.tree_util.all_leaves([where]) and callable(where):
         return _Function(where)
     return _Tree.freeze(where)
@@ -237,24 +242,24 @@ def as_where(where: WhereLike) -> Where:
 
 @dataclasses.dataclass(frozen=True)
 class Cases(Where):
-    """The label of the first selector that matches; `rest`, where given, for the others."""
+    """The label of the first selector that matches a leaf, and `rest` if none matches."""
 
     cases: tuple[tuple[Where, Hashable], ...]
     rest: Hashable = None
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         labels: list[Any] = [self.rest] * len(leaves)
         for where, label in reversed(self.cases):
             chosen = resolve_bools(where, leaves)
             labels = [label if c else old for c, old in zip(chosen, labels, strict=True)]
         return labels
 
-    def atoms(self) -> tuple[Where, ...]:
-        return tuple(atom for where, _ in self.cases for atom in where.atoms())
+    def primitives(self) -> tuple[Where, ...]:
+        return tuple(primitive for where, _ in self.cases for primitive in where.primitives())
 
 
 def as_labels(labels: Any) -> Where:
-    """A labelling from a tree, a prefix, a function, or a mapping of selectors to labels."""
+    """Labels from a tree, a prefix, a function, or a mapping from selectors to labels."""
     if isinstance(labels, Mapping) and any(isinstance(k, Where) for k in labels):
         return Cases(tuple((as_where(where), label) for where, label in labels.items()))
     return _Tree.freeze(labels) if isinstance(labels, str) else as_where(labels)
@@ -264,69 +269,69 @@ def as_labels(labels: Any) -> Where:
 
 
 def mask(where: Where, params: Params) -> tuple[bool, ...]:
-    """Which leaves of the parameters, in order, are selected. Memoised."""
+    """Whether each leaf of the parameters, in order, is selected. Cached."""
     return resolve(resolve_bools, where, params)
 
 
 def selected_from(where: Where, updates: Updates, params: Params | None) -> Params:
-    """What a selector is asked about in `update`: the parameters, or updates in their place."""
+    """The tree that `update` evaluates a selector on: the parameters, or else the updates."""
     if params is not None:
         return params
-    for atom in where.atoms():
-        if atom.sees_dtypes:
+    for primitive in where.primitives():
+        if primitive.sees_dtypes:
             raise TypeError(
-                f"{atom!r} selects by the parameters' dtypes, and updates have their own: pass "
-                "the parameters: `tx.update(grads, state, params)`."
+                f"{primitive!r} selects by the dtypes of the parameters, so `update` needs them: "
+                "`tx.update(grads, state, params)`."
             )
     return updates
 
 
 def labels(where: Where, params: Params) -> tuple[Hashable, ...]:
-    """The label of each leaf of the parameters, in order. Memoised."""
+    """The label of each leaf of the parameters, in order. Cached."""
     return resolve(_labels, where, params)
 
 
 def check_matches(where: Where, params: Params) -> None:
-    """Refuses a path or regex that selects nothing in the whole bound tree."""
-    for atom in where.atoms():
-        if atom.unmatched is not None and not any(mask(atom, params)):
+    """Raises an error if a path or regex selects nothing in the whole bound tree."""
+    for primitive in where.primitives():
+        if primitive.unmatched is not None and not any(mask(primitive, params)):
             paths = candidates("", leaf_paths(params))
-            raise ValueError(f"{atom!r} {atom.unmatched} Paths here: {paths}.")
+            raise ValueError(f"{primitive!r} {primitive.unmatched} Paths: {paths}.")
 
 
 def resolve_bools(where: Where, leaves: list[Leaf]) -> list[bool]:
-    chosen = where.picks(leaves)
+    chosen = where.evaluate(leaves)
     for leaf, value in zip(leaves, chosen, strict=True):
         if not isinstance(value, bool | np.bool_):
             raise TypeError(
-                f"A mask must hold bools, got {value!r} of type {type(value).__name__} "
+                f"A mask must consist of bools, got {value!r} of type {type(value).__name__} "
                 f"at '{leaf.path}' from {where!r}."
             )
     return [bool(value) for value in chosen]
 
 
 def _labels(where: Where, leaves: list[Leaf]) -> list[Hashable]:
-    return where.picks(leaves)
+    return where.evaluate(leaves)
 
 
-def resolve(kind: Any, where: Any, params: Params) -> tuple[Any, ...]:
-    """`kind(where, leaves)`, a value for each leaf, memoised by structure, shapes and dtypes."""
+def resolve(function: Any, where: Any, params: Params) -> tuple[Any, ...]:
+    """`function(where, leaves)`, a value per leaf, cached by structure, shapes and dtypes."""
     arrays, structure = jax.tree.flatten(params)
     shapes = tuple((tuple(np.shape(x)), np.dtype(x.dtype)) for x in arrays)
     try:
-        return _resolve_memoised(kind, where, structure, shapes)
+        return _resolve_cached(function, where, structure, shapes)
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
-        return _resolve_memoised.__wrapped__(kind, where, structure, shapes)
+        return _resolve_cached.__wrapped__(function, where, structure, shapes)
 
 
 @functools.lru_cache(maxsize=1024)
-def _resolve_memoised(kind: Any, where: Any, structure: Any, shapes: Any) -> tuple[Any, ...]:
+def _resolve_cached(function: Any, where: Any, structure: Any, shapes: Any) -> tuple[Any, ...]:
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     tree = structure.unflatten(structs)
     leaves = [
         Leaf(dotted(whole(key_path)), struct, whole(key_path), tree)
         for key_path, struct in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    return tuple(kind(where, leaves))
+    return tuple(function(where, leaves))

@@ -1,8 +1,4 @@
-"""Selectors: which leaves a transform acts on.
-
-Wherever the library takes a `where`, it takes a selector from this module, a function of the
-whole parameter tree that returns a tree (or a prefix of one) of bools, or such a tree itself.
-"""
+"""The selectors: functions that return a `Where`."""
 
 import builtins
 import dataclasses
@@ -22,11 +18,11 @@ class _Path(Where):
     glob: str
 
     unmatched: ClassVar[str | None] = (
-        "matches no parameter. The whole path must match, `*` is one segment and `**` any number "
-        "of them."
+        "matches no parameter. A glob must match the whole path; `*` matches one segment and `**` "
+        "any number of segments."
     )
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         pattern = glob_pattern(self.glob)
         return [pattern.fullmatch(leaf.path) is not None for leaf in leaves]
 
@@ -38,9 +34,9 @@ class _Path(Where):
 class _Regex(Where):
     pattern: str
 
-    unmatched: ClassVar[str | None] = "is found in no parameter's path."
+    unmatched: ClassVar[str | None] = "matches no parameter."
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         return [re.search(self.pattern, leaf.path) is not None for leaf in leaves]
 
     def __repr__(self) -> str:
@@ -52,7 +48,7 @@ class _NDim(Where):
     min: int
     max: int | None
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         return [
             self.min <= len(leaf.struct.shape)
             and (self.max is None or len(leaf.struct.shape) <= self.max)
@@ -76,7 +72,7 @@ class _DType(Where):
 
     sees_dtypes: ClassVar[bool] = True
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         group = getattr(jnp, self.name)
         return [bool(jnp.issubdtype(leaf.struct.dtype, group)) for leaf in leaves]
 
@@ -89,15 +85,15 @@ class _Type(Where):
     cls: builtins.type
     owner: bool
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
-        return [self._holds(leaf) for leaf in leaves]
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
+        return [self._contains(leaf) for leaf in leaves]
 
-    def _holds(self, leaf: Leaf) -> bool:
-        owners = leaf.owners()
+    def _contains(self, leaf: Leaf) -> bool:
+        ancestors = leaf.ancestors()
         if self.owner:
-            plain = builtins.dict | builtins.list | builtins.tuple
-            owners = [node for node in owners if not isinstance(node, plain)][-1:]
-        return any(isinstance(node, self.cls) for node in owners)
+            containers = builtins.dict | builtins.list | builtins.tuple
+            ancestors = [node for node in ancestors if not isinstance(node, containers)][-1:]
+        return any(isinstance(node, self.cls) for node in ancestors)
 
     def __repr__(self) -> str:
         return f"sl.where.type({self.cls.__name__}{', owner=True' if self.owner else ''})"
@@ -107,10 +103,10 @@ class _Type(Where):
 class _PerLeaf(Where):
     function: Callable[[str, Any], bool]
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
-        return [self._ask(leaf) for leaf in leaves]
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
+        return [self._call(leaf) for leaf in leaves]
 
-    def _ask(self, leaf: Leaf) -> Any:
+    def _call(self, leaf: Leaf) -> Any:
         try:
             return self.function(leaf.path, leaf.struct)
         except (TypeError, AttributeError) as error:
@@ -127,7 +123,7 @@ class _PerLeaf(Where):
 class _All(Where):
     selected: bool
 
-    def picks(self, leaves: list[Leaf]) -> list[Any]:
+    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         return [self.selected] * len(leaves)
 
     def __repr__(self) -> str:
@@ -135,24 +131,24 @@ class _All(Where):
 
 
 def _check(selector: str, takes: str, given: Any, kind: builtins.type) -> None:
-    """Refuses another kind of argument; several selectors are joined with `|`."""
+    """Raises an error for an argument of another type, which is often a list of arguments."""
     if not isinstance(given, kind):
         raise TypeError(
-            f"sl.where.{selector} takes {takes}, got {given!r}. To select by several, join "
+            f"sl.where.{selector} takes {takes}, got {given!r}. To select by several, combine "
             f"selectors: `sl.where.{selector}(...) | sl.where.{selector}(...)`."
         )
 
 
 def path(glob: str) -> Where:
-    """Leaves whose whole dotted path matches a glob.
+    """Selects leaves whose whole dotted path matches a glob.
 
-    `*` is one segment (or, inside a segment, any characters), `**` any number of segments
-    including none: `"**.bias"` also matches a top-level `bias`, and `"layers.1.**"` does not
+    `*` matches one segment, or any characters within a segment. `**` matches any number of
+    segments, including none: `"**.bias"` also matches a top-level `bias`. `"layers.1.**"` does not
     match `layers.12`. A glob that matches nothing in the bound model is an error.
 
     **Arguments:**
 
-    - `glob`: such as `"layers.2.**"`, `"**.bias"`, `"blocks.*.attention.*.weight"`.
+    - `glob`: such as `"layers.2.**"`, `"**.bias"` or `"blocks.*.attention.*.weight"`.
 
     **Returns:** a selector.
     """
@@ -161,13 +157,15 @@ def path(glob: str) -> Where:
 
 
 def regex(pattern: str) -> Where:
-    """Leaves in whose dotted path a regular expression is found (`re.search`).
+    """Selects leaves whose dotted path contains a match of a regular expression (`re.search`).
+
+    A pattern that matches nothing in the bound model is an error.
 
     **Arguments:**
 
-    - `pattern`: a regular expression; anchor it with `^` and `$` where the whole path is meant.
+    - `pattern`: a regular expression. To match the whole path, anchor it with `^` and `$`.
 
-    **Returns:** a selector. One that matches nothing in the bound model is an error.
+    **Returns:** a selector.
     """
     _check("regex", "one regular expression", pattern, str)
     re.compile(pattern)
@@ -175,12 +173,13 @@ def regex(pattern: str) -> Where:
 
 
 def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where:
-    """Leaves by their number of axes.
+    """Selects leaves by their number of axes.
 
     **Arguments:**
 
-    - `n`: exactly this many; or instead
-    - `min`, `max`: at least and at most this many.
+    - `n`: the exact number of axes. Pass either `n`, or `min` and `max`.
+    - `min`: the minimum number of axes.
+    - `max`: the maximum number of axes. Defaults to no maximum.
 
     **Returns:** a selector.
 
@@ -198,7 +197,7 @@ def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where
 
 
 def dtype(dtype: Any) -> Where:
-    """Leaves of a dtype, or of a group of dtypes.
+    """Selects leaves of a dtype, or of a group of dtypes.
 
     **Arguments:**
 
@@ -215,12 +214,12 @@ def dtype(dtype: Any) -> Where:
 
 
 def type(cls: builtins.type, *, owner: bool = False) -> Where:
-    """Leaves that stand anywhere below an instance of a class.
+    """Selects leaves inside instances of a class.
 
     **Arguments:**
 
     - `cls`: such as `eqx.nn.LayerNorm`.
-    - `owner`: only the instance's own fields, not those of modules inside it.
+    - `owner`: whether to select only an instance's own arrays, not those of modules inside it.
 
     **Returns:** a selector.
     """
@@ -229,7 +228,7 @@ def type(cls: builtins.type, *, owner: bool = False) -> Where:
 
 
 def leaf(function: Callable[[str, Any], bool]) -> Where:
-    """Leaves for which a function of path and leaf holds.
+    """Selects leaves for which a function of path and leaf returns true.
 
     **Arguments:**
 
@@ -244,7 +243,7 @@ def leaf(function: Callable[[str, Any], bool]) -> Where:
 
 
 def everything() -> Where:
-    """All leaves.
+    """Selects all leaves.
 
     **Returns:** a selector.
     """
@@ -252,7 +251,7 @@ def everything() -> Where:
 
 
 def nothing() -> Where:
-    """No leaf.
+    """Selects no leaf.
 
     **Returns:** a selector.
     """

@@ -9,5 +9,6 @@ from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
 from .partition import Partition as Partition, partition as partition
 from .record import Recorded as Recorded
+from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
 from .when import When as When

@@ -1,6 +1,6 @@
 """An average of the parameters beside the parameters."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
-from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, operand
+from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
+from .._core.write import Write
 from .._core.writer import AbstractParameterWriter
-from .._types import Params, Updates
+from .._types import Gradients, Params
 from ..tree.dtypes import canonical_float
 
 
@@ -29,8 +29,7 @@ class AverageState(eqx.Module):
     """Their average; before the first step, the parameters at the start."""
 
 
-@fluent
-class Average(AbstractWrapper, AbstractParameterWriter):
+class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageState]):
     """The inner transform, and beside it an average of the parameters it makes.
 
     Made with `tx.average(decay)`; it changes no step. Of the parameters p₁, p₂, … the average is
@@ -54,6 +53,8 @@ class Average(AbstractWrapper, AbstractParameterWriter):
         Stochastic Optimization](https://arxiv.org/abs/1412.6980), 2014, for the exponential one"
     """
 
+    fluent_method: ClassVar[str | None] = "average"
+
     inner: AbstractTransform
     decay: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
@@ -65,22 +66,18 @@ class Average(AbstractWrapper, AbstractParameterWriter):
             inner=self.inner.init(params),
         )
 
-    def update(
+    def run(
         self,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: AverageState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, AverageState]:
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, AverageState]:
         params = self.demand("params", params)
-        updates, inner = self.run("update", updates, state, params, context)
-        return updates, self._averaged(tree.add(params, updates), inner, state, context)
-
-    def step(
-        self, grads: Updates, state: AverageState, params: Params, context: Context | None = None
-    ) -> tuple[Params, AverageState]:
-        params, inner = self.run("step", grads, state, params, context)
-        return params, self._averaged(params, inner, state, context)
+        result, inner = self.inner_part(state, context, params).run(write, updates)
+        new_params = write.new_params(params, result)
+        return result, self._averaged(new_params, inner, state, context)
 
     def _averaged(
         self, params: Params, inner: Any, state: AverageState, context: Context | None
@@ -117,9 +114,3 @@ class Average(AbstractWrapper, AbstractParameterWriter):
     def eval_params(self, state: AverageState, params: Params) -> Params:
         del params
         return tree.copy(state.average)
-
-    def __repr__(self) -> str:
-        options = "" if self.decay is None else code(self.decay)
-        if not self.debias:
-            options += ", debias=False" if options else "debias=False"
-        return f"{operand(self.inner)}.average({options})"

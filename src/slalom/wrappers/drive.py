@@ -5,13 +5,17 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
-from .._core.declared import uncalled
-from .._core.fluent import fluent
+from .._core.context import Context
+from .._core.declared import Part
+from .._core.fluent import AbstractFluent
 from .._core.hyperparams import targets, with_field
+from .._core.messages import uncalled
+from .._core.printing import Call, method_call
 from .._core.schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
-from .._core.transform import AbstractTransform, Context, Part, missing, operand
+from .._core.transform import AbstractTransform, missing
 from .._core.wrapper import AbstractWrapper
-from .._types import Params, Updates
+from .._core.write import Write
+from .._types import Gradients, Params
 
 
 class DrivenState(eqx.Module):
@@ -23,8 +27,7 @@ class DrivenState(eqx.Module):
     """The inner transform's state."""
 
 
-@fluent
-class Driven(AbstractWrapper):
+class Driven(AbstractWrapper[DrivenState]):
     """The inner transform with hyperparameters that follow schedules with a memory.
 
     Made with `tx.drive({"learning_rate": schedule})`. In every step each schedule first takes in
@@ -62,7 +65,7 @@ class Driven(AbstractWrapper):
         for name, schedule in schedules.items():
             _check_schedule(name, schedule)
             for path, part, field in targets(inner, name):
-                own = getattr(part.transform, field.name)
+                own = getattr(part.module, field.name)
                 if isinstance(own, AbstractStatefulSchedule):
                     raise ValueError(
                         f"'{path}' is driven by {own!r} already, which would hide what '{name}' "
@@ -82,24 +85,10 @@ class Driven(AbstractWrapper):
     def init(self, params: Params) -> DrivenState:
         return DrivenState(tuple(s.init() for s in self.schedules), self.inner.init(params))
 
-    def update(
+    def run(
         self,
-        updates: Updates,
-        state: DrivenState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, DrivenState]:
-        return self._drive("update", updates, state, params, context)
-
-    def step(
-        self, grads: Updates, state: DrivenState, params: Params, context: Context | None = None
-    ) -> tuple[Params, DrivenState]:
-        return self._drive("step", grads, state, params, context)
-
-    def _drive(
-        self,
-        verb: str,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: DrivenState,
         params: Params | None,
         context: Context | None,
@@ -108,18 +97,26 @@ class Driven(AbstractWrapper):
         for name in self.needs:
             if not context.has(name):
                 raise TypeError(missing("Driven", name))
-        made, inner = self.run(verb, updates, state, params, context)
-        return made, DrivenState(self._advanced(state, context), inner)
+        part, *_ = self.children(state, context, params)
+        result, inner = part.run(write, updates)
+        return result, DrivenState(self._advanced(state, context), inner)
 
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
-        (part,) = super().inside(state, context, params)
+        inner = self.inner_part(state, context, params)
         values: Sequence[Any] = self.schedules
         if state is not None and context is not None:
             pairs = zip(self.schedules, self._advanced(state, context), strict=True)
             values = [check_said(s, s.value(own), context.step) for s, own in pairs]
-        return (part._replace(transform=self._with(values)),)
+        states = (None,) * len(self.schedules) if state is None else state.schedules
+        schedules = (
+            Part((name,), schedule, own, context, None, lambda outer, i=i: outer.schedules[i])
+            for i, (name, schedule, own) in enumerate(
+                zip(self.names, self.schedules, states, strict=True)
+            )
+        )
+        return (inner._replace(module=self._with(values)), *schedules)
 
     def _advanced(self, state: DrivenState, context: Context) -> tuple[Any, ...]:
         """The schedules' states for a step with this context, as far as it knows what they need."""
@@ -136,10 +133,9 @@ class Driven(AbstractWrapper):
                 inner = with_field(inner, part, field, value)
         return inner
 
-    def __repr__(self) -> str:
-        pairs = zip(self.names, self.schedules, strict=True)
-        schedules = ", ".join(f"{name!r}: {schedule!r}" for name, schedule in pairs)
-        return f"{operand(self.inner)}.drive({{{schedules}}})"
+    def _code(self) -> Call:
+        schedules = dict(zip(self.names, self.schedules, strict=True))
+        return method_call(self, self.inner, AbstractFluent.drive, schedules=schedules)
 
 
 def _check_schedule(name: str, given: Any) -> None:

@@ -10,14 +10,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
+from .._core.declared import Part
 from .._core.fields import dtype_field, param_like
-from .._core.fluent import fluent
-from .._core.paced import AbstractPacedTransform
 from .._core.schedule import AbstractSchedule, as_schedule
-from .._core.skip import as_skip, asked
-from .._core.transform import AbstractTransform, Context, count_from_zero, operand
-from .._types import Params, Scalar, Updates
+from .._core.transform import AbstractTransform
+from .._core.wrapper import AbstractPacedTransform, run_if
+from .._core.write import Write
+from .._types import Gradients, Params, Scalar, Updates
 from ..tree.dtypes import canonical_float
+from .skip import AbstractSkip, as_skip, evaluate_skip
 
 
 class EveryKState(eqx.Module):
@@ -39,8 +41,7 @@ class EveryKState(eqx.Module):
     """The window's weighted mean so far (its sum, with `mean=False`)."""
 
 
-@fluent
-class EveryK(AbstractPacedTransform):
+class EveryK(AbstractPacedTransform[EveryKState]):
     """The inner transform once in `k` mini-steps, on the mean of their gradients.
 
     Made with `tx.every_k(k)`. With weights wᵢ (`context.weight`, else 1) the accumulator holds
@@ -76,6 +77,8 @@ class EveryK(AbstractPacedTransform):
         several joined with `|`, or any function `(updates, gradient_step, params) -> (bool scalar, dict
         of scalars)`, where `gradient_step` counts the updates emitted before.
     """
+
+    fluent_method: ClassVar[str | None] = "every_k"
 
     inner: AbstractTransform
     fixed: int | None = eqx.field(static=True)
@@ -121,10 +124,10 @@ class EveryK(AbstractPacedTransform):
 
         return EveryKState(
             accumulated=tree.zeros_like(params, dtype),
-            mini_step=count_from_zero(),
+            mini_step=tree.fresh_age(),
             weight=jnp.zeros((), canonical_float()),
             value=jnp.zeros((), canonical_float()),
-            count=count_from_zero(),
+            count=tree.fresh_age(),
             skip=self._nothing_skipped(params),
             inner=self.inner.init(params),
         )
@@ -132,40 +135,49 @@ class EveryK(AbstractPacedTransform):
     def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
         if self.skip is None:
             return None
-        shapes = jax.eval_shape(self._ask, params, count_from_zero(), params)
+        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_age(), params)
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    def _said(
+    def _skip_report(
         self, grads: Updates, state: EveryKState, params: Params | None
     ) -> dict[str, Array] | None:
-        """What the condition says of this mini-batch, as the state keeps it."""
+        """What the skip condition reports of this mini-batch, as the state keeps it."""
         if state.skip is None:
             return None
-        said = self._ask(grads, state.count, params)
-        if said.keys() != state.skip.keys():
+        report = self._evaluate_skip(grads, state.count, params)
+        if report.keys() != state.skip.keys():
             raise ValueError(
-                f"{self.skip!r} reports {sorted(said)}, and at binding it reported "
+                f"{self.skip!r} reports {sorted(report)}, and at binding it reported "
                 f"{sorted(state.skip)}. The names must always be the same."
             )
-        return {name: jnp.asarray(x, state.skip[name].dtype) for name, x in said.items()}
+        return {name: jnp.asarray(x, state.skip[name].dtype) for name, x in report.items()}
 
-    def _ask(
+    def _evaluate_skip(
         self, grads: Updates, count: Int[Array, ""], params: Params | None
     ) -> dict[str, Array]:
-        """What the condition says of a mini-batch."""
+        """What the skip condition reports of a mini-batch."""
         assert self.skip is not None
         wide = jax.tree.map(lambda g: jnp.asarray(g, tree.accumulation_dtype(g.dtype)), grads)
-        skip, report = asked(self.skip, wide, count, params)
+        skip, report = evaluate_skip(self.skip, wide, count, params)
         return report | {"should_skip": skip}
 
-    def pace(
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        inner = self.inner_part(state, context, params)
+        if not isinstance(self.skip, AbstractSkip):
+            return (inner,)
+        # A condition is evaluated on the clock of the transform that it holds back.
+        skip = Part(("skip",), self.skip, None, inner.context, params, lambda outer: outer.skip)
+        return inner, skip
+
+    def run(
         self,
-        grads: Updates,
+        write: Write,
+        updates: Gradients,
         state: EveryKState,
         params: Params | None,
         context: Context | None,
-        inner: Callable[..., tuple[Any, Any]],
-        hold: Callable[[Any], Any],
     ) -> tuple[Any, EveryKState]:
         weight = jnp.ones((), canonical_float())
         if context is not None and context.weight is not None:
@@ -175,9 +187,9 @@ class EveryK(AbstractPacedTransform):
         total = jnp.where(state.mini_step == 0, 0, state.weight) + weight
         share = weight / jnp.where(total == 0, 1, total)
 
-        said = self._said(grads, state, params)
-        skip = None if said is None else said["should_skip"]
-        accumulated = self._accumulate(state.accumulated, grads, first, weight, share, skip)
+        report = self._skip_report(updates, state, params)
+        skip = None if report is None else report["should_skip"]
+        accumulated = self._accumulate(state.accumulated, updates, first, weight, share, skip)
         value = None
         if context is not None and context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())
@@ -185,33 +197,26 @@ class EveryK(AbstractPacedTransform):
             value = _unless(skip, value, state.value)
 
         outer = Context() if context is None else context
-        # A sum is complete in itself: weighed again, sums of sums would be too large.
-        seen = outer.at(
-            state.count, value=value, weight=total if self.mean else jnp.ones_like(total)
-        )
+        # The weights are already in a sum: an outer mean must not apply them again.
+        window = outer.replace(value=value, weight=total if self.mean else jnp.ones_like(total))
         if outer.grad is not None:
-            seen = seen.at(state.count, grad=accumulated)
+            window = window.replace(grad=accumulated)
+        part = self.inner_part(state, window, params)
 
-        def emit(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
-            return inner(accumulated, inner_state, params, seen)
-
-        shapes, _ = jax.eval_shape(emit, accumulated, state.inner)
-
-        def idle(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
-            del accumulated
-            return hold(shapes), inner_state
+        def step(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
+            return part._replace(state=inner_state).run(write, accumulated)
 
         done = state.mini_step + 1 >= self._window(state.count)
         if skip is not None:
             done = done & ~skip
-        result, inner_state = jax.lax.cond(done, emit, idle, accumulated, state.inner)
+        result, inner_state = run_if(done, step, write, params, accumulated, state.inner)
         return result, EveryKState(
             accumulated=accumulated,
             mini_step=_unless(skip, jnp.where(done, 0, state.mini_step + 1), state.mini_step),
             weight=_unless(skip, total, state.weight),
             value=state.value if value is None else value,
             count=jnp.where(done, tree.increment(state.count), state.count),
-            skip=said,
+            skip=report,
             inner=inner_state,
         )
 
@@ -253,16 +258,6 @@ class EveryK(AbstractPacedTransform):
     def metrics(self, state: EveryKState) -> dict[str, Array]:
         counts = {"mini_step": state.mini_step, "gradient_step": state.count}
         return counts | (state.skip or {})
-
-    def __repr__(self) -> str:
-        options = [repr(self.k)]
-        if not self.mean:
-            options.append("mean=False")
-        if self.accumulator_dtype is not None:
-            options.append(f"accumulator_dtype={self.accumulator_dtype.name!r}")
-        if self.skip is not None:
-            options.append(f"skip={self.skip!r}")
-        return f"{operand(self.inner)}.every_k({', '.join(options)})"
 
 
 def _unless(skip: Any, new: Any, before: Any) -> Any:

@@ -1,7 +1,7 @@
 """A transform on all small parameters end to end."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,12 +11,15 @@ from jaxtyping import Array, PyTree
 
 from .. import tree
 from .._core.chain import Chain
+from .._core.context import Context
+from .._core.declared import Part
 from .._core.fields import count_field
-from .._core.fluent import fluent
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform, Context, Part, operand, parts
+from .._core.transform import AbstractTransform
+from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
-from .._types import Params, Updates
+from .._core.write import RETURN, Write
+from .._types import Gradients, Params
 
 _MAX_SIZE = 8192
 """Where joining and leaving apart take equally long on a CPU; on a GPU it lies higher."""
@@ -35,13 +38,12 @@ class FlattenState(eqx.Module):
     """What `Flatten` remembers."""
 
     inner: Any
-    """The inner transform's state: what would be shaped as the parameters is a `Joined`."""
+    """The inner transform's state: a `Joined` in place of every parameter-shaped tree."""
     dtypes: tuple[str, ...] = eqx.field(static=True)
     """For each small parameter, the buffer that it is in: updates may come in another dtype."""
 
 
-@fluent
-class Flatten(AbstractWrapper):
+class Flatten(AbstractWrapper[FlattenState]):
     """The inner transform on one buffer per dtype that holds all small leaves, end to end.
 
     Made with `tx.flatten()`. It gives what the inner transform gives, with a few large
@@ -60,14 +62,16 @@ class Flatten(AbstractWrapper):
     - `max_size`: how many numbers a leaf may have to be joined to others, an int ≥ 1.
     """
 
+    fluent_method: ClassVar[str | None] = "flatten"
+
     inner: AbstractTransform
     max_size: int = count_field(_MAX_SIZE)
 
     def __check_init__(self):
-        for part in parts(self.inner):
-            if not part.transform.elementwise:
+        for part in transforms(self.inner):
+            if not part.module.elementwise:
                 raise ValueError(
-                    f"{part.name or type(part.transform).__name__} does not treat every number of "
+                    f"{part.name or type(part.module).__name__} does not treat every number of "
                     "the parameters alike and by itself, as `.flatten()` needs: in a buffer there "
                     "are no leaves. Flatten the other links alone, for example "
                     "`sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`, and put wrappers "
@@ -80,13 +84,14 @@ class Flatten(AbstractWrapper):
         dtypes = tuple(str(tree.canonical(x.dtype)) for x in small)
         return FlattenState(self.inner.init(self._join(params, dtypes)), dtypes)
 
-    def update(
+    def run(
         self,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: FlattenState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, FlattenState]:
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, FlattenState]:
         if params is not None:
             tree.check_same_structure((updates, params))
         dtypes, links = state.dtypes, self._links(state.inner)
@@ -97,19 +102,18 @@ class Flatten(AbstractWrapper):
         known = self._join_context(context, params, dtypes)
         states = []
         for link in links[:until]:
-            with link.scope():
-                joined, new = link.transform.update(joined, link.state, seen, known)
+            joined, new = link._replace(params=seen, context=known).run(RETURN, joined)
             states.append(new)
         if joined is not None:
             updates = self._split(joined, updates, dtypes)
         # What remembers nothing gives the same leaf by leaf, in the pass that adds the pieces to
         # the parameters. These then need no buffer, though the weight decay reads them.
         for link in links[until:]:
-            with link.scope():
-                updates, new = link.transform.update(updates, link.state, params, context)
+            link = link._replace(params=params, context=context)
+            updates, new = link.run(RETURN, updates)
             states.append(new)
         inner = tuple(states) if isinstance(self.inner, Chain) else states[0]
-        return updates, FlattenState(inner, dtypes)
+        return write(params, updates), FlattenState(inner, dtypes)
 
     def _joins(self, leaf: Any) -> bool:
         return np.size(leaf) <= self.max_size
@@ -158,16 +162,12 @@ class Flatten(AbstractWrapper):
     def _links(self, state: Any) -> tuple[Part, ...]:
         """The links of a chain, or the one transform there is."""
         if isinstance(self.inner, Chain):
-            return self.inner.inside(state)
-        return super().inside(FlattenState(state, ()))
-
-    def __repr__(self) -> str:
-        options = "" if self.max_size == _MAX_SIZE else f"max_size={self.max_size}"
-        return f"{operand(self.inner)}.flatten({options})"
+            return self.inner.children(state)
+        return (self.inner_part(FlattenState(state, ())),)
 
 
 def _is_stateless(link: Part) -> bool:
-    return isinstance(link.transform, AbstractStatelessTransform)
+    return isinstance(link.module, AbstractStatelessTransform)
 
 
 def _concatenate(group: list[Any]) -> Array:

@@ -1,7 +1,7 @@
 """No step where gradients are not finite."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import choice_field, count_field
-from .._core.fluent import fluent
-from .._core.paced import AbstractPacedTransform
-from .._core.transform import AbstractTransform, Context, count_from_zero, operand
-from .._types import Params, Updates
+from .._core.transform import AbstractTransform
+from .._core.wrapper import AbstractPacedTransform, run_if
+from .._core.write import Write
+from .._types import Gradients, Params
 
 
 class IfFiniteState(eqx.Module):
@@ -32,8 +33,7 @@ class IfFiniteState(eqx.Module):
     """The inner transform's state."""
 
 
-@fluent
-class IfFinite(AbstractPacedTransform):
+class IfFinite(AbstractPacedTransform[IfFiniteState]):
     """The inner transform where the incoming gradients are finite; no update where they are not.
 
     Made with `tx.if_finite()`. In a step that is left out nothing of the inner transform is
@@ -65,6 +65,8 @@ class IfFinite(AbstractPacedTransform):
     - `check`: `"grads"` or `"both"`.
     """
 
+    fluent_method: ClassVar[str | None] = "if_finite"
+
     inner: AbstractTransform
     max_consecutive_errors: int = count_field(5, least=0)
     on_limit: str = choice_field("accept", "skip", "raise")
@@ -72,31 +74,30 @@ class IfFinite(AbstractPacedTransform):
 
     def init(self, params: Params) -> IfFiniteState:
         return IfFiniteState(
-            notfinite_count=count_from_zero(),
+            notfinite_count=tree.fresh_age(),
             last_finite=jnp.array(True),
-            total_notfinite=count_from_zero(),
-            count=count_from_zero(),
+            total_notfinite=tree.fresh_age(),
+            count=tree.fresh_age(),
             inner=self.inner.init(params),
         )
 
-    def pace(
+    def run(
         self,
-        grads: Updates,
+        write: Write,
+        updates: Gradients,
         state: IfFiniteState,
         params: Params | None,
         context: Context | None,
-        inner: Callable[..., tuple[Any, Any]],
-        hold: Callable[[Any], Any],
     ) -> tuple[Any, IfFiniteState]:
-        seen = (Context() if context is None else context).at(state.count)
+        part = self.inner_part(state, Context() if context is None else context, params)
 
-        def run(inner_state: Any) -> tuple[Any, Any]:
-            return inner(grads, inner_state, params, seen)
+        def step(inner_state: Any) -> tuple[Any, Any]:
+            return part._replace(state=inner_state).run(write, updates)
 
         def result_is_finite(inner_state: Any) -> Array:
-            return tree.all_finite(run(inner_state)[0])
+            return tree.all_finite(write.plain(step(inner_state)[0]))
 
-        finite = tree.all_finite(grads)
+        finite = tree.all_finite(updates)
         if self.check == "both":
             finite = jax.lax.cond(finite, result_is_finite, lambda _: jnp.array(False), state.inner)
         in_a_row = jnp.where(finite, 0, tree.increment(state.notfinite_count))
@@ -104,10 +105,7 @@ class IfFinite(AbstractPacedTransform):
         if self.on_limit == "accept":
             runs = finite | (in_a_row > self.max_consecutive_errors)
 
-        shapes, _ = jax.eval_shape(run, state.inner)
-        result, inner_state = jax.lax.cond(
-            runs, run, lambda same: (hold(shapes), same), state.inner
-        )
+        result, inner_state = run_if(runs, step, write, params, state.inner)
         total = state.total_notfinite
         return result, IfFiniteState(
             notfinite_count=in_a_row,
@@ -131,12 +129,12 @@ class IfFinite(AbstractPacedTransform):
         }
 
     @property
-    def refuses(self) -> bool:
-        return self.on_limit == "raise"
+    def guard(self) -> Callable[[str, IfFiniteState], None] | None:
+        return self._check_limit if self.on_limit == "raise" else None
 
-    def refuse(self, name: str, state: IfFiniteState) -> None:
+    def _check_limit(self, name: str, state: IfFiniteState) -> None:
         in_a_row = int(np.max(jax.device_get(state.notfinite_count), initial=0))
-        if self.on_limit == "raise" and in_a_row > self.max_consecutive_errors:
+        if in_a_row > self.max_consecutive_errors:
             what = "Gradients" if self.check == "grads" else "Gradients, or what became of them,"
             raise FloatingPointError(
                 f"{what} were not finite in {in_a_row} steps in a row, and '{name}' allows "
@@ -144,12 +142,3 @@ class IfFinite(AbstractPacedTransform):
                 "model is as the last finite one left it. Look at the loss, the data and the "
                 'learning rate; to go on without an end, write `on_limit="skip"`.'
             )
-
-    def __repr__(self) -> str:
-        options = []
-        if self.max_consecutive_errors != 5:
-            options.append(repr(self.max_consecutive_errors))
-        for field, default in (("on_limit", "accept"), ("check", "grads")):
-            if getattr(self, field) != default:
-                options.append(f"{field}={getattr(self, field)!r}")
-        return f"{operand(self.inner)}.if_finite({', '.join(options)})"

@@ -1,6 +1,6 @@
 """Fast steps, and slow weights that follow them."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.declared import code
+from .._core.context import Context
 from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
-from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, count_from_zero, operand
+from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
+from .._core.write import ADD, RETURN, Write
 from .._core.writer import AbstractParameterWriter
-from .._types import Params, Updates
+from .._types import Gradients, Params
 
 
 class LookaheadState(eqx.Module):
@@ -30,8 +30,7 @@ class LookaheadState(eqx.Module):
     """The slow weights."""
 
 
-@fluent
-class Lookahead(AbstractWrapper, AbstractParameterWriter):
+class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[LookaheadState]):
     """The inner transform as the fast one of two: slow weights follow every few steps.
 
     Made with `tx.lookahead(sync_period, slow_step_size)`. Of fast weights θ and slow ones φ,
@@ -56,6 +55,8 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
         back](https://arxiv.org/abs/1907.08610), 2019"
     """
 
+    fluent_method: ClassVar[str | None] = "lookahead"
+
     inner: AbstractTransform
     sync_period: int = count_field(least=1)
     slow_step_size: Hyperparameter = hyperparameter(within="[0, 1]")
@@ -64,23 +65,37 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
     def init(self, params: Params) -> LookaheadState:
         return LookaheadState(
             slow=tree.copy(params),
-            steps_since_sync=count_from_zero(),
+            steps_since_sync=tree.fresh_age(),
             inner=self.inner.init(params),
             wrote=jnp.array(False) if self.reset_state else None,
         )
 
-    def update(
+    def run(
         self,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: LookaheadState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, LookaheadState]:
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, LookaheadState]:
         params = self.demand("params", params)
-        fast, inner = self.run("update", updates, state, params, context)
+        part = self.inner_part(state, context, params)
         step_size = self.at(context).slow_step_size
+        if write is ADD:
+            fast, inner = part.run(ADD, updates)
 
-        def sync(fast: Any, slow: Any) -> tuple[Any, Any]:
+            def meet(fast: Any, slow: Any) -> tuple[Any, Any]:
+                def rule(f, s, alpha):
+                    return s + alpha * (f - s)
+
+                met = tree.cast_like(tree.map_leaves(rule, (fast, slow), (step_size,)), slow)
+                return met, met
+
+            return self._every_period(meet, fast, inner, state)
+
+        fast, inner = part.run(RETURN, updates)
+
+        def meet_by_update(fast: Any, slow: Any) -> tuple[Any, Any]:
             # What takes p to the new slow weight s + α·(p + u − s), and this weight itself.
             def rule(u, s, p, alpha):
                 ahead = alpha * u + (1 - alpha) * (s - p)
@@ -89,26 +104,8 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
             ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), (step_size,))
             return tree.cast_like(ahead, fast), tree.cast_like(slow_now, slow)
 
-        return self._every_period(sync, fast, inner, state)
-
-    def step(
-        self,
-        grads: Updates,
-        state: LookaheadState,
-        params: Params,
-        context: Context | None = None,
-    ) -> tuple[Params, LookaheadState]:
-        fast, inner = self.run("step", grads, state, params, context)
-        step_size = self.at(context).slow_step_size
-
-        def sync(fast: Any, slow: Any) -> tuple[Any, Any]:
-            def rule(f, s, alpha):
-                return s + alpha * (f - s)
-
-            met = tree.cast_like(tree.map_leaves(rule, (fast, slow), (step_size,)), slow)
-            return met, met
-
-        return self._every_period(sync, fast, inner, state)
+        ahead, state = self._every_period(meet_by_update, fast, inner, state)
+        return write(params, ahead), state
 
     def _every_period(
         self, sync: Any, fast: Any, inner: Any, state: LookaheadState
@@ -134,16 +131,11 @@ class Lookahead(AbstractWrapper, AbstractParameterWriter):
         return fast, LookaheadState(jnp.where(due, 0, steps), inner, known, slow)
 
     def has_updated(self, state: LookaheadState) -> Bool[Array, "*runs"] | bool:
-        return super().has_updated(state) if state.wrote is None else state.wrote
+        return self.inner.has_updated(state.inner) if state.wrote is None else state.wrote
 
     def eval_params(self, state: LookaheadState, params: Params) -> Params:
         del params
         return tree.copy(state.slow)
-
-    def __repr__(self) -> str:
-        options = f"{self.sync_period}, {code(self.slow_step_size)}"
-        reset = ", reset_state=True" if self.reset_state else ""
-        return f"{operand(self.inner)}.lookahead({options}{reset})"
 
 
 def _as_many(fresh: Any, before: Any) -> Array:

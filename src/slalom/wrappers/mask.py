@@ -1,19 +1,23 @@
 """A transform on some leaves: the others pass through (`Masked`) or get no update (`Only`)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, Part, operand, segments
-from .._types import Params, Updates
+from .._core.context import Context
+from .._core.declared import Part
+from .._core.transform import AbstractTransform
+from .._core.walk import segments
+from .._core.wrapper import AbstractComposite
+from .._core.write import Write
+from .._types import Gradients, Params
 from ..where.resolve import Where, as_where, mask, selected_from
 
 
-class _AbstractCut(AbstractTransform):
+class _AbstractCut(AbstractComposite[Any]):
     """What `Masked` and `Only` share: the inner transform sees the selected leaves only."""
 
     inner: AbstractTransform
@@ -22,7 +26,7 @@ class _AbstractCut(AbstractTransform):
     def init(self, params: Params) -> Any:
         return self.inner.init(tree.cut(params, mask(self.where, params)))
 
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         if params is not None:
@@ -35,25 +39,21 @@ class _AbstractCut(AbstractTransform):
     def selectors(self) -> tuple[Where, ...]:
         return (self.where,)
 
-    def _run(
+    def _run_inside(
         self,
-        verb: str,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: Any,
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, tuple[bool, ...], Any]:
-        """The inner `update` or `step` on the selected leaves."""
+        """What `write` makes of the selected leaves, which these are, and the new state."""
         keep = mask(self.where, selected_from(self.where, updates, params))
-        (part,) = self.inside(state, context, params)
-        with part.scope():
-            result, state = getattr(self.inner, verb)(
-                tree.cut(updates, keep), state, part.params, part.context
-            )
+        (part,) = self.children(state, context, params)
+        result, state = part.run(write, tree.cut(updates, keep))
         return result, keep, state
 
 
-@fluent
 class Masked(_AbstractCut):
     """The inner transform on the selected leaves; the others pass through unchanged.
 
@@ -66,25 +66,26 @@ class Masked(_AbstractCut):
     - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
     """
 
-    def update(
+    fluent_method: ClassVar[str | None] = "mask"
+
+    def run(
         self,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, Any]:
-        inside, keep, state = self._run("update", updates, state, params, context)
-        outside = tree.cut(updates, tuple(not k for k in keep))
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, Any]:
+        inside, keep, state = self._run_inside(write, updates, state, params, context)
+        others = tuple(not k for k in keep)
+        rest = None if params is None else tree.cut(params, others)
+        outside = write(rest, tree.cut(updates, others))
         return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=1)
 
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.mask({self.where!r})"
 
-
-@fluent
 class Only(_AbstractCut):
     """The inner transform on the selected leaves; the others get no update at all.
 
@@ -96,32 +97,29 @@ class Only(_AbstractCut):
     - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
     """
 
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, Any]:
-        inside, keep, state = self._run("update", updates, state, params, context)
-        outside = tree.zeros_like(tree.cut(updates, tuple(not k for k in keep)))
-        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
+    fluent_method: ClassVar[str | None] = "only"
 
-    def step(
-        self, grads: Updates, state: Any, params: Params, context: Context | None = None
-    ) -> tuple[Params, Any]:
-        inside, keep, state = self._run("step", grads, state, params, context)
-        outside = tree.cut(params, tuple(not k for k in keep))
-        return tree.merge(jax.tree.structure(params), keep, inside, outside), state
+    def run(
+        self,
+        write: Write,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, Any]:
+        inside, keep, state = self._run_inside(write, updates, state, params, context)
+        others = tuple(not k for k in keep)
+        rest = None if params is None else tree.cut(params, others)
+        # What would be written there, for its shapes only.
+        shapes = jax.eval_shape(lambda: write(rest, tree.cut(updates, others)))
+        outside = write.idle(rest, shapes)
+        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
 
     def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=0)
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.only({self.where!r})"
 
 
 def _signs(outer: _AbstractCut, params: Params, outside: int) -> tuple[int | None, ...]:

@@ -8,18 +8,23 @@ import jax
 from jaxtyping import Array, Bool
 
 from .. import tree
-from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, Part, check_transform, operand, segments
+from .._core.context import Context
+from .._core.declared import Part
+from .._core.fluent import AbstractFluent
+from .._core.printing import Call, method_call
+from .._core.transform import AbstractTransform, require_transform
+from .._core.walk import segments
+from .._core.wrapper import AbstractComposite
+from .._core.write import Write
 from .._paths import candidates, leaf_paths
-from .._types import Params, Updates
+from .._types import Gradients, Params
 from ..where.resolve import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
 
 REST = "rest"
 """The label of the leaves that no case of `.partition({...})` takes."""
 
 
-@fluent
-class Partition(AbstractTransform):
+class Partition(AbstractComposite[tuple[Any, ...]]):
     """Different transforms for different leaves; each holds state for its own leaves only.
 
     Made with `tx.partition({where: other})` or `sl.partition(transforms, labels)`. A norm
@@ -39,7 +44,7 @@ class Partition(AbstractTransform):
 
     def __check_init__(self):
         for name, group in zip(self.names, self.groups, strict=True):
-            check_transform(f"Group {name!r} of a partition", group)
+            require_transform(f"Group {name!r} of a partition", group)
         for i, name in enumerate(self.names):
             if str(name) in map(str, self.names[:i]):
                 raise ValueError(
@@ -73,21 +78,7 @@ class Partition(AbstractTransform):
             for group, keep in zip(self.groups, self._masks(params), strict=True)
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, tuple[Any, ...]]:
-        return self._run("update", updates, state, params, context)
-
-    def step(
-        self, grads: Updates, state: Any, params: Params, context: Context | None = None
-    ) -> tuple[Params, tuple[Any, ...]]:
-        return self._run("step", grads, state, params, context)
-
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         states = (None,) * len(self.groups) if state is None else state
@@ -95,7 +86,7 @@ class Partition(AbstractTransform):
         return tuple(
             Part(
                 path=(str(name), *segments(group)),
-                transform=group,
+                module=group,
                 state=group_state,
                 context=context if context is None or keep is None else context.cut(keep, params),
                 params=None if keep is None else tree.cut(params, keep),
@@ -124,10 +115,10 @@ class Partition(AbstractTransform):
     def selectors(self) -> tuple[Where, ...]:
         return (self.labelling,)
 
-    def _run(
+    def run(
         self,
-        verb: str,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: Any,
         params: Params | None,
         context: Context | None,
@@ -136,14 +127,13 @@ class Partition(AbstractTransform):
         masks = self._masks(selected_from(self.labelling, updates, params))
         whole: list[Any] = [None] * structure.num_leaves
         states = []
-        for part, keep in zip(self.inside(state, context, params), masks, strict=True):
-            with part.scope():
-                result, new = getattr(part.transform, verb)(
-                    tree.cut(updates, keep), part.state, part.params, part.context
-                )
+        for part, keep in zip(self.children(state, context, params), masks, strict=True):
+            group = tree.cut(updates, keep)
+            result, new = part.run(write, group)
             states.append(new)
             chosen = (i for i, k in enumerate(keep) if k)
-            for i, leaf in zip(chosen, jax.tree.leaves(result), strict=True):
+            leaves = jax.tree.structure(group).flatten_up_to(result)
+            for i, leaf in zip(chosen, leaves, strict=True):
                 whole[i] = leaf
         return structure.unflatten(whole), tuple(states)
 
@@ -163,22 +153,17 @@ class Partition(AbstractTransform):
                 )
         return tuple(tuple(label == name for label in given) for name in self.names)
 
-    def __repr__(self) -> str:
+    def _code(self) -> Call:
         if isinstance(self.labelling, Cases) and self.labelling.rest == REST:
             *others, rest = self.groups
             pairs = zip(self.labelling.cases, others, strict=True)
-            mapping = ", ".join(f"{where!r}: {group!r}" for (where, _), group in pairs)
-            names = self.names[:-1]
-            named = "" if names == tuple(range(len(names))) else f", names={names!r}"
-            return f"{operand(rest)}.partition({{{mapping}}}{named})"
-        transforms = ", ".join(
-            f"{name!r}: {group!r}" for name, group in zip(self.names, self.groups, strict=True)
+            mapping = {where: group for (where, _), group in pairs}
+            names = None if self.names[:-1] == tuple(range(len(others))) else self.names[:-1]
+            return method_call(self, rest, AbstractFluent.partition, others=mapping, names=names)
+        labelling = (
+            dict(self.labelling.cases) if isinstance(self.labelling, Cases) else self.labelling
         )
-        labelling = repr(self.labelling)
-        if isinstance(self.labelling, Cases):
-            cases = (f"{where!r}: {label!r}" for where, label in self.labelling.cases)
-            labelling = f"{{{', '.join(cases)}}}"
-        return f"sl.partition({{{transforms}}}, {labelling})"
+        return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labelling))
 
 
 def _check_mapping(takes: str, given: Any) -> None:

@@ -1,7 +1,5 @@
 """A transform whose steps are measured."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -11,13 +9,12 @@ from jaxtyping import Array
 
 from .. import tree
 from .._core.by_path import ByPath
-from .._core.chain import Chain
-from .._core.fluent import fluent
+from .._core.context import Context
 from .._core.hyperparams import read
-from .._core.paced import AbstractPacedTransform
-from .._core.transform import AbstractTransform, Context, operand
+from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._types import Params, Scalar, Updates
+from .._core.write import MeasuredWrite, Write
+from .._types import Gradients, Params, Scalar
 
 
 class RecordedState(eqx.Module):
@@ -32,8 +29,7 @@ class RecordedState(eqx.Module):
     """The value of each hyperparameter, by path, that the last step used."""
 
 
-@fluent
-class Recorded(AbstractWrapper):
+class Recorded(AbstractWrapper[RecordedState]):
     """The inner transform, with norms and hyperparameters of its last step in `opt.metrics`.
 
     Made with `tx.record()`. The metrics are `grad_norm`, `update_norm` and `param_norm`, the
@@ -47,6 +43,8 @@ class Recorded(AbstractWrapper):
 
     - `inner`: the transform.
     """
+
+    fluent_method: ClassVar[str | None] = "record"
 
     inner: AbstractTransform
 
@@ -62,40 +60,25 @@ class Recorded(AbstractWrapper):
 
         return RecordedState(inner, zero(), zero(), zero(), hyperparams)
 
-    def update(
+    def run(
         self,
-        updates: Updates,
-        state: RecordedState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, RecordedState]:
-        made, inner = self.run("update", updates, state, params, context)
-        new = None if params is None else tree.add(params, made)
-        norm = tree.global_norm(made)
-        return made, self._record(updates, norm, inner, state, new, context)
-
-    def step(
-        self, grads: Updates, state: RecordedState, params: Params, context: Context | None = None
-    ) -> tuple[Params, RecordedState]:
-        (part,) = self.inside(state, context, params)
-        with part.scope():
-            (new, norm), inner = _step(self.inner)(grads, state.inner, params, context)
-        return new, self._record(grads, norm, inner, state, new, context)
-
-    def _record(
-        self,
-        grads: Updates,
-        update_norm: Scalar,
-        inner: Any,
+        write: Write,
+        updates: Gradients,
         state: RecordedState,
         params: Params | None,
         context: Context | None,
-    ) -> RecordedState:
-        return RecordedState(
+    ) -> tuple[Any, RecordedState]:
+        measured = MeasuredWrite(write)
+        result, inner = self.inner_part(state, context, params).run(measured, updates)
+        result, update_norm = measured.split(result)
+        param_norm = jnp.nan
+        if params is not None:
+            param_norm = tree.global_norm(write.new_params(params, result))
+        return result, RecordedState(
             inner,
-            _as(state.grad_norm, tree.global_norm(grads)),
+            _as(state.grad_norm, tree.global_norm(updates)),
             _as(state.update_norm, update_norm),
-            _as(state.param_norm, jnp.nan if params is None else tree.global_norm(params)),
+            _as(state.param_norm, param_norm),
             self._hyperparams(state.inner, context),
         )
 
@@ -111,36 +94,6 @@ class Recorded(AbstractWrapper):
         }
         return norms | state.hyperparams
 
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.record()"
-
 
 def _as(like: Scalar, x: Any) -> Scalar:
     return jnp.asarray(x, like.dtype)
-
-
-def _step(transform: AbstractTransform) -> Callable[..., Any]:
-    """`transform.step`, returning beside the parameters the norm of what it added to them.
-
-    Not the norm of the difference of the parameters, which rounding makes 0 for small updates.
-    Paced transforms stay paced: their idle branch must not make zeros of the parameters' size.
-    """
-    if isinstance(transform, AbstractPacedTransform):
-        (part,) = transform.inside()
-
-        def paced(grads: Any, state: Any, params: Any, context: Any) -> Any:
-            def hold(shapes: Any) -> Any:
-                return params, jnp.zeros((), shapes[1].dtype)
-
-            return transform.pace(grads, state, params, context, _step(part.transform), hold)
-
-        return paced
-
-    if isinstance(transform, Chain):
-        return functools.partial(transform.through, _step)
-
-    def plain(grads: Any, state: Any, params: Any, context: Any) -> Any:
-        updates, state = transform.update(grads, state, params, context)
-        return (tree.add(params, updates), tree.global_norm(updates)), state
-
-    return plain

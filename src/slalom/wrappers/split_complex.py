@@ -2,16 +2,21 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._core.fluent import fluent
-from .._core.transform import AbstractTransform, Context, Part, operand, parts, segments
+from .._core.context import Context
+from .._core.declared import Part
+from .._core.transform import AbstractTransform
+from .._core.walk import parts, segments
+from .._core.wrapper import AbstractWrapper
+from .._core.write import ADD, RETURN, Write
+from .._core.writer import AbstractParameterWriter
 from .._paths import HalfKey, snake_case
-from .._types import Params, Updates
+from .._types import Gradients, Params
 
 
 class RealAndImaginary(NamedTuple):
@@ -29,8 +34,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-@fluent
-class SplitRealAndImaginary(AbstractTransform):
+class SplitRealAndImaginary(AbstractWrapper[Any]):
     """The inner transform on the real and imaginary parts of complex leaves, as two real ones.
 
     Made with `tx.split_complex()`. Real leaves are what they are. Whatever looks at a leaf as a
@@ -48,14 +52,16 @@ class SplitRealAndImaginary(AbstractTransform):
     - `inner`: the transform.
     """
 
+    fluent_method: ClassVar[str | None] = "split_complex"
+
     inner: AbstractTransform
 
     def __check_init__(self):
         for part in parts(self.inner):
-            if part.transform.stands_last:
-                method = snake_case(type(part.transform).__name__)
+            if isinstance(part.module, AbstractParameterWriter):
+                method = snake_case(type(part.module).__name__)
                 raise ValueError(
-                    f"{type(part.transform).__name__} writes parameters itself, and inside of "
+                    f"{type(part.module).__name__} writes parameters itself, and inside of "
                     "`.split_complex()` it would keep halves of them. Change the order: "
                     f"`tx.split_complex().{method}(...)` instead of "
                     f"`tx.{method}(...).split_complex()`."
@@ -64,21 +70,23 @@ class SplitRealAndImaginary(AbstractTransform):
     def init(self, params: Params) -> Any:
         return self.inner.init(_split(params))
 
-    def update(
+    def run(
         self,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, Any]:
-        return self._run("update", updates, state, params, context)
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, Any]:
+        (part,) = self.children(state, context, params)
+        if write is RETURN or write is ADD:
+            result, state = part.run(write, _split(updates))
+            return _joined(result), state
+        # Another write must see whole parameters, not their halves.
+        halves, state = part.run(RETURN, _split(updates))
+        return write(params, _joined(halves)), state
 
-    def step(
-        self, grads: Updates, state: Any, params: Params, context: Context | None = None
-    ) -> tuple[Params, Any]:
-        return self._run("step", grads, state, params, context)
-
-    def inside(
+    def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         context = None if context is None else _split_context(context)
@@ -96,24 +104,6 @@ class SplitRealAndImaginary(AbstractTransform):
             halves = {next(signs) for _ in jax.tree.leaves(_split(leaf))}
             found.append(halves.pop() if len(halves) == 1 else None)
         return tuple(found)
-
-    def _run(
-        self,
-        verb: str,
-        updates: Updates,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
-        (part,) = self.inside(state, context, params)
-        with part.scope():
-            result, state = getattr(self.inner, verb)(
-                _split(updates), state, part.params, part.context
-            )
-        return _joined(result), state
-
-    def __repr__(self) -> str:
-        return f"{operand(self.inner)}.split_complex()"
 
 
 def _split(tree: PyTree) -> PyTree:

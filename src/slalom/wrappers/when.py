@@ -1,7 +1,7 @@
 """A transform that runs where a condition holds."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -9,12 +9,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
-from .._core.declared import CHECK, code
+from .._core.context import Context
+from .._core.declared import CHECK
 from .._core.fields import choice_field
-from .._core.fluent import fluent
-from .._core.transform import MIXED, AbstractTransform, Context, count_from_zero, operand
-from .._core.wrapper import AbstractWrapper
-from .._types import Params, Updates
+from .._core.printing import code
+from .._core.traits import MIXED
+from .._core.transform import AbstractTransform
+from .._core.wrapper import AbstractWrapper, run_if
+from .._core.write import RETURN, Write
+from .._types import Gradients, Params, Updates
 
 
 class WhenState(eqx.Module):
@@ -36,8 +39,7 @@ def _check_condition(name: str, condition: Any) -> None:
         )
 
 
-@fluent
-class When(AbstractWrapper):
+class When(AbstractWrapper[WhenState]):
     """The inner transform where a condition holds; else updates pass through, or are zero.
 
     Made with `tx.when(condition)`. Where the condition does not hold, nothing of the inner
@@ -65,6 +67,8 @@ class When(AbstractWrapper):
     - `otherwise`: `"pass"`: the updates pass through unchanged; `"zero"`: there is no update.
     """
 
+    fluent_method: ClassVar[str | None] = "when"
+
     inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = eqx.field(
         static=True, metadata={CHECK: _check_condition}
@@ -73,65 +77,40 @@ class When(AbstractWrapper):
 
     def init(self, params: Params) -> WhenState:
         return WhenState(
-            last_ran=jnp.array(False), count=count_from_zero(), inner=self.inner.init(params)
+            last_ran=jnp.array(False), count=tree.fresh_age(), inner=self.inner.init(params)
         )
 
-    def update(
+    def inner_context(self, state: WhenState, context: Context) -> Context:
+        return context.replace(step=state.count)
+
+    def run(
         self,
-        updates: Updates,
-        state: WhenState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, WhenState]:
-        def hold(shape: Any, u: Any) -> Any:
-            return jnp.asarray(u if self.otherwise == "pass" else jnp.zeros_like(u), shape.dtype)
-
-        shapes = jax.eval_shape(lambda: self._run("update", updates, state, params, context))[0]
-        held = jax.tree.map(hold, shapes, updates)
-        _, made, state = self._decide("update", held, updates, state, params, context)
-        return made, state
-
-    def step(
-        self, grads: Updates, state: WhenState, params: Params, context: Context | None = None
-    ) -> tuple[Params, WhenState]:
-        holds, new, state = self._decide("step", params, grads, state, params, context)
-        if self.otherwise == "pass":
-            # Added out here: XLA gives the parameters' own memory only to a branch that leaves
-            # them as they are.
-            raw = tree.add(new, grads)
-            new = jax.tree.map(lambda stepped, raw: jnp.where(holds, stepped, raw), new, raw)
-        return new, state
-
-    def _decide(
-        self,
-        verb: str,
-        held: Any,
-        updates: Updates,
+        write: Write,
+        updates: Gradients,
         state: WhenState,
         params: Params | None,
         context: Context | None,
-    ) -> tuple[Bool[Array, ""], Any, WhenState]:
-        """Whether the condition holds, what the inner transform made or `held`, the new state."""
-        holds = self._holds(Context() if context is None else context, updates)
+    ) -> tuple[Any, WhenState]:
+        context = Context() if context is None else context
+        holds = self._holds(context, updates)
+        part = self.inner_part(state, context, params)
 
-        def run(inner_state: Any) -> tuple[Any, Any]:
-            at = WhenState(state.last_ran, state.count, inner_state)
-            return self._run(verb, updates, at, params, context)
+        def step(inner_state: Any) -> tuple[Any, Any]:
+            return part._replace(state=inner_state).run(write, updates)
 
-        made, inner = jax.lax.cond(holds, run, lambda same: (held, same), state.inner)
+        if self.otherwise == "pass" and write is RETURN:
+            shapes, _ = jax.eval_shape(step, state.inner)
+            passed = tree.cast_like(updates, shapes)
+            result, inner = jax.lax.cond(holds, step, lambda same: (passed, same), state.inner)
+        else:
+            result, inner = run_if(holds, step, write, params, state.inner)
+            if self.otherwise == "pass":
+                # Written outside of the conditional: XLA gives the parameters' own memory only to
+                # a branch that leaves them as they are.
+                passed = write(write.plain(result), updates)
+                result = jax.tree.map(lambda ran, raw: jnp.where(holds, ran, raw), result, passed)
         count = jnp.where(holds, tree.increment(state.count), state.count)
-        return holds, made, WhenState(holds, count, inner)
-
-    def _run(
-        self,
-        verb: str,
-        updates: Updates,
-        state: WhenState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
-        outer = Context() if context is None else context
-        return self.run(verb, updates, state, params, outer)
+        return result, WhenState(holds, count, inner)
 
     def _holds(self, context: Context, updates: Updates) -> Bool[Array, ""]:
         name = code(self.condition)
@@ -165,7 +144,3 @@ class When(AbstractWrapper):
         if self.otherwise == "zero":
             return signs
         return tuple({-1: MIXED, 0: 1}.get(s, s) if s is not None else None for s in signs)
-
-    def __repr__(self) -> str:
-        options = "" if self.otherwise == "pass" else f", otherwise={self.otherwise!r}"
-        return f"{operand(self.inner)}.when({code(self.condition)}{options})"

@@ -11,12 +11,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
-from .._types import Params, Scalar, Updates
-from ..tree.dtypes import as_float
-from .declared import AbstractDeclared, uncalled
-from .fields import Hyperparameter, hyperparameter
-from .schedule import AbstractSchedule, asked as said_by
-from .transform import Context
+from .._core.context import Context
+from .._core.declared import AbstractDeclared, Part
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.messages import uncalled
+from .._core.numbers import read_number
+from .._core.printing import Infix
+from .._types import Params, Updates
 
 RESERVED = ("mini_step", "gradient_step")
 """What `EveryK` itself reports under these names."""
@@ -42,15 +43,6 @@ class AbstractSkip(AbstractDeclared):
 
         **Returns:** whether to leave it out, a bool scalar, and what to report: scalars by name.
         """
-
-    def read(self, name: str, context: Context | None) -> Scalar:
-        """A hyperparameter as the next mini-batch finds it; schedules see emitted updates."""
-        value = getattr(self, name)
-        if isinstance(value, AbstractSchedule):
-            step = None if context is None else context.step
-            assert step is not None
-            value = said_by(value, value, step)
-        return as_float(value)
 
     def __or__(self, other: Any) -> "AbstractSkip":
         return AnySkip.join(self, other)
@@ -113,7 +105,7 @@ class SkipLargeUpdates(AbstractSkip):
         self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Bool[Array, ""], dict[str, Array]]:
         del params
-        limit = self.read("max_squared_norm", Context(step=gradient_step))
+        limit = read_number(self, "max_squared_norm", Context(step=gradient_step))
         norm = tree.squared_norm(updates)
         # Asked this way round, a NaN is not small.
         return ~(norm < jnp.asarray(limit, norm.dtype)), {"norm_squared": norm}
@@ -134,8 +126,8 @@ class FunctionSkip(AbstractSkip):
     ) -> Any:
         return self.function(updates, gradient_step, params)
 
-    def __repr__(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+    def _code(self) -> Any:
+        return self.function
 
 
 class AnySkip(AbstractSkip):
@@ -162,7 +154,7 @@ class AnySkip(AbstractSkip):
         skip: Any = False
         known: dict[str, Any] = {}
         for condition in self.conditions:
-            own, report = asked(condition, updates, gradient_step, params)
+            own, report = evaluate_skip(condition, updates, gradient_step, params)
             twice = [name for name in report if name in known]
             if twice:
                 raise ValueError(
@@ -172,8 +164,18 @@ class AnySkip(AbstractSkip):
             known |= report
         return skip, known
 
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.conditions))
+    def children(
+        self, state: Any = None, context: Any = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        del state, params
+        return tuple(
+            Part((str(i),), condition, None, context, None, lambda outer, i=i: outer.conditions[i])
+            for i, condition in enumerate(self.conditions)
+            if isinstance(condition, AbstractSkip)
+        )
+
+    def _code(self) -> Infix:
+        return Infix("|", self.conditions)
 
 
 def as_skip(condition: Any) -> Any:
@@ -186,25 +188,25 @@ def as_skip(condition: Any) -> Any:
     return condition if isinstance(condition, eqx.Module) else FunctionSkip(condition)
 
 
-def asked(
+def evaluate_skip(
     condition: Callable[..., Any], updates: Updates, gradient_step: Any, params: Params | None
 ) -> tuple[Bool[Array, ""], dict[str, Array]]:
     """What a condition says of one mini-batch; refused where it is not of the form it must have."""
-    given = condition(updates, gradient_step, params)
+    result = condition(updates, gradient_step, params)
     must = (
         "The `skip` of every_k must return a pair: a bool scalar, and a dict of scalars by name, "
         f"which may be empty. {condition!r} returned "
     )
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"{must}{_kind(given)}.")
-    skip, report = given
-    if _kind(skip) != "a bool scalar":
-        raise TypeError(f"{must}{_kind(skip)} in the first place.")
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"{must}{_in_words(result)}.")
+    skip, report = result
+    if _in_words(skip) != "a bool scalar":
+        raise TypeError(f"{must}{_in_words(skip)} in the first place.")
     if not isinstance(report, Mapping):
-        raise TypeError(f"{must}{_kind(report)} in the second place.")
+        raise TypeError(f"{must}{_in_words(report)} in the second place.")
     for name, x in report.items():
-        if not isinstance(name, str) or not _kind(x).endswith(" scalar"):
-            raise TypeError(f"{must}{_kind(x)} under {name!r}.")
+        if not isinstance(name, str) or not _in_words(x).endswith(" scalar"):
+            raise TypeError(f"{must}{_in_words(x)} under {name!r}.")
         if name in RESERVED:
             raise ValueError(
                 f"{condition!r} reports '{name}', which every_k reports itself. Give it another "
@@ -214,7 +216,7 @@ def asked(
     return jnp.asarray(skip), {n: jnp.asarray(x) for n, x in report.items() if n != "should_skip"}
 
 
-def _kind(x: Any) -> str:
+def _in_words(x: Any) -> str:
     """What a condition returned, in words."""
     if isinstance(x, bool | int | float | complex):
         x = np.asarray(x)

@@ -1,0 +1,21 @@
+"""Helpers of warnings and error messages."""
+
+import sys
+import warnings
+from typing import Any
+
+_PACKAGE = __name__.partition(".")[0]
+_BETWEEN = (_PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
+
+
+def warn(message: str) -> None:
+    """Warns at the caller's line: the innermost one outside Slalom and the libraries it uses."""
+    level, frame = 1, sys._getframe()
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def uncalled(given: Any) -> str:
+    """The advice for a recipe or a class that was passed without being called."""
+    return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""

@@ -1,0 +1,21 @@
+"""A hyperparameter at one step."""
+
+from .._types import Scalar
+from ..tree.dtypes import as_float
+from .context import Context
+from .declared import AbstractDeclared
+from .schedule import AbstractSchedule, asked
+
+
+def read_number(module: AbstractDeclared, name: str, context: Context | None) -> Scalar | None:
+    """A field of a transform or skip condition as this step uses it, in the dtype it has."""
+    value = getattr(module, name)
+    if isinstance(value, AbstractSchedule):
+        step = None if context is None else context.step
+        if step is None:
+            raise TypeError(
+                f"{type(module).__name__}.{name} is a schedule and must be told the time: pass "
+                "`context=sl.Context(step=n)` with the number of updates made before."
+            )
+        value = asked(value, value, step)
+    return None if value is None else as_float(value)

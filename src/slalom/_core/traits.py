@@ -1,0 +1,60 @@
+"""What a transform says of itself, so that a composition can be checked before it runs.
+
+None of this is needed to write a transform. The defaults are safe: a trait that is not declared
+makes Slalom refuse more, never compute something else.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+
+from .._types import Params
+from .declared import AbstractDeclared
+
+MIXED = 2
+"""The sign of updates that point along the gradients in some steps and against them in others."""
+
+
+class AbstractTraits(AbstractDeclared):
+    """The traits of a transform."""
+
+    elementwise: ClassVar[bool] = False
+    """Whether every number is treated alike and by itself, as `.flatten()` requires.
+
+    A transform around others says this of itself only, not of the others."""
+
+    keeps_zeros: ClassVar[bool] = False
+    """Whether zero updates stay zero, whatever the state. Such a link may follow one that
+    accumulates."""
+
+    per_example: ClassVar[bool] = False
+    """Whether this sums over a leading axis of examples, which the gradients then need."""
+
+    sets_learning_rate: ClassVar[bool] = False
+    """Whether this is meant to turn updates around to descend. A chain should do so once."""
+
+    nameless: ClassVar[bool] = False
+    """Whether this adds no segment to a path, as a chain does not."""
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        """The direction of the result at each leaf when gradients come in.
+
+        1 along the gradients, −1 against them (a descent), 0 for no update at all, `MIXED` for
+        along them in some steps and against them in others, and `None` for unknown. Binding
+        refuses an optimizer that would ascend.
+        """
+        return (1,) * len(jax.tree.leaves(params))
+
+    def selectors(self) -> tuple[Any, ...]:
+        """The selectors that this transform itself holds. Binding checks that they match."""
+        return ()
+
+    @property
+    def guard(self) -> Callable[[str, Any], None] | None:
+        """A function of this transform's path and state that raises to forbid the next step.
+
+        It runs on the host, outside of every trace, and waits for the step before; `None`, the
+        default, costs nothing.
+        """
+        return None

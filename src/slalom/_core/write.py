@@ -1,0 +1,139 @@
+"""What becomes of the updates that leave a transform: the one place where parameters are written.
+
+`update` and `step` of a wrapper do the same work and differ in what they do with the result of the
+inner transform: `update` returns its updates, `step` adds them to the parameters. Both are a
+`Write`, handed down to whichever transform computes the last updates. A wrapper can hand down
+another one, to replace or to observe how parameters are written: `.record()` does.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .. import tree
+from .._types import Params, Scalar, Updates
+
+
+class Write(abc.ABC):
+    """What becomes of updates.
+
+    The result is a tree like the parameters with something at each leaf: the update, the new
+    parameter, or either of them and what was observed. It is made leaf by leaf, so the results of
+    a partition's groups can be merged.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, params: Params | None, updates: Updates) -> PyTree:
+        """The result for these updates."""
+
+    @abc.abstractmethod
+    def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
+        """The result of a step in which nothing runs.
+
+        **Arguments:**
+
+        - `params`: the parameters.
+        - `shapes`: the result of a step in which something runs, as `jax.eval_shape` gives it.
+        """
+
+    @abc.abstractmethod
+    def plain(self, result: PyTree) -> PyTree:
+        """The updates or parameters in a result, without what was observed."""
+
+    @abc.abstractmethod
+    def new_params(self, params: Params, result: PyTree) -> Params:
+        """The parameters that a result leads to."""
+
+
+class _Return(Write):
+    """The updates themselves: what `update` returns."""
+
+    def __call__(self, params: Params | None, updates: Updates) -> Updates:
+        del params
+        return updates
+
+    def idle(self, params: Params | None, shapes: PyTree) -> Updates:
+        del params
+        return tree.zeros_of(shapes)
+
+    def plain(self, result: PyTree) -> PyTree:
+        return result
+
+    def new_params(self, params: Params, result: PyTree) -> Params:
+        return tree.add(params, result)
+
+
+class _Add(Write):
+    """The parameters plus the updates: what `step` returns."""
+
+    def __call__(self, params: Params | None, updates: Updates) -> Params:
+        return tree.add(params, updates)
+
+    def idle(self, params: Params | None, shapes: PyTree) -> Params:
+        del shapes
+        return params
+
+    def plain(self, result: PyTree) -> PyTree:
+        return result
+
+    def new_params(self, params: Params, result: PyTree) -> Params:
+        del params
+        return result
+
+
+RETURN, ADD = _Return(), _Add()
+
+
+class _Measurement(NamedTuple):
+    result: Any
+    square: Array
+    """The sum of the squares of the update."""
+
+
+class MeasuredWrite(Write):
+    """Another write that also measures the updates.
+
+    The norm of what is added cannot be measured afterwards: subtracting the old parameters from
+    the new ones loses small updates to rounding.
+
+    **Arguments:**
+
+    - `inner`: the write.
+    """
+
+    def __init__(self, inner: Write):
+        self.inner = inner
+
+    def __call__(self, params: Params | None, updates: Updates) -> PyTree:
+        structure = jax.tree.structure(updates)
+        results = structure.flatten_up_to(self.inner(params, updates))
+        squares = map(tree.squared_norm, jax.tree.leaves(updates))
+        return structure.unflatten(map(_Measurement, results, squares))
+
+    def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
+        structure, results, squares = _unzip(shapes)
+        held = self.inner.idle(params, structure.unflatten(results))
+        zeros = [jnp.zeros(s.shape, s.dtype) for s in squares]
+        return structure.unflatten(map(_Measurement, structure.flatten_up_to(held), zeros))
+
+    def plain(self, result: PyTree) -> PyTree:
+        return self.inner.plain(self.split(result)[0])
+
+    def new_params(self, params: Params, result: PyTree) -> Params:
+        return self.inner.new_params(params, self.split(result)[0])
+
+    def split(self, result: PyTree) -> tuple[PyTree, Scalar]:
+        """The result of the inner write, and the global norm of the updates."""
+        structure, results, squares = _unzip(result)
+        dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in squares))
+        total = sum((tree.cast(x, dtype) for x in squares), jnp.zeros((), dtype))
+        return structure.unflatten(results), tree.root(total)
+
+
+def _unzip(result: PyTree) -> tuple[Any, list[Any], list[Array]]:
+    """The structure of the parameters, and at each leaf what was written and what was measured."""
+    pairs, structure = jax.tree.flatten(result, is_leaf=lambda x: isinstance(x, _Measurement))
+    return structure, [pair.result for pair in pairs], [pair.square for pair in pairs]

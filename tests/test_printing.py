@@ -1,0 +1,173 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import slalom as sl
+
+BIAS = sl.where.path("b")
+WRAPPED = {
+    "mask": lambda tx: tx.mask(BIAS),
+    "only": lambda tx: tx.only(BIAS),
+    "partition": lambda tx: tx.partition({BIAS: sl.Scale(2.0)}),
+    "partition-names": lambda tx: tx.partition({BIAS: sl.Scale(2.0)}, names=("bias",)),
+    "flatten": lambda tx: tx.flatten(),
+    "flatten-size": lambda tx: tx.flatten(100),
+    "split_complex": lambda tx: tx.split_complex(),
+    "every_k": lambda tx: tx.every_k(4, mean=False, accumulator_dtype="float32"),
+    "every_k-schedule": lambda tx: tx.every_k(sl.schedules.constant(2.0)),
+    "every_k-skip": lambda tx: tx.every_k(4, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(30.0)),
+    "if_finite": lambda tx: tx.if_finite(),
+    "if_finite-all": lambda tx: tx.if_finite(3, on_limit="skip", check="both"),
+    "when": lambda tx: tx.when(is_late, otherwise="zero"),
+    "lookahead": lambda tx: tx.lookahead(3, 0.5, reset_state=True),
+    "average": lambda tx: tx.average(),
+    "average-decay": lambda tx: tx.average(0.99, debias=False),
+    "drive": lambda tx: tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.1)}),
+    "record": lambda tx: tx.record(),
+}
+NAMES = {"sl": sl}
+
+
+def is_late(context, updates):
+    return context.step > 10
+
+
+NAMES["is_late"] = is_late
+
+
+def params():
+    return {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+
+
+def long_chain():
+    schedule = sl.schedules.warmup_cosine_decay(0.0, 3e-3, 100, 2_000)
+    decay = sl.where.ndim(min=2)
+    return (sl.ClipByGlobalNorm(1.0) | sl.adamw(schedule, decay_where=decay)).every_k(4)
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_wrappers_print_as_their_methods_at_any_width(wrap, width):
+    tx = WRAPPED[wrap](sl.sgd(0.1) if wrap == "drive" else sl.adam(0.1))
+    for printed in (repr(tx), eqx.tree_pformat(tx, width=width)):
+        assert f".{wrap.partition('-')[0]}(" in printed
+        assert eval(printed, NAMES) == tx
+    assert repr(jax.tree.map(jnp.asarray, tx)) == repr(tx)
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 92, 120])
+def test_long_chains_are_broken_into_lines_that_are_still_code(width):
+    chains = [long_chain(), long_chain() | sl.Scale(2.0), long_chain().average().mask(BIAS)]
+    for tx in chains:
+        assert eval(eqx.tree_pformat(tx, width=width), NAMES) == tx
+        assert max(map(len, repr(tx).splitlines())) <= 92
+
+
+def test_a_long_chain_has_a_line_for_each_link():
+    assert repr(long_chain()) == (
+        "(\n"
+        "    sl.ClipByGlobalNorm(1.0)\n"
+        "    | sl.ScaleByAdam()\n"
+        "    | sl.AddDecayedWeights(weight_decay=0.0001).mask(sl.where.ndim(min=2))\n"
+        "    | sl.ScaleByLearningRate(\n"
+        "        sl.schedules.warmup_cosine_decay(\n"
+        "            init_value=0.0,\n"
+        "            peak_value=0.003,\n"
+        "            warmup_steps=100,\n"
+        "            decay_steps=2000\n"
+        "        )\n"
+        "    )\n"
+        ").every_k(4)"
+    )
+
+
+def test_long_schedule_arithmetic_is_broken_into_lines():
+    s = sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=100)
+    schedule = 0.1 * s - (s - s / 2.0) * s
+    assert len(repr(schedule).splitlines()) > 1
+    assert eval(repr(schedule), NAMES) == schedule
+
+
+def test_a_tree_with_an_optimizer_prints_it_as_the_optimizer_prints_itself():
+    opt = sl.Optimizer(sl.adam(1e-2), params(), trainable=BIAS)
+    tree = {"opt": opt, "tx": sl.sgd(0.1), "epoch": 3}
+    assert eqx.tree_pformat(tree, indent=4) == (
+        "{\n"
+        "    'opt':\n"
+        "    Optimizer(\n"
+        "        sl.ScaleByAdam() | sl.ScaleByLearningRate(0.01),\n"
+        "        trainable=sl.where.path('b'),\n"
+        "        count=0,\n"
+        "        parameters=1 arrays,\n"
+        "        state=3 arrays, 20 B\n"
+        "    ),\n"
+        "    'tx': sl.ScaleByLearningRate(0.1),\n"
+        "    'epoch': 3\n"
+        "}"
+    )
+    assert eqx.tree_pformat(opt, width=92, indent=4) == repr(opt)
+
+
+def test_states_print_as_equinox_prints_modules():
+    state = sl.ScaleByAdam().init({"w": jnp.ones((2, 2))})
+    assert eqx.tree_pformat(state) == (
+        "ScaleByAdamState(age=i32[], mu={'w': f32[2,2]}, nu={'w': f32[2,2]})"
+    )
+
+
+def test_traced_and_stacked_numbers_print_what_they_are():
+    stacked = jax.vmap(sl.Scale)(jnp.arange(3.0))
+    assert repr(stacked) == "sl.Scale(<float32[3]>)"
+    jax.jit(lambda x: printed.append(repr(sl.Scale(x))))(1.0)
+    assert printed == ["sl.Scale(<traced float32>)"]
+
+
+printed = []
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32, np.float64])
+def test_printed_numbers_evaluate_to_the_number_that_is_held(dtype):
+    for number in (0.1, 1 / 3, 3e-5, 1.0, 60000.0):
+        held = np.asarray(number, dtype)
+        text = repr(sl.Scale(held))
+        step_size = eval(text, NAMES).step_size
+        assert np.asarray(step_size, dtype) == held
+        if dtype is not np.float64:
+            assert np.float32(step_size) == held.astype(np.float32)
+    assert repr(sl.Scale(jnp.float32(0.1))) == "sl.Scale(0.1)"
+
+
+class Quiet(sl.AbstractTransform):
+    """Prints itself in its own way."""
+
+    def init(self, params):
+        return None
+
+    def update(self, updates, state, params=None, context=None):
+        return updates, state
+
+    def __repr__(self):
+        return f"<quiet {super().__repr__()}>"
+
+
+def test_a_repr_of_ones_own_is_printed_everywhere():
+    assert repr(sl.Scale(2.0) | Quiet()) == "sl.Scale(2.0) | <quiet Quiet()>"
+    assert eqx.tree_pformat([Quiet()]) == "[<quiet Quiet()>]"
+
+
+class Renamed(Quiet):
+    """Keeps its arguments under other names."""
+
+    factor: float
+
+    def __init__(self, step):
+        self.factor = 2.0 * step
+
+    __repr__ = sl.AbstractTransform.__repr__
+
+
+def test_a_class_that_keeps_its_arguments_under_other_names_prints_its_fields():
+    assert repr(Renamed(1.0)) == "Renamed(factor=2.0)"

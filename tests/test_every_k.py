@@ -13,6 +13,8 @@ from helpers import (
     assert_same_path,
     distance,
     gradients,
+    mean_square,
+    mlp,
     nested_dict,
     optax_trajectory,
     slalom_trajectory,
@@ -531,18 +533,15 @@ def test_in_the_middle_of_a_chain_nothing_is_lost_in_bfloat16():
 
 
 def test_on_a_whole_model_with_train_step():
-    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    model = mlp()
     random = np.random.default_rng(0)
     x = jnp.asarray(random.standard_normal((8, 2)), jnp.float32)
     y = jnp.asarray(random.standard_normal((8, 1)), jnp.float32)
 
-    def loss_fn(model, x, y):
-        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
-
-    full, _, loss = sl.train_step(loss_fn, donate=False)(
+    full, _, loss = sl.train_step(mean_square, donate=False)(
         model, sl.Optimizer(sl.adamw(0.1), model), x, y
     )
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     opt = sl.Optimizer((Recorder() | sl.adamw(0.1)).every_k(4), model)
     split = model
     for i in range(4):

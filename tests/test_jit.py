@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
+from helpers import mean_square
 from slalom import _jit
 from slalom._training.train_step import _programs
 
@@ -19,10 +20,6 @@ x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
 
 def make_model(seed=0):
     return eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(seed))
-
-
-def mean_square(model, x, y):
-    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 
 def make_loss():

@@ -14,7 +14,9 @@ from helpers import (
     assert_same_path,
     distance,
     gradients,
+    kind_of,
     lenient,
+    mean_square,
     mlp,
     nested_dict,
     params_of,
@@ -231,11 +233,6 @@ def make(dtypes):
     )
 
 
-def kind_of(tree):
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(x.shape, x.dtype, x.weak_type) for x in leaves]
-
-
 @rows
 @pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES.keys())
 def test_step_returns_what_it_was_given_and_compiles_once(tx, dtypes):
@@ -281,26 +278,21 @@ MODEL = mlp(jax.random.key(0))
 CLIP = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1)
 
 
-def loss_fn(model, x, y):
-    """A mean over a batch, as for any other optimizer."""
-    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
-
-
 def test_train_step_differentiates_each_example():
     def of_one(model, x, y):
-        return loss_fn(model, x[None], y[None])
+        return mean_square(model, x[None], y[None])
 
     grads = jax.vmap(eqx.filter_grad(of_one), in_axes=(None, 0, 0))(MODEL, X, Y)
     exact, opt = sl.Optimizer(CLIP, MODEL).step(MODEL, grads)
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     new, by_step, loss = step(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
     assert distance(params_of(new), params_of(exact)) <= 1e-6
-    np.testing.assert_allclose(loss, loss_fn(MODEL, X, Y), rtol=1e-6)
+    np.testing.assert_allclose(loss, mean_square(MODEL, X, Y), rtol=1e-6)
     assert int(by_step.metrics["num_clipped"]) == int(opt.metrics["num_clipped"]) > 0
 
 
 def test_without_clipping_the_mean_is_that_of_the_batch():
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     exact, _, _ = step(MODEL, sl.Optimizer(sl.adam(0.1), MODEL), X, Y)
     tx = sl.DifferentiallyPrivateAggregate(1e6, 0.0, 0) | sl.adam(0.1)
     new, _, _ = step(MODEL, sl.Optimizer(tx, MODEL), X, Y)
@@ -309,12 +301,15 @@ def test_without_clipping_the_mean_is_that_of_the_batch():
 
 def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
     def with_table(model, batch, table):
-        return loss_fn(model, batch["x"], batch["y"]) * jnp.sum(table), {"y": batch["y"], "a": 1}
+        return mean_square(model, batch["x"], batch["y"]) * jnp.sum(table), {
+            "y": batch["y"],
+            "a": 1,
+        }
 
     step = sl.train_step(with_table, has_aux=True, batch_args="batch", donate=False)
     opt = sl.Optimizer(CLIP, MODEL)
     _, _, (loss, aux) = step(MODEL, opt, {"x": X, "y": Y}, jnp.ones(3))
-    np.testing.assert_allclose(loss, 3 * loss_fn(MODEL, X, Y), rtol=1e-6)
+    np.testing.assert_allclose(loss, 3 * mean_square(MODEL, X, Y), rtol=1e-6)
     np.testing.assert_array_equal(aux["y"], Y[:, None])
     assert aux["a"] == 1
 
@@ -330,7 +325,7 @@ def test_microbatches_gather_what_the_whole_batch_gives(name):
     tx = PER_EXAMPLE[name] | sl.Scale(-0.1)
 
     def with_aux(model, x, y):
-        return loss_fn(model, x, y), x
+        return mean_square(model, x, y), x
 
     def run(**options):
         step = sl.train_step(with_aux, has_aux=True, donate=False, **options)
@@ -387,7 +382,7 @@ def test_conjugation_and_what_links_behind_are_told(number):
 
 def test_accumulation_stands_behind():
     tx = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1).every_k(2)
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     model, opt = MODEL, sl.Optimizer(tx, MODEL)
     for rows in (slice(0, 3), slice(3, 6)):
         model, opt, _ = step(model, opt, X[rows], Y[rows])
@@ -443,12 +438,14 @@ REFUSED = {
         "gradient for each example of one batch.",
     ),
     "uneven microbatches": (
-        lambda: sl.train_step(loss_fn, microbatches=4)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
+        lambda: sl.train_step(mean_square, microbatches=4)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
         "The batch has 6 examples, of which 4 microbatches cannot be made of equal size. Pass a "
         "multiple of 4.",
     ),
     "weights": (
-        lambda: sl.train_step(loss_fn, has_aux="weight")(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
+        lambda: sl.train_step(mean_square, has_aux="weight")(
+            MODEL, sl.Optimizer(CLIP, MODEL), X, Y
+        ),
         "The first link takes a gradient for each example and counts all alike: there is no "
         'weight to be told of. Leave out `has_aux="weight"`.',
     ),

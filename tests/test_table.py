@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
+from helpers import kind_of
 from table import EVERYTHING, PER_EXAMPLE
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
@@ -57,12 +58,6 @@ def loss_fn(params):
 def known(params, grads):
     """The optional arguments of `opt.step`; few rules look at them."""
     return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
-
-
-def kind_of(tree):
-    """Structure, shapes, dtypes, weak types and shardings."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(x.shape, x.dtype, x.weak_type, x.sharding) for x in leaves]
 
 
 def pointers(tree):

@@ -41,7 +41,11 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("problem", [PARABOLA, ROSENBROCK], ids=["parabola", "rosenbrock"])
+@pytest.mark.parametrize(
+    "problem",
+    [pytest.param(PARABOLA, marks=pytest.mark.slow), ROSENBROCK],
+    ids=["parabola", "rosenbrock"],
+)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_arrives_at_the_minimum(name, problem):
     function, start, minimum = problem

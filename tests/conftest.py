@@ -1,5 +1,6 @@
 """A strict world: types checked at run time, no implicit promotion, four fake devices."""
 
+import gc
 import os
 
 # Before JAX and Slalom are imported: they read these once.
@@ -21,3 +22,11 @@ def x64():
     """Double precision for one test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_memory():
+    """Forgets compiled programs after each file: kept, they take gigabytes."""
+    yield
+    jax.clear_caches()
+    gc.collect()

@@ -7,8 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import slalom as sl
+
+
+def slow_except(values, *quick):
+    """Values to parametrize with: all but the quick ones run with `-m slow` only."""
+    return [pytest.param(v, marks=() if v in quick else pytest.mark.slow) for v in values]
 
 
 def nested_dict(key, dtype=None):
@@ -23,9 +29,15 @@ def nested_dict(key, dtype=None):
     }
 
 
-def mlp(key, *, depth=1):
+def mlp(key=0, *, depth=1, **options):
     """An Equinox model with hidden layers: callable, with functions and ints inside."""
-    return eqx.nn.MLP(2, 1, 4, depth, key=key)
+    key = jax.random.key(key) if isinstance(key, int) else key
+    return eqx.nn.MLP(2, 1, 4, depth, key=key, **options)
+
+
+def mean_square(model, x, y):
+    """A mean over a batch."""
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 
 def params_of(model):
@@ -100,6 +112,13 @@ def optax_trajectory(tx, model, grads, **known):
         return trajectory(step, params, tx.init(params), (grads, known))
 
 
+def kind_of(tree):
+    """Structure, and shapes, dtypes, weak types and shardings of all arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [x for x in leaves if eqx.is_array(x)]
+    return structure, [(x.shape, x.dtype, x.weak_type, x.sharding) for x in arrays]
+
+
 def distance(history, other):
     """The greatest difference of two trees of equal structure, over all leaves."""
     pairs = zip(jax.tree.leaves(history), jax.tree.leaves(other), strict=True)
@@ -112,13 +131,18 @@ def _widest(x):
     return np.complex128 if np.iscomplexobj(x) else np.float64
 
 
-def assert_same_bits(a, b):
-    """Every leaf equal in dtype and in every bit; NaN counts as equal to NaN."""
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        x, y = jnp.asarray(x), jnp.asarray(y)
-        assert x.dtype == y.dtype
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+def assert_same_bits(left, right):
+    """Equal structure, dtypes and bits; keys by their words, and functions by identity."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        if not eqx.is_array_like(a):
+            assert a is b
+            continue
+        a, b = jnp.asarray(a), jnp.asarray(b)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), f"{a} is not {b}"
 
 
 def assert_same_path(ours, theirs, start, of_distance):

@@ -13,6 +13,7 @@ from helpers import (
     lenient,
     nested_dict,
     slalom_trajectory,
+    slow_except,
 )
 from table import halving
 
@@ -47,7 +48,7 @@ def after_each(tx, model, grads, look):
 # --- if_finite --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [0, 2])
+@pytest.mark.parametrize("limit", slow_except([0, 2], 2))
 def test_if_finite_is_apply_if_finite_also_around_the_limit(limit, x64):
     model = nested_dict(jax.random.key(0), jnp.float64)
     grads = spoilt(gradients(model, 12), *BAD)

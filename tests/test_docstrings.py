@@ -139,6 +139,18 @@ def test_public_name_has_a_docstring(name):
     assert own_docstring(PUBLIC[name]).strip(), f"{name} has no docstring"
 
 
+WHOLE = [name for name in PUBLIC if name.rpartition(".")[0] not in PUBLIC]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_docstring_is_its_own_and_says_what_is_returned(name):
+    value = PUBLIC[name]
+    docstring = inspect.getdoc(value)
+    inherited = [b for b in getattr(value, "__mro__", ())[1:] if inspect.getdoc(b) == docstring]
+    assert not inherited, f"{name} shows the docstring of {inherited[0]}"
+    assert inspect.isclass(value) or "**Returns:**" in docstring, name
+
+
 def lists_arguments(name):
     """Whether a public name must describe its arguments; a method may do without the list."""
     if not parameters(PUBLIC[name]):

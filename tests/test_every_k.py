@@ -13,9 +13,12 @@ from helpers import (
     assert_same_path,
     distance,
     gradients,
+    mean_square,
+    mlp,
     nested_dict,
     optax_trajectory,
     slalom_trajectory,
+    slow_except,
 )
 
 WEIGHT = sl.where.path("dense.weight")
@@ -43,8 +46,15 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(
+    ("inner", "mean"),
+    [
+        ("adamw", True),
+        pytest.param("adamw", False, marks=pytest.mark.slow),
+        pytest.param("sgd", True, marks=pytest.mark.slow),
+        ("sgd", False),
+    ],
+)
 def test_same_path_as_optax(inner, mean):
     ours, theirs = INNER[inner]
     params = nested_dict(jax.random.key(0))
@@ -54,6 +64,7 @@ def test_same_path_as_optax(inner, mean):
     assert_same_path(path, exact, params, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [True, False])
 def test_same_path_as_optax_in_double_precision(mean, x64):
     ours, theirs = INNER["adamw"]
@@ -66,7 +77,10 @@ def test_same_path_as_optax_in_double_precision(mean, x64):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.parametrize(("mean", "reduce"), [(True, jnp.mean), (False, jnp.sum)])
+@pytest.mark.parametrize(
+    ("mean", "reduce"),
+    [(True, jnp.mean), pytest.param(False, jnp.sum, marks=pytest.mark.slow)],
+)
 def test_same_path_as_the_inner_transform_on_whole_windows(mean, reduce):
     tx = sl.adam(sl.schedules.linear(0.1, 0.01, 5))
     params = nested_dict(jax.random.key(0))
@@ -299,7 +313,7 @@ def test_a_scheduled_k_is_rounded_and_at_least_one():
     assert updated_at(sl.sgd(0.1).every_k(sl.schedules.linear(0.0, 2.6, 2)), 8) == [0, 1, 4, 7]
 
 
-@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("mean", slow_except([True, False], False))
 def test_a_scheduled_k_walks_as_optax_does(mean):
     ours, theirs = INNER["adamw"]
     params = nested_dict(jax.random.key(0))
@@ -373,8 +387,8 @@ def test_half_precision_accumulates_in_float32(params_dtype, grads_dtype):
     assert bool(opt.has_updated)
 
 
-@pytest.mark.parametrize("grads_dtype", DTYPES)
-@pytest.mark.parametrize("params_dtype", DTYPES)
+@pytest.mark.parametrize("grads_dtype", slow_except(DTYPES, "float32"))
+@pytest.mark.parametrize("params_dtype", slow_except(DTYPES, "bfloat16", "float16"))
 def test_parameters_keep_their_dtype(params_dtype, grads_dtype):
     params = jnp.array([1.0, -2.0, 3.0], params_dtype)
     grads = gradients(params, 6, dtype=jnp.dtype(grads_dtype))
@@ -444,6 +458,7 @@ def test_has_updated_of_a_partition_is_that_of_any_group():
     assert wrote == [False, True, True, True, False, True]
 
 
+@pytest.mark.slow
 def test_around_a_partition():
     params = nested_dict(jax.random.key(0))
     grads = gradients(params, 12)
@@ -518,18 +533,15 @@ def test_in_the_middle_of_a_chain_nothing_is_lost_in_bfloat16():
 
 
 def test_on_a_whole_model_with_train_step():
-    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    model = mlp()
     random = np.random.default_rng(0)
     x = jnp.asarray(random.standard_normal((8, 2)), jnp.float32)
     y = jnp.asarray(random.standard_normal((8, 1)), jnp.float32)
 
-    def loss_fn(model, x, y):
-        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
-
-    full, _, loss = sl.train_step(loss_fn, donate=False)(
+    full, _, loss = sl.train_step(mean_square, donate=False)(
         model, sl.Optimizer(sl.adamw(0.1), model), x, y
     )
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     opt = sl.Optimizer((Recorder() | sl.adamw(0.1)).every_k(4), model)
     split = model
     for i in range(4):

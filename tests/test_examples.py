@@ -29,6 +29,7 @@ def accuracy_on_test(output):
     return float(accuracy) / 100
 
 
+@pytest.mark.slow
 def test_digits_prints_optimizer_and_accuracy_and_draws(tmp_path):
     picture = tmp_path / "tmp.png"
     done = run(DIGITS, "--quick", "--out", picture)

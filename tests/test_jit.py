@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
+from helpers import mean_square
 from slalom._compile import program
 from slalom._training.step import _programs
 
@@ -20,10 +21,6 @@ x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
 
 def make_model(seed=0):
     return eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(seed))
-
-
-def mean_square(model, x, y):
-    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 
 def make_loss():
@@ -274,7 +271,7 @@ def test_by_default_the_model_is_kept_and_the_optimizer_is_donated():
     model, new_opt, _ = step(model, opt, x, y)
     model, new_opt, _ = step(model, new_opt, x, y)
     assert eqx.tree_equal(eqx.filter(best, eqx.is_array), before)
-    assert all(leaf.is_deleted() for leaf in opt.leaves[opt.binding.rules :])
+    assert all(leaf.is_deleted() for leaf in opt.arrays[opt.binding.rules :])
     with pytest.raises(ValueError, match=r"opt\.leaves.*\n.*\n.*\n.*donate=False"):
         step(best, opt, x, y)
     step(best, new_opt, x, y)  # `best` goes on being a model like any other
@@ -307,7 +304,7 @@ def test_donated_memory_is_written_in_place(donate):
     step = sl.train_step(loss_fn, donate=donate)
     program = step.lower(model, opt, jnp.ones((2, 256))).compile()
     size = sum(w.nbytes for w in model.values())
-    state = sum(leaf.nbytes for leaf in opt.leaves[opt.binding.rules :])
+    state = sum(leaf.nbytes for leaf in opt.arrays[opt.binding.rules :])
     donated = state + size * (donate == "all")
     assert 0.99 * donated <= program.memory_analysis().alias_size_in_bytes <= 1.01 * donated
     if donate == "opt":

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import lenient
+from helpers import lenient, slow_except
 
 STEPS = 40
 
@@ -100,6 +100,7 @@ def all_problems(run, tx, steps=STEPS):
         yield function, jnp.array(minimum), history[:, : len(start)], others
 
 
+@pytest.mark.slow
 def test_lbfgs_arrives_by_the_path_of_optax(x64):
     ours = all_problems(run, sl.lbfgs())
     theirs = all_problems(run_optax, optax.lbfgs())
@@ -162,7 +163,9 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name", slow_except(PAIRS, "lbfgs-numbers", "zoom-numbers", "backtracking-numbers")
+)
 def test_same_path_as_optax(name, x64):
     ours, theirs, function = PAIRS[name]
     start = jnp.array([2.0, -1.0])
@@ -176,12 +179,13 @@ def test_same_path_as_optax(name, x64):
 def test_lbfgs_is_the_dense_formula(x64):
     hessian = jnp.array([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 2.0]])
     tx = sl.ScaleByLbfgs(2)
+    step = jax.jit(tx.update)
     params = jnp.array([1.0, -2.0, 0.5])
     state = tx.init(params)
     pairs, before = [], None
     for _ in range(5):
         grad = hessian @ params
-        update, state = tx.update(grad, state, params)
+        update, state = step(grad, state, params)
         if before is not None:
             pairs.append((params - before[0], grad - before[1]))
         inverse = np.eye(3) * min(1, 1 / np.linalg.norm(grad))
@@ -207,7 +211,7 @@ def logistic(model, x, y):
     return jnp.mean(jnp.logaddexp(0, -margins)) + 0.5e-2 * jnp.sum(model.weight**2)
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", slow_except([False, True], True))
 def test_lbfgs_finds_the_value_that_scipy_finds(reuse, x64):
     optimize = pytest.importorskip("scipy.optimize")
     x, y = cancer()
@@ -230,6 +234,7 @@ def test_lbfgs_finds_the_value_that_scipy_finds(reuse, x64):
     np.testing.assert_allclose(model.weight[0], best.x[:-1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_lbfgs_takes_no_more_evaluations_than_torch(x64):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
@@ -254,6 +259,7 @@ def test_lbfgs_takes_no_more_evaluations_than_torch(x64):
 # --- ways to step -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_way_to_step_is_the_same_step():
     model = eqx.nn.MLP(2, "scalar", 2, 0, final_activation=jnp.tanh, key=jax.random.key(0))
     x = jnp.array([[0.0, 1.0], [1.0, 0.5], [-1.0, 0.3]])
@@ -389,9 +395,11 @@ def alone(tx=SHORT):
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda tx: tx.only(FIRST),
+        pytest.param(lambda tx: tx.only(FIRST), marks=pytest.mark.slow),
         lambda tx: tx.only(FIRST | sl.where.path("b")).only(~sl.where.path("b")).only(FIRST),
-        lambda tx: tx.mask(FIRST) | sl.SetToZero().mask(~FIRST),
+        pytest.param(
+            lambda tx: tx.mask(FIRST) | sl.SetToZero().mask(~FIRST), marks=pytest.mark.slow
+        ),
         lambda tx: sl.SetToZero().partition({FIRST: tx}),
     ],
     ids=["only", "nested", "mask", "partition"],
@@ -427,7 +435,10 @@ def test_a_search_in_a_window_is_the_search_with_its_mean():
     "tx",
     [
         sl.lbfgs(memory_size=3),
-        sl.sgd(1.0) | sl.ScaleByBacktrackingLinesearch(30, store_grad=True),
+        pytest.param(
+            sl.sgd(1.0) | sl.ScaleByBacktrackingLinesearch(30, store_grad=True),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["lbfgs", "backtracking"],
 )
@@ -594,6 +605,7 @@ def test_lbfgs_begins_anew_where_nothing_moved():
     np.testing.assert_allclose(update, np.array([1.0, 10.0]) / np.sqrt(101), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_lbfgs_after_a_reset_of_some_parameters_goes_on_with_the_others():
     def loss_fn(p):
         return jnp.sum(p["a"] ** 2 * jnp.array([1.0, 5.0])) + p["b"] ** 2

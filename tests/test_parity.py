@@ -551,30 +551,93 @@ def both_trajectories(row, model):
     return params_of(model), *run(opt, grads)
 
 
-def models():
-    """A dict, and a whole Equinox model of which optax sees the filtered part."""
-    return nested_dict(jax.random.key(0)), mlp(jax.random.key(1), depth=0)
+# Other rows test the same rules: with more of their numbers, or within a recipe.
+COVERED_BY_OTHERS = {
+    "adafactor",
+    "adafactor plain",
+    "adam",
+    "adam nesterov",
+    "adam scheduled",
+    "adamw",
+    "adamw nesterov",
+    "adamw scheduled",
+    "fromage scheduled",
+    "lamb",
+    "lars",
+    "lion",
+    "lion scheduled",
+    "normalize_by_update_norm",
+    "optimistic_adam_v2",
+    "polyak_sgd sps",
+    "reduce_on_plateau",
+    "rmsprop",
+    "rmsprop centered",
+    "rmsprop scheduled",
+    "scale_by_adadelta",
+    "scale_by_adamax",
+    "scale_by_amsgrad",
+    "scale_by_belief",
+    "scale_by_distance_over_gradients",
+    "scale_by_factored_rms",
+    "scale_by_learning_rate",
+    "scale_by_lion",
+    "scale_by_novograd",
+    "scale_by_radam",
+    "scale_by_rms eps outside",
+    "scale_by_rms initial_scale",
+    "scale_by_rprop",
+    "scale_by_rss",
+    "scale_by_sm3",
+    "scale_by_stddev initial_scale",
+    "scale_by_trust_ratio",
+    "scale_by_yogi",
+    "sgd momentum",
+    "sgd scheduled",
+}
+assert {row.name for row in ROWS} > COVERED_BY_OTHERS
 
 
-rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.replace(" ", "-"))
+def rows(*, slow=()):
+    """All rows, some of them for the slow run."""
+    return pytest.mark.parametrize(
+        "row",
+        [
+            pytest.param(
+                row,
+                id=row.name.replace(" ", "-"),
+                marks=pytest.mark.slow if row.name in slow else (),
+            )
+            for row in ROWS
+        ],
+    )
 
 
-@rows
+def assert_same_path_in_double_precision(row, model):
+    start, ours, theirs = both_trajectories(row, model)
+    if row.of_distance is not None:
+        assert_same_path(ours, theirs, start, row.of_distance)
+        return
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.dtype == b.dtype == jnp.float64
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+
+
+@rows(slow=COVERED_BY_OTHERS)
 def test_same_path_as_optax_in_double_precision(row, x64):
-    for model in models():
-        start, ours, theirs = both_trajectories(row, model)
-        if row.of_distance is not None:
-            assert_same_path(ours, theirs, start, row.of_distance)
-            continue
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            assert a.dtype == b.dtype == jnp.float64
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+    assert_same_path_in_double_precision(row, nested_dict(jax.random.key(0)))
 
 
 @pytest.mark.slow
-@rows
+@rows()
+def test_same_path_as_optax_for_a_whole_model_in_double_precision(row, x64):
+    # Optax sees the filtered part.
+    assert_same_path_in_double_precision(row, mlp(jax.random.key(1), depth=0))
+
+
+@pytest.mark.slow
+@rows()
 def test_same_path_as_optax_in_single_precision(row):
-    for model in models():
+    for model in (nested_dict(jax.random.key(0)), mlp(jax.random.key(1), depth=0)):
         start, ours, theirs = both_trajectories(row, model)
         assert_same_path(ours, theirs, start, row.of_distance or row.single)
 
@@ -640,7 +703,14 @@ TORCH = {
 }
 
 
-@pytest.mark.parametrize("name", TORCH)
+# Other rows test the same rules with more of their numbers.
+TORCH_SLOW = {"sgd", "sgd-momentum", "adam", "adamax", "radam", "adadelta-defaults", "rprop"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in TORCH_SLOW else ()) for n in TORCH],
+)
 def test_same_path_as_torch(name):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     ours, (rule, options) = TORCH[name]

@@ -14,11 +14,14 @@ from helpers import (
     assert_same_path,
     distance,
     gradients,
+    kind_of,
     lenient,
+    mean_square,
     mlp,
     nested_dict,
     params_of,
     slalom_trajectory,
+    slow_except,
 )
 from table import PER_EXAMPLE
 
@@ -89,6 +92,7 @@ def both_clipped(name, params, grads):
     return path, exact, list(metrics.values()), jax.tree.leaves(clipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPS)
 def test_clips_as_the_functions_of_optax(name):
     path, exact, ours, theirs = both_clipped(name, PARAMS, per_example(PARAMS, STEPS))
@@ -132,6 +136,7 @@ def test_private_aggregate_walks_as_optax_with_the_same_noise():
     assert_same_path(path, exact, PARAMS, 2e-5)
 
 
+@pytest.mark.slow
 def test_private_aggregate_walks_as_optax_in_double_precision(x64):
     params = nested_dict(jax.random.key(0), jnp.float64)
     path, exact = private_paths(params, per_example(params, STEPS))
@@ -228,11 +233,6 @@ def make(dtypes):
     )
 
 
-def kind_of(tree):
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(x.shape, x.dtype, x.weak_type) for x in leaves]
-
-
 @rows
 @pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES.keys())
 def test_step_returns_what_it_was_given_and_compiles_once(tx, dtypes):
@@ -257,6 +257,7 @@ def test_printed_code_shapes_and_trees_without_leaves(tx):
     assert made == nothing
 
 
+@pytest.mark.slow
 def test_vmap_over_runs_equals_the_runs():
     params, grads = make(("float32",) * 3)
 
@@ -277,26 +278,21 @@ MODEL = mlp(jax.random.key(0))
 CLIP = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1)
 
 
-def loss_fn(model, x, y):
-    """A mean over a batch, as for any other optimizer."""
-    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
-
-
 def test_train_step_differentiates_each_example():
     def of_one(model, x, y):
-        return loss_fn(model, x[None], y[None])
+        return mean_square(model, x[None], y[None])
 
     grads = jax.vmap(eqx.filter_grad(of_one), in_axes=(None, 0, 0))(MODEL, X, Y)
     exact, opt = sl.Optimizer(CLIP, MODEL).step(MODEL, grads)
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     new, by_step, loss = step(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
     assert distance(params_of(new), params_of(exact)) <= 1e-6
-    np.testing.assert_allclose(loss, loss_fn(MODEL, X, Y), rtol=1e-6)
+    np.testing.assert_allclose(loss, mean_square(MODEL, X, Y), rtol=1e-6)
     assert int(by_step.metrics["num_clipped"]) == int(opt.metrics["num_clipped"]) > 0
 
 
 def test_without_clipping_the_mean_is_that_of_the_batch():
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     exact, _, _ = step(MODEL, sl.Optimizer(sl.adam(0.1), MODEL), X, Y)
     tx = sl.DifferentiallyPrivateAggregate(1e6, 0.0, 0) | sl.adam(0.1)
     new, _, _ = step(MODEL, sl.Optimizer(tx, MODEL), X, Y)
@@ -305,24 +301,31 @@ def test_without_clipping_the_mean_is_that_of_the_batch():
 
 def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
     def with_table(model, batch, table):
-        return loss_fn(model, batch["x"], batch["y"]) * jnp.sum(table), {"y": batch["y"], "a": 1}
+        return mean_square(model, batch["x"], batch["y"]) * jnp.sum(table), {
+            "y": batch["y"],
+            "a": 1,
+        }
 
     step = sl.train_step(with_table, has_aux=True, batch_args="batch", donate=False)
     opt = sl.Optimizer(CLIP, MODEL)
     _, _, (loss, aux) = step(MODEL, opt, {"x": X, "y": Y}, jnp.ones(3))
-    np.testing.assert_allclose(loss, 3 * loss_fn(MODEL, X, Y), rtol=1e-6)
+    np.testing.assert_allclose(loss, 3 * mean_square(MODEL, X, Y), rtol=1e-6)
     np.testing.assert_array_equal(aux["y"], Y[:, None])
     assert aux["a"] == 1
 
 
 @pytest.mark.parametrize(
-    "name", ["PerExampleLayerNormClip, by size", "DifferentiallyPrivateAggregate"]
+    "name",
+    slow_except(
+        ["PerExampleLayerNormClip, by size", "DifferentiallyPrivateAggregate"],
+        "DifferentiallyPrivateAggregate",
+    ),
 )
 def test_microbatches_gather_what_the_whole_batch_gives(name):
     tx = PER_EXAMPLE[name] | sl.Scale(-0.1)
 
     def with_aux(model, x, y):
-        return loss_fn(model, x, y), x
+        return mean_square(model, x, y), x
 
     def run(**options):
         step = sl.train_step(with_aux, has_aux=True, donate=False, **options)
@@ -344,11 +347,11 @@ def test_each_example_draws_from_a_key_of_its_own(number):
 
     def dropped(model, x, y, key):
         keep = jax.random.bernoulli(key, 0.5, x.shape)
-        return loss_fn(model, jnp.where(keep, x, 0), y)
+        return mean_square(model, jnp.where(keep, x, 0), y)
 
     # The clip of example n sees the mask that was drawn from key n, in microbatches too.
     keep = jax.vmap(lambda k: jax.random.bernoulli(k, 0.5, (1, 2))[0])(jax.random.split(key, 6))
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     exact, _, mean = step(MODEL, sl.Optimizer(CLIP, MODEL), jnp.where(keep, X, 0), Y)
     step = sl.train_step(dropped, donate=False, microbatches=number)
     new, _, loss = step(MODEL, sl.Optimizer(CLIP, MODEL), X, Y, key)
@@ -397,7 +400,7 @@ def test_conjugation_and_what_links_behind_are_told(number):
 
 def test_accumulation_stands_behind():
     tx = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1).every_k(2)
-    step = sl.train_step(loss_fn, donate=False)
+    step = sl.train_step(mean_square, donate=False)
     model, opt = MODEL, sl.Optimizer(tx, MODEL)
     for rows in (slice(0, 3), slice(3, 6)):
         model, opt, _ = step(model, opt, X[rows], Y[rows])
@@ -453,17 +456,17 @@ REFUSED = {
         "gradient for each example of one batch.",
     ),
     "uneven microbatches": (
-        lambda: sl.train_step(loss_fn, microbatches=4)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
+        lambda: sl.train_step(mean_square, microbatches=4)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
         "The batch has 6 examples, which cannot be divided into 4 microbatches of equal size. Pass "
         "a multiple of 4.",
     ),
     "weights": (
-        lambda: sl.train_step(loss_fn, has_weight=True)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
+        lambda: sl.train_step(mean_square, has_weight=True)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
         "The first link takes the gradient of each example, and counts all examples equally. Leave "
         "out `has_weight`.",
     ),
     "transformed gradients": (
-        lambda: sl.train_step(loss_fn, transform_grads=lambda g: g)(
+        lambda: sl.train_step(mean_square, transform_grads=lambda g: g)(
             MODEL, sl.Optimizer(CLIP, MODEL), X, Y
         ),
         "The first link takes the gradient of each example, so there is no single gradient to "

@@ -177,7 +177,12 @@ def test_the_variance_fades_with_the_clock():
 
 @pytest.mark.parametrize(
     "key",
-    [3, jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")],
+    [
+        3,
+        pytest.param(jax.random.key(3), marks=pytest.mark.slow),
+        pytest.param(jax.random.PRNGKey(3), marks=pytest.mark.slow),
+        jax.random.key(3, impl="rbg"),
+    ],
     ids=["int", "key", "words", "rbg"],
 )
 def test_keys_of_every_kind_are_donated_scanned_mapped_and_saved(key):

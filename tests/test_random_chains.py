@@ -13,13 +13,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import (
-    distance,
-    gradients,
-    optax_trajectory,
-    params_of,
-    slalom_trajectory,
-)
+from helpers import distance, gradients, kind_of, optax_trajectory, params_of, slalom_trajectory
 from slalom._core.walk import transforms
 from test_parity import ROWS
 
@@ -100,21 +94,19 @@ def filled(model, seed):
     return jax.tree.map(fill, model)
 
 
-def kind_of(tree):
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(x.shape, x.dtype, x.weak_type) for x in leaves if eqx.is_array(x)]
+def drawn(examples):
+    """Runs a test on so many models and chains, the same in every run."""
+    settings = hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        # No shrinking: each try compiles two programs, and the chains are short as they are.
+        phases=[hypothesis.Phase.generate],
+    )
+    return lambda test: settings(hypothesis.given(MODELS, CHAINS, st.integers(0, 9))(test))
 
 
-@pytest.mark.filterwarnings("ignore:.*together they climb")
-@hypothesis.given(MODELS, CHAINS, st.integers(0, 9))
-@hypothesis.settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    # No shrinking: each try compiles two programs, and the chains are short as they are.
-    phases=[hypothesis.Phase.generate],
-)
-def test_any_chain_on_any_tree(shapes, rows, seed):
+def assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed):
     ours = sl.chain(*(row.ours for row in rows))
     theirs = optax.with_extra_args_support(optax.chain(*(row.theirs for row in rows)))
     model = filled(shapes, seed)
@@ -150,3 +142,16 @@ def test_any_chain_on_any_tree(shapes, rows, seed):
     start = jax.tree.map(lambda h, p: jnp.broadcast_to(p, h.shape), others, wide)
     mine, others, start = ([x for x in jax.tree.leaves(t) if x.size] for t in (mine, others, start))
     assert distance(mine, others) <= 1e-4 * distance(others, start) + 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*together they climb")
+@drawn(8)
+def test_any_chain_on_any_tree(shapes, rows, seed):
+    assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*together they climb")
+@drawn(60)
+def test_many_chains_on_many_trees(shapes, rows, seed):
+    assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import slalom as sl
+from helpers import slow_except
 
 STEPS = 5
 
@@ -70,7 +71,7 @@ def assert_moves_as(original, start, params):
         np.testing.assert_allclose(ours, theirs, rtol=2.4e-7, atol=2e-5 * distance)
 
 
-LOOPS = pytest.mark.parametrize("loop", [by_function, by_optimizer])
+LOOPS = pytest.mark.parametrize("loop", slow_except([by_function, by_optimizer], by_optimizer))
 
 
 # --- a custom chain on a dict -----------------------------------------------------------------

@@ -68,7 +68,7 @@ def both_paths(name, k, mean, params, grads, dtype):
     ("name", "k", "mean"),
     [
         ("both", 4, True),
-        ("both", ks, False),
+        pytest.param("both", ks, False, marks=pytest.mark.slow),
         ("not finite", ks, True),
         ("optax's own", 4, True),
     ],
@@ -84,6 +84,7 @@ def test_same_path_as_optax(name, k, mean):
         np.testing.assert_allclose(said[key], value, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "mean"), [(4, False), (ks, True)])
 def test_same_path_as_optax_in_double_precision(k, mean, x64):
     rough, params = jax.tree.map(lambda x: x.astype(jnp.float64), (rough_gradients(PARAMS), PARAMS))

@@ -1,6 +1,11 @@
-"""Every row of the table has every property that an optimizer promises."""
+"""Every row of the table has every property that an optimizer promises.
+
+Most of the time goes to compiling. So the tests of one row run one after the other and share its
+two programs: one on leaves of mixed dtypes, and one on float32 alone.
+"""
 
 import copy
+import functools
 import pickle
 
 import equinox as eqx
@@ -11,18 +16,26 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
+from helpers import kind_of
 from table import EVERYTHING, PER_EXAMPLE
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
-FLOAT32 = (jnp.float32,) * 3
-# Float32 alone is what the other properties are tested with.
-DTYPES = [
-    pytest.param((jnp.bfloat16, jnp.float32, jnp.float16), id="mixed"),
-    pytest.param((jnp.bfloat16,) * 3, id="bfloat16", marks=pytest.mark.slow),
-]
+SINGLE = (jnp.float32,) * 3
+MIXED = (jnp.bfloat16, jnp.float32, jnp.float16)
+
+COMPLEX = {
+    name: tx
+    for name, tx in EVERYTHING.items()
+    # bfloat16 moments cannot hold a complex mean of squares' mean: the twin of bfloat16 is wider.
+    if "dtypes" not in name
+    # Complex numbers are neither above nor below zero.
+    and "Nonnegative" not in name
+    # Rprop compares signs, which complex numbers have no two of: `test_adaptive.py` has its error.
+    and "rprop" not in name.lower()
+}
 
 
-def make_params(dtypes=FLOAT32):
+def make_params(dtypes=SINGLE):
     a, b, c = dtypes
     return {
         "w": jnp.linspace(-1, 1, 6).reshape(2, 3).astype(a),
@@ -43,14 +56,77 @@ def loss_fn(params):
 
 
 def known(params, grads):
-    """What every step may be given beside the gradients; few rules look at it."""
+    """The optional arguments of `opt.step`; few rules look at them."""
     return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
 
 
-def kind_of(tree):
-    """Structure, shapes, dtypes, weak types and shardings."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(x.shape, x.dtype, x.weak_type, x.sharding) for x in leaves]
+def pointers(tree):
+    return [x.unsafe_buffer_pointer() for x in jax.tree.leaves(tree) if x.size]
+
+
+class TwoSteps:
+    """Two steps by one program, and how everything was before them."""
+
+    def __init__(self, tx, params, *, donate=False):
+        grads = make_grads(params)
+        opt = sl.Optimizer(tx, params)
+        self.before = kind_of((params, opt))
+        self.pointers = pointers((params, opt))
+        step = jax.jit(
+            lambda params, opt: opt.step(params, grads, **known(params, grads)),
+            donate_argnums=(0, 1) if donate else (),
+        )
+        self.params, self.opt = step(*step(params, opt))
+        self.compilations = step._cache_size()
+
+
+class Row:
+    """A row of the table, and what its tests share."""
+
+    def __init__(self, name):
+        self.name = name
+        self.tx = EVERYTHING[name]
+
+    @functools.cached_property
+    def mixed(self):
+        """Two steps on leaves of several dtypes, which give away their memory."""
+        params = make_params(MIXED)
+        if self.name in COMPLEX:
+            params["z"] = jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64)
+        return TwoSteps(self.tx, params, donate=True)
+
+    @functools.cached_property
+    def single(self):
+        """By one program: an update, a step and a scan; and another step, all in float32."""
+        # Compiling takes as long as there are leaves: the scalar is among the mixed ones.
+        params = make_params()
+        params["b"] = params["b"][:1]
+        grads = make_grads(params)
+
+        def body(carry, _):
+            params, opt = carry
+            carry = jax.lax.cond(
+                opt.count < 2,
+                lambda: opt.step(params, grads, **known(params, grads)),
+                lambda: (params, opt),
+            )
+            return carry, opt.has_updated
+
+        @jax.jit
+        def run(params, opt):
+            updated = opt.update(params, grads, **known(params, grads))
+            stepped = opt.step(params, grads, **known(params, grads))
+            scanned, _ = jax.lax.scan(body, (params, opt), length=4)
+            return updated, stepped, scanned
+
+        updated, stepped, scanned = run(params, sl.Optimizer(self.tx, params))
+        _, twice, _ = run(*stepped)
+        return params, updated, stepped, scanned, twice
+
+
+@pytest.fixture(scope="module", params=EVERYTHING)
+def row(request):
+    return Row(request.param)
 
 
 def test_no_public_transform_is_missing_from_the_table():
@@ -65,27 +141,56 @@ def test_no_public_transform_is_missing_from_the_table():
     assert public - rows == set()
 
 
-@ROWS
-@pytest.mark.parametrize("dtypes", DTYPES)
-def test_step_returns_what_it_was_given(tx, dtypes):
-    params = make_params(dtypes)
-    grads = make_grads(params)
-    opt = sl.Optimizer(tx, params)
-    before = kind_of((params, opt))
-
-    step = jax.jit(lambda params, opt: opt.step(params, grads, **known(params, grads)))
-    after = step(*step(params, opt))
-
-    assert kind_of(after) == before
-    assert step._cache_size() == 1
-    assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(after[0]))
+def assert_nothing_changed_but_values(steps):
+    assert kind_of((steps.params, steps.opt)) == steps.before
+    assert steps.compilations == 1
+    assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(steps.params))
 
 
-@ROWS
-def test_step_returns_what_it_was_given_in_double_precision(tx, x64):
+def assert_added_is_stepped(params, updated, stepped):
+    (updates, by_update), (after, by_step) = updated, stepped
+    for added, p in zip(
+        jax.tree.leaves(sl.apply_updates(params, updates)), jax.tree.leaves(after), strict=True
+    ):
+        np.testing.assert_allclose(added, p, rtol=1e-6)
+    for a, b in zip(by_update.arrays, by_step.arrays, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_step_returns_what_it_was_given(row):
+    assert_nothing_changed_but_values(row.mixed)
+
+
+def test_complex_parameters_stay_complex_and_finite(row):
+    if row.name not in COMPLEX:
+        pytest.skip("this rule takes no complex numbers")
+    assert row.mixed.params["z"].dtype == jnp.complex64
+    assert jnp.all(jnp.isfinite(row.mixed.params["z"]))
+
+
+def test_no_buffer_stands_twice_so_everything_can_be_donated(row):
+    assert len(set(row.mixed.pointers)) == len(row.mixed.pointers)
+    params = make_params()
+    own = pointers((params, sl.Optimizer(row.tx, params)))
+    assert len(set(own)) == len(own)
+
+
+def test_update_then_add_is_step(row):
+    params, updated, stepped, _, _ = row.single
+    assert_added_is_stepped(params, updated, stepped)
+
+
+def test_scan_and_cond_carry_an_optimizer(row):
+    _, _, _, (scanned, last), (twice, _) = row.single
+    assert int(last.count) == 2
+    for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(twice), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_step_returns_what_it_was_given_in_double_precision(row, x64):
     params = make_params((jnp.float64, jnp.float32, jnp.bfloat16))
     grads = make_grads(params)
-    opt = sl.Optimizer(tx, params)
+    opt = sl.Optimizer(row.tx, params)
 
     # Tracing tells all but where the arrays lie, which is no matter of their dtypes.
     traced = jax.eval_shape(lambda p, o: o.step(p, grads, **known(p, grads)), params, opt)
@@ -94,6 +199,72 @@ def test_step_returns_what_it_was_given_in_double_precision(tx, x64):
     for after, before in pairs:
         assert (after.shape, after.dtype) == (before.shape, before.dtype)
         assert after.weak_type == before.weak_type
+
+
+def test_copied_and_pickled_optimizers_are_the_same(row):
+    params = make_params()
+    opt = sl.Optimizer(row.tx, params)
+    copies = [copy.deepcopy(opt)]
+    if "lambda" not in repr(row.tx):  # Python pickles no lambda
+        copies.append(pickle.loads(pickle.dumps(opt)))
+    for again in copies:
+        assert again.binding == opt.binding
+        assert hash(again.binding) == hash(opt.binding)
+        assert eqx.tree_equal(again.arrays, opt.arrays)
+
+
+def test_shapes_alone_are_enough_to_plan(row):
+    params = make_params()
+    shapes = jax.eval_shape(lambda: sl.Optimizer(row.tx, params))
+    assert jax.tree.structure(shapes) == jax.tree.structure(sl.Optimizer(row.tx, params))
+
+
+def test_a_tree_without_any_leaf_is_stepped_over(row):
+    nothing = {"hole": None}
+    state = row.tx.init(nothing)
+    context = sl.Context(step=0, **known(nothing, nothing))
+    updates, _ = row.tx.update(nothing, state, nothing, context)
+    assert updates == nothing
+
+
+def test_the_code_it_prints_makes_it_again(row):
+    if "lambda" in repr(row.tx):
+        pytest.skip("a function has no code to print")
+    assert eval(repr(row.tx), {"sl": sl}) == row.tx
+
+
+# --- with programs of their own ---------------------------------------------------------------
+
+
+@pytest.mark.slow
+@ROWS
+@pytest.mark.parametrize("dtypes", [SINGLE, MIXED, (jnp.bfloat16,) * 3])
+def test_step_returns_what_it_was_given_without_donation(tx, dtypes):
+    assert_nothing_changed_but_values(TwoSteps(tx, make_params(dtypes)))
+
+
+@pytest.mark.slow
+@ROWS
+def test_float32_parameters_can_be_donated(tx):
+    assert_nothing_changed_but_values(TwoSteps(tx, make_params(), donate=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tx", COMPLEX.values(), ids=COMPLEX.keys())
+def test_complex_parameters_alone_stay_complex_and_finite(tx):
+    params = {"w": jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64), "b": jnp.ones(2)}
+    assert_nothing_changed_but_values(TwoSteps(tx, params))
+
+
+@pytest.mark.slow
+@ROWS
+def test_update_then_add_is_step_outside_of_jit(tx):
+    params = make_params()
+    grads = make_grads(params)
+    opt = sl.Optimizer(tx, params)
+    updated = opt.update(params, grads, **known(params, grads))
+    stepped = opt.step(params, grads, **known(params, grads))
+    assert_added_is_stepped(params, updated, stepped)
 
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -108,62 +279,6 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
     opt = sl.Optimizer(tx, params)
     assert all(leaf.sharding == everywhere for leaf in opt.arrays)
     assert kind_of(opt.step(params, grads, **known(params, grads))) == kind_of((params, opt))
-
-
-@ROWS
-def test_update_then_add_is_step(tx):
-    params = make_params()
-    grads = make_grads(params)
-    opt = sl.Optimizer(tx, params)
-
-    updates, by_update = opt.update(params, grads, **known(params, grads))
-    stepped, by_step = opt.step(params, grads, **known(params, grads))
-
-    for added, p in zip(
-        jax.tree.leaves(sl.apply_updates(params, updates)), jax.tree.leaves(stepped), strict=True
-    ):
-        np.testing.assert_allclose(added, p, rtol=1e-6)
-    for a, b in zip(by_update.arrays, by_step.arrays, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-@ROWS
-def test_scan_and_cond_carry_an_optimizer(tx):
-    params = make_params()
-    grads = make_grads(params)
-    opt = sl.Optimizer(tx, params)
-
-    def body(carry, _):
-        params, opt = carry
-        carry = jax.lax.cond(
-            opt.count < 2,
-            lambda: opt.step(params, grads, **known(params, grads)),
-            lambda: (params, opt),
-        )
-        return carry, opt.has_updated
-
-    (scanned, last), _ = jax.jit(lambda c: jax.lax.scan(body, c, length=4))((params, opt))
-    assert int(last.count) == 2
-
-    step = eqx.filter_jit(lambda params, opt: opt.step(params, grads, **known(params, grads)))
-    twice, _ = step(*step(params, opt))
-    for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(twice), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@ROWS
-def test_no_buffer_stands_twice_so_everything_can_be_donated(tx):
-    params = make_params()
-    grads = make_grads(params)
-    opt = sl.Optimizer(tx, params)
-    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((params, opt)) if x.size]
-    assert len(set(pointers)) == len(pointers)
-
-    step = jax.jit(
-        lambda params, opt: opt.step(params, grads, **known(params, grads)), donate_argnums=(0, 1)
-    )
-    params, opt = step(*step(params, opt))
-    assert jnp.all(jnp.isfinite(params["w"]))
 
 
 @pytest.mark.slow
@@ -198,61 +313,3 @@ def test_a_whole_model_gives_what_its_arrays_give(tx):
     assert stepped.activation is model.activation
     assert eqx.tree_equal(eqx.filter(stepped, eqx.is_inexact_array), expected)
     assert eqx.tree_equal(opt.state, filtered.state)
-
-
-@ROWS
-def test_copied_and_pickled_optimizers_are_the_same(tx):
-    params = make_params()
-    opt = sl.Optimizer(tx, params)
-    copies = [copy.deepcopy(opt)]
-    if "lambda" not in repr(tx):  # Python pickles no lambda
-        copies.append(pickle.loads(pickle.dumps(opt)))
-    for again in copies:
-        assert again.binding == opt.binding
-        assert hash(again.binding) == hash(opt.binding)
-        assert eqx.tree_equal(again.arrays, opt.arrays)
-
-
-@ROWS
-def test_shapes_alone_are_enough_to_plan(tx):
-    params = make_params()
-    shapes = jax.eval_shape(lambda: sl.Optimizer(tx, params))
-    assert jax.tree.structure(shapes) == jax.tree.structure(sl.Optimizer(tx, params))
-
-
-@ROWS
-def test_a_tree_without_any_leaf_is_stepped_over(tx):
-    nothing = {"hole": None}
-    state = tx.init(nothing)
-    context = sl.Context(step=0, **known(nothing, nothing))
-    updates, _ = tx.update(nothing, state, nothing, context)
-    assert updates == nothing
-
-
-@ROWS
-def test_the_code_it_prints_makes_it_again(tx):
-    if "lambda" in repr(tx):
-        pytest.skip("a function has no code to print")
-    assert eval(repr(tx), {"sl": sl}) == tx
-
-
-COMPLEX = {
-    name: tx
-    for name, tx in EVERYTHING.items()
-    # bfloat16 moments cannot hold a complex mean of squares' mean: the twin of bfloat16 is wider.
-    if "dtypes" not in name
-    # Complex numbers are neither above nor below zero.
-    and "Nonnegative" not in name
-    # Rprop compares signs, which complex numbers have no two of: `test_adaptive.py` has its error.
-    and "rprop" not in name.lower()
-}
-
-
-@pytest.mark.parametrize("tx", COMPLEX.values(), ids=COMPLEX.keys())
-def test_complex_parameters_stay_complex_and_finite(tx):
-    params = {"w": jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64), "b": jnp.ones(2)}
-    grads = jax.tree.map(lambda p: p * 0.5, params)
-    opt = sl.Optimizer(tx, params)
-    stepped, after = opt.step(params, grads, **known(params, grads))
-    assert kind_of((stepped, after)) == kind_of((params, opt))
-    assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(stepped))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import params_of
 
 PATHS = (
     "bias",
@@ -185,12 +186,8 @@ def net():
     return Net((block(), block()), eqx.nn.Linear(2, 2, key=key))
 
 
-def arrays(model):
-    return eqx.filter(model, eqx.is_inexact_array)
-
-
 def test_types_select_everything_below():
-    params = arrays(net())
+    params = params_of(net())
     of_linear = selected(sl.where.type(eqx.nn.Linear), params)
     assert of_linear == {
         *(f"blocks.{i}.linear.{name}" for i in (0, 1) for name in ("weight", "bias")),
@@ -202,7 +199,7 @@ def test_types_select_everything_below():
 
 
 def test_owners_select_their_own_fields():
-    params = arrays(net())
+    params = params_of(net())
     assert selected(sl.where.type(Block, owner=True), params) == {
         f"blocks.{i}.{name}" for i in (0, 1) for name in ("scale", "extras.shift.0")
     }
@@ -390,7 +387,7 @@ def test_filter_specs_over_the_whole_model():
     model = net()
     spec = frozen_but_head(model)
     opt = sl.Optimizer(sl.sgd(1.0).only(spec), model)
-    ones = jax.tree.map(jnp.ones_like, arrays(model))
+    ones = jax.tree.map(jnp.ones_like, params_of(model))
     new, _ = opt.step(model, ones)
     assert eqx.tree_equal(new.blocks, model.blocks)
     assert jnp.array_equal(new.head.weight, model.head.weight - 1)
@@ -404,7 +401,7 @@ def test_filter_specs_ignore_what_is_not_trained():
         lambda m: m.layers[1].weight, jax.tree.map(lambda _: False, model), replace=True
     )
     opt = sl.Optimizer(sl.sgd(1.0), model, trainable=spec)
-    new, _ = opt.step(model, jax.tree.map(jnp.ones_like, arrays(model)))
+    new, _ = opt.step(model, jax.tree.map(jnp.ones_like, params_of(model)))
     assert jnp.array_equal(new.layers[1].weight, model.layers[1].weight - 1)
     assert eqx.tree_equal(
         eqx.tree_at(lambda m: m.layers[1].weight, new, model.layers[1].weight), model
@@ -414,7 +411,7 @@ def test_filter_specs_ignore_what_is_not_trained():
 def test_callable_modules_are_trees():
     # Both masks and labels have a `__call__`; neither may be called.
     model = eqx.nn.MLP(1, 1, 2, 1, key=jax.random.key(0))
-    params = arrays(model)
+    params = params_of(model)
     mask = jax.tree.map(lambda leaf: leaf.ndim == 2, params)
     weights = {"layers.0.weight", "layers.1.weight"}
     assert callable(mask)

@@ -21,7 +21,7 @@ class ByPath(dict[str, Any]):
         return isinstance(name, str) and bool(_matches(name, list(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401  # that is this method
+        return self[name] if name in self else default  # noqa: SIM401
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError(

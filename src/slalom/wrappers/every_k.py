@@ -74,9 +74,10 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     - `mean`: the weighted mean; `False` for the weighted sum.
     - `accumulator_dtype`: the accumulator's dtype. Without it float32 for half-precision
         leaves and the leaf's own for wider ones.
-    - `skip`: which mini-batches are left out: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
-        several joined with `|`, or any function `(updates, gradient_step, params) -> (bool scalar, dict
-        of scalars)`, where `gradient_step` counts the updates emitted before.
+    - `skip`: which mini-batches to skip: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
+        several joined with `|`, or any function `(updates, gradient_step, params) -> (skip, report)`,
+        where `gradient_step` is the number of updates made before, `skip` a bool scalar and
+        `report` a dict of scalars for `opt.metrics`. Defaults to none.
     """
 
     fluent_method: ClassVar[str | None] = "every_k"

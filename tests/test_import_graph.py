@@ -1,0 +1,172 @@
+"""Imports point down through the layers of the package, and public modules show only their own."""
+
+import ast
+import importlib
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import slalom as sl
+from table import EVERYTHING
+
+SOURCE = Path(sl.__file__).parent
+MODULES = [name for _, name, _ in pkgutil.walk_packages([str(SOURCE)], prefix="slalom.")]
+
+# From the bottom. A file imports only from its own layer and from those below.
+LAYERS = [
+    "_types",
+    "_paths",
+    "where",
+    "tree",
+    "_core",
+    "_suggest",
+    "schedules",
+    "transforms",
+    "wrappers",
+    "optimizers",
+    "_compile",
+    "_optimizer",
+    "_training",
+    "__init__",
+]
+
+
+def at_module_level(node):
+    """What runs when a module is imported: no function bodies, nothing for type checkers only."""
+    for child in ast.iter_child_nodes(node):
+        for_types = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if for_types and not ast.unparse(child.test).startswith("not "):
+            continue
+        yield child
+        yield from at_module_level(child)
+
+
+def imported(path):
+    """The modules of Slalom that a file imports at module level."""
+    package = ["slalom", *path.relative_to(SOURCE).parent.parts]
+    known = {*MODULES, "slalom"}
+    for node in at_module_level(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            above = package[: len(package) - node.level + 1]
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield inner if inner in known else base
+
+
+def graph():
+    """Each module of Slalom with those that it imports."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(["slalom", *(p for p in parts if p != "__init__")])
+        found[name] = set(imported(path)) - {name}
+    return found
+
+
+GRAPH = graph()
+
+
+def layer(module):
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def test_every_room_has_its_layer():
+    assert {layer(module) for module in GRAPH} == set(LAYERS)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_imports_from_below(name):
+    below = LAYERS[: LAYERS.index(name) + 1]
+    for module, others in GRAPH.items():
+        above = [other for other in others if layer(other) not in below]
+        assert layer(module) != name or not above, f"{module} imports {above}"
+
+
+def test_no_modules_import_each_other():
+    remaining = dict(GRAPH)
+    while remaining:
+        lowest = [name for name, below in remaining.items() if not below & remaining.keys()]
+        assert lowest, f"a cycle among {sorted(remaining)}"
+        for name in lowest:
+            del remaining[name]
+
+
+# Fluent methods make wrappers, and arithmetic on schedules makes schedules.
+LATE = {"_core": {"wrappers", "schedules", "_core"}}
+
+
+def test_only_fluent_methods_and_arithmetic_import_late():
+    # An import inside a function hides a cycle. What is optional is not ours and may come late.
+    for path in SOURCE.rglob("*.py"):
+        module = ".".join(["slalom", *path.relative_to(SOURCE).with_suffix("").parts])
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom) and node.level:
+                    target = node.module.split(".")[0] if node.level == 2 else layer(module)
+                    allowed = LATE.get(layer(module), set())
+                    assert target in allowed, f"{module}.{function.name} imports {target}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_classes_are_abstract_or_final(name):
+    module = importlib.import_module(name)
+    for cls in vars(module).values():
+        if not inspect.isclass(cls) or cls.__module__ != name:
+            continue
+        for base in cls.__bases__:
+            if base.__module__.startswith("slalom"):
+                marked = base.__name__.lstrip("_").startswith("Abstract")
+                assert marked or inspect.isabstract(base), f"{cls} subclasses {base}"
+        if cls.__name__.lstrip("_").startswith("Abstract"):
+            methods = [m for m in vars(cls).values() if getattr(m, "__isabstractmethod__", False)]
+            leaves_open = methods or getattr(cls, "__abstractvars__", ())
+            ours = issubclass(cls, sl.AbstractTransform) and cls.__name__[0] != "_"
+            assert leaves_open or not ours
+        elif not inspect.isabstract(cls):
+            assert not cls.__subclasses__(), f"{cls} is subclassed"
+
+
+JOINTS = {SOURCE / "_core" / "fluent.py", SOURCE / "_core" / "schedule.py"}
+"""Their methods return subclasses from files above, which they import when they are called."""
+
+
+def test_importing_and_building_touches_no_backend_and_imports_no_matplotlib():
+    build = ", ".join(code for code in map(repr, EVERYTHING.values()) if "<" not in code)
+    code = (
+        "import slalom as sl, jax, sys\n"
+        "from math import inf\n"
+        f"built = [{build}]\n"
+        "print(built)\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge._backends, xla_bridge._backends\n"
+        "assert 'matplotlib' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", [sl, sl.tree, sl.where, sl.schedules], ids=lambda m: m.__name__)
+def test_a_public_module_shows_only_what_slalom_defines(module):
+    for name, value in vars(module).items():
+        # The import hook that checks types leaves `jaxtyping` behind.
+        if name[0] == "_" or name == "jaxtyping" or name in getattr(module, "__all__", ()):
+            continue
+        if isinstance(value, types.UnionType):
+            continue  # an alias of types, which knows no home
+        home = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "")
+        assert home.startswith("slalom"), f"{module.__name__}.{name} is {value!r}"

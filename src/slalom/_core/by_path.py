@@ -25,8 +25,8 @@ class ByPath(dict[str, Any]):
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
-            "This mapping is read-only, since an optimizer is immutable. To change hyperparameters, "
-            "write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
+            "This mapping is read-only, since an optimizer is immutable. To change "
+            "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
         )
 
     if not TYPE_CHECKING:  # to a type checker a dict has these

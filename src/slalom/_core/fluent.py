@@ -136,7 +136,8 @@ class AbstractFluent(AbstractDeclared):
         - `mean`: the weighted mean of the window's gradients; `False` for their sum.
         - `accumulator_dtype`: the accumulator's dtype; at least float32 without it.
         - `skip`: which mini-batches to skip: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
-            several joined with `|`, or any function `(updates, gradient_step, params) -> (skip, report)`,
+            several joined with `|`, or any function
+            `(updates, gradient_step, params) -> (skip, report)`,
             where `gradient_step` is the number of updates made before, `skip` a bool scalar and
             `report` a dict of scalars for `opt.metrics`. Defaults to none.
 

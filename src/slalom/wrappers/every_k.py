@@ -75,7 +75,8 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     - `accumulator_dtype`: the accumulator's dtype. Without it float32 for half-precision
         leaves and the leaf's own for wider ones.
     - `skip`: which mini-batches to skip: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
-        several joined with `|`, or any function `(updates, gradient_step, params) -> (skip, report)`,
+        several joined with `|`, or any function
+        `(updates, gradient_step, params) -> (skip, report)`,
         where `gradient_step` is the number of updates made before, `skip` a bool scalar and
         `report` a dict of scalars for `opt.metrics`. Defaults to none.
     """

@@ -7,7 +7,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, mlp, params_of, slow_except
-from slalom._optimizer.state import slots
+from slalom._core.slots import slots
 from slalom._paths import leaf_paths
 from table import EVERYTHING
 

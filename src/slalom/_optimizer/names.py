@@ -6,10 +6,10 @@ from typing import Any
 import jax
 
 from .._core.hyperparams import all_targets
+from .._core.slots import slots
 from .._core.transform import AbstractTransform
 from .._core.walk import parts
 from .._paths import dotted
-from .state import slots
 
 
 def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from .._core.by_path import ByPath
 from .._core.context import Context
 from .._core.hyperparams import bound, read, replace
 from .._core.printing import AbstractPrinted, Call
+from .._core.slots import reset
 from .._core.transform import AbstractTransform
 from .._core.walk import find, transforms
 from .._core.write import ADD, RETURN, Write
@@ -27,7 +28,6 @@ from .binding import Binding, at_home, bind, check_transform, no_transform
 from .describe import Description, describe, metrics, summary
 from .model import Split, check_bound, check_model, split, strong
 from .rebind import Rebinding, carry
-from .state import reset
 from .step import KNOWN, as_known, check_one_run, run
 
 

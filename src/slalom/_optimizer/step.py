@@ -12,6 +12,7 @@ from .._compile.callables import as_tree
 from .._core.chain import first_link
 from .._core.context import Context
 from .._core.fields import params_like_fields
+from .._core.slots import slots
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms
 from .._core.write import ADD, Write
@@ -19,7 +20,6 @@ from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
 from .model import Split, check_bound
-from .state import slots
 
 KNOWN = ("value", "grad", "value_fn", "key", "weight", "per_param")
 """What a caller may always pass beside the gradients; transforms that do not need it ignore it."""

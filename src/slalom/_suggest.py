@@ -1,5 +1,6 @@
 """Suggestions for names that do not exist."""
 
+import dataclasses
 import difflib
 import sys
 from collections.abc import Callable
@@ -29,6 +30,14 @@ def absent(module: str) -> Callable[[str], NoReturn]:
         raise AttributeError(f"module '{module}' has no attribute '{name}'.{advice}", name=name)
 
     return raise_error
+
+
+def frozen_attribute(name: str) -> AttributeError:
+    """The error for setting an attribute of an optimizer."""
+    return dataclasses.FrozenInstanceError(
+        f"An optimizer is immutable, so '{name}' cannot be set. To change a hyperparameter, write "
+        f"`opt = opt.with_hyperparams({name}=...)`."
+    )
 
 
 def no_attribute(optimizer: type, name: str) -> AttributeError:

@@ -14,6 +14,16 @@ from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 
 
+class AsBefore:
+    """The type of a default that keeps the present value, where `None` has a meaning."""
+
+    def __repr__(self) -> str:
+        return "as before"
+
+
+AS_BEFORE = AsBefore()
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rebinding:
     """What became of a state when its optimizer was bound anew: paths of its leaves."""

@@ -1,4 +1,4 @@
-"""Transforms that search for a learning rate along the updates."""
+"""Transforms that search along their updates, and know the loss where they stopped."""
 
 import abc
 from typing import Any
@@ -10,9 +10,16 @@ from .transform import AbstractTransform
 
 
 class AbstractLinesearch(AbstractTransform):
-    """A transform that evaluates the loss at new parameters, and may store loss and gradient."""
+    """A transform that scales its updates by a learning rate for which it evaluates the loss."""
 
     @abc.abstractmethod
     def recall(self, state: Any) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
-        """The loss and the gradient at the parameters after the last step, and whether both are
-        known; `None` if the state does not store the gradient."""
+        """Loss and gradient at the parameters that the last step led to.
+
+        **Arguments:**
+
+        - `state`: this transform's state.
+
+        **Returns:** the loss, the gradient, and whether they are known, which they are not before
+        the first step and after a reset. `None` if the state does not keep the gradient.
+        """

@@ -177,7 +177,8 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     ) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
         if state.grad is None:
             return None
-        return state.value, state.grad, jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, known
 
     def metrics(self, state: ScaleByBacktrackingLinesearchState) -> dict[str, Array]:
         return {

@@ -259,7 +259,8 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         return error(decrease), error(curvature)
 
     def recall(self, state: ScaleByZoomLinesearchState) -> tuple[Scalar, Updates, Bool[Array, ""]]:
-        return state.value, state.grad, jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, known
 
     def metrics(self, state: ScaleByZoomLinesearchState) -> dict[str, Array]:
         return {

@@ -26,9 +26,8 @@ with _checked:
         chain as chain,
         named_chain as named_chain,
     )
-    from ._core.fields import (
-        Hyperparameter as Hyperparameter,
-        hyperparameter as hyperparameter,
+    from ._core.fields import Hyperparameter as Hyperparameter, hyperparameter as hyperparameter
+    from ._core.marks import (
         map_params as map_params,
         param_like as param_like,
         per_leaf as per_leaf,

@@ -21,12 +21,13 @@ class ByPath(dict[str, Any]):
         return isinstance(name, str) and bool(_matches(name, list(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        matches = isinstance(name, str) and _matches(name, list(self))
+        return super().__getitem__(matches[0]) if matches else default
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
-            "This mapping is read-only, since an optimizer is immutable. To change hyperparameters, "
-            "write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
+            "This mapping is read-only, since an optimizer is immutable. To change "
+            "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
         )
 
     if not TYPE_CHECKING:  # to a type checker a dict has these

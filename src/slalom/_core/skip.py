@@ -17,7 +17,7 @@ from .declared import AbstractDeclared
 from .fields import Hyperparameter, hyperparameter
 from .messages import uncalled
 from .printing import Infix
-from .schedule import AbstractSchedule, asked as said_by
+from .schedule import AbstractSchedule, call_schedule
 from .transform import Context
 
 RESERVED = ("mini_step", "gradient_step")
@@ -51,7 +51,7 @@ class AbstractSkip(AbstractDeclared):
         if isinstance(value, AbstractSchedule):
             step = None if context is None else context.step
             assert step is not None
-            value = said_by(value, value, step)
+            value = call_schedule(value, value, step)
         return as_float(value)
 
     def __or__(self, other: Any) -> "AbstractSkip":

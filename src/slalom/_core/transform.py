@@ -24,7 +24,7 @@ from ..tree.dtypes import as_float
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent
 from .messages import uncalled
-from .schedule import AbstractSchedule, asked
+from .schedule import AbstractSchedule, call_schedule
 
 
 class Context(eqx.Module):
@@ -247,7 +247,7 @@ class AbstractTransform(AbstractFluent):
                     f"{type(self).__name__}.{name} is a schedule and must be told the time: pass "
                     "`context=sl.Context(step=n)` with the number of updates made before."
                 )
-            value = asked(value, value, step)
+            value = call_schedule(value, value, step)
         return None if value is None else as_float(value)
 
     def demand(self, name: str, value: Any) -> Any:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._core.fields import PARAM_LIKE, PER_LEAF, mark_of
+from .._core.marks import PARAM_LIKE, PER_LEAF, mark_of
 from .._core.transform import AbstractTransform, parts
 from .._paths import dotted, example, half_of, leaf_paths, whole
 from .._types import Params

@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from .. import tree
 from .._core.chain import first_link
-from .._core.fields import params_like_fields
+from .._core.marks import params_like_fields
 from .._core.transform import AbstractTransform, Context, missing, parts
 from .._paths import leaf_paths
 from .._types import Params

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.fields import count_field, param_like
+from .._core.fields import count_field
+from .._core.marks import param_like
 from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._types import Params, Updates
 

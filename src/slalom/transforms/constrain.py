@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .. import tree
-from .._core.fields import per_leaf
+from .._core.marks import per_leaf
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform, Context
 from .._paths import leaf_paths

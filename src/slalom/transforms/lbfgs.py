@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.fields import count_field, param_like, per_leaf, per_param
+from .._core.fields import count_field
+from .._core.marks import param_like, per_leaf, per_param
 from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._types import Params, Updates
 

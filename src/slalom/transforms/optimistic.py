@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform, Context
 from .._types import Params, Updates
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, Real, UInt32
 
 from .. import tree
-from .._core.fields import Hyperparameter, hyperparameter, per_param
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.marks import per_param
 from .._core.per_example import AbstractPerExampleTransform
 from .._core.transform import Context
 from .._paths import leaf_paths

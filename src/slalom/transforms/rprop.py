@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
-from .._core.fields import Hyperparameter, hyperparameter, param_like
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.marks import param_like
 from .._core.transform import AbstractTransform, Context
 from .._paths import dotted
 from .._types import Params, Updates

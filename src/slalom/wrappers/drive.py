@@ -9,7 +9,7 @@ from .._core.fluent import AbstractFluent
 from .._core.hyperparams import targets, with_field
 from .._core.messages import uncalled
 from .._core.printing import Call, method_call
-from .._core.schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
+from .._core.schedule import AbstractSchedule, AbstractStatefulSchedule, check_schedule_value
 from .._core.transform import AbstractTransform, Context, Part, missing
 from .._core.wrapper import AbstractWrapper
 from .._types import Params, Updates
@@ -118,7 +118,7 @@ class Driven(AbstractWrapper):
         values: Sequence[Any] = self.schedules
         if state is not None and context is not None:
             pairs = zip(self.schedules, self._advanced(state, context), strict=True)
-            values = [check_said(s, s.value(own), context.step) for s, own in pairs]
+            values = [check_schedule_value(s, s.value(own), context.step) for s, own in pairs]
         return (part._replace(transform=self._with(values)),)
 
     def _advanced(self, state: DrivenState, context: Context) -> tuple[Any, ...]:

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
-from .._core.fields import dtype_field, param_like
+from .._core.fields import dtype_field
+from .._core.marks import param_like
 from .._core.paced import AbstractPacedTransform
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.skip import as_skip, asked

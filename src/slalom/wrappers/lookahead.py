@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
+from .._core.fields import Hyperparameter, count_field, hyperparameter
+from .._core.marks import param_like
 from .._core.transform import AbstractTransform, Context, count_from_zero
 from .._core.wrapper import AbstractWrapper
 from .._core.writer import AbstractParameterWriter

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
+from ..._core.fields import Hyperparameter, count_field, hyperparameter
+from ..._core.marks import param_like, per_leaf
 from ..._core.transform import AbstractTransform, Context, count_from_zero
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float

@@ -33,7 +33,8 @@ def absent(module: str) -> Callable[[str], NoReturn]:
 
 def no_attribute(optimizer: type, name: str) -> AttributeError:
     """What to raise for a name that optimizers do not have."""
-    public = ", ".join(key for key in vars(optimizer) if key[0] != "_")
+    internal = ("binding",)
+    public = ", ".join(k for k in vars(optimizer) if k[0] != "_" and k not in internal)
     return AttributeError(
         f"'{optimizer.__name__}' object has no attribute '{name}'. It has {public}. Numbers are "
         'read with `opt.hyperparams["learning_rate"]` and changed with `opt = '

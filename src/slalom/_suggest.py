@@ -42,7 +42,8 @@ def frozen_attribute(name: str) -> AttributeError:
 
 def no_attribute(optimizer: type, name: str) -> AttributeError:
     """The error for an attribute that optimizers do not have."""
-    public = ", ".join(key for key in vars(optimizer) if key[0] != "_")
+    internal = ("binding",)
+    public = ", ".join(k for k in vars(optimizer) if k[0] != "_" and k not in internal)
     return AttributeError(
         f"'{optimizer.__name__}' object has no attribute '{name}'. Its attributes are {public}. "
         'Read hyperparameters with `opt.hyperparams["learning_rate"]` and change them with '

@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.context import Context
-from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
+from ..._core.fields import Hyperparameter, count_field, hyperparameter
 from ..._core.linesearch import AbstractLinesearch
+from ..._core.marks import param_like, per_leaf
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
 from ._line import line, next_guess, numbers, scale_or_zero, steepest

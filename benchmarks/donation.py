@@ -2,7 +2,7 @@
 
     python -m benchmarks.donation --docs docs/performance.md
 
-In the first rows the gradient is an argument of the loss, so that nothing but the optimizer's step is
+In the first rows the gradient is an argument of the loss, so that only the optimizer's step is
 measured: the case in which the choice matters most. In the last one a model is trained.
 """
 
@@ -134,7 +134,7 @@ def main(given: list[str] | None = None) -> list[dict[str, Any]]:
     rows = measure(gpt2(args.fraction), 512, args.repetitions)
     print(markdown(rows))
     if args.docs:
-        replace_between(args.docs, BEGIN, END, markdown(rows))
+        replace_between(args.docs, BEGIN, END, lambda: markdown(rows))
     return rows
 
 

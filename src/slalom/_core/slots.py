@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._core.marks import PARAM_LIKE, PER_LEAF, mark_of
 from .._paths import dotted, example, half_of, leaf_paths, whole
 from .._types import Params
+from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of
 from .transform import AbstractTransform
 from .walk import parts
 

@@ -10,13 +10,18 @@ END = "<!-- end of figures -->"
 
 
 def write(report: dict[str, Any], page: Path, picture: str) -> None:
-    """Replaces the text between the markers of a page."""
+    """Writes the figures into a page."""
+    replace_between(page, BEGIN, END, markdown(report, picture))
+
+
+def replace_between(page: Path, begin: str, end: str, figures: str) -> None:
+    """Replaces the text between two markers of a page."""
     text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{page} must have one line '{BEGIN}' and, below it, one '{END}'.")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n\n{markdown(report, picture)}\n{END}{tail}")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{page} must have one line '{begin}' and, below it, one '{end}'.")
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    page.write_text(f"{head}{begin}\n\n{figures}\n{end}{tail}")
 
 
 def markdown(report: dict[str, Any], picture: str) -> str:

@@ -65,7 +65,7 @@ def training_steps(leaves: int) -> dict[str, Loop]:
     model, x = mlp(leaves, 8), jnp.ones((2, 8))
     ours, theirs = optimizers()
     params, static = eqx.partition(model, eqx.is_inexact_array)
-    step = sl.train_step(loss_fn)
+    step = sl.train_step(loss_fn, donate="all")
 
     @eqx.filter_jit
     def optax_step(model: Any, state: Any) -> Any:

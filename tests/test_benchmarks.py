@@ -181,7 +181,7 @@ def test_compare_shows_rows_that_came_and_went():
 
 def test_compare_refuses_figures_of_another_schema():
     old = copy.deepcopy(made_up(1.0, 0)) | {"schema": 0}
-    with pytest.raises(ValueError, match="has schema 0, this is 1"):
+    with pytest.raises(ValueError, match="has schema 0, this one has 1"):
         report.compare(old, made_up(1.0, 0))
 
 

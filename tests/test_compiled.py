@@ -175,7 +175,7 @@ def test_scratch_is_one_buffer_at_most_where_a_rule_needs_one(tx):
 @pytest.mark.parametrize("name", LEAN)
 def test_parameters_and_state_are_written_in_place(name):
     opt = sl.Optimizer(LEAN[name], params)
-    state = sum(leaf.nbytes for leaf in opt.leaves[opt.binding.rules :])
+    state = sum(leaf.nbytes for leaf in opt.arrays[opt.binding.rules :])
     alias = lean(name).memory_analysis().alias_size_in_bytes
     assert alias >= 0.99 * (size + state)
 
@@ -230,7 +230,7 @@ def test_leaves_of_equal_shape_share_one_trace_of_the_rule():
         def update(self, updates, state, params=None, context=None):
             from slalom.tree import map_leaves
 
-            def rule(u):
+            def rule(now, u):
                 nonlocal calls
                 calls += 1
                 return u * 2

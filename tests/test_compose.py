@@ -546,9 +546,9 @@ def test_map_params_finds_marked_fields_anywhere(tx, marked):
     structure = jax.tree.structure((found.state, found.count))
     assert structure == jax.tree.structure((filled, found.count))
     replaced = eqx.tree_at(
-        lambda o: o.leaves,
+        lambda o: tuple(o.arrays),
         opt,
-        (*opt.leaves[: opt.binding.rules], *jax.tree.leaves(filled), opt.count),
+        (*opt.arrays[: opt.binding.rules], *jax.tree.leaves(filled), opt.count),
     )
     average = replaced.state_of(Average)
     assert {name for name, leaf in average.average.items() if leaf is not None} == set(marked)
@@ -700,4 +700,4 @@ def test_any_chain_keeps_any_tree(model, links):
     assert jax.tree.structure(new) == jax.tree.structure(model)
     assert described(new) == described(model)
     assert jax.tree.structure(after) == jax.tree.structure(opt)
-    assert described(after.leaves) == described(opt.leaves)
+    assert described(after.arrays) == described(opt.arrays)

@@ -11,6 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits
+from slalom._core.by_path import ByPath
 
 B = sl.where.path("b")
 
@@ -122,6 +123,31 @@ def test_hyperparams_are_a_mapping():
     assert repr(found) == "{'trace.decay': 0.9, 'scale_by_learning_rate.learning_rate': 0.1}"
     assert "decay" in found
     assert "rate" not in found
+    assert 3 not in found
+    assert found.get("decay") == found["decay"]
+    assert found.get("rate") is None
+    assert found.get("rate", 3) == 3
+
+
+def test_an_ambiguous_key_never_fails_silently():
+    found = sl.Optimizer(DEEP, params()).hyperparams
+    for read in (found.__getitem__, found.__contains__, found.get):
+        with pytest.raises(
+            KeyError, match=r"'learning_rate' is ambiguous. Candidates: 'every_k[.]"
+        ):
+            read("learning_rate")
+
+
+def test_a_value_of_none_is_there():
+    found = ByPath({"scale.step_size": None})
+    assert "step_size" in found
+    assert found.get("step_size", 3) is None
+
+
+def test_hyperparams_have_key_paths():
+    found = sl.Optimizer(sl.sgd(0.1, momentum=0.9), params()).hyperparams
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(found)]
+    assert [path[0].key for path in paths] == list(found)
 
 
 def test_hyperparams_are_what_the_next_step_uses():
@@ -246,9 +272,9 @@ def test_restored_state_takes_the_new_rate():
     _, old = trained(sl.Optimizer(sl.adam(0.1), params()), 2)
     new = sl.Optimizer(sl.adam(0.5), params())
     restored = eqx.tree_at(
-        lambda opt: opt.leaves,
+        lambda opt: tuple(opt.arrays),
         new,
-        (*new.leaves[: new.binding.rules], *old.leaves[old.binding.rules :]),
+        (*new.arrays[: new.binding.rules], *old.arrays[old.binding.rules :]),
     )
     assert restored.hyperparams["learning_rate"] == 0.5
     assert_same_bits(restored.state, old.state)
@@ -312,7 +338,7 @@ def test_an_array_keeps_its_dtype_and_is_copied():
     opt = sl.Optimizer(sl.adam(rate), params())
     leaf = opt.hyperparams["learning_rate"]
     assert leaf.dtype == jnp.bfloat16
-    (held,) = (x for x in opt.leaves if x.dtype == jnp.bfloat16)
+    (held,) = (x for x in opt.arrays if x.dtype == jnp.bfloat16)
     assert held is not rate
     assert held.unsafe_buffer_pointer() != rate.unsafe_buffer_pointer()
     assert {v.dtype for k, v in opt.hyperparams.items() if "adam" in k} == {np.dtype("float32")}
@@ -337,7 +363,7 @@ def test_hyperparam_dtype_casts_all(dtype):
     rule = sl.adam(jnp.array(0.1, jnp.float32), b2=0.99, eps=1e-6)
     tx = rule | sl.Scale(sl.schedules.linear(1.0, 0.5, 10))
     opt = sl.Optimizer(tx, params(), hyperparam_dtype=dtype)
-    held = opt.leaves[: opt.binding.rules]
+    held = opt.arrays[: opt.binding.rules]
     floats = {x.dtype for x in held if jnp.issubdtype(x.dtype, jnp.floating)}
     assert floats == {np.dtype(dtype)}
     model, opt = opt.step(params(), grads())
@@ -532,7 +558,7 @@ def test_a_sweep_is_one_program_and_equals_separate_runs():
 def test_a_batch_of_optimizers_by_vmap():
     rates = jnp.array([0.1, 0.2, 0.3])
     opts = eqx.filter_vmap(lambda rate: sl.Optimizer(sl.adam(rate), params()))(rates)
-    assert opts.leaves[4].shape == (3,)
+    assert opts.arrays[4].shape == (3,)
 
     def step(opt):
         return opt.step(params(), grads())[0]

@@ -1,5 +1,6 @@
 """One compile, no forced wait, safe donation, readable runtime errors."""
 
+import functools
 import gc
 import pickle
 
@@ -12,8 +13,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from helpers import mean_square
-from slalom import _jit
-from slalom._training.train_step import _programs
+from slalom._compile import program
+from slalom._training.step import _programs
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
 
@@ -88,6 +89,108 @@ def test_losses_that_compare_equal_have_programs_of_their_own():
     np.testing.assert_allclose(ten, 10 * one, rtol=1e-6)
 
 
+class Scaled(eqx.Module):
+    """A loss that carries an array, and counts its traces."""
+
+    scale: jax.Array
+    traces: list = eqx.field(static=True)
+
+    def __call__(self, model, x, y):
+        self.traces.append(x.shape)
+        return self.scale * mean_square(model, x, y)
+
+    def method(self, model, x, y):
+        return self(model, x, y)
+
+
+def scaled(traces, scale, model, x, y, shift=0.0):
+    return Scaled(scale + shift, traces.list)(model, x, y)
+
+
+class Traces:
+    """A static argument that a loss may write to."""
+
+    def __init__(self):
+        self.list = []
+
+
+CARRIERS = {
+    "module": lambda traces, scale: Scaled(scale, traces.list),
+    "bound method": lambda traces, scale: Scaled(scale, traces.list).method,
+    "functools.partial": lambda traces, scale: functools.partial(scaled, traces, scale),
+    "keywords": lambda traces, scale: functools.partial(
+        functools.partial(scaled, traces, jnp.zeros(())), shift=scale
+    ),
+    "partial of a method": lambda traces, scale: functools.partial(
+        Scaled(scale, traces.list).method, y=y
+    ),
+    "jax.tree_util.Partial": lambda traces, scale: jax.tree_util.Partial(scaled, traces, scale),
+    "jax's partial of a module": lambda traces, scale: jax.tree_util.Partial(
+        Scaled(scale, traces.list), y=y
+    ),
+    "eqx.Partial": lambda traces, scale: eqx.Partial(scaled, traces, scale),
+}
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+def test_another_loss_of_the_same_structure_does_not_compile_again(name):
+    traces, model = Traces(), make_model()
+    opt = sl.Optimizer(tx, model)
+    args = (x,) if "of a" in name else (x, y)
+    losses = []
+    for scale in (1.0, 2.0):
+        step = sl.train_step(CARRIERS[name](traces, jnp.float32(scale)), donate=False)
+        losses.append(step(model, opt, *args)[2])
+    assert len(traces.list) == 1
+    np.testing.assert_allclose(losses[1], 2 * losses[0], rtol=1e-6)
+
+
+def test_a_partial_loss_names_its_batch_arguments():
+    def loss_fn(scale, model, x, y):
+        return scale * mean_square(model, x, y)
+
+    model = make_model()
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+    loss_fn = functools.partial(loss_fn, jnp.float32(2.0))
+    step = sl.train_step(loss_fn, microbatches=2, batch_args=("x", "y"), donate=False)
+    np.testing.assert_allclose(step(model, opt, x, y)[2], loss_fn(model, x, y), rtol=1e-6)
+
+
+def test_another_value_fn_of_the_same_structure_does_not_compile_again():
+    traces = Traces()
+
+    def value_fn(scale, model):
+        traces.list.append(scale)
+        return scale * jnp.sum(model**2)
+
+    model = jnp.ones(2)
+    opt = sl.Optimizer(sl.sgd(1.0) | sl.ScaleByBacktrackingLinesearch(3), model)
+    counts = []
+    for scale in (1.0, 2.0):
+        opt.step(
+            model,
+            2 * model,
+            value=1.0,
+            grad=2 * model,
+            value_fn=functools.partial(value_fn, jnp.float32(scale)),
+        )
+        counts.append(len(traces.list))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("has_aux", [True, False])
+def test_called_without_a_loss_it_returns_a_decorator(has_aux):
+    @sl.train_step(has_aux=has_aux, donate=False)
+    def step(model, x, y):
+        loss = mean_square(model, x, y)
+        return (loss, x) if has_aux else loss
+
+    model = make_model()
+    _, _, returned = step(model, sl.Optimizer(tx, model), x, y)
+    loss = returned[0] if has_aux else returned
+    np.testing.assert_allclose(loss, mean_square(model, x, y), rtol=1e-6)
+
+
 def test_steps_of_a_dead_loss_are_forgotten():
     gc.collect()
     before = len(_programs)
@@ -152,12 +255,61 @@ def test_the_call_returns_before_the_work_is_done():
 def test_a_donated_model_is_refused_by_name():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
-    step = sl.train_step(loss_fn)
+    step = sl.train_step(loss_fn, donate="all")
     new, new_opt, _ = step(model, opt, x, y)
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.weight.*\n.*\n.*\n.*donate=False"):
+    with pytest.raises(ValueError, match=r'model\.layers\.0\.weight.*\n.*\n.*\n.*donate="opt"'):
         step(model, new_opt, x, y)
     with pytest.raises(ValueError, match=r"was donated"):
         step(new, opt, x, y)
+
+
+def test_by_default_the_model_is_kept_and_the_optimizer_is_donated():
+    model = best = make_model()
+    before = jax.tree.map(jnp.copy, eqx.filter(model, eqx.is_array))
+    opt = sl.Optimizer(tx, model)
+    step = sl.train_step(make_loss())
+    model, new_opt, _ = step(model, opt, x, y)
+    model, new_opt, _ = step(model, new_opt, x, y)
+    assert eqx.tree_equal(eqx.filter(best, eqx.is_array), before)
+    assert all(leaf.is_deleted() for leaf in opt.arrays[opt.binding.rules :])
+    with pytest.raises(ValueError, match=r"opt\.leaves.*\n.*\n.*\n.*donate=False"):
+        step(best, opt, x, y)
+    step(best, new_opt, x, y)  # `best` goes on being a model like any other
+    step(model, sl.Optimizer(tx, model), x, y)
+
+
+@pytest.mark.parametrize("donate", ["opt", "all", False])
+def test_donation_does_not_change_the_numbers(donate):
+    def run(donate):
+        model = make_model()
+        opt = sl.Optimizer((sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-2)).every_k(2), model)
+        step = sl.train_step(mean_square, donate=donate)
+        for _ in range(4):
+            model, opt, loss = step(model, opt, x, y)
+        return eqx.filter((model, opt, loss), eqx.is_array)
+
+    assert eqx.tree_equal(run(donate), run(False))
+
+
+@pytest.mark.parametrize("donate", ["opt", "all"])
+def test_donated_memory_is_written_in_place(donate):
+    model = {f"layer{i}": jnp.full((256, 256), 0.01) for i in range(4)}
+    opt = sl.Optimizer(sl.adamw(1e-3), model)
+
+    def loss_fn(model, x):
+        for w in model.values():
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    step = sl.train_step(loss_fn, donate=donate)
+    program = step.lower(model, opt, jnp.ones((2, 256))).compile()
+    size = sum(w.nbytes for w in model.values())
+    state = sum(leaf.nbytes for leaf in opt.arrays[opt.binding.rules :])
+    donated = state + size * (donate == "all")
+    assert 0.99 * donated <= program.memory_analysis().alias_size_in_bytes <= 1.01 * donated
+    if donate == "opt":
+        # Moments have the shapes of parameters: new parameters must not take their buffers.
+        assert "f32[256,256]{1,0} copy(" not in program.as_text()
 
 
 def test_without_donation_everything_can_be_used_again():
@@ -172,13 +324,15 @@ def test_what_is_not_trained_is_not_donated():
     model = {"w": jnp.ones(2), "frozen": jnp.ones(3), "key": jax.random.key(0), "n": jnp.array(3)}
     batch = jnp.ones(2)
     opt = sl.Optimizer(sl.adam(1e-2), model, trainable=sl.where.path("w"))
-    step = sl.train_step(lambda model, batch: jnp.sum(model["w"] * batch) + model["frozen"].sum())
+    step = sl.train_step(
+        lambda model, batch: jnp.sum(model["w"] * batch) + model["frozen"].sum(), donate="all"
+    )
     new, new_opt, _ = step(model, opt, batch)
     assert model["w"].is_deleted()
-    for kept in (model["frozen"], model["n"], batch, opt.leaves[0]):
+    for kept in (model["frozen"], model["n"], batch, opt.arrays[0]):
         assert not kept.is_deleted()
     assert new["frozen"] is model["frozen"]
-    assert new_opt.leaves[0] is opt.leaves[0]
+    assert new_opt.arrays[0] is opt.arrays[0]
 
 
 def test_a_buffer_at_two_places_is_copied_not_donated_twice():
@@ -233,11 +387,11 @@ def test_a_runtime_check_in_one_loss_argument_makes_no_other_program_wait():
     step = sl.train_step(loss_fn, donate=False)
     for checked in (True, False):
         step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
-    assert [plan.waits for plan in step._program._plans.values()] == [True, False]
+    assert [plan.has_runtime_checks for plan in step._program._plans.values()] == [True, False]
 
 
 def test_programs_that_pile_up_are_forgotten(monkeypatch):
-    monkeypatch.setattr(_jit, "MOST_PLANS", 2)
+    monkeypatch.setattr(program, "MOST_PLANS", 2)
     step, model = sl.train_step(lambda model, name: jnp.sum(model), donate=False), jnp.ones(2)
     for name in "abc":
         step(model, sl.Optimizer(sl.sgd(0.1), model), name)
@@ -400,8 +554,8 @@ def test_along_explicit_and_other_axes_nothing_moves():
     model = {"w": jax.device_put(x, NamedSharding(mixed, PartitionSpec("data", "model")))}
     opt = sl.Optimizer(tx, model)
     stepped, after = opt.step(model, model)
-    assert [a.sharding for a in (stepped["w"], *after.leaves)] == [
-        a.sharding for a in (model["w"], *opt.leaves)
+    assert [a.sharding for a in (stepped["w"], *after.arrays)] == [
+        a.sharding for a in (model["w"], *opt.arrays)
     ]
 
 
@@ -431,4 +585,4 @@ def test_a_model_on_another_device_takes_its_optimizer_along():
     model = {"w": jax.device_put(np.ones(2, np.float32), device)}
     opt = sl.Optimizer(tx, model)
     model, opt = opt.step(model, model)
-    assert {d for leaf in opt.leaves for d in leaf.devices()} == {device}
+    assert {d for leaf in opt.arrays for d in leaf.devices()} == {device}

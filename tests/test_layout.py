@@ -216,9 +216,9 @@ def test_a_layer_that_is_not_known_says_so_where_its_layout_counts():
     with pytest.warns(UserWarning) as warned:  # noqa: PT030  the whole text is compared
         sl.Optimizer(sl.AdaptiveGradClip(0.1) | sl.sgd(0.1), params)
     assert [str(w.message) for w in warned] == [
-        "AdaptiveGradClip does not know how Mine stores 'net.weight', and takes it as Optax "
-        "would: the numbers of one unit lie along axis 0. Equinox's own layers store out × in. "
-        "To choose, and to silence this: "
+        "AdaptiveGradClip does not know how Mine stores 'net.weight', and assumes, as Optax "
+        "does, that the numbers of one unit lie along axis 0. Equinox's own layers store out × in. "
+        "To choose the axes and silence this warning: "
         "`sl.AdaptiveGradClip(..., axis=...).mask(sl.where.type(Mine))`."
     ]
 
@@ -226,18 +226,18 @@ def test_a_layer_that_is_not_known_says_so_where_its_layout_counts():
 ERRORS = {
     "too many axes": (
         lambda: sl.UnitwiseClip(0.1).init({"w": jnp.ones((2,) * 6)}),
-        "UnitwiseClip knows no units of an array with 6 axes, which 'w' has: pass the axes along "
-        "which the numbers of one unit lie, for it alone: "
+        "UnitwiseClip does not know the units of 'w', which has 6 axes. Pass the axes along which "
+        "the numbers of one unit lie, for this array only: "
         "`sl.UnitwiseClip(..., axis=...).mask(sl.where.path('w'))`.",
     ),
     "no such axis": (
         lambda: sl.Optimizer(sl.AdaptiveGradClip(0.1, axis=1), {"b": jnp.ones(2)}),
-        "AdaptiveGradClip was given axis=1, which 'b' with ndim=1 does not have. Give it to the "
-        "parameters that do only, for example with `.mask(sl.where.ndim(min=2))`.",
+        "AdaptiveGradClip has axis=1, but 'b' has ndim=1. Apply it only to parameters that have "
+        "this axis, for example with `.mask(sl.where.ndim(min=2))`.",
     ),
     "one axis for two": (
         lambda: sl.ScaleByFactoredRms(axis=(1, 1)),
-        "ScaleByFactoredRms.axis must be two axes, got (1, 1).",
+        "ScaleByFactoredRms.axis must be two different axes, got (1, 1).",
     ),
 }
 

@@ -456,7 +456,7 @@ def test_complex_parameters_are_pairs_of_real_ones(tx, x64):
     for _ in range(8):
         z, opt, _ = step(z, opt)
         path.append(z)
-        assert opt.leaves is not None
+        assert opt.arrays is not None
     pair, real, _ = run(of_pair, (start.real, start.imag), tx, 8)
     np.testing.assert_allclose(jnp.stack(path), jax.lax.complex(*pair), rtol=1e-9)
     assert opt.metrics["num_linesearch_steps"] == real.metrics["num_linesearch_steps"]

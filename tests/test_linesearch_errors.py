@@ -74,7 +74,7 @@ def no_params():
 
 @refused(
     ValueError,
-    "The `value_fn` that ScaleByZoomLinesearch was given must return a scalar, got an array of "
+    "The `value_fn` passed to ScaleByZoomLinesearch must return a scalar, got an array of "
     "shape (3,). Average it over the batch, for example with `jnp.mean`.",
 )
 def a_loss_for_each_example():
@@ -83,7 +83,7 @@ def a_loss_for_each_example():
 
 @refused(
     ValueError,
-    "The `value_fn` that ScaleByBacktrackingLinesearch was given must return a scalar, got an "
+    "The `value_fn` passed to ScaleByBacktrackingLinesearch must return a scalar, got an "
     "array of shape (1,). Average it over the batch, for example with `jnp.mean`.",
 )
 def a_loss_in_a_vector():
@@ -92,7 +92,7 @@ def a_loss_in_a_vector():
 
 @refused(
     TypeError,
-    "The `value_fn` that ScaleByZoomLinesearch was given must return a real scalar, got None of "
+    "The `value_fn` passed to ScaleByZoomLinesearch must return a real scalar, got None of "
     "type NoneType.",
 )
 def a_loss_that_returns_nothing():
@@ -101,7 +101,7 @@ def a_loss_that_returns_nothing():
 
 @refused(
     TypeError,
-    "The `value_fn` that ScaleByZoomLinesearch was given must return a real floating number, got "
+    "The `value_fn` passed to ScaleByZoomLinesearch must return a real floating-point number, got "
     "dtype complex64.",
 )
 def a_complex_loss():
@@ -184,17 +184,17 @@ def no_memory():
 
 @refused(
     ValueError,
-    "With `reuse_linesearch=True` the loss is not computed at the model that is passed, so there is nothing "
-    "to return beside it: drop `has_aux`.",
+    "With `reuse_linesearch=True` the loss is not evaluated at the model that is passed, so it "
+    "returns nothing else. Leave out `has_aux`.",
 )
-def reuse_with_something_beside():
+def reuse_with_aux():
     sl.train_step(loss_fn, reuse_linesearch=True, has_aux=True)
 
 
 NONE_KEPT = (
-    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such as "
-    "`sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`; here "
-    "it ends with {}, which keeps none."
+    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such "
+    "as `sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`. This "
+    "chain ends with {}, which keeps no gradient."
 )
 
 

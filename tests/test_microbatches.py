@@ -37,7 +37,7 @@ def test_equal_to_the_whole_batch(number):
     parts, by_parts, mean = stepped(mean_square, X, Y, microbatches=number)
     assert distance(parts, whole) <= 1e-6
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
-    assert distance(by_parts.leaves, opt.leaves) <= 1e-6
+    assert distance(by_parts.arrays, opt.arrays) <= 1e-6
 
 
 def test_equal_to_the_whole_batch_in_double_precision(x64):
@@ -103,13 +103,26 @@ class SeeWeight(sl.AbstractTransform):
 
 def test_unequal_weights_equal_the_whole_batch():
     tx = SeeWeight() | TX
-    whole, opt, (loss, weight) = stepped(weighted, X, Y, MASK, tx=tx, has_aux="weight")
-    options = {"has_aux": "weight", "microbatches": 3}
+    whole, opt, (loss, weight) = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True)
+    options = {"has_weight": True, "microbatches": 3}
     parts, by_parts, (mean, total) = stepped(weighted, X, Y, MASK, tx=tx, **options)
     assert distance(parts, whole) <= 1e-6
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
     assert float(weight) == float(total) == 5.0
     assert float(opt.state_of(SeeWeight).seen) == float(by_parts.state_of(SeeWeight).seen) == 5.0
+
+
+def test_weight_and_aux_are_returned_in_the_order_of_the_loss():
+    def loss_fn(model, x, y, mask):
+        return *weighted(model, x, y, mask), x
+
+    _, _, (loss, weight, aux) = stepped(loss_fn, X, Y, MASK, has_weight=True, has_aux=True)
+    options = {"has_weight": True, "has_aux": True, "microbatches": 3}
+    _, opt, (mean, total, stacked) = stepped(loss_fn, X, Y, MASK, tx=SeeWeight() | TX, **options)
+    np.testing.assert_allclose(mean, loss, rtol=1e-6)
+    assert float(weight) == float(total) == float(opt.state_of(SeeWeight).seen) == 5.0
+    np.testing.assert_array_equal(aux, X)
+    np.testing.assert_array_equal(stacked, np.stack([X[i::3] for i in range(3)]))
 
 
 def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
@@ -120,9 +133,9 @@ def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
 
     part = jnp.arange(12) % 3 == 1
     mask = jnp.where(part, 0.0, 1.0)
-    exact, _, (loss, _) = stepped(loss_fn, X[~part], Y[~part], mask[~part], has_aux="weight")
+    exact, _, (loss, _) = stepped(loss_fn, X[~part], Y[~part], mask[~part], has_weight=True)
     x = jnp.where(part[:, None], jnp.nan, X)
-    options = {"has_aux": "weight", "microbatches": 3}
+    options = {"has_weight": True, "microbatches": 3}
     parts, _, (mean, weight) = stepped(loss_fn, x, Y, mask, **options)
     assert float(weight) == 8.0
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
@@ -131,8 +144,8 @@ def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
 
 def test_mini_batches_of_unequal_weight_equal_the_whole_batch_under_every_k():
     # Microbatches inside, mini-batches outside: weights are counted through both.
-    exact, _, _ = stepped(weighted, X, Y, MASK, has_aux="weight")
-    step = sl.train_step(weighted, has_aux="weight", microbatches=2, donate=False)
+    exact, _, _ = stepped(weighted, X, Y, MASK, has_weight=True)
+    step = sl.train_step(weighted, has_weight=True, microbatches=2, donate=False)
     model, opt = MODEL, sl.Optimizer(TX.every_k(3), MODEL)
     for i in range(3):
         rows = slice(4 * i, 4 * i + 4)
@@ -194,8 +207,8 @@ class LookAround(sl.AbstractTransform):
 
 def test_value_fn_is_the_mean_over_microbatches_too():
     tx = LookAround() | sl.sgd(0.1)
-    whole, _, _ = stepped(weighted, X, Y, MASK, tx=tx, has_aux="weight")
-    parts, _, _ = stepped(weighted, X, Y, MASK, tx=tx, has_aux="weight", microbatches=3)
+    whole, _, _ = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True)
+    parts, _, _ = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True, microbatches=3)
     assert distance(parts, whole) <= 1e-6
 
 
@@ -231,10 +244,70 @@ def test_scratch_is_one_accumulator_and_the_gradient_of_a_part():
     opt = sl.Optimizer(sl.adamw(1e-3), model)
 
     def scratch(**options):
-        program = sl.train_step(loss_fn, **options).lower(model, opt, x).compile()
+        program = sl.train_step(loss_fn, donate="all", **options).lower(model, opt, x).compile()
         return program.memory_analysis().temp_size_in_bytes
 
     assert scratch(microbatches=8) <= 2.1 * size
+
+
+# --- random numbers ---------------------------------------------------------------------------
+
+
+def noisy(model, x, y, key, scale=1.0):
+    """A loss with dropout of the inputs, which also returns what was dropped."""
+    keep = jax.random.bernoulli(key, 0.5, x.shape)
+    return scale * mean_square(model, jnp.where(keep, x, 0), y), keep
+
+
+def test_each_microbatch_draws_from_a_key_of_its_own():
+    key = jax.random.key(7)
+    options = {"has_aux": True, "microbatches": 3}
+    parts, _, (loss, keep) = stepped(noisy, X, Y, key, **options)
+    by_hand = [jax.random.bernoulli(k, 0.5, (4, 2)) for k in jax.random.split(key, 3)]
+    np.testing.assert_array_equal(keep, by_hand)
+
+    # The step is that of the whole batch with the same masks: part i holds i, i + 3, i + 6, i + 9.
+    mask = jnp.swapaxes(jnp.stack(by_hand), 0, 1).reshape(12, 2)
+    whole, _, exact = stepped(mean_square, jnp.where(mask, X, 0), Y)
+    assert distance(parts, whole) <= 1e-6
+    np.testing.assert_allclose(loss, exact, rtol=1e-6)
+
+    named, _, _ = stepped(noisy, X, Y, key, batch_args=("x", "y", "key"), **options)
+    unnamed, _, _ = stepped(noisy, X, Y, key, batch_args=("x", "y"), **options)
+    assert distance(named, parts) == distance(unnamed, parts) == 0
+
+
+def test_an_array_of_keys_is_divided_like_any_array():
+    keys = jax.random.split(jax.random.key(7), 12)
+
+    def loss_fn(model, x, y, keys):
+        keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (2,)))(keys)
+        return mean_square(model, jnp.where(keep, x, 0), y)
+
+    whole, _, loss = stepped(loss_fn, X, Y, keys)
+    parts, _, mean = stepped(loss_fn, X, Y, keys, microbatches=3)
+    assert distance(parts, whole) <= 1e-6
+    np.testing.assert_allclose(mean, loss, rtol=1e-6)
+
+
+def test_value_fn_draws_the_masks_of_the_gradient():
+    def loss_fn(model, x, y, key):
+        return noisy(model, x, y, key)[0]
+
+    _, opt, loss = stepped(loss_fn, X, Y, jax.random.key(1), tx=SeeValue() | TX, microbatches=3)
+    np.testing.assert_allclose(opt.state_of(SeeValue).seen, loss, rtol=1e-6)
+
+
+class SeeValue(sl.AbstractTransform):
+    """Passes updates on, and notes the loss as `value_fn` evaluates it."""
+
+    needs = ("params", "value_fn")
+
+    def init(self, params):
+        return Weight(jnp.zeros(()))
+
+    def update(self, updates, state, params=None, context=None):
+        return updates, Weight(context.value_fn(params))
 
 
 # --- what the transforms are told -----------------------------------------------------------
@@ -261,6 +334,65 @@ def test_context_reaches_the_transforms(number):
     new, opt, _ = stepped(mean_square, X, Y, tx=tx, context=known, microbatches=number)
     assert distance(new, params_of(exact)) <= 1e-6
     assert float(opt.state_of(SeeWeight).seen) == 2.0
+
+
+# --- between gradient and update ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_transformed_gradients_are_all_that_the_optimizer_sees(number):
+    class SeeGradient(sl.AbstractTransform):
+        needs = ("grad",)
+
+        def init(self, params):
+            return None
+
+        def update(self, updates, state, params=None, context=None):
+            return jax.tree.map(lambda u, g: u + g, updates, context.grad), state
+
+    def clear_biases(grads):
+        return eqx.tree_at(lambda m: m.layers[0].bias, grads, replace_fn=jnp.zeros_like)
+
+    tx = SeeGradient() | sl.sgd(0.1)
+    grads = clear_biases(eqx.filter_grad(mean_square)(MODEL, X, Y))
+    exact, _ = sl.Optimizer(tx, MODEL).step(MODEL, grads, grad=grads)
+    options = {"transform_grads": clear_biases, "microbatches": number}
+    new, _, _ = stepped(mean_square, X, Y, tx=tx, **options)
+    assert distance(new, params_of(exact)) <= 1e-6
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_gradients_are_averaged_over_devices_under_shard_map(check_vma):
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    params, static = eqx.partition(MODEL, eqx.is_array)
+
+    def loss_fn(model, x, y):
+        return jax.lax.pmean(mean_square(model, x, y), "data")
+
+    def average(grads):
+        return jax.lax.pmean(grads, "data")
+
+    step = sl.train_step(loss_fn, transform_grads=average)
+
+    def on_each_device(params, opt, x, y):
+        model, opt, loss = step(eqx.combine(params, static), opt, x, y)
+        return params_of(model), opt, loss
+
+    whole, split = PartitionSpec(), PartitionSpec("data")
+    on_all = jax.jit(
+        jax.shard_map(
+            on_each_device,
+            mesh=mesh,
+            in_specs=(whole, whole, split, split),
+            out_specs=whole,
+            check_vma=check_vma,
+        )
+    )
+    new, opt, loss = on_all(params, sl.Optimizer(TX, MODEL), X, Y)
+    exact, by_one, mean = stepped(mean_square, X, Y)
+    assert distance(new, exact) <= 1e-6
+    assert distance(opt.arrays, by_one.leaves) <= 1e-6
+    np.testing.assert_allclose(loss, mean, rtol=1e-6)
 
 
 def test_other_values_of_the_context_do_not_compile_again():
@@ -308,21 +440,21 @@ REFUSED = {
     "uneven parts": (
         lambda: run(X, Y, microbatches=5),
         ValueError,
-        "The batch has 12 examples, of which 5 microbatches cannot be made of equal size. Pass a "
-        "multiple of 5, or pad the batch and let the loss return a weighted mean and its weight, "
-        'with `has_aux="weight"`.',
+        "The batch has 12 examples, which cannot be divided into 5 microbatches of equal size. "
+        "Pass a multiple of 5, or pad the batch and let the loss return a weighted mean and its "
+        "weight, with `has_weight=True`.",
     ),
     "no leading axis": (
         lambda: run(X, Y, jnp.float32(2.0), microbatches=3),
         ValueError,
-        "The argument 'scale' has no leading axis, so it cannot be cut into microbatches."
+        "The argument 'scale' has no leading axis, so it cannot be divided into microbatches."
         + NAME_THEM,
     ),
     "other lengths": (
         lambda: run(X, Y[:6], microbatches=3),
         ValueError,
-        "The leading axis of the argument 'y' has 6 entries and that of 'x' has 12, so they are "
-        "not cut into the same microbatches." + NAME_THEM,
+        "The leading axis of the argument 'y' has 6 entries and that of 'x' has 12, so they "
+        "cannot be divided into the same microbatches." + NAME_THEM,
     ),
     "unknown name": (
         lambda: run(X, Y, microbatches=3, batch_args=("x", "z")),
@@ -339,41 +471,47 @@ REFUSED = {
     "nothing to cut": (
         lambda: run(X, Y, 2.0, microbatches=3, batch_args="scale"),
         TypeError,
-        "The argument 'scale' holds no array, so it cannot be cut into microbatches. Leave it out "
-        "of `batch_args`.",
+        "The argument 'scale' holds no array, so it cannot be divided into microbatches. Leave it "
+        "out of `batch_args`.",
+    ),
+    "nothing to divide": (
+        lambda: run(X, Y, batch_args=("x", "y")),
+        ValueError,
+        "`batch_args` names the arguments that are divided into microbatches or examples, but this "
+        "step divides nothing. Pass `microbatches=` too, or leave out `batch_args`.",
     ),
     "no batch": (
         lambda: stepped(lambda model: jnp.sum(model.layers[0].weight), microbatches=3),
         TypeError,
-        "There is no array among the arguments after `opt` that could be cut into microbatches. "
-        "Pass the batch to the step: `step(model, opt, x, y)`.",
+        "There is no array among the arguments after `opt` that could be divided into "
+        "microbatches. Pass the batch to the step: `step(model, opt, x, y)`.",
     ),
     "no pair": (
-        lambda: returning(lambda loss, x: loss, has_aux="weight"),
+        lambda: returning(lambda loss, x: loss, has_weight=True),
         TypeError,
-        "With `has_aux='weight'` the loss must return a pair (loss, weight), got an array of shape "
+        "With `has_weight=True` the loss must return a pair (loss, weight), got an array of shape "
         "().",
     ),
     "a weight for each": (
-        lambda: returning(lambda loss, x: (loss, x[:, 0]), has_aux="weight"),
+        lambda: returning(lambda loss, x: (loss, x[:, 0]), has_weight=True),
         ValueError,
         "The weight that the loss returns must be a real scalar, got an array of shape (12,) and "
         "dtype float32.",
     ),
     "no weight": (
-        lambda: returning(lambda loss, x: (loss, None), has_aux="weight"),
+        lambda: returning(lambda loss, x: (loss, None), has_weight=True),
         TypeError,
         "The weight that the loss returns must be a scalar, got a NoneType.",
     ),
     "its own value": (
         lambda: run(X, Y, context={"value": 1.0}),
         TypeError,
-        "The training step passes 'value' itself: leave it out of `context`.",
+        "The training step passes 'value' itself. Leave it out of `context`.",
     ),
     "its own weight": (
-        lambda: returning(lambda loss, x: (loss, 1), has_aux="weight", context={"weight": 1.0}),
+        lambda: returning(lambda loss, x: (loss, 1), has_weight=True, context={"weight": 1.0}),
         TypeError,
-        "The training step passes 'weight' itself: leave it out of `context`.",
+        "The training step passes 'weight' itself. Leave it out of `context`.",
     ),
     "undeclared": (
         lambda: run(X, Y, context={"temperature": 1.0}),
@@ -393,7 +531,7 @@ def test_what_cannot_be_done_is_refused(name):
 
 
 def test_a_step_prints_as_the_code_that_makes_it():
-    step = sl.train_step(mean_square, has_aux="weight", microbatches=4, batch_args="x")
-    shown = "sl.train_step(mean_square, has_aux='weight', microbatches=4, batch_args=('x',))"
+    step = sl.train_step(mean_square, has_weight=True, microbatches=4, batch_args="x")
+    shown = "sl.train_step(mean_square, has_weight=True, microbatches=4, batch_args=('x',))"
     assert repr(step) == shown
     assert repr(sl.train_step(mean_square)) == "sl.train_step(mean_square)"

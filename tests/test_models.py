@@ -471,7 +471,7 @@ def test_half_precision_models_keep_their_dtype(rule, dtype):
         model, after = opt.step(model, grads)
         assert {leaf.dtype for leaf in jax.tree.leaves(params_of(model))} == {np.dtype(dtype)}
         assert jax.tree.structure(after) == jax.tree.structure(opt)
-        assert [x.dtype for x in after.leaves] == [x.dtype for x in opt.leaves]
+        assert [x.dtype for x in after.arrays] == [x.dtype for x in opt.arrays]
         opt = after
     for leaf in jax.tree.leaves(params_of(model)):
         assert jnp.isfinite(leaf).all()
@@ -514,7 +514,7 @@ def test_a_weakly_typed_leaf_is_made_strong_with_one_compile():
         model, opt, _ = step(model, opt)
         assert not model["w"].weak_type
     assert len(traces) == 1
-    assert not any(leaf.weak_type for leaf in opt.leaves)
+    assert not any(leaf.weak_type for leaf in opt.arrays)
 
 
 def test_numpy_leaves_are_trained():

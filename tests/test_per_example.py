@@ -335,10 +335,28 @@ def test_microbatches_gather_what_the_whole_batch_gives(name):
     whole, opt, loss, _ = run()
     parts, by_parts, mean, aux = run(microbatches=3)
     assert distance(parts, whole) <= 1e-6
-    assert distance(by_parts.leaves, opt.leaves) <= 1e-6  # the counts, and the key
+    assert distance(by_parts.arrays, opt.arrays) <= 1e-6  # the counts, and the key
     assert any(int(n) > 0 for n in by_parts.metrics.values())
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
     np.testing.assert_array_equal(aux[:, :, 0], np.stack([X[i::3] for i in range(3)]))
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_each_example_draws_from_a_key_of_its_own(number):
+    key = jax.random.key(5)
+
+    def dropped(model, x, y, key):
+        keep = jax.random.bernoulli(key, 0.5, x.shape)
+        return mean_square(model, jnp.where(keep, x, 0), y)
+
+    # The clip of example n sees the mask that was drawn from key n, in microbatches too.
+    keep = jax.vmap(lambda k: jax.random.bernoulli(k, 0.5, (1, 2))[0])(jax.random.split(key, 6))
+    step = sl.train_step(mean_square, donate=False)
+    exact, _, mean = step(MODEL, sl.Optimizer(CLIP, MODEL), jnp.where(keep, X, 0), Y)
+    step = sl.train_step(dropped, donate=False, microbatches=number)
+    new, _, loss = step(MODEL, sl.Optimizer(CLIP, MODEL), X, Y, key)
+    np.testing.assert_allclose(loss, mean, rtol=1e-6)
+    assert distance(params_of(new), params_of(exact)) <= 1e-6
 
 
 def test_microbatches_need_the_scratch_of_a_part():
@@ -351,7 +369,7 @@ def test_microbatches_need_the_scratch_of_a_part():
         return jnp.mean(x**2)
 
     opt = sl.Optimizer(CLIP, model)
-    step = sl.train_step(deep, microbatches=8)
+    step = sl.train_step(deep, microbatches=8, donate="all")
     program = step.lower(model, opt, jnp.ones((32, 128))).compile()
     # The gradients of 4 examples, their sum and the accumulator; 32 at once without it.
     assert program.memory_analysis().temp_size_in_bytes <= 7 * size
@@ -439,15 +457,20 @@ REFUSED = {
     ),
     "uneven microbatches": (
         lambda: sl.train_step(mean_square, microbatches=4)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
-        "The batch has 6 examples, of which 4 microbatches cannot be made of equal size. Pass a "
-        "multiple of 4.",
+        "The batch has 6 examples, which cannot be divided into 4 microbatches of equal size. Pass "
+        "a multiple of 4.",
     ),
     "weights": (
-        lambda: sl.train_step(mean_square, has_aux="weight")(
+        lambda: sl.train_step(mean_square, has_weight=True)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
+        "The first link takes the gradient of each example, and counts all examples equally. Leave "
+        "out `has_weight`.",
+    ),
+    "transformed gradients": (
+        lambda: sl.train_step(mean_square, transform_grads=lambda g: g)(
             MODEL, sl.Optimizer(CLIP, MODEL), X, Y
         ),
-        "The first link takes a gradient for each example and counts all alike: there is no "
-        'weight to be told of. Leave out `has_aux="weight"`.',
+        "The first link takes the gradient of each example, so there is no single gradient to "
+        "transform. Leave out `transform_grads`.",
     ),
     "a key": (
         lambda: sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=-1),

@@ -7,7 +7,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, mlp, params_of, slow_except
-from slalom._optimizer.state import slots
+from slalom._core.slots import slots
 from slalom._paths import leaf_paths
 from table import EVERYTHING
 
@@ -37,7 +37,7 @@ def worn_out(x):
 def test_reset_makes_what_belongs_to_parameters_anew_and_keeps_the_rest(tx):
     opt = sl.Optimizer(tx, MODEL)
     places = slots(opt.transform, opt.state, leaf_paths(MODEL))
-    worn_leaves = [worn_out(x) if i >= opt.binding.rules else x for i, x in enumerate(opt.leaves)]
+    worn_leaves = [worn_out(x) if i >= opt.binding.rules else x for i, x in enumerate(opt.arrays)]
     worn = jax.tree.structure(opt).unflatten(worn_leaves)
     reset = worn.reset(MODEL)
     for slot, before, fresh, after in zip(
@@ -165,7 +165,7 @@ def test_rebinding_to_the_same_changes_nothing(tx):
     model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 3)
     again, report = opt.rebind(model)
     assert again.binding == opt.binding
-    assert_same_bits(again.leaves, opt.leaves)
+    assert_same_bits(again.arrays, opt.arrays)
     assert report.new == report.reshaped == report.dropped == ()
 
 

@@ -600,7 +600,7 @@ def test_jumps_at_other_steps_do_not_trace_again():
     opt = sl.Optimizer(sl.sgd(S.piecewise_constant(1.0, {1: 0.5, 4: 0.5})), jnp.ones(()))
     other = opt.with_hyperparams(learning_rate=S.piecewise_constant(1.0, {2: 0.1, 3: 0.1}))
     assert jax.tree.structure(opt) == jax.tree.structure(other)
-    assert [x.dtype for x in opt.leaves] == [x.dtype for x in other.leaves]
+    assert [x.dtype for x in opt.arrays] == [x.dtype for x in other.arrays]
 
 
 def test_changed_numbers_are_used():

@@ -153,7 +153,7 @@ def test_some_parameters_start_anew_with_both_halves():
     assert jnp.all(jnp.isfinite(stepped["w"]))
     again, report = opt.rebind(params)
     assert report.new == ()
-    for a, b in zip(again.leaves, opt.leaves, strict=True):
+    for a, b in zip(again.arrays, opt.arrays, strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -153,7 +153,7 @@ def assert_added_is_stepped(params, updated, stepped):
         jax.tree.leaves(sl.apply_updates(params, updates)), jax.tree.leaves(after), strict=True
     ):
         np.testing.assert_allclose(added, p, rtol=1e-6)
-    for a, b in zip(by_update.leaves, by_step.leaves, strict=True):
+    for a, b in zip(by_update.arrays, by_step.arrays, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
@@ -210,7 +210,7 @@ def test_copied_and_pickled_optimizers_are_the_same(row):
     for again in copies:
         assert again.binding == opt.binding
         assert hash(again.binding) == hash(opt.binding)
-        assert eqx.tree_equal(again.leaves, opt.leaves)
+        assert eqx.tree_equal(again.arrays, opt.arrays)
 
 
 def test_shapes_alone_are_enough_to_plan(row):
@@ -277,7 +277,7 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
     grads = make_grads(params)
     opt = sl.Optimizer(tx, params)
-    assert all(leaf.sharding == everywhere for leaf in opt.leaves)
+    assert all(leaf.sharding == everywhere for leaf in opt.arrays)
     assert kind_of(opt.step(params, grads, **known(params, grads))) == kind_of((params, opt))
 
 

@@ -12,14 +12,7 @@ from jaxtyping import PyTree
 
 def dotted(key_path: Sequence[Any]) -> str:
     """A JAX key path as a dotted path: field names, dict keys and indices joined by dots."""
-    return ".".join(_segment(key) for key in key_path)
-
-
-def _segment(key: Any) -> str:
-    for attribute in ("name", "key", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+    return jax.tree_util.keystr(tuple(key_path), simple=True, separator=".")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +20,9 @@ class HalfKey:
     """The key of the real or imaginary part of a complex leaf that was split into both."""
 
     name: str
+
+    def __str__(self) -> str:
+        return self.name  # what `dotted` shows
 
 
 def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:

@@ -24,11 +24,11 @@ ELSEWHERE = {
 def absent(module: str) -> Callable[[str], NoReturn]:
     """A `__getattr__` for a module: it raises an error that suggests a name."""
 
-    def refuse(name: str) -> NoReturn:
+    def raise_error(name: str) -> NoReturn:
         advice = "" if name.startswith("_") else _advice(name)
         raise AttributeError(f"module '{module}' has no attribute '{name}'.{advice}", name=name)
 
-    return refuse
+    return raise_error
 
 
 def no_attribute(optimizer: type, name: str) -> AttributeError:

@@ -7,8 +7,8 @@ import slalom as sl
 from ._table import NOT_BROADCAST, mlp, params, refused
 
 PARAMETERS_ARE = (
-    "; parameters and gradients are trees of floating or complex arrays. Bind the whole model with "
-    "`sl.Optimizer(tx, model)`, which steps over everything else, or pass "
+    "; parameters and gradients must be trees of floating or complex arrays. Create the optimizer "
+    "with the whole model, `sl.Optimizer(tx, model)`, which skips everything else, or pass "
     "`eqx.filter(model, eqx.is_inexact_array)`."
 )
 
@@ -35,8 +35,8 @@ def init_with_integers():
 
 @refused(
     ValueError,
-    "The updates have another structure than the state or the parameters that meet them: 'w' is in "
-    "what meets them but not in the updates. Pass gradients, state and parameters of one "
+    "The updates differ in structure from the state or parameters: 'w' is in the state or "
+    "parameters but not in the updates. Pass gradients, state and parameters of the same "
     "model.",
     unchecked=True,
 )
@@ -47,8 +47,8 @@ def update_without_a_leaf():
 
 @refused(
     ValueError,
-    "The update at 'b' has shape (), but the state or parameter that meets it there has shape "
-    "(2,). " + NOT_BROADCAST,
+    "The update at 'b' has shape (), but the state or parameter there has shape (2,). "
+    + NOT_BROADCAST,
     unchecked=True,
 )
 def update_of_another_shape():

@@ -29,7 +29,7 @@ def an_unknown_dtype():
 
 @refused(
     TypeError,
-    "What is read here cannot be written: an optimizer is immutable. For hyperparameters write "
+    "This mapping is read-only, since an optimizer is immutable. To change hyperparameters, write "
     "`opt = opt.with_hyperparams(learning_rate=1e-4)`.",
 )
 def a_hyperparameter_assigned():

@@ -10,17 +10,17 @@ import slalom as sl
 from ._table import bound, params, refused
 
 HAS_AUX = (
-    " To return something beside the loss, write `sl.train_step(loss_fn, has_aux=True)` and return "
-    "a pair (loss, aux)."
+    " To return more than the loss, write `sl.train_step(loss_fn, has_aux=True)` and return a pair "
+    "(loss, aux)."
 )
 PAIR = "With `has_aux=True` the loss must return a pair (loss, aux), got "
 NO_OPTIMIZER = "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, got "
-DONATED = """This model or optimizer was donated: an earlier call of the training step took its \
-buffers for its own result, so it can no longer be read (model.b, model.w<…>). Go on with what \
+DONATED = """This model or optimizer was donated: an earlier call of the training step reused its \
+memory for its own result, so it can no longer be read ({}). Continue with what \
 the step returned:
     model, opt, loss = step(model, opt, ...)
 or keep what you pass, at the cost of a copy in memory:
-    step = sl.train_step(loss_fn, donate=False)"""
+    step = sl.train_step(loss_fn, donate={})"""
 
 
 def total(model: Any) -> jax.Array:
@@ -87,24 +87,63 @@ def model_and_optimizer_exchanged():
 
 @refused(
     TypeError,
-    "The leaf 'args.0' of type set is no array, so it is static and must be hashable, which it is "
-    "not. Wrap it in an array, or mark the field that holds it as static.",
+    "The leaf 'args.0' of type set is not an array, so it is static and must be hashable, but it "
+    "is not. Pass an array instead, or mark the field that holds it as static.",
 )
 def an_argument_that_cannot_be_hashed():
     sl.train_step(lambda model, names: total(model))(params(), bound(), {"a"})
 
 
-@refused(ValueError, DONATED)
+@refused(ValueError, DONATED.format("model.b, model.w", '"opt"'))
 def a_donated_model_trained_again():
     model = params()
-    step = sl.train_step(total)
+    step = sl.train_step(total, donate="all")
     _, opt, _ = step(model, sl.Optimizer(sl.adam(0.1), model))
     step(model, opt)
 
 
-@refused(ValueError, DONATED)
+@refused(ValueError, DONATED.format("model.b, model.w, opt.leaves.5 and 5 more", "False"))
 def a_donated_model_stepped_by_hand():
     model, grads = params(), params()
     opt = sl.Optimizer(sl.adam(0.1), model)
-    sl.train_step(total)(model, opt)
+    sl.train_step(total, donate="all")(model, opt)
     opt.step(model, grads)
+
+
+@refused(ValueError, DONATED.format("opt.leaves.5, opt.leaves.6, opt.leaves.7 and 3 more", "False"))
+def a_donated_optimizer_used_again():
+    model = params()
+    opt, step = sl.Optimizer(sl.adam(0.1), model), sl.train_step(total)
+    step(model, opt)
+    step(model, opt)
+
+
+@refused(
+    TypeError,
+    "train_step.donate must say what is donated, got True. Write\n"
+    '    sl.train_step(loss_fn, donate="opt")  # the optimizer\'s state; the model is kept (the '
+    "default)\n"
+    '    sl.train_step(loss_fn, donate="all")  # the trained parameters too',
+    unchecked=True,
+)
+def donate_true():
+    sl.train_step(total, donate=True)
+
+
+@refused(TypeError, "train_step.donate must be 'opt', 'all' or False, got 'model'.")
+def donate_model():
+    sl.train_step(total, donate="model")
+
+
+@refused(TypeError, "train_step.has_aux must be a bool, got 'weight'.", unchecked=True)
+def a_weight_as_aux():
+    sl.train_step(total, has_aux="weight")
+
+
+@refused(
+    TypeError,
+    "With `has_weight=True` and `has_aux=True` the loss must return a triple (loss, weight, aux), "
+    "got a tuple of 2.",
+)
+def no_weight_and_aux():
+    train(lambda model: (total(model), 1), has_weight=True, has_aux=True)

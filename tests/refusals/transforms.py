@@ -114,8 +114,8 @@ def a_count_that_is_no_array():
 
 @refused(
     ValueError,
-    "The updates have another structure than the parameters: 'b' is in the parameters but not "
-    "in the updates.",
+    "The updates differ in structure from the parameters: 'b' is in the parameters but not in "
+    "the updates.",
 )
 def updates_made_with_a_hole():
     bound(Forgetful(result=lambda u: u | {"b": None})).step(params(), params())
@@ -228,8 +228,8 @@ def a_state_that_changes_structure():
 
 @refused(
     ValueError,
-    "The update at 'b' has shape (), but the state or parameter that meets it there has shape "
-    "(2,). " + NOT_BROADCAST,
+    "The update at 'b' has shape (), but the state or parameter there has shape (2,). "
+    + NOT_BROADCAST,
 )
 def updates_made_of_another_shape():
     tx = Forgetful(result=lambda updates: jax.tree.map(jnp.sum, updates))
@@ -238,8 +238,8 @@ def updates_made_of_another_shape():
 
 @refused(
     ValueError,
-    "The updates have another structure than the state or the parameters that meet them: 'w' is in "
-    "what meets them but not in the updates. Pass gradients, state and parameters of one "
+    "The updates differ in structure from the state or parameters: 'w' is in the state or "
+    "parameters but not in the updates. Pass gradients, state and parameters of the same "
     "model.",
 )
 def updates_made_of_another_structure():

@@ -1,1 +1,1 @@
-"""How steps are compiled."""
+"""The compile wrapper behind `opt.step` and `sl.train_step`, and how it treats meshes."""

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.tree_util import DictKey
 
 from .._paths import candidates, has_suffix
 from .printing import shortest
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_pytree_with_keys_class
 class ByPath(dict[str, Any]):
     """A flat dict of values by path; any unambiguous suffix of a path works as a key."""
 
@@ -17,18 +18,15 @@ class ByPath(dict[str, Any]):
         return super().__getitem__(the_path(name, list(self)))
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.get(name) is not None
+        return isinstance(name, str) and bool(_matches(name, list(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            return default
+        return self[name] if name in self else default  # noqa: SIM401
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
-            "What is read here cannot be written: an optimizer is immutable. For hyperparameters "
-            "write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
+            "This mapping is read-only, since an optimizer is immutable. To change "
+            "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
         )
 
     if not TYPE_CHECKING:  # to a type checker a dict has these
@@ -41,6 +39,9 @@ class ByPath(dict[str, Any]):
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
 
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple((DictKey(path), x) for path, x in self.items()), tuple(self)
+
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         return tuple(self.values()), tuple(self)
 
@@ -50,9 +51,16 @@ class ByPath(dict[str, Any]):
 
 
 def the_path(name: str, known: Sequence[str]) -> str:
-    """The one path that a name means: itself, or the path that it is an unambiguous suffix of."""
-    found = [name] if name in known else [path for path in known if has_suffix(path, name)]
-    if len(found) != 1:
-        what = "is ambiguous" if found else "is not known"
-        raise KeyError(f"'{name}' {what}. Candidates: {candidates(name, found or known)}.")
+    """The path that a name stands for: itself, or the only path that it is a suffix of."""
+    found = _matches(name, known)
+    if not found:
+        raise KeyError(f"'{name}' is not known. Candidates: {candidates(name, known)}.")
     return found[0]
+
+
+def _matches(name: str, known: Sequence[str]) -> list[str]:
+    """The path that a name stands for, or nothing. An ambiguous name is an error."""
+    found = [name] if name in known else [path for path in known if has_suffix(path, name)]
+    if len(found) > 1:
+        raise KeyError(f"'{name}' is ambiguous. Candidates: {candidates(name, found)}.")
+    return found

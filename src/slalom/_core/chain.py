@@ -152,7 +152,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 pieces.append(Call("sl.named_chain", (), {str(name): link for name, link in run}))
             else:
                 pieces += [link for _, link in run]
-        return Infix("|", pieces) if len(pieces) > 1 else pieces[0]
+        return Infix("|", pieces, one_per_line=True) if len(pieces) > 1 else pieces[0]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

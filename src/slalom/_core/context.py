@@ -39,7 +39,9 @@ class Context(eqx.Module):
 
     def has(self, name: str) -> bool:
         """Whether this step knows `name`."""
-        return self.extra.get(name, getattr(self, name, None)) is not None
+        fields = [field.name for field in dataclasses.fields(self) if field.name != "extra"]
+        known = getattr(self, name) if name in fields else self.extra.get(name)
+        return known is not None
 
     def replace(self, **changes: Any) -> "Context":
         """This context with some entries changed.

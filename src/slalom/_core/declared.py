@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class AbstractDeclared(AbstractPrinted):
-    """The base of transforms, skip conditions and schedules: their fields and parts are declared."""
+    """The base of transforms, skip conditions and schedules: fields and parts are declared."""
 
     def children(
         self, state: Any = None, context: Any = None, params: Params | None = None

@@ -34,6 +34,7 @@ Hyperparameter: TypeAlias = (
 _KIND = "slalom.kind"
 _HYPERPARAMETER, _STEPS = "hyperparameter", "steps"
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
+UNTIL_RESET = "until_reset"
 _MISSING = dataclasses.MISSING
 _State = TypeVar("_State")
 
@@ -126,6 +127,14 @@ def per_leaf() -> Any:
     **Returns:** a field for the body of a state class.
     """
     return _declare(PER_LEAF)
+
+
+def until_reset() -> Any:
+    """Declares a state field that starts again when the state of all parameters does.
+
+    It belongs to no parameter alone: a reset of some parameters keeps it.
+    """
+    return _declare(UNTIL_RESET)
 
 
 def dtype_field(*, kw_only: bool = False) -> Any:
@@ -344,7 +353,7 @@ def mark_of(state: Any, field: str) -> str | None:
     for known in _dataclass_fields(state):
         if known.name == field:
             mark = known.metadata.get(_KIND)
-            return mark if mark in (PARAM_LIKE, PER_PARAM, PER_LEAF) else None
+            return mark if mark in (PARAM_LIKE, PER_PARAM, PER_LEAF, UNTIL_RESET) else None
     return None
 
 

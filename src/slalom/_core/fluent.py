@@ -135,10 +135,11 @@ class AbstractFluent(AbstractDeclared):
             windows before, sampled at the window's start.
         - `mean`: the weighted mean of the window's gradients; `False` for their sum.
         - `accumulator_dtype`: the accumulator's dtype; at least float32 without it.
-        - `skip`: which mini-batches are left out, as if they had not been: `sl.SkipNotFinite()`,
-            `sl.SkipLargeUpdates(max_squared_norm)`, several joined with `|`, or any function
-            `(updates, gradient_step, params) -> (bool scalar, dict of scalars)`, where `gradient_step` counts
-            the updates emitted before. The dict appears in `opt.metrics`.
+        - `skip`: which mini-batches to skip: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
+            several joined with `|`, or any function
+            `(updates, gradient_step, params) -> (skip, report)`,
+            where `gradient_step` is the number of updates made before, `skip` a bool scalar and
+            `report` a dict of scalars for `opt.metrics`. Defaults to none.
 
         **Returns:** a transform.
         """

@@ -22,16 +22,24 @@ from .transform import AbstractTransform
 from .walk import parts
 
 
-def targets(
-    transform: AbstractTransform[Any], name: str
-) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
-    """The hyperparameters that a path, suffix or glob names."""
+def all_targets(
+    transform: AbstractTransform[Any],
+) -> dict[str, tuple[str, Part, dataclasses.Field[Any]]]:
+    """Every hyperparameter, and every number of a schedule, by path."""
     known: dict[str, tuple[str, Part, Any]] = {}
     for part in parts(transform):
         for field in hyperparameter_fields(part.module):
             path = ".".join((*part.path, field.name))
             known[path] = (path, part, field)
             known |= _inside_schedule(path, part, field)
+    return known
+
+
+def targets(
+    transform: AbstractTransform[Any], name: str
+) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
+    """The hyperparameters that a path, suffix or glob names."""
+    known = all_targets(transform)
     if "*" not in name:
         return [known[the_path(name, list(known))]]
     found = [path for path in known if glob_pattern(name).fullmatch(path)]

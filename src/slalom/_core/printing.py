@@ -67,6 +67,8 @@ class Infix:
     symbol: str
     operands: Sequence[Any]
     precedence: int = 0
+    one_per_line: bool = False
+    """Whether each operand gets its own line where they do not fit into one."""
 
     def docs(self, kwargs: dict[str, Any]) -> list[wl.AbstractDoc]:
         """The operands, in parentheses where they are operations that bind less tightly."""
@@ -84,7 +86,7 @@ class Infix:
             return wl.TextDoc(self.symbol) + docs[0]
         line = wl.join(wl.TextDoc(f" {self.symbol} "), docs)
         # Code that is broken before an operator needs parentheses.
-        too_long = len(wl.pformat(line, width=10**6)) > LINE
+        too_long = self.one_per_line and len(wl.pformat(line, width=10**6)) > LINE
         return self.in_parentheses(kwargs) if too_long else line
 
     def in_parentheses(self, kwargs: dict[str, Any]) -> wl.AbstractDoc:

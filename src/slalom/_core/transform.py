@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool
 
 from .. import tree
 from .._types import Gradients, Params, Updates
-from ..tree import fresh_age as count_from_zero  # noqa: F401
 from .context import Context
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent

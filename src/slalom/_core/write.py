@@ -26,7 +26,7 @@ class Write(abc.ABC):
     """
 
     @abc.abstractmethod
-    def __call__(self, params: Params | None, updates: Updates) -> PyTree:
+    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         """The result for these updates."""
 
     @abc.abstractmethod
@@ -51,7 +51,7 @@ class Write(abc.ABC):
 class _Return(Write):
     """The updates themselves: what `update` returns."""
 
-    def __call__(self, params: Params | None, updates: Updates) -> Updates:
+    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         del params
         return updates
 
@@ -69,7 +69,7 @@ class _Return(Write):
 class _Add(Write):
     """The parameters plus the updates: what `step` returns."""
 
-    def __call__(self, params: Params | None, updates: Updates) -> Params:
+    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         return tree.add(params, updates)
 
     def idle(self, params: Params | None, shapes: PyTree) -> Params:
@@ -107,7 +107,7 @@ class MeasuredWrite(Write):
     def __init__(self, inner: Write):
         self.inner = inner
 
-    def __call__(self, params: Params | None, updates: Updates) -> PyTree:
+    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         structure = jax.tree.structure(updates)
         results = structure.flatten_up_to(self.inner(params, updates))
         squares = map(tree.squared_norm, jax.tree.leaves(updates))
@@ -133,7 +133,7 @@ class MeasuredWrite(Write):
         return structure.unflatten(results), tree.root(total)
 
 
-def _unzip(result: PyTree) -> tuple[Any, list[Any], list[Array]]:
+def _unzip(result: PyTree) -> tuple[Any, list[Any], list[Any]]:
     """The structure of the parameters, and at each leaf what was written and what was measured."""
     pairs, structure = jax.tree.flatten(result, is_leaf=lambda x: isinstance(x, _Measurement))
     return structure, [pair.result for pair in pairs], [pair.square for pair in pairs]

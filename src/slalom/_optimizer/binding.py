@@ -19,6 +19,7 @@ from .._core.wrapper import AbstractPacedTransform
 from .._paths import example, leaf_paths
 from .._types import Params, Tracer
 from ..where.resolve import Where, check_matches
+from .names import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,14 @@ class Binding:
         """Whether some transform may forbid a step, which the host must check before each."""
         transform, _ = example(self.structure)
         return any(part.module.guard is not None for part in transforms(transform))
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The full path of each array."""
+        transform, (state, _) = example(self.structure)
+        statics = {i for i, _, _ in self.statics}
+        names = names_of(transform, state, self.structure.num_leaves)
+        return tuple(name for i, name in enumerate(names) if i not in statics)
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.

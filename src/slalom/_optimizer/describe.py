@@ -13,13 +13,14 @@ from .. import tree
 from .._core.by_path import ByPath
 from .._core.fields import hyperparameter_fields
 from .._core.printing import Call, shortest
+from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, transforms
 from .._paths import dotted, whole
 from .._types import Params
 from ..where.resolve import Where
+from ..wrappers.flatten import Flatten
 from .model import Split
-from .state import slots
 
 
 @dataclasses.dataclass
@@ -103,10 +104,27 @@ def describe(
                 row.transform = " | ".join(filter(None, (row.transform, part.name)))
             rows[path] = row
     places = slots(transform, state, list(rows))
+    buffers = {
+        part.name: part.module.shares(part.state, part.params)
+        for part in transforms(transform, state, params=model.params)
+        if isinstance(part.module, Flatten)
+    }
     for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
+        size = leaf.size * leaf.dtype.itemsize
         if slot.param in rows:
-            rows[slot.param].state_bytes += leaf.size * leaf.dtype.itemsize
+            rows[slot.param].state_bytes += size
+        for path, fraction in _in_buffer(buffers, slot).items():
+            rows[path].state_bytes += round(size * fraction)
     return Description(list(rows.values()))
+
+
+def _in_buffer(buffers: Mapping[str, Any], slot: Slot) -> Mapping[str, float]:
+    """The parameters that share a leaf of a flattened state, with the fraction of each."""
+    for outer, shares in buffers.items():
+        if slot.owner.startswith(f"{outer}.") and slot.param is not None:
+            apart = slot.param.removeprefix("apart.")
+            return {apart: 1.0} if apart != slot.param else shares.get(slot.param, {})
+    return {}
 
 
 def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:

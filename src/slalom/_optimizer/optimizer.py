@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
@@ -15,6 +14,7 @@ from .._core.by_path import ByPath
 from .._core.context import Context
 from .._core.hyperparams import bound, read, replace
 from .._core.printing import AbstractPrinted, Call
+from .._core.slots import reset
 from .._core.transform import AbstractTransform
 from .._core.walk import find, transforms
 from .._core.write import ADD, RETURN, Write
@@ -23,11 +23,11 @@ from .._paths import example, leaf_paths
 from .._suggest import no_attribute
 from .._types import Tracer, Updates
 from ..where.resolve import WhereLike, as_where, check_matches, mask
+from .arrays import Arrays
 from .binding import Binding, at_home, bind, check_transform, no_transform
 from .describe import Description, describe, metrics, summary
 from .model import Split, check_bound, check_model, split, strong
 from .rebind import Rebinding, carry
-from .state import reset
 from .step import KNOWN, as_known, check_one_run, run
 
 
@@ -46,8 +46,7 @@ class Optimizer(AbstractPrinted):
     through plain `jax.jit`, be `vmap`ped over its hyperparameters, differentiated and saved.
     """
 
-    leaves: tuple[Array, ...]
-    binding: Binding = eqx.field(static=True)
+    arrays: Arrays
 
     def __init__(
         self,
@@ -77,10 +76,9 @@ class Optimizer(AbstractPrinted):
         params = jax.tree.map(strong, split(model, where).params)
         check_transform(transform, params)
         transform = bound(transform, hyperparam_dtype)
-        made = (transform, (transform.init(params), tree.fresh_age()))
+        made = (transform, (transform.init(params), tree.fresh_count()))
         leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
-        self.leaves = leaves
-        self.binding = binding
+        self.arrays = Arrays(leaves, binding)
 
     if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
 
@@ -91,6 +89,11 @@ class Optimizer(AbstractPrinted):
             raise no_attribute(Optimizer, name)
 
     # --- parts ------------------------------------------------------------------------------
+
+    @property
+    def binding(self) -> Binding:
+        """What the optimizer holds beside its arrays."""
+        return self.arrays.binding
 
     @property
     def transform(self) -> AbstractTransform:
@@ -109,7 +112,7 @@ class Optimizer(AbstractPrinted):
 
     @property
     def _tree(self) -> Any:
-        leaves = list(self.leaves)
+        leaves = list(self.arrays)
         for i, _, static in self.binding.statics:
             leaves.insert(i, static)
         return self.binding.structure.unflatten(leaves)
@@ -381,8 +384,7 @@ class Optimizer(AbstractPrinted):
 def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
     """An optimizer from its parts. Called once a step: going through `__init__` would bind anew."""
     optimizer = object.__new__(Optimizer)
-    object.__setattr__(optimizer, "leaves", leaves)
-    object.__setattr__(optimizer, "binding", binding)
+    object.__setattr__(optimizer, "arrays", Arrays(leaves, binding))
     return optimizer
 
 
@@ -399,7 +401,7 @@ def check_guards(opt: Optimizer) -> None:
     """Raises where a state says that no further step may be made, if it can be read here."""
     if not opt.binding.guarded:
         return  # nothing to read, so nothing to wait for
-    if any(isinstance(x, Tracer) or getattr(x, "is_deleted", bool)() for x in opt.leaves):
+    if any(isinstance(x, Tracer) or getattr(x, "is_deleted", bool)() for x in opt.arrays):
         return  # under an outer trace, or donated, which the step itself will refuse
     for part in transforms(opt.transform, opt.state):
         if part.module.guard is not None:
@@ -410,7 +412,8 @@ def carried(arguments: Any, *, model: bool = True) -> Any:
     """The leaves that a step gives new values: the trained ones, the state and the count."""
     opt = arguments["opt"]
     flags = jax.tree.map(lambda _: False, arguments)
-    flags["opt"] = _make(tuple(i >= opt.binding.rules for i in range(len(opt.leaves))), opt.binding)
+    changes = tuple(i >= opt.binding.rules for i in range(len(opt.arrays)))
+    flags["opt"] = _make(changes, opt.binding)
     if model:
         flags["model"] = split(arguments["model"], opt.binding.trainable).flags(arguments["model"])
     return flags

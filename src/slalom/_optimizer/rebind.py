@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .._core.fields import PER_LEAF
+from .._core.slots import Slot, leaves_of, slots
 from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
-from .state import Slot, leaves_of, slots
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

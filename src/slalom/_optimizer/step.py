@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import tree
+from .._compile.callables import as_tree
 from .._core.chain import first_link
 from .._core.context import Context
 from .._core.fields import params_like_fields
+from .._core.slots import slots
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms
 from .._core.write import ADD, Write
@@ -18,7 +20,6 @@ from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
 from .model import Split, check_bound
-from .state import slots
 
 KNOWN = ("value", "grad", "value_fn", "key", "weight", "per_param")
 """What a caller may always pass beside the gradients; transforms that do not need it ignore it."""
@@ -73,6 +74,8 @@ def check_one_run(count: Any, call: str) -> None:
 def as_known(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a caller passed, without what was left out; numbers as arrays, so they are traced."""
     known = {name: x for name, x in given.items() if x is not None}
+    if "value_fn" in known:
+        known["value_fn"] = as_tree(known["value_fn"])
     for name in ("value", "weight"):
         x = known.get(name)
         if name == "weight" and isinstance(x, int | float) and not x >= 0:

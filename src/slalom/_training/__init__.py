@@ -1,1 +1,1 @@
-"""The training step: gradient, optimizer step and donation, compiled as one."""
+"""The training step: gradient and optimizer step, compiled as one program."""

@@ -1,88 +1,134 @@
-"""The arguments of a loss that hold a batch, cut along their leading axis."""
+"""The arguments of a loss that hold a batch, divided along their leading axis."""
 
+import enum
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .._paths import candidates, dotted
 from ..tree import is_array
 
+Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""The positional and the keyword arguments of a loss after the model."""
+
+
+class Role(enum.Enum):
+    """How a leaf of the arguments takes part in dividing the batch."""
+
+    WHOLE = "passed whole to every part"
+    ROWS = "divided along its leading axis"
+    KEY = "a PRNG key, from which every part gets its own"
+    PART_KEYS = "a PRNG key for each part"
+    EXAMPLE_KEYS = "a PRNG key for each example"
+
 
 class Batch(NamedTuple):
-    """The arguments of a loss, taken apart: which of their arrays hold a batch, and of what size.
+    """The arguments of a loss, taken apart.
 
     **Arguments:**
 
-    - `leaves`, `structure`: the leaves and the structure of `(args, kwargs)`.
-    - `cut`: for each leaf, whether its leading axis is the batch.
-    - `size`: how many examples there are.
+    - `leaves`, `structure`: the leaves and the structure of the arguments.
+    - `roles`: the role of each leaf.
+    - `size`: the number of examples.
     """
 
     leaves: list[Any]
     structure: Any
-    cut: tuple[bool, ...]
+    roles: tuple[Role, ...]
     size: int
 
     @property
-    def arguments(self) -> Any:
-        """The arguments as `(args, kwargs)`."""
+    def arguments(self) -> Arguments:
+        """The arguments to call the loss with."""
         return self.structure.unflatten(self.leaves)
 
-    def microbatch(self, i: Int[Array, ""], of: int) -> "Batch":
-        """Every `of`-th example from the i-th on.
+    @property
+    def arrays(self) -> list[Array]:
+        """The arrays that have an entry for each example."""
+        rows = (Role.ROWS, Role.EXAMPLE_KEYS)
+        return [x for x, role in zip(self.leaves, self.roles, strict=True) if role in rows]
 
-        Not a run of neighbours: a batch that is sharded over devices stays where it lies.
+    def with_key_per_part(self, number: int) -> "Batch":
+        """The batch with its PRNG keys split into as many as there will be parts."""
+        return self._with_keys(number, Role.PART_KEYS)
+
+    def with_key_per_example(self) -> "Batch":
+        """The batch with its PRNG keys split into as many as there are examples."""
+        return self._with_keys(self.size, Role.EXAMPLE_KEYS)
+
+    def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
+        """Part i of `number`: the examples i, i + number, i + 2·number, …
+
+        These are not neighbours, so that a batch which is sharded over devices does not move.
         """
 
-        def cut(x: Any) -> Any:
-            rows = x.reshape(x.shape[0] // of, of, *x.shape[1:])
+        def part(x: Any, role: Role) -> Any:
+            if role is Role.PART_KEYS:
+                return x[i]
+            if role is Role.WHOLE:
+                return x
+            rows = x.reshape(x.shape[0] // number, number, *x.shape[1:])
             return jax.lax.dynamic_index_in_dim(rows, i, axis=1, keepdims=False)
 
-        return self._with([cut(x) for x in self.arrays], self.size // of)
+        leaves = list(map(part, self.leaves, self.roles))
+        return self._replace(leaves=leaves, size=self.size // number)
 
-    @property
-    def arrays(self) -> list[Any]:
-        """The arrays that hold the batch."""
-        return [x for x, c in zip(self.leaves, self.cut, strict=True) if c]
+    def example(self, rows: list[Array]) -> "Batch":
+        """A batch of one example, from the entry of each of `arrays`."""
+        remaining = iter(rows)
 
-    def example(self, rows: list[Any]) -> "Batch":
-        """One example, a batch of size 1, from a row of each of the arrays."""
-        return self._with([x[None] for x in rows], 1)
+        def entry(x: Any, role: Role) -> Any:
+            if role is Role.ROWS:
+                return next(remaining)[None]
+            # The loss is called as for any batch, so its key is a single one.
+            return next(remaining) if role is Role.EXAMPLE_KEYS else x
 
-    def _with(self, arrays: list[Any], size: int) -> "Batch":
-        new = iter(arrays)
-        leaves = [next(new) if c else x for x, c in zip(self.leaves, self.cut, strict=True)]
-        return self._replace(leaves=leaves, size=size)
+        return self._replace(leaves=list(map(entry, self.leaves, self.roles)), size=1)
+
+    def _with_keys(self, number: int, role: Role) -> "Batch":
+        keys = [r is Role.KEY for r in self.roles]
+        return self._replace(
+            leaves=[
+                jax.random.split(x, number) if key else x
+                for x, key in zip(self.leaves, keys, strict=True)
+            ],
+            roles=tuple(role if key else r for r, key in zip(self.roles, keys, strict=True)),
+        )
 
 
 def batch_of(
     loss_fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    chosen: tuple[int | str, ...] | None,
-    what: str,
+    batch_args: tuple[int | str, ...] | None,
+    parts: str,
 ) -> Batch:
-    """The batch among the arguments of a loss; refused where it cannot be cut.
+    """The batch among the arguments of a loss, refused where it cannot be divided.
 
     **Arguments:**
 
     - `loss_fn`: the loss, for the names of its arguments.
-    - `args`, `kwargs`: what it is called with after the model.
-    - `chosen`: the names or positions of the arguments to cut; all without it.
-    - `what`: what it is cut into, in words.
+    - `args`, `kwargs`: its arguments after the model.
+    - `batch_args`: the names or positions of the arguments that hold the batch; `None` for all.
+    - `parts`: what the batch is divided into, in words.
     """
-    names = _names(loss_fn)
-    given: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
-    keys = list(given) if chosen is None else [_key(which, names, given) for which in chosen]
+    names = _positional_names(loss_fn)
+    passed: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
+    if batch_args is None:
+        keys = list(passed)
+    else:
+        keys = [_passed_as(which, names, passed) for which in batch_args]
     leaves, structure = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    cut, size, first = [], None, ""
+    roles, size, first = [], None, ""
     for (_, key, *rest), x in leaves:
-        index = getattr(key, "idx", getattr(key, "key", None))
-        cut.append(index in keys and is_array(x))
-        if not cut[-1]:
+        index: Any = getattr(key, "idx", getattr(key, "key", None))
+        role = _role(x, index in keys)
+        roles.append(role)
+        if role is not Role.ROWS:
             continue
         path = ".".join(filter(None, (_name(index, names), dotted(tuple(rest)))))
         advice = (
@@ -91,7 +137,7 @@ def batch_of(
         )
         if x.ndim == 0:
             raise ValueError(
-                f"The argument '{path}' has no leading axis, so it cannot be cut into {what}. "
+                f"The argument '{path}' has no leading axis, so it cannot be divided into {parts}. "
                 f"{advice}"
             )
         if size is None:
@@ -99,24 +145,32 @@ def batch_of(
         if x.shape[0] != size:
             raise ValueError(
                 f"The leading axis of the argument '{path}' has {x.shape[0]} entries and that of "
-                f"'{first}' has {size}, so they are not cut into the same {what}. {advice}"
+                f"'{first}' has {size}, so they cannot be divided into the same {parts}. {advice}"
             )
-    for key in keys if chosen is not None else ():
-        if not any(map(is_array, jax.tree.leaves(given[key]))):
+    for key in keys if batch_args is not None else ():
+        if not any(map(is_array, jax.tree.leaves(passed[key]))):
             raise TypeError(
-                f"The argument '{_name(key, names)}' holds no array, so it cannot be cut into "
-                f"{what}. Leave it out of `batch_args`."
+                f"The argument '{_name(key, names)}' holds no array, so it cannot be divided into "
+                f"{parts}. Leave it out of `batch_args`."
             )
     if size is None:
         raise TypeError(
-            f"There is no array among the arguments after `opt` that could be cut into {what}. "
-            "Pass the batch to the step: `step(model, opt, x, y)`."
+            "There is no array among the arguments after `opt` that could be divided into "
+            f"{parts}. Pass the batch to the step: `step(model, opt, x, y)`."
         )
-    return Batch([x for _, x in leaves], structure, tuple(cut), size)
+    return Batch([x for _, x in leaves], structure, tuple(roles), size)
 
 
-def _names(loss_fn: Callable[..., Any]) -> list[str]:
-    """The names of a loss's positional arguments after the model, where they can be known."""
+def _role(x: Any, holds_batch: bool) -> Role:
+    if not is_array(x):
+        return Role.WHOLE
+    if x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return Role.KEY
+    return Role.ROWS if holds_batch else Role.WHOLE
+
+
+def _positional_names(loss_fn: Callable[..., Any]) -> list[str]:
+    """The names of a loss's positional arguments after the model, if they can be known."""
     try:
         parameters = list(inspect.signature(loss_fn).parameters.values())
     except (TypeError, ValueError):
@@ -125,21 +179,21 @@ def _names(loss_fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind in positional][1:]
 
 
-def _name(key: Any, names: list[str]) -> str:
-    """What an argument is called in messages."""
+def _name(key: int | str, names: list[str]) -> str:
+    """An argument's name in messages."""
     return names[key] if isinstance(key, int) and key < len(names) else str(key)
 
 
-def _key(which: int | str, names: list[str], given: Mapping[int | str, Any]) -> int | str:
-    """How the argument was passed that a name or position means."""
-    if which in given:
+def _passed_as(which: int | str, names: list[str], passed: Mapping[int | str, Any]) -> int | str:
+    """The position or keyword by which the argument of this name or position was passed."""
+    if which in passed:
         return which
     other = _name(which, names) if isinstance(which, int) else None
     if isinstance(which, str) and which in names:
         other = names.index(which)
-    if other is not None and other in given:
+    if other is not None and other in passed:
         return other
-    known = candidates(str(which), [_name(key, names) for key in given])
+    known = candidates(str(which), [_name(key, names) for key in passed])
     raise ValueError(
         f"`batch_args` names {which!r}, but the step was called without such an argument. "
         f"Arguments after `opt`: {known}."

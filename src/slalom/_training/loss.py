@@ -1,94 +1,173 @@
-"""What a loss returned, and its gradient over the parts and the examples of a batch."""
+"""What a loss returned, checked, and its mean over microbatches and examples."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-from .._compile.program import pack, unpack
+from .._compile.program import Packed, pack, unpack
+from .._core.context import Context
 from .._core.per_example import AbstractPerExampleTransform, Gathered
-from .._core.transform import Context
-from .._types import Updates
+from .._types import Params, Scalar, Updates
 from ..tree import accumulation_dtype, cast_like, is_array, map_leaves
 from ..tree.dtypes import canonical_float
-from .batch import Batch
+from .batch import Arguments, Batch
+
+LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], Packed]]
+"""Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""
 
 
-class Evaluated(NamedTuple):
-    """A loss and what came beside it, from one batch."""
+class LossResult(NamedTuple):
+    """What a loss returned for one batch."""
 
-    loss: Any
-    weight: Any
+    loss: Scalar
+    weight: Scalar
+    """How much the batch counts. 1 unless the loss returns it."""
     aux: Any
 
 
-def over_examples(
-    of: Callable[[Any], tuple[list[Any], Any]], batch: Batch
-) -> tuple[list[Any], Evaluated]:
-    """What `of` returns of each example, stacked, and the mean of the losses."""
-    grads, packed = jax.vmap(lambda rows: of(batch.example(rows).arguments))(batch.arrays)
-    made = unpack(packed)
-    losses = jnp.asarray(made.loss, accumulation_dtype(made.loss.dtype))
-    return grads, made._replace(loss=jnp.asarray(jnp.mean(losses), made.loss.dtype))
+def checked_loss(returned: Any, has_aux: bool, has_weight: bool) -> LossResult:
+    """What the loss returned, refused where it cannot be differentiated."""
+    loss, weight, aux = returned, None, None
+    if has_aux or has_weight:
+        loss, weight, aux = _unpacked(returned, has_aux, has_weight)
+    if loss is None:
+        raise TypeError("The loss returned None. Does the function end with `return`?")
+    if not is_array(loss) and not isinstance(loss, int | float | complex):
+        raise TypeError(
+            f"The loss returned {_describe(loss)}. To return more than the loss, write "
+            "`sl.train_step(loss_fn, has_aux=True)` and return a pair (loss, aux)."
+        )
+    loss = jnp.asarray(loss)
+    if loss.shape != ():
+        raise ValueError(
+            f"The loss must be a scalar, got an array of shape {loss.shape}. Average it over the "
+            "batch, for example with `jnp.mean`."
+        )
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise TypeError(f"The loss must be a real floating number, got dtype {loss.dtype}.")
+    if not has_weight:
+        return LossResult(loss, jnp.ones((), canonical_float()), aux)
+    if not is_array(weight) and not isinstance(weight, int | float):
+        raise TypeError(
+            f"The weight that the loss returns must be a scalar, got {_describe(weight)}."
+        )
+    weight = jnp.asarray(weight)
+    if weight.shape != () or jnp.issubdtype(weight.dtype, jnp.complexfloating):
+        raise ValueError(
+            "The weight that the loss returns must be a real scalar, got an array of shape "
+            f"{weight.shape} and dtype {weight.dtype}."
+        )
+    return LossResult(loss, jnp.asarray(weight, canonical_float()), aux)
 
 
-def over_microbatches(
-    of: Callable[[Any], tuple[list[Any], Any]],
-    like: list[Any],
-    batch: Batch,
-    number: int,
-    has_aux: bool | Literal["weight"],
-) -> tuple[list[Any], Evaluated]:
-    """The weighted mean over microbatches of arrays like `like`, which `of` returns, and of the
-    loss."""
-    pad = (
-        ", or pad the batch and let the loss return a weighted mean and its weight, with "
-        '`has_aux="weight"`'
+def _unpacked(returned: Any, has_aux: bool, has_weight: bool) -> tuple[Any, Any, Any]:
+    options = {"has_weight": has_weight, "has_aux": has_aux}
+    names = ["loss", *(name.removeprefix("has_") for name, on in options.items() if on)]
+    if not isinstance(returned, tuple) or len(returned) != len(names):
+        written = " and ".join(f"`{name}=True`" for name, on in options.items() if on)
+        kind = "a pair" if len(names) == 2 else "a triple"
+        raise TypeError(
+            f"With {written} the loss must return {kind} ({', '.join(names)}), got "
+            f"{_describe(returned)}."
+        )
+    by_name = dict(zip(names, returned, strict=True))
+    return by_name["loss"], by_name.get("weight"), by_name.get("aux")
+
+
+def _describe(returned: Any) -> str:
+    """The kind of object that the loss returned, in words."""
+    if is_array(returned):
+        return f"an array of shape {returned.shape}"
+    size = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+    return f"a {type(returned).__name__}{size}"
+
+
+def map_examples(differentiate: LossGradient, batch: Batch) -> tuple[list[Array], LossResult]:
+    """The gradient of each example, stacked, and the mean of the losses."""
+    grads, packed = jax.vmap(lambda rows: differentiate(batch.example(rows).arguments))(
+        batch.arrays
     )
-    _check_divides(batch, number, pad)
+    return grads, _mean_loss(unpack(packed))
+
+
+def _mean_loss(stacked: LossResult) -> LossResult:
+    losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
+    return stacked._replace(loss=jnp.asarray(jnp.mean(losses), stacked.loss.dtype))
+
+
+def scan_microbatches(
+    differentiate: LossGradient, like: list[Array], batch: Batch, number: int, has_weight: bool
+) -> tuple[list[Array], LossResult]:
+    """The weighted means over microbatches of the gradient and of the loss.
+
+    **Arguments:**
+
+    - `differentiate`: the gradient of the loss on one microbatch.
+    - `like`: arrays of the gradient's shapes and dtypes.
+    - `batch`, `number`: the batch, and the number of microbatches.
+    - `has_weight`: whether the loss returns its weight.
+
+    **Returns:** means in the accumulation dtype, and the mean loss, the total weight and the
+    stacked `aux`.
+    """
+    advice = (
+        ", or pad the batch and let the loss return a weighted mean and its weight, with "
+        "`has_weight=True`"
+    )
+    _check_divides(batch, number, advice)
+    batch = batch.with_key_per_part(number)
 
     def body(carry: Any, i: Any) -> Any:
         total, means = carry
-        new, packed = of(batch.microbatch(i, number).arguments)
+        new, packed = differentiate(batch.microbatch(i, number).arguments)
         weight = jnp.asarray(unpack(packed).weight, total.dtype)
         total = total + weight
         share = weight / jnp.where(total == 0, 1, total)
 
-        def rule(mean: Any, new: Any, weight: Any, share: Any) -> Any:
-            mixed = mean + (new - mean) * share
-            # Padding alone, whatever stands in it, leaves no trace.
-            return jnp.where(weight == 0, mean, mixed) if has_aux == "weight" else mixed
+        def rule(now: Any, mean: Any, new: Any) -> Any:
+            mixed = mean + (new - mean) * now.share
+            # A microbatch of padding alone changes nothing, even if its gradient is NaN.
+            return jnp.where(now.weight == 0, mean, mixed) if has_weight else mixed
 
-        # A mean and no sum: what comes after would otherwise be divided, which takes a buffer.
-        means = map_leaves(rule, (means, new), (weight, share))
+        # A running mean instead of a sum, which would have to be divided into another buffer.
+        means = map_leaves(rule, (means, new), SimpleNamespace(weight=weight, share=share))
         return (total, means), packed
 
     means = [jnp.zeros_like(x, accumulation_dtype(x.dtype)) for x in like]
-    begin = (jnp.zeros((), canonical_float()), means)
-    (total, means), packed = jax.lax.scan(body, begin, jnp.arange(number))
-    made = unpack(packed)
-    weights = jnp.asarray(made.weight, total.dtype)
-    losses = jnp.asarray(made.loss, accumulation_dtype(made.loss.dtype))
+    start = (jnp.zeros((), canonical_float()), means)
+    (total, means), packed = jax.lax.scan(body, start, jnp.arange(number))
+    stacked: LossResult = unpack(packed)
+    weights = jnp.asarray(stacked.weight, total.dtype)
+    losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
     shares = jnp.asarray(weights / jnp.where(total == 0, 1, total), losses.dtype)
     loss = jnp.sum(jnp.where(weights == 0, 0, losses * shares))
-    loss = jnp.asarray(loss, made.loss.dtype)
-    return means, Evaluated(loss, total, total if has_aux == "weight" else made.aux)
+    return means, LossResult(jnp.asarray(loss, stacked.loss.dtype), total, stacked.aux)
 
 
-def gather(
-    of: Callable[[Any], tuple[list[Any], Any]],
+def gather_microbatches(
+    differentiate: LossGradient,
     link: AbstractPerExampleTransform,
     batch: Batch,
     number: int,
-    params: PyTree,
+    params: Params,
     context: Context,
-) -> tuple[Updates, Gathered, list[Any], Evaluated]:
+) -> tuple[Updates, Gathered, list[Array], LossResult]:
     """What a per-example link gathers from one microbatch after another.
 
-    **Returns:** the sum like the parameters, the link with the rest of it, the mean gradient, and
-    what the loss returned.
+    **Arguments:**
+
+    - `differentiate`: the gradient of the loss on one example.
+    - `link`: the transform that gathers.
+    - `batch`, `number`: the batch, and the number of microbatches.
+    - `params`: the trained parameters.
+    - `context`: what `link` sees of this step.
+
+    **Returns:** the sum that has the parameters' structure, the link holding its other sums, the
+    mean gradient, and what the loss returned.
     """
     _check_divides(batch, number)
     leaves, structure = jax.tree.flatten(params)
@@ -101,72 +180,21 @@ def gather(
         return sums, [jnp.mean(g, 0, accumulation_dtype(g.dtype)) for g in stacked]
 
     def body(before: Any, i: Any) -> Any:
-        stacked, made = over_examples(of, batch.microbatch(i, number))
+        stacked, result = map_examples(differentiate, batch.microbatch(i, number))
         new = jax.tree.map(jnp.add, before, sums_of(stacked))
-        return cast_like(new, before), pack(made)
+        return cast_like(new, before), pack(result)
 
     shapes = jax.eval_shape(sums_of, list(map(stack, leaves)))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    zeros: PyTree = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     ((total, counts), sums), packed = jax.lax.scan(body, zeros, jnp.arange(number))
-    made = unpack(packed)
-    losses = jnp.asarray(made.loss, accumulation_dtype(made.loss.dtype))
-    made = made._replace(loss=jnp.asarray(jnp.mean(losses), made.loss.dtype))
     means = [g / number for g in sums]
-    return total, Gathered(link, counts, batch.size), means, made
+    return total, Gathered(link, counts, batch.size), means, _mean_loss(unpack(packed))
 
 
 def _check_divides(batch: Batch, number: int, advice: str = "") -> None:
-    """Refuses a batch that cannot be cut into so many parts of equal size."""
+    """Refuses a batch that cannot be divided into this number of equal parts."""
     if batch.size % number:
         raise ValueError(
-            f"The batch has {batch.size} examples, of which {number} microbatches cannot be made "
-            f"of equal size. Pass a multiple of {number}{advice}."
+            f"The batch has {batch.size} examples, which cannot be divided into {number} "
+            f"microbatches of equal size. Pass a multiple of {number}{advice}."
         )
-
-
-def evaluated(result: Any, has_aux: bool | Literal["weight"]) -> Evaluated:
-    """What the loss returned, refused where it cannot be differentiated."""
-    loss, aux = result, None
-    if has_aux:
-        if not isinstance(result, tuple) or len(result) != 2:
-            second = "weight" if has_aux == "weight" else "aux"
-            raise TypeError(
-                f"With `has_aux={has_aux!r}` the loss must return a pair (loss, {second}), got "
-                f"{_kind(result)}."
-            )
-        loss, aux = result
-    if loss is None:
-        raise TypeError("The loss returned None. Does the function end with `return`?")
-    if not is_array(loss) and not isinstance(loss, int | float | complex):
-        raise TypeError(
-            f"The loss returned {_kind(loss)}. To return something beside the loss, write "
-            "`sl.train_step(loss_fn, has_aux=True)` and return a pair (loss, aux)."
-        )
-    loss = jnp.asarray(loss)
-    if loss.shape != ():
-        raise ValueError(
-            f"The loss must be a scalar, got an array of shape {loss.shape}. Average it over the "
-            "batch, for example with `jnp.mean`."
-        )
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise TypeError(f"The loss must be a real floating number, got dtype {loss.dtype}.")
-    if has_aux != "weight":
-        return Evaluated(loss, jnp.ones((), canonical_float()), aux)
-    if not is_array(aux) and not isinstance(aux, int | float):
-        raise TypeError(f"The weight that the loss returns must be a scalar, got {_kind(aux)}.")
-    weight = jnp.asarray(aux)
-    if weight.shape != () or jnp.issubdtype(weight.dtype, jnp.complexfloating):
-        raise ValueError(
-            "The weight that the loss returns must be a real scalar, got an array of shape "
-            f"{weight.shape} and dtype {weight.dtype}."
-        )
-    weight = jnp.asarray(weight, canonical_float())
-    return Evaluated(loss, weight, weight)
-
-
-def _kind(result: Any) -> str:
-    """What the loss returned, in words."""
-    if is_array(result):
-        return f"an array of shape {result.shape}"
-    size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
-    return f"a {type(result).__name__}{size}"

@@ -63,3 +63,7 @@ __all__ = [
     "warmup_exponential_decay",
     "warmup_stable_decay",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

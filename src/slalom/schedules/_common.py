@@ -19,8 +19,8 @@ def progress(step: Step, length: Step) -> Scalar:
     """step / length, clipped to [0, 1]."""
     dtype = canonical_float()
     # Clipped as integers: floats round large steps.
-    whole = as_step(length)
-    return jnp.clip(as_step(step), 0, whole).astype(dtype) / whole.astype(dtype)
+    total = as_step(length)
+    return jnp.clip(as_step(step), 0, total).astype(dtype) / total.astype(dtype)
 
 
 def cosine(fraction: Scalar) -> Scalar:

@@ -1,6 +1,7 @@
-"""A PRNG key as a field of a rule, and as words in its state.
+"""PRNG keys as fields of rules, and as raw data in their states.
 
-Words, not a typed key: every leaf of an optimizer is saved, sharded and compared as numbers.
+A state stores raw data instead of a typed key, so that every leaf of an optimizer can be saved,
+sharded and compared as numbers.
 """
 
 from typing import Any
@@ -16,22 +17,22 @@ from .._core.declared import CHECK
 
 
 def key_field(**options: Any) -> Any:
-    """Declares a field for an int or the words of a key."""
+    """Declares a field for an int or the raw data of a key."""
     return eqx.field(metadata={CHECK: _check_key}, **options)
 
 
-def as_words(key: Any) -> tuple[Any, Any]:
-    """What such a field keeps of a key, and the key's implementation where it has one."""
+def as_key_data(key: Any) -> tuple[Any, Any]:
+    """The value of such a field for a key, and the implementation of a typed key."""
     if tree.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(key), jax.random.key_impl(key)
     return (int(key) if isinstance(key, np.integer) else key), None
 
 
-def fresh_words(key: Any) -> Array:
-    """The words for a state, from what the field keeps."""
+def fresh_key_data(key: Any) -> Array:
+    """The raw data for a state from the value of the field."""
     if jnp.shape(key) == ():
         return jax.random.key_data(jax.random.key(key))
-    # Copied: the state's buffers may be donated, the rule's not.
+    # A copy, since the buffers of the state may be donated, unlike those of the rule.
     return jnp.array(key, jnp.uint32)
 
 
@@ -46,6 +47,6 @@ def _check_key(name: str, key: Any) -> None:
 
 
 def _is_one_key(key: Any) -> bool:
-    if key.shape == ():  # an int, once it is bound
+    if key.shape == ():  # a bound int
         return jnp.issubdtype(key.dtype, jnp.integer)
     return key.ndim == 1 and key.dtype == np.uint32

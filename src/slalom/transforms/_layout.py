@@ -1,7 +1,6 @@
 """Which axes of an array are outputs and which are inputs: by layer type, or as Optax assumes.
 
-Equinox stores matrices as out × in, and Flax, for which Optax was written, as in × out. All that
-rules need to know of this stands here.
+Equinox stores matrices as out × in, and Flax, for which Optax was written, as in × out.
 """
 
 from typing import Any, NamedTuple
@@ -20,28 +19,28 @@ Axis = int | tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """The axes of one array. A stack of layers, as `eqx.filter_vmap` makes it, has more in front,
-    which are none of these."""
+    """The axes of one array, without the leading axes of a stack of layers, as `eqx.filter_vmap`
+    creates it."""
 
     ndim: int
     known: bool
-    """Whether it belongs to a layer of known layout."""
+    """Whether the array belongs to a layer of known layout."""
     matrix: tuple[int, int] | None
-    """The axes of outputs and inputs, for weights of a known layer that have both."""
+    """The axes of outputs and inputs, if a known layer has both."""
     unit: tuple[int, ...] | None
-    """The axes along which the numbers belong to one output; `None` where that is unknown."""
+    """The axes along which the numbers belong to one output; `None` if unknown."""
     module: str | None
-    """The class of a module of unknown layout that owns this array, where its layout counts."""
+    """The class of the module that owns this array, if its layout is unknown and matters."""
 
 
 _RNN = {"weight_ih": "oi", "weight_hh": "oi", "bias": "o", "bias_n": "o"}
 
-# By layer, a letter for each axis of its arrays: o for outputs, i for inputs, k for a kernel.
+# A letter per axis of the arrays of a layer: o for outputs, i for inputs, k for a kernel.
 _LAYERS: dict[type, Any] = {
     eqx.nn.Linear: lambda layer: {"weight": "oi", "bias": "o"},
     eqx.nn.Conv: lambda layer: _convolution(layer),
     eqx.nn.ConvTranspose: lambda layer: _convolution(layer),
-    # A linear layer of one-hot vectors, stored the other way round.
+    # A linear layer for one-hot vectors, stored as in × out.
     eqx.nn.Embedding: lambda layer: {"weight": "io"},
     eqx.nn.GRUCell: lambda layer: _RNN,
     eqx.nn.LSTMCell: lambda layer: _RNN,
@@ -62,7 +61,7 @@ def _elementwise(shape: tuple[int, ...]) -> dict[str, str]:
 
 
 def layouts(params: Params) -> tuple[Layout, ...]:
-    """The layout of each leaf, in order. Memoised."""
+    """The layout of each leaf, in order. Memoized."""
     return resolve(_layouts, None, params)
 
 
@@ -89,7 +88,7 @@ def _layout(leaf: Leaf) -> Layout:
 
 
 def _as_optax(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes of one unit of an array that is stored in × out, by Optax's table of ranks."""
+    """The axes of one unit of an array stored as in × out, by rank, as in Optax."""
     if sum(n != 1 for n in shape) <= 1:
         return tuple(range(len(shape)))
     return {2: (0,), 3: (0,), 4: (0, 1, 2), 5: (0, 1, 2, 3)}.get(len(shape))
@@ -104,17 +103,17 @@ def unit_axes(who: str, params: Params, axis: Axis | None) -> tuple[tuple[int, .
     **Arguments:**
 
     - `who`: the name of the rule, for errors.
-    - `params`: the parameters, or updates in their place.
-    - `axis`: what the user gave instead, for all leaves.
+    - `params`: the parameters, or updates.
+    - `axis`: the axes that the user passed for all leaves, if any.
     """
     found = []
     for path, layout in zip(leaf_paths(params), layouts(params), strict=True):
         if axis is not None:
-            found.append(_given(who, path, layout.ndim, axis))
+            found.append(_from_front(who, path, layout.ndim, axis))
         elif layout.unit is None:
             raise ValueError(
-                f"{who} knows no units of an array with {layout.ndim} axes, which '{path}' has: "
-                "pass the axes along which the numbers of one unit lie, for it alone: "
+                f"{who} does not know the units of '{path}', which has {layout.ndim} axes. Pass "
+                "the axes along which the numbers of one unit lie, for this array only: "
                 f"`sl.{who}(..., axis=...).mask(sl.where.path({path!r}))`."
             )
         else:
@@ -123,13 +122,13 @@ def unit_axes(who: str, params: Params, axis: Axis | None) -> tuple[tuple[int, .
 
 
 def warn_unknown(who: str, params: Params) -> None:
-    """Says of which modules the rule has to guess the layout."""
+    """Warns about modules whose layout the rule has to guess."""
     for path, layout in zip(leaf_paths(params), layouts(params), strict=True):
         if layout.module is not None:
             warn(
-                f"{who} does not know how {layout.module} stores '{path}', and takes it as Optax "
-                f"would: the numbers of one unit lie along {_axes(layout.unit)}. Equinox's own "
-                "layers store out × in. To choose, and to silence this: "
+                f"{who} does not know how {layout.module} stores '{path}', and assumes, as Optax "
+                f"does, that the numbers of one unit lie along {_axes(layout.unit)}. Equinox's own "
+                "layers store out × in. To choose the axes and silence this warning: "
                 f"`sl.{who}(..., axis=...).mask(sl.where.type({layout.module}))`."
             )
 
@@ -137,16 +136,16 @@ def warn_unknown(who: str, params: Params) -> None:
 def factored_axes(
     who: str, params: Params, axis: tuple[int, int] | None, min_size: int
 ) -> tuple[tuple[int, int] | None, ...]:
-    """For each leaf the two axes of the matrix that it is, or `None` where one is too short.
+    """For each leaf the two axes to factor, or `None` if one is too short.
 
-    The axes of outputs and inputs where the layer is known; the two longest ones where it is not.
+    They are the axes of outputs and inputs in known layers, and the two longest axes otherwise.
     """
     found: list[tuple[int, int] | None] = []
     leaves = jax.tree.leaves(params)
     for path, x, layout in zip(leaf_paths(params), leaves, layouts(params), strict=True):
         axes = layout.matrix
         if axis is not None:
-            first, last = _given(who, path, layout.ndim, axis)
+            first, last = _from_front(who, path, layout.ndim, axis)
             axes = (first, last)
         elif not layout.known and layout.ndim > 1:
             second, longest = (int(a) for a in np.argsort(x.shape, kind="stable")[-2:])
@@ -156,13 +155,13 @@ def factored_axes(
     return tuple(found)
 
 
-def _given(who: str, path: str, ndim: int, axis: Axis) -> tuple[int, ...]:
-    """The axes that the user gave, counted from the front."""
+def _from_front(who: str, path: str, ndim: int, axis: Axis) -> tuple[int, ...]:
+    """The axes that the user passed, counted from the front."""
     axes = (axis,) if isinstance(axis, int) else axis
     if any(not -ndim <= a < ndim for a in axes):
         raise ValueError(
-            f"{who} was given axis={axis!r}, which '{path}' with ndim={ndim} does not have. Give "
-            "it to the parameters that do only, for example with `.mask(sl.where.ndim(min=2))`."
+            f"{who} has axis={axis!r}, but '{path}' has ndim={ndim}. Apply it only to parameters "
+            "that have this axis, for example with `.mask(sl.where.ndim(min=2))`."
         )
     return tuple(sorted({a % ndim for a in axes}))
 

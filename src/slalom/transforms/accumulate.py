@@ -1,6 +1,6 @@
-"""Transforms that divide by what has accumulated, and set the size of a step themselves."""
+"""Transforms that divide by accumulated squares: Adagrad and Adadelta."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like
-from .._core.transform import AbstractTransform, Context
-from .._types import Params, Updates
+from .._core.transform import AbstractTransform
+from .._types import Params, Scalar, Updates
 
 
 class ScaleByRssState(eqx.Module):
-    """What `ScaleByRss` remembers."""
+    """The state of `ScaleByRss`."""
 
     sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like()
 
@@ -30,8 +31,8 @@ class ScaleByRss(AbstractTransform):
 
     - `initial_accumulator_value`: s₀, ≥ 0.
     - `eps`: ε, ≥ 0.
-    - `accumulator_dtype`: how s is stored; without it the parameter's own dtype, at least
-        float32.
+    - `accumulator_dtype`: the dtype in which s is stored. Defaults to the parameter's dtype,
+        but at least float32.
 
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
@@ -57,25 +58,28 @@ class ScaleByRss(AbstractTransform):
     ) -> tuple[Updates, ScaleByRssState]:
         del params
 
-        def rule(g, total, eps):
+        def rule(now, g, total):
             total = total + tree.abs_squared(g)
-            return g * jnp.where(total == 0, 0, jax.lax.rsqrt(total + eps)), total
+            return divide_by_root(g, total, now.eps), total
 
-        updates, total = tree.map_leaves(
-            rule, (updates, state.sum_of_squares), (self.at(context).eps,)
-        )
+        updates, total = tree.map_leaves(rule, (updates, state.sum_of_squares), self.at(context))
         return updates, ScaleByRssState(tree.cast_like(total, state.sum_of_squares))
 
 
+def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
+    """g / √(total + ε), or 0 where the total is 0."""
+    return g * jnp.where(total == 0, 0, jax.lax.rsqrt(total + eps))
+
+
 class ScaleByAdadeltaState(eqx.Module):
-    """What `ScaleByAdadelta` remembers."""
+    """The state of `ScaleByAdadelta`."""
 
     e_g: PyTree[Inexact[Array, "..."]] = param_like()
     e_x: PyTree[Inexact[Array, "..."]] = param_like()
 
 
 class ScaleByAdadelta(AbstractTransform):
-    """Adadelta: gives updates the size that updates had before.
+    """Adadelta: gives each update the running size of the updates before it.
 
         vₜ = ρ·vₜ₋₁ + (1 − ρ)·|gₜ|²
         uₜ = √(xₜ₋₁ + ε) / √(vₜ + ε) · gₜ
@@ -84,9 +88,9 @@ class ScaleByAdadelta(AbstractTransform):
     **Arguments:**
 
     - `rho`: ρ, the decay of both means of squares, in [0, 1).
-    - `eps`: ε, > 0: without it the first update is zero, and so are all others.
-    - `accumulator_dtype`: how v and x are stored; without it the parameter's own dtype, at least
-        float32.
+    - `eps`: ε, > 0; with ε = 0 all updates would be zero.
+    - `accumulator_dtype`: the dtype in which v and x are stored. Defaults to the parameter's
+        dtype, but at least float32.
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
@@ -113,22 +117,24 @@ class ScaleByAdadelta(AbstractTransform):
     ) -> tuple[Updates, ScaleByAdadeltaState]:
         del params
         now = self.at(context)
+        now.rest = 1 - now.rho
 
-        def rule(g, e_g, e_x, rho, rest, eps):
+        def rule(now, g, e_g, e_x):
             square = tree.abs_squared(g)
-            e_g = rho * e_g + rest * square
-            e_x = rho * e_x + rest * ((e_x + eps) / (e_g + eps) * square)
-            # u in terms of the new xₜ: read after xₜ is written, xₜ₋₁ would be copied by XLA.
-            # x = ρ·xₜ₋₁ + (1 − ρ)·q·(xₜ₋₁ + ε) with q = |g|² / (v + ε), solved for xₜ₋₁ + ε.
-            divisor = rho * (e_g + eps) + rest * square
-            ratio = jnp.sqrt((e_x + rho * eps) / jnp.where(divisor > 0, divisor, 1))
-            return ratio * g, e_g, e_x
+            e_g = now.rho * e_g + now.rest * square
+            e_x = now.rho * e_x + now.rest * ((e_x + now.eps) / (e_g + now.eps) * square)
+            return _size_ratio(now, square, e_g, e_x) * g, e_g, e_x
 
-        updates, e_g, e_x = tree.map_leaves(
-            rule,
-            (updates, state.e_g, state.e_x),
-            (now.rho, tree.complement(now.rho), now.eps),
-        )
+        updates, e_g, e_x = tree.map_leaves(rule, (updates, state.e_g, state.e_x), now)
         return updates, ScaleByAdadeltaState(
             tree.cast_like(e_g, state.e_g), tree.cast_like(e_x, state.e_x)
         )
+
+
+def _size_ratio(now: Any, square: Array, e_g: Array, e_x: Array) -> Array:
+    """√((xₜ₋₁ + ε) / (vₜ + ε)) from xₜ instead of xₜ₋₁, which XLA would copy (see `_xla`).
+
+    xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
+    """
+    divisor = now.rho * (e_g + now.eps) + now.rest * square
+    return jnp.sqrt((e_x + now.rho * now.eps) / jnp.where(divisor > 0, divisor, 1))

@@ -1,56 +1,44 @@
-"""Adam and its kin: a mean of gradients over the root of a mean of squares."""
+"""Adam, AMSGrad and Adamax: a mean of gradients over the root of a mean of squares."""
 
-from typing import ClassVar
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree, Real
+from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
-from .._core.transform import AbstractTransform, Context
-from .._types import Params, Scalar, Updates
+from .._types import Params
+from ._adam import (
+    AbstractAdam,
+    ScaleByAdamState as ScaleByAdamState,
+    add_mean_numbers,
+    debiased_mean,
+)
 
 
-class ScaleByAdamState(eqx.Module):
-    """What `ScaleByAdam` and its kin remember."""
-
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
-
-
-def look_ahead(
-    b1: Scalar, age: Int[Array, "*leaves"], nesterov: bool
-) -> tuple[Real[Array, "*leaves"], Real[Array, "*leaves"]]:
-    """The factors of m and of g in m̂ = from_mu·m + from_g·g, with and without Nesterov."""
-    from_mu = tree.bias_correction(b1, age)
-    if not nesterov:
-        return from_mu, jnp.zeros_like(from_mu)
-    return b1 * tree.bias_correction(b1, tree.increment(age)), tree.complement(b1) * from_mu
-
-
-class ScaleByAdam(AbstractTransform):
+class ScaleByAdam(AbstractAdam):
     """Adam: divides a mean of gradients by the root of a mean of their squares.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
         uₜ = m̂ₜ / (√(v̂ₜ + ε_root) + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
 
-    With `nesterov` m̂ₜ is β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ). The power t is the age
-    of a leaf's own accumulators, so leaves that are reset mid-run are corrected from zero.
+    With `nesterov`, m̂ₜ is β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ). Each leaf counts t from
+    the start of its own accumulators, so the correction is also right after a reset.
 
     **Arguments:**
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
-    - `eps_root`: ε_root, added under the root, ≥ 0; keeps the derivative of the update finite
-        at zero gradients, for meta-learning.
-    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
-    - `nesterov`: whether to look ahead.
-    - `nu_dtype`: how v is stored; without it the parameter's own, at least float32.
+    - `eps_root`: ε_root, added under the root, ≥ 0. A positive value keeps the derivative of the
+        update finite at zero gradients, for meta-learning.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `nesterov`: whether to use Nesterov momentum.
+    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
+        float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Dozat, Nesterov
         momentum into Adam, 2016"
@@ -64,52 +52,27 @@ class ScaleByAdam(AbstractTransform):
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             mu=tree.first_moment(params, self.mu_dtype),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
-        nu_scale = tree.bias_correction(now.b2, age)
-        from_mu, from_g = look_ahead(now.b1, age, self.nesterov)
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        add_mean_numbers(now, age, self.nesterov)
+        now.c2 = 1 - now.b2
+        now.nu_scale = tree.bias_correction(now.b2, age)
 
-        def means(g, mu, nu, b1, c1, b2, c2):
-            return b1 * mu + c1 * g, b2 * nu + c2 * tree.abs_squared(g)
+    def _moments(self, now, g, mu, nu):
+        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.abs_squared(g)
 
-        def update(g, mu, nu, eps, eps_root, from_mu, from_g, nu_scale):
-            ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            return ahead / (tree.root(nu * nu_scale + eps_root) + eps)
-
-        mu, nu = tree.map_leaves(
-            means,
-            (updates, state.mu, state.nu),
-            (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2)),
-            like=(state.mu, state.nu),
-        )
-        updates = tree.map_leaves(
-            update,
-            (updates, mu, nu),
-            (now.eps, now.eps_root),
-            (from_mu, from_g, nu_scale),
-        )
-        return updates, ScaleByAdamState(age, mu, nu)
+    def _direction(self, now, g, mu, nu):
+        return debiased_mean(now, g, mu) / (tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
 
 
 class ScaleByAmsgradState(eqx.Module):
-    """What `ScaleByAmsgrad` remembers."""
+    """The state of `ScaleByAmsgrad`."""
 
     age: Int[Array, "*leaves"] = per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
@@ -117,14 +80,14 @@ class ScaleByAmsgradState(eqx.Module):
     nu_max: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByAmsgrad(AbstractTransform):
-    """AMSGrad: Adam that divides by the root of the greatest mean of squares so far.
+class ScaleByAmsgrad(AbstractAdam):
+    """AMSGrad: Adam with the maximum of all means of squares so far.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
         wₜ = max(wₜ₋₁, v̂ₜ),   uₜ = m̂ₜ / (√(wₜ + ε_root) + ε)
 
-    m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ), or mₜ and vₜ themselves, as the paper has them,
-    without the corrections. PyTorch takes the maximum of vₜ and corrects that instead.
+    with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). The paper does not correct the bias: there
+    m̂ₜ = mₜ and v̂ₜ = vₜ. PyTorch takes the maximum of vₜ and corrects the bias of the maximum.
 
     **Arguments:**
 
@@ -132,10 +95,11 @@ class ScaleByAmsgrad(AbstractTransform):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
     - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
     - `bias_correction_nu`: whether to divide vₜ by 1 − β₂ᵗ.
-    - `nu_dtype`: how v and w are stored; without it the parameter's own, at least float32.
+    - `nu_dtype`: the dtype in which v and w are stored. Defaults to the parameter's dtype, but at
+        least float32.
 
     ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
@@ -150,51 +114,31 @@ class ScaleByAmsgrad(AbstractTransform):
     bias_correction_nu: bool = eqx.field(default=True, static=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByAmsgradState:
         return ScaleByAmsgradState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             mu=tree.first_moment(params, self.mu_dtype),
             nu=tree.second_moment(params, self.nu_dtype),
             nu_max=tree.second_moment(params, self.nu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAmsgradState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAmsgradState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
-        ones = jnp.ones(age.shape, now.b1.dtype)
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        one = jnp.ones(age.shape, now.b1.dtype)
+        now.mu_scale = tree.bias_correction(now.b1, age) if self.bias_correction_mu else one
+        now.nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else one
 
-        mu_scale = tree.bias_correction(now.b1, age) if self.bias_correction_mu else ones
-        nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else ones
+    def _moments(self, now, g, mu, nu, nu_max):
+        nu = now.b2 * nu + now.c2 * tree.abs_squared(g)
+        return now.b1 * mu + now.c1 * g, nu, jnp.maximum(nu_max, nu * now.nu_scale)
 
-        def means(g, mu, nu, nu_max, b1, c1, b2, c2, nu_scale):
-            nu = b2 * nu + c2 * tree.abs_squared(g)
-            return b1 * mu + c1 * g, nu, jnp.maximum(nu_max, nu * nu_scale)
-
-        def update(mu, nu_max, eps, eps_root, mu_scale):
-            return mu * mu_scale / (tree.root(nu_max + eps_root) + eps)
-
-        mu, nu, nu_max = tree.map_leaves(
-            means,
-            (updates, state.mu, state.nu, state.nu_max),
-            (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2)),
-            (nu_scale,),
-            like=(state.mu, state.nu, state.nu_max),
-        )
-        updates = tree.map_leaves(update, (mu, nu_max), (now.eps, now.eps_root), (mu_scale,))
-        return updates, ScaleByAmsgradState(age, mu, nu, nu_max)
+    def _direction(self, now, g, mu, nu, nu_max):
+        del g, nu
+        return mu * now.mu_scale / (tree.root(nu_max + now.eps_root) + now.eps)
 
 
-class ScaleByAdamax(AbstractTransform):
-    """Adamax: divides a mean of gradients by their decaying maximum.
+class ScaleByAdamax(AbstractAdam):
+    """Adamax: divides a mean of gradients by a decaying maximum of their absolute values.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
         vₜ = max(β₂·vₜ₋₁, |gₜ| + ε)
@@ -204,9 +148,10 @@ class ScaleByAdamax(AbstractTransform):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the maximum, in [0, 1).
-    - `eps`: ε, > 0: nothing else keeps v from zero.
-    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
-    - `nu_dtype`: how v is stored; without it the parameter's own, at least float32.
+    - `eps`: ε, > 0; keeps v from being zero.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
+        float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
@@ -217,37 +162,20 @@ class ScaleByAdamax(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             mu=tree.first_moment(params, self.mu_dtype),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        now.c1 = 1 - now.b1
+        now.mu_scale = tree.bias_correction(now.b1, age)
 
-        def means(g, mu, nu, b1, c1, b2, eps):
-            return b1 * mu + c1 * g, jnp.maximum(b2 * nu, jnp.abs(g) + eps)
+    def _moments(self, now, g, mu, nu):
+        return now.b1 * mu + now.c1 * g, jnp.maximum(now.b2 * nu, jnp.abs(g) + now.eps)
 
-        def update(mu, nu, mu_scale):
-            return mu * mu_scale / nu
-
-        mu, nu = tree.map_leaves(
-            means,
-            (updates, state.mu, state.nu),
-            (now.b1, tree.complement(now.b1), now.b2, now.eps),
-            like=(state.mu, state.nu),
-        )
-        scales = (tree.bias_correction(now.b1, age),)
-        return tree.map_leaves(update, (mu, nu), (), scales), ScaleByAdamState(age, mu, nu)
+    def _direction(self, now, g, mu, nu):
+        del g
+        return mu * now.mu_scale / nu

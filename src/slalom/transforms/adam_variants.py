@@ -1,6 +1,6 @@
-"""Adam with another mean of squares, or another start: Belief, Yogi, RAdam."""
+"""Adam with another mean of squares or another start: Belief, Yogi, RAdam."""
 
-from typing import ClassVar
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,14 +8,14 @@ import numpy as np
 from jaxtyping import Array, Int, Real
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._core.transform import AbstractTransform, Context
-from .._types import Params, Scalar, Updates
-from .adam import ScaleByAdamState, look_ahead
+from .._types import Params, Scalar
+from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
 
 
-class ScaleByBelief(AbstractTransform):
-    """AdaBelief: divides a mean of gradients by how far they are from it.
+class ScaleByBelief(AbstractAdam):
+    """AdaBelief: divides a mean of gradients by their deviation from it.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
         sₜ = β₂·sₜ₋₁ + (1 − β₂)·|gₜ − mₜ|² + ε_root
@@ -27,10 +27,11 @@ class ScaleByBelief(AbstractTransform):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
-    - `nesterov`: whether to look ahead, as in `ScaleByAdam`.
-    - `mu_dtype`: how m is stored; without it the parameter's own dtype, at least float32, since
-        it is subtracted from a number of its own size.
-    - `nu_dtype`: how s is stored; without it the parameter's own dtype, at least float32.
+    - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at least
+        float32, because gₜ − mₜ cancels.
+    - `nu_dtype`: the dtype in which s is stored. Defaults to the parameter's dtype, but at least
+        float32.
 
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
@@ -43,68 +44,49 @@ class ScaleByBelief(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             mu=tree.zeros_like(params, tree.accumulation_dtype)
             if self.mu_dtype is None
             else tree.first_moment(params, self.mu_dtype),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
-        from_mu, from_g = look_ahead(now.b1, age, self.nesterov)
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        add_mean_numbers(now, age, self.nesterov)
+        now.c2 = 1 - now.b2
+        now.nu_scale = tree.bias_correction(now.b2, age)
 
-        def rule(g, mu, nu, b1, c1, b2, c2, eps, eps_root, from_mu, from_g, nu_scale):
-            mu = b1 * mu + c1 * g
-            # Added in this order: a last sum with one array in it would be taken along into what
-            # reads ν, and the old ν, which that would read, copied by XLA.
-            nu = b2 * nu + (c2 * tree.abs_squared(g - mu) + eps_root)
-            ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            return ahead / (tree.root(nu * nu_scale) + eps), mu, nu
+    def _moments(self, now, g, mu, nu):
+        mu = now.b1 * mu + now.c1 * g
+        # For the order of the sums see `_xla`.
+        return mu, now.b2 * nu + (now.c2 * tree.abs_squared(g - mu) + now.eps_root)
 
-        decays = (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2))
-        updates, mu, nu = tree.map_leaves(
-            rule,
-            (updates, state.mu, state.nu),
-            (*decays, now.eps, now.eps_root),
-            (from_mu, from_g, tree.bias_correction(now.b2, age)),
-        )
-        return updates, ScaleByAdamState(
-            age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
-        )
+    def _direction(self, now, g, mu, nu):
+        return debiased_mean(now, g, mu) / (tree.root(nu * now.nu_scale) + now.eps)
 
 
-class ScaleByYogi(AbstractTransform):
-    """Yogi: Adam whose mean of squares moves by additions, so that it falls slowly.
+class ScaleByYogi(AbstractAdam):
+    """Yogi: Adam with a mean of squares that changes additively, and so falls slowly.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
         vₜ = vₜ₋₁ − (1 − β₂)·sign(vₜ₋₁ − |gₜ|²)·|gₜ|²
         uₜ = m̂ₜ / (√(v̂ₜ + ε_root) + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
 
-    Differs from Optax: there the mean m starts at `initial_accumulator_value` too, so that
-    parameters move whose gradients are zero. Here it starts at 0, as in the paper.
+    Differs from Optax, where the mean m starts at `initial_accumulator_value` too, which moves
+    parameters whose gradients are zero. Here it starts at 0, as in the paper.
 
     **Arguments:**
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
-    - `b2`: β₂, in [0, 1): 1 − β₂ is the size of the additions.
+    - `b2`: β₂, in [0, 1); 1 − β₂ is the relative size of the changes of v.
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `initial_accumulator_value`: v₀, ≥ 0.
-    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
-    - `nu_dtype`: how v is stored; without it the parameter's own dtype, at least float32.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
+        float32.
 
     ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
         Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
@@ -119,59 +101,38 @@ class ScaleByYogi(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByAdamState:
         start = self.at(Context(step=0)).initial_accumulator_value
         return ScaleByAdamState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             mu=tree.first_moment(params, self.mu_dtype),
             nu=tree.second_moment(params, self.nu_dtype, start),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        now.mu_scale = tree.bias_correction(now.b1, age)
+        now.nu_scale = tree.bias_correction(now.b2, age)
 
-        def means(g, mu, nu, b1, c1, c2):
-            square = tree.abs_squared(g)
-            return b1 * mu + c1 * g, nu - c2 * jnp.sign(nu - square) * square
+    def _moments(self, now, g, mu, nu):
+        square = tree.abs_squared(g)
+        return now.b1 * mu + now.c1 * g, nu - now.c2 * jnp.sign(nu - square) * square
 
-        def update(mu, nu, eps, eps_root, mu_scale, nu_scale):
-            return mu * mu_scale / (tree.root(nu * nu_scale + eps_root) + eps)
-
-        mu, nu = tree.map_leaves(
-            means,
-            (updates, state.mu, state.nu),
-            (now.b1, tree.complement(now.b1), tree.complement(now.b2)),
-            like=(state.mu, state.nu),
-        )
-        updates = tree.map_leaves(
-            update,
-            (mu, nu),
-            (now.eps, now.eps_root),
-            (tree.bias_correction(now.b1, age), tree.bias_correction(now.b2, age)),
-        )
-        return updates, ScaleByAdamState(age, mu, nu)
+    def _direction(self, now, g, mu, nu):
+        del g
+        return mu * now.mu_scale / (tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
 
 
-class ScaleByRadam(AbstractTransform):
-    """RAdam: Adam that rectifies the variance of its early steps.
+class ScaleByRadam(AbstractAdam):
+    """RAdam: Adam that rectifies the variance of the first steps.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
         ρ∞ = 2 / (1 − β₂) − 1,   ρₜ = ρ∞ − 2t·β₂ᵗ / (1 − β₂ᵗ)
         rₜ = √((ρₜ − 4)(ρₜ − 2)·ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)·ρₜ))
         uₜ = rₜ·m̂ₜ / (√(v̂ₜ + ε_root) + ε)   where ρₜ ≥ threshold,   else   m̂ₜ
 
-    with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). In float32 the formula of ρₜ cancels and
-    leaves two digits at the default β₂; here it is computed without cancelling.
+    with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). In float32 the formula of ρₜ leaves two
+    correct digits at the default β₂; here it is computed without cancellation.
 
     **Arguments:**
 
@@ -179,10 +140,11 @@ class ScaleByRadam(AbstractTransform):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `threshold`: from which ρₜ on to divide, ≥ 4.
-    - `nesterov`: whether to look ahead, as in `ScaleByAdam`.
-    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
-    - `nu_dtype`: how v is stored; without it the parameter's own dtype, at least float32.
+    - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
+    - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
+        float32.
 
     ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
@@ -197,60 +159,30 @@ class ScaleByRadam(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             mu=tree.first_moment(params, self.mu_dtype),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
-        from_mu, from_g = look_ahead(now.b1, age, self.nesterov)
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        add_mean_numbers(now, age, self.nesterov)
+        now.c2 = 1 - now.b2
+        now.nu_scale = tree.bias_correction(now.b2, age)
         rho, limit = _degrees_of_freedom(now.b2, age)
-        rectified = rho >= now.threshold
-        # What is not used must be finite too: a derivative would multiply it by 0.
-        rho = jnp.where(rectified, rho, 5)
-        limit = jnp.where(rectified, limit, 5)
-        scale = (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)
+        now.rectified = rho >= now.threshold
+        # The unused branch must be finite too: a derivative multiplies it by 0.
+        rho = jnp.where(now.rectified, rho, 5)
+        limit = jnp.where(now.rectified, limit, 5)
+        now.r = jnp.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
-        def means(g, mu, nu, b1, c1, b2, c2):
-            return b1 * mu + c1 * g, b2 * nu + c2 * tree.abs_squared(g)
+    def _moments(self, now, g, mu, nu):
+        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.abs_squared(g)
 
-        def update(g, mu, nu, eps, eps_root, from_mu, from_g, nu_scale, rectified, scale):
-            ahead = from_mu * mu + from_g * g if self.nesterov else from_mu * mu
-            divided = scale / (tree.root(nu * nu_scale + eps_root) + eps)
-            return ahead * jnp.where(rectified > 0, divided, 1)
-
-        mu, nu = tree.map_leaves(
-            means,
-            (updates, state.mu, state.nu),
-            (now.b1, tree.complement(now.b1), now.b2, tree.complement(now.b2)),
-            like=(state.mu, state.nu),
-        )
-        updates = tree.map_leaves(
-            update,
-            (updates, mu, nu),
-            (now.eps, now.eps_root),
-            (
-                from_mu,
-                from_g,
-                tree.bias_correction(now.b2, age),
-                rectified.astype(rho.dtype),
-                jnp.sqrt(scale),
-            ),
-        )
-        return updates, ScaleByAdamState(age, mu, nu)
+    def _direction(self, now, g, mu, nu):
+        factor = now.r / (tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
+        return debiased_mean(now, g, mu) * jnp.where(now.rectified, factor, 1)
 
 
 def _degrees_of_freedom(
@@ -258,12 +190,12 @@ def _degrees_of_freedom(
 ) -> tuple[Real[Array, "*leaves"], Scalar]:
     """RAdam's ρₜ and ρ∞.
 
-    With x = −log β₂ and L(y) = coth y − 1/y it is ρₜ = L(x/2) + t·(1 − L(t·x/2)): the two great
-    terms of the usual formula, which agree in all but their last digits, have left it.
+    With x = −log β₂ and L(y) = coth y − 1/y, ρₜ = L(x/2) + t·(1 − L(t·x/2)). The two large terms
+    of the usual formula, which agree in all but their last digits, cancel symbolically.
     """
     t = age.astype(b2.dtype)
-    x = -jnp.log1p(-tree.complement(b2))
-    return _langevin(x / 2) + t * (1 - _langevin(t * x / 2)), 2 / tree.complement(b2) - 1
+    x = -jnp.log1p(-(1 - b2))
+    return _langevin(x / 2) + t * (1 - _langevin(t * x / 2)), 2 / (1 - b2) - 1
 
 
 def _langevin(y: Real[Array, "*shape"]) -> Real[Array, "*shape"]:
@@ -290,4 +222,4 @@ _LANGEVIN = (
     -349222 / 1531329465290625,
     310732 / 13447856940643125,
 )
-"""The Taylor coefficients of y, y³, y⁵, …: enough for double precision up to y = ½."""
+"""The Taylor coefficients of y, y³, y⁵, …, enough for double precision up to y = ½."""

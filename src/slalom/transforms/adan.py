@@ -1,6 +1,6 @@
 """Adam with a mean of gradient differences: Adan."""
 
-from typing import ClassVar
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,12 +9,13 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
-from .._core.transform import AbstractTransform, Context
-from .._types import Params, Updates
+from .._types import Params
+from ._adam import AbstractAdam
+from ._xla import written_after
 
 
 class ScaleByAdanState(eqx.Module):
-    """What `ScaleByAdan` remembers."""
+    """The state of `ScaleByAdan`."""
 
     age: Int[Array, "*leaves"] = per_leaf()
     m: PyTree[Inexact[Array, "..."]] = param_like()
@@ -23,7 +24,7 @@ class ScaleByAdanState(eqx.Module):
     g: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByAdan(AbstractTransform):
+class ScaleByAdan(AbstractAdam):
     """Adan: Nesterov momentum from the differences of successive gradients.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -33,8 +34,8 @@ class ScaleByAdan(AbstractTransform):
 
     with m̂ₜ = mₜ / (1 − β₁ᵗ), and so on. The paper's β are 1 − β here, as in its authors' code.
 
-    Differs from Optax: there 1 − β₂ stands in front of d and v̂, where the paper, in these
-    letters, has β₂.
+    Differs from Optax, where the factor of d and v̂ is 1 − β₂ instead of the paper's β₂ (in the
+    notation used here).
 
     **Arguments:**
 
@@ -43,8 +44,10 @@ class ScaleByAdan(AbstractTransform):
     - `b3`: β₃, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: how m, v and the last gradient are stored; the parameter's own dtype without it.
-    - `nu_dtype`: how n is stored; without it the parameter's own dtype, at least float32.
+    - `mu_dtype`: the dtype in which m, v and the last gradient are stored. Defaults to the
+        parameter's dtype.
+    - `nu_dtype`: the dtype in which n is stored. Defaults to the parameter's dtype, but at least
+        float32.
 
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
@@ -57,55 +60,31 @@ class ScaleByAdan(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByAdanState:
         return ScaleByAdanState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             m=tree.first_moment(params, self.mu_dtype),
             v=tree.first_moment(params, self.mu_dtype),
             n=tree.second_moment(params, self.nu_dtype),
             g=tree.first_moment(params, self.mu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdanState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdanState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        now.c1, now.c2, now.c3 = 1 - now.b1, 1 - now.b2, 1 - now.b3
+        now.m_scale = tree.bias_correction(now.b1, age)
+        now.v_scale = now.b2 * tree.bias_correction(now.b2, age)
+        now.n_scale = tree.bias_correction(now.b3, age)
+        now.has_previous = age > 1
 
-        def means(g, m, v, n, last, b1, c1, b2, c2, b3, c3, age):
-            difference = jnp.where(age > 1, g - last, 0)
-            m = b1 * m + c1 * g
-            v = b2 * v + c2 * difference
-            n = b3 * n + c3 * tree.abs_squared(g + b2 * difference)
-            # n is never negative, so what is kept is g. That it seems to depend on v and n lets
-            # XLA write it last, in place: else the old gradient, which these read, is copied.
-            return m, v, n, jnp.where((n < 0) & (v == 0), 0, g)
+    def _moments(self, now, g, m, v, n, previous):
+        difference = jnp.where(now.has_previous, g - previous, 0)
+        m = now.b1 * m + now.c1 * g
+        v = now.b2 * v + now.c2 * difference
+        n = now.b3 * n + now.c3 * tree.abs_squared(g + now.b2 * difference)
+        return m, v, n, written_after(g, never=(n < 0) & (v == 0))
 
-        def update(m, v, n, eps, eps_root, m_scale, v_scale, n_scale):
-            return (m_scale * m + v_scale * v) / (tree.root(n * n_scale + eps_root) + eps)
-
-        decays = (
-            *(now.b1, tree.complement(now.b1)),
-            *(now.b2, tree.complement(now.b2)),
-            *(now.b3, tree.complement(now.b3)),
+    def _direction(self, now, g, m, v, n, previous):
+        del g, previous
+        return (now.m_scale * m + now.v_scale * v) / (
+            tree.root(n * now.n_scale + now.eps_root) + now.eps
         )
-        old = (state.m, state.v, state.n, state.g)
-        m, v, n, last = tree.map_leaves(means, (updates, *old), decays, (age,), like=old)
-        updates = tree.map_leaves(
-            update,
-            (m, v, n),
-            (now.eps, now.eps_root),
-            (
-                tree.bias_correction(now.b1, age),
-                now.b2 * tree.bias_correction(now.b2, age),
-                tree.bias_correction(now.b3, age),
-            ),
-        )
-        return updates, ScaleByAdanState(age, m, v, n, last)

@@ -1,20 +1,20 @@
-"""Transforms that bound updates."""
+"""Transforms that clip updates."""
 
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 
 
 class Clip(AbstractStatelessTransform):
-    """Bounds each number of the updates: u ↦ min(max(u, −δ), δ).
+    """Clips each number of the updates: u ↦ min(max(u, −δ), δ).
 
-    For complex leaves real and imaginary part are bounded each.
+    The real and imaginary parts of complex updates are clipped separately.
 
     **Arguments:**
 
@@ -29,20 +29,21 @@ class Clip(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
 
-        def rule(u: Any, delta: Any) -> Any:
+        def rule(now, u):
+            low, high = -now.max_delta, now.max_delta
             if jnp.iscomplexobj(u):
-                return jnp.clip(u.real, -delta, delta) + 1j * jnp.clip(u.imag, -delta, delta)
-            return jnp.clip(u, -delta, delta)
+                return jnp.clip(u.real, low, high) + 1j * jnp.clip(u.imag, low, high)
+            return jnp.clip(u, low, high)
 
-        return tree.map_leaves(rule, (updates,), (self.at(context).max_delta,))
+        return tree.map_leaves(rule, (updates,), self.at(context))
 
 
 class ClipByGlobalNorm(AbstractStatelessTransform):
-    """Scales all updates together so that their Euclidean norm is at most c: u ↦ u·min(1, c / ‖u‖).
+    """Scales all updates by one factor so that their norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
-    The norm is summed in at least float32 over all leaves that this transform sees: inside a
-    mask or a group of a partition, over those of the mask or group. A norm that is not finite
-    makes the updates not finite, so that it can be seen.
+    The Euclidean norm is summed in at least float32 over all leaves that this transform sees:
+    inside a mask or a group of a partition, over those of the mask or group. A norm that is not
+    finite makes the updates not finite, which does not hide the error.
 
     **Arguments:**
 
@@ -60,10 +61,8 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
         del params
         norm = tree.global_norm(updates)
         max_norm = jnp.asarray(self.at(context).max_norm, norm.dtype)
-        # One division of scalars: divided leaf by leaf, XLA would write the clipped updates to
-        # memory.
-        scale = shrinking(norm, max_norm)
-        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,))
+        # A factor, since XLA would write updates that were divided leaf by leaf to memory.
+        return tree.scale(updates, clip_factor(norm, max_norm))
 
 
 class ClipByBlockRms(AbstractStatelessTransform):
@@ -72,7 +71,7 @@ class ClipByBlockRms(AbstractStatelessTransform):
         u ↦ u·min(1, c / rms(u))   with   rms(u) = √(mean |u|²)
 
     The mean is taken in at least float32. A root mean square that is not finite makes the update
-    of that leaf not finite, so that it can be seen.
+    of that leaf not finite, which does not hide the error.
 
     **Arguments:**
 
@@ -88,15 +87,15 @@ class ClipByBlockRms(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
 
-        def rule(u: Any, threshold: Any) -> Any:
-            return u * shrinking(tree.rms(u), threshold)
+        def rule(now, u):
+            return u * clip_factor(tree.rms(u), now.threshold)
 
-        return tree.map_leaves(rule, (updates,), (self.at(context).threshold,))
+        return tree.map_leaves(rule, (updates,), self.at(context))
 
 
-def shrinking(size: Any, limit: Any) -> Any:
-    """The factor that brings a size down to a limit."""
-    # Compared this way round, a NaN size is not mistaken for a small one; and an infinite one,
-    # which may have overflowed from finite updates, not for a reason to stop.
+def clip_factor(size: Any, limit: Any) -> Any:
+    """min(1, limit / size), or NaN if the size is not finite."""
+    # `size <= limit` is false for a NaN. An infinite size, which may be the overflowed norm of
+    # finite updates, becomes NaN because a factor of 0 would silently stop the training.
     divisor = jnp.where(size == 0, 1, jnp.where(jnp.isinf(size), jnp.nan, size))
     return jnp.where(size <= limit, 1, limit / divisor)

@@ -1,4 +1,4 @@
-"""Transforms that stop updates, or part of them."""
+"""Transforms that zero or restrict updates."""
 
 from typing import Any, ClassVar
 
@@ -8,16 +8,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import per_leaf
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.resolve import WhereLike
 
 
 class SetToZero(AbstractStatelessTransform):
-    """Replaces updates by zeros, whatever they are: also NaN and infinity.
+    """Replaces updates, including NaN and infinity, by zeros.
 
     `SetToZero().mask(where)` freezes the selected parameters.
     """
@@ -38,13 +39,13 @@ class SetToZero(AbstractStatelessTransform):
 
 
 def freeze(where: WhereLike) -> AbstractTransform:
-    """Stops the updates of the selected parameters; the others pass through unchanged.
+    """Replaces the updates of the selected parameters, including NaN and infinity, by zeros.
 
     **Arguments:**
 
     - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
 
-    **Returns:** `SetToZero().mask(where)`, a link for a chain; also NaN and infinity are stopped.
+    **Returns:** `SetToZero().mask(where)`, a link for a chain.
 
     ```python
     >>> sl.sgd(0.1) | sl.freeze(sl.where.ndim(1))
@@ -56,10 +57,10 @@ def freeze(where: WhereLike) -> AbstractTransform:
 
 
 class KeepParamsNonnegative(AbstractTransform):
-    """Stops at zero what would go below: u ↦ u, or −p where p + u < 0.
+    """Stops parameters at zero that would become negative: u ↦ u, or −p where p + u < 0.
 
-    A last link: what a link behind it does to the updates it does not see. Parameters that start
-    negative are set to zero by the first update.
+    Use it as the last link, since it does not see what later links do to the updates. Parameters
+    that start negative become zero in the first update.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -69,8 +70,8 @@ class KeepParamsNonnegative(AbstractTransform):
         for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
             if jnp.iscomplexobj(p):
                 raise TypeError(
-                    f"KeepParamsNonnegative has no meaning for complex numbers, and '{path}' is "
-                    f"an array of dtype {p.dtype}. Use `.mask(where)` to leave it out."
+                    f"KeepParamsNonnegative cannot be used with complex numbers, but '{path}' is "
+                    f"an array of dtype {p.dtype}. Use `.mask(where)` to exclude it."
                 )
         return tree.no_state(params)
 
@@ -84,24 +85,24 @@ class KeepParamsNonnegative(AbstractTransform):
         del state, context
         params = self.demand("params", params)
 
-        def rule(u: Any, p: Any) -> Any:
+        def rule(_, u, p):
             return jnp.where(p + u < 0, -p, u)
 
         return tree.map_leaves(rule, (updates, params)), None
 
 
 class ZeroNansState(eqx.Module):
-    """What `ZeroNans` remembers."""
+    """The state of `ZeroNans`."""
 
     found_nan: Int[Array, " leaves"] = per_leaf()
-    """In how many updates each leaf held a NaN."""
+    """The number of updates of each leaf that contained a NaN."""
 
 
 class ZeroNans(AbstractTransform):
-    """Replaces NaN by zero, and counts for each leaf the updates that held one.
+    """Replaces NaN by zero, and counts for each leaf the updates that contained one.
 
-    Infinities pass through. Differs from Optax: `found_nan` counts, where Optax remembers only
-    whether the last update held a NaN.
+    Infinities pass through. Differs from Optax: `found_nan` is a count, where Optax stores only
+    whether the last update contained a NaN.
     """
 
     keeps_zeros: ClassVar[bool] = True
@@ -122,5 +123,5 @@ class ZeroNans(AbstractTransform):
         count = state.found_nan
         if found:
             count = jnp.where(jnp.stack(found), tree.increment(count), count)
-        made = tree.map_leaves(lambda u: jnp.where(jnp.isnan(u), 0, u), (updates,))
-        return made, ZeroNansState(count)
+        updates = tree.map_leaves(lambda _, u: jnp.where(jnp.isnan(u), 0, u), (updates,))
+        return updates, ZeroNansState(count)

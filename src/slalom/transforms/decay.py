@@ -1,20 +1,20 @@
-"""Transforms that pull parameters towards zero."""
+"""Weight decay."""
 
 from typing import ClassVar
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 
 
 class AddDecayedWeights(AbstractStatelessTransform):
-    """Adds the decayed parameters to the updates: u ↦ u + λ·p.
+    """Adds weight decay to the updates: u ↦ u + λ·p.
 
-    Behind the rule and before `ScaleByLearningRate` (as in `sl.adamw`) the decay is decoupled
-    from the gradient's scale and follows the learning rate: a step subtracts η·λ·p. In front of
-    the rule it is L2 regularisation. To decay some parameters only, use `.mask(decay_where)`.
+    After the rule and before `ScaleByLearningRate`, as in `sl.adamw`, the decay is decoupled from
+    the scale of the gradient and follows the learning rate: a step subtracts η·λ·p. Before the
+    rule it is L2 regularization. To decay only some parameters, use `.mask(decay_where)`.
 
     **Arguments:**
 
@@ -31,5 +31,8 @@ class AddDecayedWeights(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
-        weight_decay = self.at(context).weight_decay
-        return tree.map_leaves(lambda u, p, s: u + s * p, (updates, params), (weight_decay,))
+
+        def rule(now, u, p):
+            return u + now.weight_decay * p
+
+        return tree.map_leaves(rule, (updates, params), self.at(context))

@@ -1,4 +1,4 @@
-"""Transforms that find the step size from the distance gone: DoG."""
+"""A step size from the distance travelled: DoG."""
 
 from typing import Any, ClassVar
 
@@ -9,14 +9,15 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_param
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from .scale import sign_of
 
 
 class ScaleByDistanceOverGradientsState(eqx.Module):
-    """What `ScaleByDistanceOverGradients` remembers."""
+    """The state of `ScaleByDistanceOverGradients`."""
 
     max_dist: PyTree[Float[Array, ""]] = per_param()
     grad_sum_of_squares: PyTree[Float[Array, ""]] = per_param()
@@ -24,26 +25,26 @@ class ScaleByDistanceOverGradientsState(eqx.Module):
 
 
 class ScaleByDistanceOverGradients(AbstractTransform):
-    """DoG, layer by layer: a step as long as the way gone, over the gradients seen.
+    """Layer-wise DoG: the distance travelled over the root of the sum of squared gradients.
 
         rₜ = max(rₜ₋₁, ‖pₜ − p₀‖)   with   r₋₁ = r·(1 + ‖p₀‖)
         Gₜ = Gₜ₋₁ + ‖gₜ‖²
         uₜ = s·rₜ / √(Gₜ + ε) · gₜ
 
-    with the norms of one leaf, which is what the paper calls a layer. It replaces a learning
-    rate: `sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0)` descends. Its authors recommend to
-    evaluate an average of the parameters: `.average()`.
+    The norms are those of one leaf, which the paper calls a layer. It replaces a learning rate:
+    `sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0)` descends. The authors recommend evaluating
+    an average of the parameters: `.average()`.
 
-    Differs from Optax: p₀ is kept in the parameters' own dtype, which holds it exactly, and not
-    in float32; of complex parameters the distance is that of the absolute values.
+    Differs from Optax: p₀ is stored in the parameter's own dtype, which is exact, instead of
+    float32; for complex parameters the norm is that of the absolute values.
 
     **Arguments:**
 
-    - `reps_rel`: r, the first step in proportion to the parameter, > 0; 1e-4 in models with batch
-        norm, else 1e-6.
+    - `reps_rel`: r, the length of the first step relative to the parameter's norm, > 0. The paper
+        uses 1e-4 for models with batch normalization and 1e-6 for others.
     - `eps`: ε, > 0.
-    - `param_dtype`: how p₀ is stored; the parameter's own dtype without it.
-    - `global_scale`: s; −1 to descend without a further link.
+    - `param_dtype`: the dtype in which p₀ is stored. Defaults to the parameter's dtype.
+    - `global_scale`: s; with −1 the rule descends without a further link.
 
     ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023
         (L-DoG)"
@@ -59,11 +60,14 @@ class ScaleByDistanceOverGradients(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByDistanceOverGradientsState:
         tree.check_inexact(params)
-        first = self.at(Context(step=0)).reps_rel
+
+        def first_distance(now, p):
+            return now.reps_rel * (1 + tree.norm(p))
+
         return ScaleByDistanceOverGradientsState(
-            max_dist=tree.map_leaves(lambda p, r: r * (1 + tree.norm(p)), (params,), (first,)),
+            max_dist=tree.map_leaves(first_distance, (params,), self.at(Context(step=0))),
             grad_sum_of_squares=jax.tree.map(_zero, params),
-            init_params=tree.copy(params, self._stored),
+            init_params=tree.copy(params, self._start_dtype),
         )
 
     def update(
@@ -74,18 +78,18 @@ class ScaleByDistanceOverGradients(AbstractTransform):
         context: Context | None = None,
     ) -> tuple[Updates, ScaleByDistanceOverGradientsState]:
         params = self.demand("params", params)
-        now = self.at(context)
 
-        def rule(g, p, start, before, seen, eps, scale):
-            distance = jnp.maximum(before[0], tree.norm(p - start))
-            total = seen[0] + jnp.sum(tree.abs_squared(g))
-            return g * (scale * distance * jax.lax.rsqrt(total + eps)), distance, total
+        def rule(now, g, p, start, distance, total):
+            distance = jnp.maximum(distance[0], tree.norm(p - start))
+            total = total[0] + jnp.sum(tree.abs_squared(g))
+            factor = now.global_scale * distance * jax.lax.rsqrt(total + now.eps)
+            return g * factor, distance, total
 
         updates, distance, total = tree.map_leaves(
             rule,
             (updates, params, state.init_params),
-            (now.eps, now.global_scale),
-            per_param=(_alone(state.max_dist), _alone(state.grad_sum_of_squares)),
+            self.at(context),
+            per_param=(_in_tuples(state.max_dist), _in_tuples(state.grad_sum_of_squares)),
         )
         return updates, ScaleByDistanceOverGradientsState(
             tree.cast_like(distance, state.max_dist),
@@ -96,7 +100,7 @@ class ScaleByDistanceOverGradients(AbstractTransform):
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.global_scale),) * len(jax.tree.leaves(params))
 
-    def _stored(self, own: Any) -> np.dtype:
+    def _start_dtype(self, own: Any) -> np.dtype:
         return own if self.param_dtype is None else tree.storage_dtype(own, self.param_dtype)
 
 
@@ -104,5 +108,6 @@ def _zero(x: Any) -> Array:
     return jnp.zeros((), tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype))))
 
 
-def _alone(numbers: PyTree) -> PyTree:
+def _in_tuples(numbers: PyTree) -> PyTree:
+    """The form that `tree.map_leaves` takes under `per_param`."""
     return jax.tree.map(lambda x: (x,), numbers)

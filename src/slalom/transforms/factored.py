@@ -1,4 +1,4 @@
-"""A mean of squares in the memory of one row and one column: Adafactor."""
+"""A mean of squares that is stored as one row and one column: Adafactor."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -9,57 +9,59 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, count_field, hyperparameter, per_leaf, per_param
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ._layout import factored_axes
-from .clip import shrinking
+from .clip import clip_factor
 
 
 def _power_decay(step: Real[Array, "*leaves"], decay_rate: Scalar) -> Real[Array, "*leaves"]:
-    """1 − (n + 1)^−c: a mean of all squares with c = 1, and of the later ones with c < 1."""
+    """1 − (n + 1)^−c: a uniform mean for c = 1, and one that favours recent squares for c < 1."""
     return 1 - (step + 1) ** -decay_rate
 
 
 class ScaleByFactoredRmsState(eqx.Module):
-    """What `ScaleByFactoredRms` remembers."""
+    """The state of `ScaleByFactoredRms`."""
 
     age: Int[Array, "*leaves"] = per_leaf()
     nu: PyTree[Float[Array, "..."]] = per_param()
-    """At each leaf the means along a row and along a column, of size 1 along the axis that is
-    averaged away, in the order of the axes; or the one mean of squares of a leaf that is not
-    factored."""
+    """At each factored leaf the row and column means, of size 1 along the averaged axis, in the
+    order of the axes; at each other leaf a tuple of the one mean of squares."""
 
 
 class ScaleByFactoredRms(AbstractTransform):
-    """Adafactor's scaling: divides by the root of a mean of squares, kept as a row and a column.
+    """Adafactor's scaling: divides by the root of a factored mean of squares.
 
         Rₜ = βₜ·Rₜ₋₁ + (1 − βₜ)·mean over inputs of (|gₜ|² + ε)
         Cₜ = βₜ·Cₜ₋₁ + (1 − βₜ)·mean over outputs of (|gₜ|² + ε)
         uₜ = gₜ / √(Rₜ·Cₜ / mean Rₜ)   with   βₜ = 1 − t^−c
 
-    for matrices, and uₜ = gₜ / √vₜ with vₜ = βₜ·vₜ₋₁ + (1 − βₜ)·(|gₜ|² + ε) for the rest. An
-    n × m matrix needs n + m numbers. β₁ = 0, so no mean needs a bias correction.
+    for matrices, and uₜ = gₜ / √vₜ with vₜ = βₜ·vₜ₋₁ + (1 − βₜ)·(|gₜ|² + ε) for other arrays. An
+    n × m matrix needs n + m numbers. No mean needs a bias correction, since β₁ = 0.
 
-    The two axes are those of outputs and inputs where the layer is one of Equinox's (`Linear`,
-    `Conv`, `ConvTranspose`, `Embedding`, `GRUCell`, `LSTMCell`), also in a stack of layers that
-    `eqx.filter_vmap` made; for other arrays they are the two longest ones, as in Optax. Which of
-    the two comes first makes no difference. R, C and v are kept in at least float32.
+    The two axes are those of outputs and inputs in the layers of Equinox (`Linear`, `Conv`,
+    `ConvTranspose`, `Embedding`, `GRUCell`, `LSTMCell`), also when `eqx.filter_vmap` stacks them.
+    For other arrays they are the two longest axes, as in Optax. Their order makes no difference.
+    R, C and v are stored in at least float32.
 
-    Differs from Optax: t counts from the start of the accumulators, and is 1 until
-    `step_offset` has passed, where it would be zero or negative.
+    Differs from Optax: t counts from the start of the accumulators, and stays at 1 for the first
+    `step_offset` steps, where it would be zero or negative.
 
     **Arguments:**
 
-    - `factored`: whether to factor at all.
+    - `factored`: whether to factor any array.
     - `decay_rate`: c, in [0, 1].
-    - `step_offset`: a number of steps that t does not count, such as those of an earlier run.
-    - `min_dim_size_to_factor`: how long both axes must be, an int ≥ 1.
-    - `epsilon`: ε, > 0: without it a gradient of zeros would be divided by zero.
-    - `decay_rate_fn`: what gives βₜ instead, a function of t − 1 and c.
-    - `clipping_threshold`: d, ≥ 0, which bounds the root mean square of each leaf's update: the
-        same as `| sl.ClipByBlockRms(d)`, without writing u to memory in between.
-    - `axis`: the two axes to factor, of every array that this transform sees.
+    - `step_offset`: the number of steps that t leaves out, such as those of an earlier run, ≥ 0.
+    - `min_dim_size_to_factor`: the smallest size of both axes of a factored array, an int ≥ 1.
+    - `epsilon`: ε, > 0; prevents a division by zero where the gradient is zero.
+    - `decay_rate_fn`: a function of t − 1 and c that returns βₜ. Defaults to 1 − t^−c.
+    - `clipping_threshold`: the largest root mean square of each leaf's update, ≥ 0. It is
+        equivalent to `| sl.ClipByBlockRms(d)`, but does not write u to memory in between.
+        Defaults to no clipping.
+    - `axis`: the two axes to factor in every array that this transform sees. Defaults to the axes
+        described above.
 
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018; Zhai et al.,
         [Scaling Vision Transformers](https://arxiv.org/abs/2106.04560), 2021, for a bounded βₜ"
@@ -78,7 +80,9 @@ class ScaleByFactoredRms(AbstractTransform):
 
     def __check_init__(self):
         if self.axis is not None and len(set(self.axis)) != 2:
-            raise ValueError(f"ScaleByFactoredRms.axis must be two axes, got {self.axis!r}.")
+            raise ValueError(
+                f"ScaleByFactoredRms.axis must be two different axes, got {self.axis!r}."
+            )
 
     def init(self, params: Params) -> ScaleByFactoredRmsState:
         tree.check_inexact(params)
@@ -93,7 +97,7 @@ class ScaleByFactoredRms(AbstractTransform):
             dtype = tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype)))
             return (jnp.zeros_like(x, dtype=dtype),)
 
-        return ScaleByFactoredRmsState(age=tree.fresh_age(), nu=jax.tree.map(zeros, params))
+        return ScaleByFactoredRmsState(age=tree.fresh_count(), nu=jax.tree.map(zeros, params))
 
     def update(
         self,
@@ -106,66 +110,60 @@ class ScaleByFactoredRms(AbstractTransform):
         now = self.at(context)
         steps = jnp.asarray(state.age, now.decay_rate.dtype)
         counted = jnp.maximum(steps - jnp.asarray(now.step_offset, steps.dtype), 0)
-        decay = jnp.asarray(self.decay_rate_fn(counted, now.decay_rate), steps.dtype)
-        limits = () if now.clipping_threshold is None else (now.clipping_threshold,)
+        now.beta = jnp.asarray(self.decay_rate_fn(counted, now.decay_rate), steps.dtype)
+        now.rest = 1 - now.beta
 
-        # XLA writes to memory what two sums, or a sum and a product, take from one expression. So
-        # no two take the same: g is read three times, and nothing of its size is written but u.
-        def rule(g, nu, epsilon, *numbers):
-            *limit, decay, rest = numbers
+        # No two reductions share an expression (see `_xla`): g is read three times, and u is the
+        # only array of its size that is written.
+        def rule(now, g, nu):
             nu = tuple(
-                decay * before + rest * (_mean_of_squares(g, i, before.shape) + epsilon)
-                for i, before in enumerate(nu)
+                now.beta * old + now.rest * (_mean_of_squares(g, i, old.shape) + now.epsilon)
+                for i, old in enumerate(nu)
             )
             if len(nu) == 1:
-                bound = _bound(lambda: jnp.sum((g / nu[0]) * jnp.conj(g)).real, g.size, *limit)
-                return g * (tree.inverse_root(nu[0]) * bound), nu
+                factor = _rms_clip_factor(now, g, lambda: jnp.sum((g / nu[0]) * jnp.conj(g)).real)
+                return g * (tree.inverse_root(nu[0]) * factor), nu
             row, column = nu
-            # Roots of vectors, not of all their products; and the bound is a factor of one.
+            # Roots of vectors are cheaper than roots of all their products.
             by_row = tree.inverse_root(row)
-            mean = _over(jnp.mean, row, _smaller(row, column))
+            mean = _reduce(jnp.mean, row, _smaller(row, column))
             by_column = tree.inverse_root(column) * tree.root(mean)
 
-            def total():
-                # Down the columns first: the other way round, the CPU backend of XLA computes
-                # both sums of a 50 257 × 768 matrix as one, at a tenth of the speed.
-                within_columns = _over(jnp.sum, tree.abs_squared(g * by_row), column.shape)
+            def sum_of_squares():
+                # Sum the columns first: the other way round, the CPU backend of XLA computes both
+                # sums of a 50 257 × 768 matrix at once, at a tenth of the speed.
+                within_columns = _reduce(jnp.sum, tree.abs_squared(g * by_row), column.shape)
                 return jnp.sum(within_columns * jnp.square(by_column))
 
-            return g * (by_row * _bound(total, g.size, *limit)) * by_column, nu
+            return g * (by_row * _rms_clip_factor(now, g, sum_of_squares)) * by_column, nu
 
-        updates, nu = tree.map_leaves(
-            rule,
-            (updates,),
-            (now.epsilon, *limits),
-            (decay, tree.complement(decay)),
-            per_param=(state.nu,),
-        )
+        updates, nu = tree.map_leaves(rule, (updates,), now, per_param=(state.nu,))
         return updates, ScaleByFactoredRmsState(
             tree.increment(state.age), tree.cast_like(nu, state.nu)
         )
 
 
 def _smaller(row: Array, column: Array) -> tuple[int, ...]:
-    """The shape that is left when rows and columns are both averaged away."""
+    """The shape that is left when rows and columns are both averaged."""
     return tuple(map(min, row.shape, column.shape))
 
 
-def _over(reduction: Any, x: Inexact[Array, "..."], shape: tuple[int, ...]) -> Array:
-    """A reduction of the axes that have size 1 in `shape`."""
+def _reduce(reduction: Any, x: Inexact[Array, "..."], shape: tuple[int, ...]) -> Array:
+    """Reduces the axes that have size 1 in `shape`."""
     axes = tuple(a for a, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
     return reduction(x, axes, keepdims=True) if axes else x
 
 
 def _mean_of_squares(g: Inexact[Array, "..."], i: int, shape: tuple[int, ...]) -> Array:
-    """The i-th mean of |g|², worded differently for each i."""
+    """The mean of |g|² over the i-th axis, phrased differently for each i (see `_xla`)."""
     if i == 0 or jnp.iscomplexobj(g):
-        return _over(jnp.mean, tree.abs_squared(g), shape)
-    return _over(jnp.mean, (g + g) * g, shape) / 2
+        return _reduce(jnp.mean, tree.abs_squared(g), shape)
+    return _reduce(jnp.mean, (g + g) * g, shape) / 2
 
 
-def _bound(total: Callable[[], Array], size: int, threshold: Scalar | None = None) -> Scalar | int:
-    """The factor that bounds a root mean square, from the total of the squares."""
-    if threshold is None:
+def _rms_clip_factor(now: Any, g: Array, sum_of_squares: Callable[[], Array]) -> Scalar | int:
+    """The factor that clips an update, shaped like `g`, with this sum of squares."""
+    if now.clipping_threshold is None:
         return 1
-    return shrinking(tree.root(total() / max(size, 1)), threshold)
+    rms = tree.root(sum_of_squares() / max(g.size, 1))
+    return clip_factor(rms, now.clipping_threshold)

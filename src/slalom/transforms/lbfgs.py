@@ -1,5 +1,6 @@
 """The limited-memory quasi-Newton rule."""
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -8,29 +9,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import count_field, param_like, per_leaf, per_param
-from .._core.transform import AbstractTransform, Context, count_from_zero
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 
 
 class ScaleByLbfgsState(eqx.Module):
-    """What `ScaleByLbfgs` remembers.
+    """The state of `ScaleByLbfgs`.
 
-    The memories have a first axis for the pairs, so they are marked as `per_param`, not as
-    parameter-shaped. ρ and γ, which are of all parameters together, are made of them anew in each
-    step: so a pair stays true of the others when a parameter is reset or reshaped.
+    The memories have a first axis for the pairs, so they are marked as `per_param` instead of
+    `param_like`. ρ and γ, which depend on all parameters, are computed from them in each step, so
+    the pairs of the other parameters stay valid when one is reset or reshaped.
     """
 
     count: Int[Array, ""]
-    """How many pairs were stored since the memory was last empty."""
+    """The number of pairs stored since the memory was last empty."""
     age: Int[Array, "*leaves"] = per_leaf()
-    """How often parameters and gradients were seen."""
+    """The number of updates of each parameter."""
     diff_params: PyTree[Inexact[Array, "memory ..."]] = per_param()
-    """s of each pair."""
+    """sₖ of each pair."""
     diff_updates: PyTree[Inexact[Array, "memory ..."]] = per_param()
-    """y of each pair."""
+    """yₖ of each pair."""
     products: PyTree[Float[Array, " memory"]] = per_param()
-    """What each parameter adds to ⟨s, y⟩ of each pair."""
+    """The contribution of each parameter to ⟨sₖ, yₖ⟩ of each pair."""
     params: PyTree[Inexact[Array, "..."]] = param_like()
     """The parameters of the last update."""
     updates: PyTree[Inexact[Array, "..."]] = param_like()
@@ -47,18 +49,18 @@ class ScaleByLbfgs(AbstractTransform):
         uₖ = P·gₖ
 
     by the two-loop recursion, with γ = ⟨s, y⟩ / ⟨y, y⟩ of the newest pair, and min(1, 1 / ‖g‖)
-    before there is one. Best followed by a line search, as in `sl.lbfgs`. Complex parameters
-    count as pairs of real ones.
+    before there is one. Use it with a line search, as in `sl.lbfgs`. Complex parameters count as
+    pairs of real ones.
 
-    Differs from Optax: a pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ (ε the machine's) is not stored, since P
-    would not be positive definite and u might ascend; and where the parameters did not move, as
-    after a line search that failed, the memory is emptied, so that the next direction is the
-    gradient. The memories of half-precision parameters are float32.
+    Differs from Optax: a pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ (ε is the machine epsilon) is not stored,
+    since P would not be positive definite and u might ascend. If the parameters did not move, as
+    after a failed line search, the memory is cleared, and the next direction is the gradient. The
+    memories of half-precision parameters are float32.
 
     **Arguments:**
 
     - `memory_size`: m, an int ≥ 1. The state takes 2·m + 2 times the parameters' memory.
-    - `scale_init_precond`: whether γ is as above; 1 otherwise.
+    - `scale_init_precond`: whether to use γ as above. If `False`, γ = 1.
 
     ??? cite "Nocedal, [Updating Quasi-Newton Matrices with Limited
         Storage](https://doi.org/10.1090/S0025-5718-1980-0572855-7), 1980; Liu & Nocedal, [On the
@@ -76,15 +78,15 @@ class ScaleByLbfgs(AbstractTransform):
         size = self.memory_size
 
         def memory() -> PyTree:
-            # Broadcast, not filled in: so each memory is sharded as its parameter is.
+            # Broadcasting keeps the sharding of the parameter.
             return jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (size, *x.shape)),
                 tree.zeros_like(params, tree.accumulation_dtype),
             )
 
         return ScaleByLbfgsState(
-            count=count_from_zero(),
-            age=tree.fresh_age(),
+            count=tree.fresh_count(),
+            age=tree.fresh_count(),
             diff_params=memory(),
             diff_updates=memory(),
             products=jax.tree.map(
@@ -109,18 +111,20 @@ class ScaleByLbfgs(AbstractTransform):
     def _remember(
         self, updates: Updates, state: ScaleByLbfgsState, params: Params
     ) -> ScaleByLbfgsState:
-        """The state with the newest pair in it."""
+        """The state with the newest pair."""
 
-        def differences(p: Any, before: Any, u: Any, u_before: Any, age: Any) -> Any:
-            return jnp.where(age == 0, 0, p - before), jnp.where(age == 0, 0, u - u_before)
+        def differences(now, p, last_p, u, last_u):
+            return jnp.where(now.first, 0, p - last_p), jnp.where(now.first, 0, u - last_u)
 
         s, y = tree.map_leaves(
-            differences, (params, state.params, updates, state.updates), (), (state.age,)
+            differences,
+            (params, state.params, updates, state.updates),
+            SimpleNamespace(first=state.age == 0),
         )
         products = jax.tree.map(tree.inner, s, y)
         sy, ss, yy = _total(products), tree.inner(s, s), tree.inner(y, y)
         least = jnp.finfo(sy.dtype).eps * jnp.sqrt(ss) * jnp.sqrt(yy)
-        # Said so that a NaN is no good pair.
+        # A NaN compares false.
         good = (sy > least) & jnp.isfinite(yy)
 
         count = jnp.where(ss == 0, 0, state.count)
@@ -136,17 +140,17 @@ class ScaleByLbfgs(AbstractTransform):
             diff_params=jax.tree.map(store, state.diff_params, s),
             diff_updates=jax.tree.map(store, state.diff_updates, y),
             products=jax.tree.map(store, state.products, products),
-            params=jax.tree.map(_own, params, state.params),
-            updates=jax.tree.map(_own, updates, state.updates),
+            params=jax.tree.map(_copy_like, params, state.params),
+            updates=jax.tree.map(_copy_like, updates, state.updates),
         )
 
     def _precondition(self, updates: Updates, state: ScaleByLbfgsState) -> Updates:
-        """P·g by the two-loop recursion; a pair that is not there has ρ = 0."""
+        """P·g by the two-loop recursion; missing pairs have ρ = 0."""
         ranks = jnp.arange(self.memory_size, dtype=state.count.dtype)  # 0 is the newest
         positions = (state.count - 1 - ranks) % self.memory_size
         sy = _total(state.products, ranks.shape)[positions]
-        there = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
-        weights = jnp.where(there, 1 / jnp.where(there, sy, 1), 0)
+        stored = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
+        weights = jnp.where(stored, 1 / jnp.where(stored, sy, 1), 0)
 
         def pair(position: Any) -> Any:
             memories = (state.diff_params, state.diff_updates)
@@ -155,17 +159,19 @@ class ScaleByLbfgs(AbstractTransform):
         def product(weight: Any, a: Any, b: Any) -> Any:
             return weight * jnp.asarray(tree.inner(a, b), weight.dtype)
 
-        def newest_first(q: Any, given: Any) -> Any:
-            position, weight = given
+        def newest_first(q: Any, pair_numbers: Any) -> Any:
+            position, weight = pair_numbers
             s, y = pair(position)
             alpha = product(weight, s, q)
-            return tree.map_leaves(lambda q, y, a: q - a * y, (q, y), (alpha,)), alpha
+            now = SimpleNamespace(alpha=alpha)
+            return tree.map_leaves(lambda now, q, y: q - now.alpha * y, (q, y), now), alpha
 
-        def oldest_first(r: Any, given: Any) -> Any:
-            position, weight, alpha = given
+        def oldest_first(r: Any, pair_numbers: Any) -> Any:
+            position, weight, alpha = pair_numbers
             s, y = pair(position)
             beta = alpha - product(weight, y, r)
-            return tree.map_leaves(lambda r, s, b: r + b * s, (r, s), (beta,)), None
+            now = SimpleNamespace(beta=beta)
+            return tree.map_leaves(lambda now, r, s: r + now.beta * s, (r, s), now), None
 
         q = jax.tree.map(
             lambda u, y: jnp.asarray(u, tree.accumulation_dtype(u.dtype, y.dtype)),
@@ -176,9 +182,8 @@ class ScaleByLbfgs(AbstractTransform):
         if self.scale_init_precond:
             _, y = pair(positions[0])
             first = 1 / jnp.maximum(jnp.asarray(tree.global_norm(updates), weights.dtype), 1)
-            newest = 1 / jnp.where(there[0], product(weights[0], y, y), 1)
-            scale = jnp.where(there[0], newest, first)
-            q = tree.map_leaves(lambda q, scale: q * scale, (q,), (scale,))
+            newest = 1 / jnp.where(stored[0], product(weights[0], y, y), 1)
+            q = tree.scale(q, jnp.where(stored[0], newest, first))
         return jax.lax.scan(oldest_first, q, (positions, weights, alphas), reverse=True)[0]
 
 
@@ -189,8 +194,8 @@ def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:
     return sum((jnp.asarray(x, dtype) for x in leaves), jnp.zeros(shape, dtype))
 
 
-def _own(x: Any, like: Any) -> Array:
-    """`x` as it is kept: outside of a trace a mere cast could be the caller's own buffer."""
+def _copy_like(x: Any, like: Any) -> Array:
+    """A copy of `x` for the state: outside of a trace, a cast may return the caller's buffer."""
     return jnp.array(x, like.dtype, copy=True)
 
 

@@ -1,20 +1,20 @@
-"""Transforms that follow a running direction."""
+"""Momentum and exponential moving averages."""
 
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 
 
 class TraceState(eqx.Module):
-    """What `Trace` remembers."""
+    """The state of `Trace`."""
 
     trace: PyTree[Inexact[Array, "..."]] = param_like()
 
@@ -27,8 +27,8 @@ class Trace(AbstractTransform):
     **Arguments:**
 
     - `decay`: γ, in [0, 1]; 0.9 is usual.
-    - `nesterov`: whether to look ahead.
-    - `accumulator_dtype`: how t is stored; the parameter's own dtype without it.
+    - `nesterov`: whether to use Nesterov momentum.
+    - `accumulator_dtype`: the dtype in which t is stored. Defaults to the parameter's dtype.
 
     ??? cite "Polyak, Some methods of speeding up the convergence of iteration methods, 1964;
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013"
@@ -51,24 +51,24 @@ class Trace(AbstractTransform):
         context: Context | None = None,
     ) -> tuple[Updates, TraceState]:
         del params
-        decay = self.at(context).decay
+        now = self.at(context)
 
-        def added(g: Any, trace: Any, decay: Any) -> Any:
-            return g + decay * trace
+        def add_trace(now, g, trace):
+            return g + now.decay * trace
 
-        trace = tree.map_leaves(added, (updates, state.trace), (decay,), like=(state.trace,))
+        trace = tree.map_leaves(add_trace, (updates, state.trace), now, like=(state.trace,))
         if self.nesterov:
-            updates = tree.map_leaves(added, (updates, trace), (decay,))
+            updates = tree.map_leaves(add_trace, (updates, trace), now)
         else:
             updates = tree.widened(trace)
         return updates, TraceState(trace)
 
 
 class EmaState(eqx.Module):
-    """What `Ema` remembers."""
+    """The state of `Ema`."""
 
     age: Int[Array, "*leaves"] | None = per_leaf()
-    """Only with `debias`."""
+    """`None` unless `debias` is set."""
     ema: PyTree[Inexact[Array, "..."]] = param_like()
 
 
@@ -77,13 +77,13 @@ class Ema(AbstractTransform):
 
         eₜ = γ·eₜ₋₁ + (1 − γ)·gₜ,   uₜ = eₜ,   or, with `debias`,   uₜ = eₜ / (1 − γᵗ)
 
-    The power t is the age of a leaf's own average.
+    Each leaf counts t from the start of its own average.
 
     **Arguments:**
 
     - `decay`: γ, in [0, 1); 0.9 is usual.
-    - `debias`: whether to correct for the start at zero.
-    - `accumulator_dtype`: how e is stored; the parameter's own dtype without it.
+    - `debias`: whether to correct the bias towards the start at zero.
+    - `accumulator_dtype`: the dtype in which e is stored. Defaults to the parameter's dtype.
     """
 
     decay: Hyperparameter = hyperparameter(within="[0, 1)")
@@ -94,7 +94,7 @@ class Ema(AbstractTransform):
 
     def init(self, params: Params) -> EmaState:
         return EmaState(
-            age=tree.fresh_age() if self.debias else None,
+            age=tree.fresh_count() if self.debias else None,
             ema=tree.first_moment(params, self.accumulator_dtype),
         )
 
@@ -106,17 +106,16 @@ class Ema(AbstractTransform):
         context: Context | None = None,
     ) -> tuple[Updates, EmaState]:
         del params
-        decay = self.at(context).decay
+        now = self.at(context)
+        now.c = 1 - now.decay
         age = None if state.age is None else tree.increment(state.age)
-        scales = () if age is None else (tree.bias_correction(decay, age),)
 
-        def mean(g, ema, decay, rest):
-            return decay * ema + rest * g
+        def mean(now, g, ema):
+            return now.decay * ema + now.c * g
 
-        def update(ema, *scales):
-            return math.prod(scales, start=ema)
-
-        ema = tree.map_leaves(
-            mean, (updates, state.ema), (decay, tree.complement(decay)), like=(state.ema,)
-        )
-        return tree.map_leaves(update, (ema,), (), scales), EmaState(age, ema)
+        ema = tree.map_leaves(mean, (updates, state.ema), now, like=(state.ema,))
+        if age is None:
+            updates = tree.widened(ema)
+        else:
+            updates = tree.scale(ema, tree.bias_correction(now.decay, age))
+        return updates, EmaState(age, ema)

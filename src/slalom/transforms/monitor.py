@@ -1,4 +1,4 @@
-"""Links that measure the updates that pass through them, and report in `opt.metrics`."""
+"""Links that measure the updates that pass through them, for `opt.metrics`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -21,13 +21,13 @@ from .._types import Params, Updates
 
 
 class _AbstractMonitor(AbstractTransform):
-    """What monitors share: updates pass through unchanged."""
+    """A link that passes updates through unchanged."""
 
     keeps_zeros: ClassVar[bool] = True
 
 
 class Snapshot(_AbstractMonitor):
-    """Measures the updates at this place of a chain; `opt.metrics` holds the last measurement.
+    """Measures the updates at this place in a chain; `opt.metrics` has the last measurement.
 
     ```python
     >>> watch = sl.Snapshot("norm_before", sl.tree.global_norm)
@@ -43,8 +43,8 @@ class Snapshot(_AbstractMonitor):
     **Arguments:**
 
     - `measure_name`: the measurement's name in `opt.metrics`.
-    - `measure`: a function of the updates to an array or a tree of arrays, which `opt.metrics`
-        holds by their paths. It is 0 before the first step.
+    - `measure`: a function of the updates that returns an array, or a tree of arrays, whose paths
+        `opt.metrics` then contains. The measurement is 0 before the first step.
     """
 
     measure_name: str = eqx.field(static=True)
@@ -71,29 +71,30 @@ class Snapshot(_AbstractMonitor):
 
 
 class MeasureWithEmaState(eqx.Module):
-    """What `MeasureWithEma` remembers."""
+    """The state of `MeasureWithEma`."""
 
     age: Int[Array, ""]
-    """How many measurements were made."""
+    """The number of measurements."""
     ema: PyTree
     """Their mean."""
 
 
 class MeasureWithEma(_AbstractMonitor):
-    """Measures the updates at its place; `opt.metrics` holds an exponential mean of measurements.
+    """Measures the updates; `opt.metrics` has an exponential moving average of the measurements.
 
         mₜ = (1 − wₜ)·mₜ₋₁ + wₜ·measure(gₜ),   m₀ = 0
 
-    with wₜ = (1 − d) / (1 − dᵗ), or 1 − d with `debias=False`. As a link of its own, or as one of
-    the measures of a `Monitor`.
+    with wₜ = (1 − d) / (1 − dᵗ), or wₜ = 1 − d with `debias=False`. Use it as a link of a chain or
+    as a measure of a `Monitor`.
 
     **Arguments:**
 
-    - `measure`: a function of the updates to an array or a tree of arrays; bools count as 0
-        and 1.
+    - `measure`: a function of the updates that returns an array or a tree of arrays; bools count
+        as 0 and 1.
     - `decay`: d, in [0, 1).
-    - `debias`: whether the mean is one of the measurements so far, instead of starting at 0.
-    - `accumulator_dtype`: how the mean is kept; at least float32 without it.
+    - `debias`: whether to correct the bias towards the start at 0.
+    - `accumulator_dtype`: the dtype in which m is stored. Defaults to the dtype of the
+        measurement, but at least float32.
     """
 
     measure: Callable[[Updates], Any] = eqx.field(static=True)
@@ -110,7 +111,7 @@ class MeasureWithEma(_AbstractMonitor):
                 return tree.storage_dtype(own, self.accumulator_dtype)
             return tree.accumulation_dtype(own if jnp.issubdtype(own, jnp.inexact) else jnp.float32)
 
-        return MeasureWithEmaState(tree.fresh_age(), _empty(self.measure, params, dtype))
+        return MeasureWithEmaState(tree.fresh_count(), _empty(self.measure, params, dtype))
 
     def update(
         self,
@@ -120,15 +121,15 @@ class MeasureWithEma(_AbstractMonitor):
         context: Context | None = None,
     ) -> tuple[Updates, MeasureWithEmaState]:
         del params
-        decay = self.at(context).decay
+        now = self.at(context)
         age = tree.increment(state.age)
-        weight = tree.newest_weight(decay, age) if self.debias else tree.complement(decay)
+        now.weight = tree.newest_weight(now.decay, age) if self.debias else 1 - now.decay
         new = _measured(self.measure, updates, state.ema)
 
-        def rule(mean: Any, new: Any, weight: Any) -> Any:
-            return (1 - weight) * mean + weight * new
+        def rule(now, mean, new):
+            return (1 - now.weight) * mean + now.weight * new
 
-        ema = tree.map_leaves(rule, (state.ema, new), (weight,))
+        ema = tree.map_leaves(rule, (state.ema, new), now)
         return updates, MeasureWithEmaState(age, tree.cast_like(ema, state.ema))
 
     def metrics(self, state: MeasureWithEmaState) -> dict[str, Array]:
@@ -136,7 +137,7 @@ class MeasureWithEma(_AbstractMonitor):
 
 
 class Monitor(_AbstractMonitor):
-    """Several measures of the updates at this place of a chain, by name in `opt.metrics`.
+    """Takes several measurements of the updates; `opt.metrics` has them by name.
 
     ```python
     >>> def too_long(updates):
@@ -150,8 +151,8 @@ class Monitor(_AbstractMonitor):
 
     **Arguments:**
 
-    - `measures`: a mapping from names to functions of the updates, as `Snapshot` takes them, or
-        to `MeasureWithEma`.
+    - `measures`: a mapping from names to functions of the updates, as for `Snapshot`, or to
+        `MeasureWithEma` transforms.
     """
 
     names: tuple[str, ...] = eqx.field(static=True)
@@ -203,7 +204,7 @@ def _check_measure(who: str, measure: Any) -> None:
 
 
 def _empty(measure: Callable[[Updates], Any], params: Params, dtype: Callable[..., Any]) -> PyTree:
-    """Zeros in place of what `measure` will return for updates of these parameters."""
+    """Zeros like the measurement of updates of these parameters."""
     tree.check_inexact(params)
 
     def measured(params: Params) -> PyTree:
@@ -216,7 +217,7 @@ def _empty(measure: Callable[[Updates], Any], params: Params, dtype: Callable[..
 
 
 def _measured(measure: Callable[[Updates], Any], updates: Updates, like: PyTree) -> PyTree:
-    """A measurement in the dtypes in which it is kept."""
+    """A measurement in the dtypes of the state."""
     return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), measure(updates), like)
 
 

@@ -1,4 +1,4 @@
-"""Transforms that add randomness."""
+"""Gradient noise."""
 
 from typing import Any, ClassVar
 
@@ -8,31 +8,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
-from ._keys import as_words, fresh_words, key_field
+from ._keys import as_key_data, fresh_key_data, key_field
 
 
 class AddNoiseState(eqx.Module):
-    """What `AddNoise` remembers."""
+    """The state of `AddNoise`."""
 
     key: UInt32[Array, "*words"]
-    """The words of the key that the next noise is drawn from."""
+    """The raw data of the key for the next noise."""
 
 
 class AddNoise(AbstractTransform):
     """Adds Gaussian noise that fades: u ↦ u + σₙ·ξ with ξ normal and σₙ² = η / (n + 1)^γ.
 
-    n is the step on the clock, from 0. Noise is drawn anew in each step, for each leaf from a key
-    of its own, in at least float32; for a complex leaf real and imaginary part have half the
-    variance each. Equal keys give equal noise. The key is kept in the state as its words, so it
-    is saved and resumed as any array.
+    n is the step, counted from 0. Each step draws independent noise for each leaf, in at least
+    float32. The real and imaginary parts of a complex leaf each have half the variance. Equal keys
+    give equal noise. The state stores the raw data of the key, so it is saved and restored like
+    any array.
 
     **Arguments:**
 
-    - `eta`: η, the variance in the first step, ≥ 0.
-    - `gamma`: γ, how fast the variance fades, ≥ 0; 0.55 in the paper.
+    - `eta`: η, the variance of the noise in the first step, ≥ 0.
+    - `gamma`: γ, the exponent of the decay of the variance, ≥ 0; 0.55 in the paper.
     - `key`: an int in [0, 2³¹), or a PRNG key.
 
     ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
@@ -49,11 +50,11 @@ class AddNoise(AbstractTransform):
     def __init__(self, eta: Hyperparameter, gamma: Hyperparameter, key: Any = 0):
         self.eta = eta
         self.gamma = gamma
-        self.key, self.implementation = as_words(key)
+        self.key, self.implementation = as_key_data(key)
 
     def init(self, params: Params) -> AddNoiseState:
         tree.check_inexact(params)
-        return AddNoiseState(fresh_words(self.key))
+        return AddNoiseState(fresh_key_data(self.key))
 
     def update(
         self,
@@ -66,20 +67,20 @@ class AddNoise(AbstractTransform):
         step = self.demand("step", None if context is None else context.step)
         now = self.at(context)
         number = jnp.asarray(step, now.gamma.dtype) + 1
-        deviation = jnp.sqrt(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
+        now.sigma = jnp.sqrt(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
 
         key = jax.random.wrap_key_data(state.key, impl=self.implementation)
         key, drawn = jax.random.split(key)
         leaves, structure = jax.tree.flatten(updates)
-        # On a CPU, JAX draws in a loop over whole arrays: bits and numbers are written to memory,
-        # twice the size of the parameters.
+        # On CPUs JAX draws random numbers in a loop over whole arrays, so the bits and the numbers
+        # take twice the memory of the parameters.
         noise = [
             jax.random.normal(own, u.shape, tree.accumulation_dtype(u.dtype))
             for own, u in zip(jax.random.split(drawn, len(leaves)), leaves, strict=True)
         ]
-        updates = tree.map_leaves(
-            lambda u, xi, deviation: u + deviation * xi,
-            (updates, structure.unflatten(noise)),
-            (deviation,),
-        )
+
+        def rule(now, u, xi):
+            return u + now.sigma * xi
+
+        updates = tree.map_leaves(rule, (updates, structure.unflatten(noise)), now)
         return updates, AddNoiseState(jax.random.key_data(key))

@@ -1,26 +1,26 @@
-"""Transforms that bring updates to a common mean or size."""
+"""Transforms that normalize updates."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 from .scale import sign_of
 
 
 class Centralize(AbstractStatelessTransform):
-    """Subtracts from each row of a leaf its mean: u ↦ u − mean over all axes but the first.
+    """Subtracts the mean of each row: u ↦ u − mean over all axes but the first.
 
-    The first axis counts the outputs in the weights of `eqx.nn.Linear` and `eqx.nn.Conv`, as in
-    the paper. Leaves with one number in a row pass through unchanged: vectors, scalars, and the
-    biases of convolutions, which `eqx.nn.Conv` shapes as (outputs, 1, …).
+    The first axis is that of the outputs in the weights of `eqx.nn.Linear` and `eqx.nn.Conv`, as
+    in the paper. Leaves with one number per row pass through unchanged: vectors, scalars, and the
+    biases of `eqx.nn.Conv`, whose shape is (outputs, 1, …).
 
-    Differs from Optax: there the updates of such biases become zero.
+    Differs from Optax, where the updates of such biases become zero.
 
     ??? cite "Yong et al., [Gradient Centralization](https://arxiv.org/abs/2004.01461), 2020"
     """
@@ -30,7 +30,7 @@ class Centralize(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context
 
-        def rule(u: Any) -> Any:
+        def rule(_, u):
             if u.ndim < 2 or u.size <= u.shape[0]:
                 return u
             mean = jnp.mean(u, axis=tuple(range(1, u.ndim)), keepdims=True)
@@ -40,10 +40,10 @@ class Centralize(AbstractStatelessTransform):
 
 
 class NormalizeByUpdateNorm(AbstractStatelessTransform):
-    """Scales all updates together to a common Euclidean norm: u ↦ u·s / (‖u‖ + ε).
+    """Scales all updates by one factor to a fixed norm: u ↦ u·s / (‖u‖ + ε).
 
-    The norm is summed in at least float32 over all leaves that this transform sees. Zero updates
-    stay zero, also with ε = 0.
+    The Euclidean norm is summed in at least float32 over all leaves that this transform sees. Zero
+    updates stay zero, even with ε = 0.
 
     **Arguments:**
 
@@ -61,8 +61,8 @@ class NormalizeByUpdateNorm(AbstractStatelessTransform):
         now = self.at(context)
         norm = tree.global_norm(updates)
         divisor = norm + jnp.asarray(now.eps, norm.dtype)
-        scale = jnp.asarray(now.scale_factor, norm.dtype) / jnp.where(divisor == 0, 1, divisor)
-        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,))
+        factor = jnp.asarray(now.scale_factor, norm.dtype) / jnp.where(divisor == 0, 1, divisor)
+        return tree.scale(updates, factor)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.scale_factor),) * len(jax.tree.leaves(params))

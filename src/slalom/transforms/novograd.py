@@ -1,4 +1,4 @@
-"""Adam with one mean of squares for a whole leaf: NovoGrad."""
+"""Adam with one mean of squares per leaf: NovoGrad."""
 
 from typing import ClassVar
 
@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 
 
 class ScaleByNovogradState(eqx.Module):
-    """What `ScaleByNovograd` remembers."""
+    """The state of `ScaleByNovograd`."""
 
     age: Int[Array, "*leaves"] = per_leaf()
     nu: Float[Array, " leaves"] = per_leaf()
@@ -23,7 +24,7 @@ class ScaleByNovogradState(eqx.Module):
 
 
 class ScaleByNovograd(AbstractTransform):
-    """NovoGrad: momentum of gradients that are divided by a running norm of their whole leaf.
+    """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
 
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·‖gₜ‖²,   v₁ = ‖g₁‖²
         mₜ = β₁·mₜ₋₁ + gₜ / (√(vₜ + ε_root) + ε) + λ·p
@@ -38,7 +39,7 @@ class ScaleByNovograd(AbstractTransform):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `weight_decay`: λ, ≥ 0.
-    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
 
     ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
         Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
@@ -57,7 +58,7 @@ class ScaleByNovograd(AbstractTransform):
         leaves = jax.tree.leaves(params)
         dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves))
         return ScaleByNovogradState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             nu=jnp.zeros(len(leaves), tree.real_dtype(dtype)),
             mu=tree.first_moment(params, self.mu_dtype),
         )
@@ -72,24 +73,18 @@ class ScaleByNovograd(AbstractTransform):
         params = self.demand("params", params)
         now = self.at(context)
         age = tree.increment(state.age)
-        squares = tree.map_leaves(lambda g: jnp.sum(tree.abs_squared(g)), (updates,))
+        squares = tree.map_leaves(lambda _, g: jnp.sum(tree.abs_squared(g)), (updates,))
         nu = _vector(squares, state.nu)
         b2, c2, eps, eps_root = (
-            jnp.asarray(x, nu.dtype)
-            for x in (now.b2, tree.complement(now.b2), now.eps, now.eps_root)
+            jnp.asarray(x, nu.dtype) for x in (now.b2, 1 - now.b2, now.eps, now.eps_root)
         )
         nu = jnp.where(age == 1, nu, b2 * state.nu + c2 * nu)
+        now.inverse_norm = 1 / (tree.root(nu + eps_root) + eps)
 
-        def rule(g, p, mu, b1, weight_decay, inverse):
-            return b1 * mu + (g * inverse + weight_decay * p)
+        def rule(now, g, p, mu):
+            return now.b1 * mu + (g * now.inverse_norm + now.weight_decay * p)
 
-        mu = tree.map_leaves(
-            rule,
-            (updates, params, state.mu),
-            (now.b1, now.weight_decay),
-            (1 / (tree.root(nu + eps_root) + eps),),
-            like=(state.mu,),
-        )
+        mu = tree.map_leaves(rule, (updates, params, state.mu), now, like=(state.mu,))
         return tree.widened(mu), ScaleByNovogradState(age, nu, mu)
 
 

@@ -1,4 +1,4 @@
-"""Transforms that extrapolate from the previous update."""
+"""Optimistic gradient descent."""
 
 from typing import ClassVar
 
@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 
 
 class ScaleByOptimisticGradientState(eqx.Module):
-    """What `ScaleByOptimisticGradient` remembers."""
+    """The state of `ScaleByOptimisticGradient`."""
 
     age: Int[Array, "*leaves"] = per_leaf()
     previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
@@ -24,13 +25,13 @@ class ScaleByOptimisticGradient(AbstractTransform):
 
         uₜ = (α + β)·gₜ − β·gₜ₋₁   with   g₀ = g₁
 
-    It damps the rotation of games, such as of a generator and a discriminator, that makes
-    gradient descent circle.
+    It damps the rotation that makes gradient descent circle in games, such as that of a generator
+    and a discriminator.
 
     **Arguments:**
 
-    - `alpha`: α, the share of the gradient itself.
-    - `beta`: β, the share of its change.
+    - `alpha`: α, the factor of the gradient.
+    - `beta`: β, the factor of the change of the gradient.
 
     ??? cite "Mokhtari et al., [A Unified Analysis of Extra-gradient and Optimistic Gradient
         Methods](https://arxiv.org/abs/1901.08511), 2019"
@@ -43,7 +44,7 @@ class ScaleByOptimisticGradient(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(
-            age=tree.fresh_age(), previous_gradient=tree.first_moment(params)
+            age=tree.fresh_count(), previous_gradient=tree.first_moment(params)
         )
 
     def update(
@@ -56,15 +57,15 @@ class ScaleByOptimisticGradient(AbstractTransform):
         del params
         now = self.at(context)
 
-        # The one copy that XLA makes of the old gradient is needed: what is kept is g and nothing
-        # else, so the change cannot be derived from what is kept.
-        def rule(g, previous, alpha, beta, age):
-            change = jnp.where(age == 0, 0, g - previous)
-            return alpha * g + beta * change, g
+        now.first = state.age == 0
 
-        made, previous = tree.map_leaves(
-            rule, (updates, state.previous_gradient), (now.alpha, now.beta), (state.age,)
-        )
-        return made, ScaleByOptimisticGradientState(
+        # XLA copies the previous gradient, which is unavoidable: the change cannot be derived from
+        # the new state, which is g alone.
+        def rule(now, g, previous):
+            change = jnp.where(now.first, 0, g - previous)
+            return now.alpha * g + now.beta * change, g
+
+        updates, previous = tree.map_leaves(rule, (updates, state.previous_gradient), now)
+        return updates, ScaleByOptimisticGradientState(
             tree.increment(state.age), tree.cast_like(previous, state.previous_gradient)
         )

@@ -1,4 +1,4 @@
-"""Transforms that clip the gradient of each example by itself, and sum."""
+"""Per-example clipping and differential privacy."""
 
 from typing import Any, ClassVar
 
@@ -8,36 +8,36 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, Real, UInt32
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter, per_param
 from .._core.per_example import AbstractPerExampleTransform
-from .._core.transform import Context
 from .._paths import leaf_paths
 from .._types import Gradients, Params, Scalar, Updates
-from ._keys import as_words, fresh_words, key_field
+from ._keys import as_key_data, fresh_key_data, key_field
 
 
 class PerExampleClipState(eqx.Module):
-    """What `PerExampleGlobalNormClip` remembers."""
+    """The state of `PerExampleGlobalNormClip`."""
 
     num_clipped: Int[Array, ""]
-    """How many examples were clipped in the last step."""
+    """The number of examples that were clipped in the last step."""
 
 
 class PerExampleGlobalNormClip(AbstractPerExampleTransform):
-    """Scales the gradient of each example so that its norm is at most c, and sums them.
+    """Clips the gradient of each example to norm c, and sums over the examples.
 
         u = Σᵢ gᵢ·min(1, c / ‖gᵢ‖)
 
-    It takes gradients with an axis of examples in front, which `sl.train_step` makes, and so must
-    be the first link, with no wrapper around it. The norm is that of all leaves together, summed
-    in at least float32. `opt.metrics` holds `num_clipped`, how many examples were scaled down.
-    A gradient that is not finite makes the sum not finite.
+    It takes gradients with a leading axis of examples, which `sl.train_step` computes. It must be
+    the first link, without a wrapper. The norm is that of all leaves together, summed in at least
+    float32. `opt.metrics` has `num_clipped`, the number of examples that were clipped. A gradient
+    that is not finite makes the sum not finite.
 
     **Arguments:**
 
     - `l2_norm_clip`: c, ≥ 0.
-    - `single_batch_element`: whether gradients are of one example and have no such axis, as in a
-        loop that sees one example at a time.
+    - `single_batch_element`: whether gradients are those of one example and have no such axis, as
+        in a loop over single examples.
 
     ??? cite "Abadi et al., [Deep Learning with Differential
         Privacy](https://arxiv.org/abs/1607.00133), 2016"
@@ -50,7 +50,7 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
 
     @property
     def per_example(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        # A class attribute elsewhere; here it follows from a field.
+        # A class attribute in other classes; here it depends on a field.
         return not self.single_batch_element
 
     def init(self, params: Params) -> PerExampleClipState:
@@ -73,27 +73,27 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
 
 
 class PerExampleLayerNormClipState(eqx.Module):
-    """What `PerExampleLayerNormClip` remembers."""
+    """The state of `PerExampleLayerNormClip`."""
 
     num_clipped: PyTree = per_param()
-    """For each parameter leaf, how many examples were clipped there in the last step."""
+    """For each parameter leaf, the number of examples that were clipped in the last step."""
 
 
 class PerExampleLayerNormClip(AbstractPerExampleTransform):
-    """Scales each leaf of the gradient of each example to its share of a norm c, and sums them.
+    """Clips each leaf of the gradient of each example, and sums over the examples.
 
         uₗ = Σᵢ gᵢₗ·min(1, cₗ / ‖gᵢₗ‖)
 
-    with cₗ = c / √K for each of K leaves, or cₗ = c·√(Dₗ / D) where the leaf has Dₗ of D entries.
-    It takes gradients with an axis of examples in front, which `sl.train_step` makes, and so must
-    be the first link, with no wrapper around it. Norms are summed in at least float32.
-    `opt.metrics` holds, under `num_clipped` and the path of each leaf, how many examples were
-    scaled down there. A gradient that is not finite makes the sum of its leaf not finite.
+    with cₗ = c / √K for each of K leaves, or cₗ = c·√(Dₗ / D) for a leaf with Dₗ of all D entries.
+    It takes gradients with a leading axis of examples, which `sl.train_step` computes. It must be
+    the first link, without a wrapper. Norms are summed in at least float32. `opt.metrics` has
+    `num_clipped` followed by the path of each leaf, the number of examples that were clipped
+    there. A gradient that is not finite makes the sum of its leaf not finite.
 
     **Arguments:**
 
     - `global_l2_norm_clip`: c, ≥ 0.
-    - `uniform`: whether all leaves have equal shares, instead of shares by their size.
+    - `uniform`: whether cₗ = c / √K; otherwise cₗ depends on the size of the leaf.
 
     ??? cite "McMahan et al., [Learning Differentially Private Recurrent Language
         Models](https://arxiv.org/abs/1710.06963), 2017"
@@ -115,8 +115,12 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
         clip = self.at(context).global_l2_norm_clip
         sizes = [u.size // max(u.shape[0], 1) for u in leaves]
         shares = [1 / len(leaves) if self.uniform else n / max(sum(sizes), 1) for n in sizes]
-        made = [_clipped_sum(u, clip * s**0.5) for u, s in zip(leaves, shares, strict=True)]
-        return structure.unflatten([u for u, _ in made]), structure.unflatten([n for _, n in made])
+        sums, counts = [], []
+        for u, share in zip(leaves, shares, strict=True):
+            total, count = _clipped_sum(u, clip * share**0.5)
+            sums.append(total)
+            counts.append(count)
+        return structure.unflatten(sums), structure.unflatten(counts)
 
     def finish(
         self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
@@ -130,27 +134,27 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
 
 
 class DifferentiallyPrivateAggregateState(eqx.Module):
-    """What `DifferentiallyPrivateAggregate` remembers."""
+    """The state of `DifferentiallyPrivateAggregate`."""
 
     key: UInt32[Array, "*words"]
-    """The words of the key that the next noise is drawn from."""
+    """The raw data of the key for the next noise."""
     num_clipped: Int[Array, ""]
-    """How many examples were clipped in the last step."""
+    """The number of examples that were clipped in the last step."""
 
 
 class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
-    """The mean over examples of clipped gradients, with noise that hides each single one.
+    """The mean of clipped gradients of examples, plus noise for differential privacy.
 
         u = (Σᵢ gᵢ·min(1, c / ‖gᵢ‖) + c·σ·ξ) / B
 
-    with B examples and ξ normal. It takes gradients with an axis of examples in front, which
-    `sl.train_step` makes, and so must be the first link, with no wrapper around it: what follows
-    may be anything, `.every_k` included. Noise is drawn anew in each step, for each leaf from a
-    key of its own, in at least float32; the key is kept in the state as its words. `opt.metrics`
-    holds `num_clipped`, which is not private.
+    with B examples and ξ normal. It takes gradients with a leading axis of examples, which
+    `sl.train_step` computes. It must be the first link, without a wrapper; the links that follow
+    may have wrappers, including `.every_k`. Each step draws independent noise for each leaf, in at
+    least float32. The state stores the raw data of the key. `opt.metrics` has `num_clipped`, which
+    is not private.
 
-    Differs from Optax: real and imaginary part of a complex leaf have the whole variance each.
-    With half of it each, as Optax draws them, the privacy is less than σ promises.
+    Differs from Optax: the real and imaginary parts of a complex leaf each have the full variance.
+    Optax gives each half the variance, which is less privacy than σ promises.
 
     **Arguments:**
 
@@ -170,11 +174,13 @@ class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
     def __init__(self, l2_norm_clip: Hyperparameter, noise_multiplier: Hyperparameter, key: Any):
         self.l2_norm_clip = l2_norm_clip
         self.noise_multiplier = noise_multiplier
-        self.key, self.implementation = as_words(key)
+        self.key, self.implementation = as_key_data(key)
 
     def init(self, params: Params) -> DifferentiallyPrivateAggregateState:
         tree.check_inexact(params)
-        return DifferentiallyPrivateAggregateState(fresh_words(self.key), jnp.zeros((), jnp.int32))
+        return DifferentiallyPrivateAggregateState(
+            fresh_key_data(self.key), jnp.zeros((), jnp.int32)
+        )
 
     def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
         return _clipped_sum(grads, self.at(context).l2_norm_clip)
@@ -188,47 +194,47 @@ class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
         key, *own = jax.random.split(key, len(leaves) + 1)
         noise = [_normal(k, u) for k, u in zip(own, leaves, strict=True)]
 
-        def rule(u: Any, xi: Any, deviation: Any, share: Any) -> Any:
-            return (u + deviation * xi) * share
+        def rule(now, u, xi):
+            return (u + now.deviation * xi) * now.share
 
         wide = tree.accumulation_dtype(now.l2_norm_clip.dtype, now.noise_multiplier.dtype)
-        deviation = now.l2_norm_clip.astype(wide) * now.noise_multiplier.astype(wide)
-        share = jnp.asarray(1 / max(size, 1), wide)
-        made = tree.map_leaves(rule, (total, structure.unflatten(noise)), (deviation, share))
-        return made, DifferentiallyPrivateAggregateState(jax.random.key_data(key), counts)
+        now.deviation = now.l2_norm_clip.astype(wide) * now.noise_multiplier.astype(wide)
+        now.share = jnp.asarray(1 / max(size, 1), wide)
+        updates = tree.map_leaves(rule, (total, structure.unflatten(noise)), now)
+        return updates, DifferentiallyPrivateAggregateState(jax.random.key_data(key), counts)
 
     def metrics(self, state: DifferentiallyPrivateAggregateState) -> dict[str, Array]:
         return {"num_clipped": state.num_clipped}
 
 
 def _clipped_sum(updates: PyTree, clip: Scalar) -> tuple[PyTree, Int[Array, ""]]:
-    """The sum over examples of gradients scaled to a norm of at most `clip`; how many were."""
+    """The sum of the clipped gradients, and the number of examples that were clipped."""
     leaves = jax.tree.leaves(updates)
     if not leaves:
         return updates, jnp.zeros((), jnp.int32)
     factors, clipped = _factors(jax.vmap(tree.global_norm)(updates), clip)
 
-    def rule(u: Any) -> Any:
-        # A contraction: the clipped gradients of all examples would be a buffer of their size.
-        own = jnp.asarray(factors, tree.real_dtype(u.dtype))
-        # Its type on a mesh with explicit axes is that of a plain sum.
+    def rule(_, u):
+        # A contraction needs no buffer for the clipped gradients of all examples.
+        weights = jnp.asarray(factors, tree.real_dtype(u.dtype))
+        # On a mesh with explicit axes it must be sharded like a plain sum.
         like = jax.eval_shape(lambda u: jnp.sum(u, 0), u)
-        return jnp.tensordot(own.astype(u.dtype), u, axes=1, out_sharding=like.sharding)
+        return jnp.tensordot(weights.astype(u.dtype), u, axes=1, out_sharding=like.sharding)
 
     return tree.map_leaves(rule, (updates,)), jnp.sum(clipped, dtype=jnp.int32)
 
 
 def _factors(norms: Real[Array, " examples"], clip: Scalar) -> tuple[Any, Any]:
-    """For each example the factor of its gradient, and whether it is below 1."""
+    """For each example the factor of its gradient, and whether it is clipped."""
     clip = jnp.asarray(clip, norms.dtype)
     within = norms <= clip
-    # Infinite norms may have overflowed from finite gradients: 0 would hide that.
+    # An infinite norm may be the overflowed norm of a finite gradient, which 0 would hide.
     divisor = jnp.where(jnp.isinf(norms), jnp.nan, jnp.where(norms == 0, 1, norms))
     return jnp.where(within, 1, clip / divisor), ~within
 
 
 def _normal(key: Any, like: Array) -> Array:
-    """Noise of variance 1 in each real number."""
+    """Noise with variance 1 in each real number."""
     if not jnp.iscomplexobj(like):
         return jax.random.normal(key, like.shape, like.dtype)
     return jax.random.normal(key, like.shape, like.dtype) * jnp.asarray(2**0.5, like.dtype)

@@ -1,4 +1,4 @@
-"""Transforms that take the size of a step from the loss."""
+"""A step size from the loss: Polyak."""
 
 from typing import ClassVar
 
@@ -6,27 +6,29 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 from ..tree.dtypes import as_float
 
 
 class ScaleByPolyak(AbstractStatelessTransform):
-    """Polyak's step size: scales updates by the distance of the loss from its minimum.
+    """Polyak's step size: scales updates by the gap between the loss and its minimum.
 
         u ↦ u·min((f − f*) / (‖u‖² + ε), η_max)
 
-    f is the loss of this step: pass `value=` to `opt.step`, or use `sl.train_step`. With the
-    variant `"sps+"` the distance is at least 0, so that a loss below f* stops the step, which
-    `"sps"` reverses. Zero updates stay zero. Differs from Optax: they are scaled however small
-    they are, not only above ‖u‖² = 2e-16.
+    f is the loss of this step: pass `value=` to `opt.step`, or use `sl.train_step`. A loss below
+    f* reverses the step in the variant `"sps"`, and stops it in `"sps+"`, where the gap is at least
+    0. Zero updates stay zero.
+
+    Differs from Optax, which scales updates only if ‖u‖² > 2e-16. Here all nonzero updates are
+    scaled.
 
     **Arguments:**
 
     - `f_min`: f*, a lower bound of the loss.
-    - `max_learning_rate`: η_max, > 0.
+    - `max_learning_rate`: η_max, > 0, may be infinite.
     - `eps`: ε, ≥ 0.
     - `variant`: `"sps"` or `"sps+"`.
 
@@ -54,7 +56,7 @@ class ScaleByPolyak(AbstractStatelessTransform):
         now = self.at(context)
         norm = tree.global_norm(updates)
         dtype = tree.accumulation_dtype(norm.dtype, value.dtype)
-        value, norm, f_min, most, eps = (
+        value, norm, f_min, max_learning_rate, eps = (
             jnp.asarray(x, dtype) for x in (value, norm, now.f_min, now.max_learning_rate, now.eps)
         )
         gap = value - f_min
@@ -62,5 +64,5 @@ class ScaleByPolyak(AbstractStatelessTransform):
             gap = jnp.maximum(gap, 0)
         divisor = jnp.square(norm) + eps
         zero = divisor == 0
-        scale = jnp.where(zero, 0, jnp.minimum(gap / jnp.where(zero, 1, divisor), most))
-        return tree.map_leaves(lambda u, s: u * s, (updates,), (scale,))
+        factor = jnp.minimum(gap / jnp.where(zero, 1, divisor), max_learning_rate)
+        return tree.scale(updates, jnp.where(zero, 0, factor))

@@ -1,6 +1,5 @@
-"""Transforms that divide by a running root mean square, without a mean of gradients."""
+"""RMSProp: division by a running root mean square."""
 
-import math
 from typing import ClassVar
 
 import equinox as eqx
@@ -9,16 +8,17 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
-from .._core.transform import AbstractTransform, Context
-from .._types import Params, Updates
+from .._core.transform import AbstractTransform
+from .._types import Params, Scalar, Updates
 
 
 class ScaleByRmsState(eqx.Module):
-    """What `ScaleByRms` remembers."""
+    """The state of `ScaleByRms`."""
 
     age: Int[Array, "*leaves"] | None = per_leaf()
-    """Only with `bias_correction`."""
+    """`None` unless `bias_correction` is set."""
     nu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
@@ -33,9 +33,10 @@ class ScaleByRms(AbstractTransform):
     - `decay`: γ, in [0, 1).
     - `eps`: ε, ≥ 0.
     - `initial_scale`: v₀, ≥ 0.
-    - `eps_in_sqrt`: whether ε stands under the root.
+    - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide vₜ by 1 − γᵗ.
-    - `nu_dtype`: how v is stored; without it the parameter's own dtype, at least float32.
+    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at
+        least float32.
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
@@ -52,7 +53,7 @@ class ScaleByRms(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByRmsState:
         return ScaleByRmsState(
-            age=tree.fresh_age() if self.bias_correction else None,
+            age=tree.fresh_count() if self.bias_correction else None,
             nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
         )
 
@@ -66,29 +67,23 @@ class ScaleByRms(AbstractTransform):
         del params
         now = self.at(context)
         age = None if state.age is None else tree.increment(state.age)
-        scales = () if age is None else (tree.bias_correction(now.decay, age),)
+        now.rest = 1 - now.decay
+        now.debias = None if age is None else tree.bias_correction(now.decay, age)
 
-        def rule(g, nu, decay, rest, eps, *scales):
-            nu = decay * nu + rest * tree.abs_squared(g)
-            debiased = math.prod(scales, start=nu)
-            if self.eps_in_sqrt:
-                return g / tree.root(debiased + eps), nu
-            return g / (tree.root(debiased) + eps), nu
+        def rule(now, g, nu):
+            nu = now.decay * nu + now.rest * tree.abs_squared(g)
+            debiased = nu if now.debias is None else nu * now.debias
+            return _divide(g, debiased, now.eps, self.eps_in_sqrt), nu
 
-        updates, nu = tree.map_leaves(
-            rule,
-            (updates, state.nu),
-            (now.decay, tree.complement(now.decay), now.eps),
-            scales,
-        )
+        updates, nu = tree.map_leaves(rule, (updates, state.nu), now)
         return updates, ScaleByRmsState(age, tree.cast_like(nu, state.nu))
 
 
 class ScaleByStddevState(eqx.Module):
-    """What `ScaleByStddev` remembers."""
+    """The state of `ScaleByStddev`."""
 
     age: Int[Array, "*leaves"] | None = per_leaf()
-    """Only with `bias_correction`."""
+    """`None` unless `bias_correction` is set."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     nu: PyTree[Inexact[Array, "..."]] = param_like()
 
@@ -99,18 +94,19 @@ class ScaleByStddev(AbstractTransform):
         mₜ = γ·mₜ₋₁ + (1 − γ)·gₜ,   vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
         uₜ = gₜ / √(vₜ − |mₜ|² + ε)     or, with `eps_in_sqrt=False`,   gₜ / (√(vₜ − |mₜ|²) + ε)
 
-    vₜ − |mₜ|² is a variance; where rounding makes it negative it counts as 0.
+    vₜ − |mₜ|² is a variance; if rounding makes it negative, it counts as 0.
 
     **Arguments:**
 
     - `decay`: γ, in [0, 1).
     - `eps`: ε, ≥ 0.
     - `initial_scale`: v₀, ≥ 0.
-    - `eps_in_sqrt`: whether ε stands under the root.
+    - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide mₜ and vₜ by 1 − γᵗ.
-    - `mu_dtype`: how m is stored; without it the parameter's own dtype, at least float32, since
-        it is subtracted from a number of its own size.
-    - `nu_dtype`: how v is stored; without it the parameter's own dtype, at least float32.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at
+        least float32, because vₜ − |mₜ|² cancels.
+    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at
+        least float32.
 
     ??? cite "Graves, [Generating Sequences With Recurrent Neural
         Networks](https://arxiv.org/abs/1308.0850), 2013"
@@ -129,7 +125,7 @@ class ScaleByStddev(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(
-            age=tree.fresh_age() if self.bias_correction else None,
+            age=tree.fresh_count() if self.bias_correction else None,
             mu=tree.zeros_like(params, tree.accumulation_dtype)
             if self.mu_dtype is None
             else tree.first_moment(params, self.mu_dtype),
@@ -146,25 +142,26 @@ class ScaleByStddev(AbstractTransform):
         del params
         now = self.at(context)
         age = None if state.age is None else tree.increment(state.age)
-        scales = () if age is None else (tree.bias_correction(now.decay, age),)
+        now.rest = 1 - now.decay
+        now.debias = None if age is None else tree.bias_correction(now.decay, age)
 
-        def rule(g, mu, nu, decay, rest, eps, *scales):
-            mu = decay * mu + rest * g
-            nu = decay * nu + rest * tree.abs_squared(g)
+        def rule(now, g, mu, nu):
+            mu = now.decay * mu + now.rest * g
+            nu = now.decay * nu + now.rest * tree.abs_squared(g)
             mean, square = mu, nu
-            for scale in scales:
-                mean, square = scale * mean, scale * square
+            if now.debias is not None:
+                mean, square = now.debias * mu, now.debias * nu
             variance = jnp.maximum(square - tree.abs_squared(mean), 0)
-            if self.eps_in_sqrt:
-                return g / tree.root(variance + eps), mu, nu
-            return g / (tree.root(variance) + eps), mu, nu
+            return _divide(g, variance, now.eps, self.eps_in_sqrt), mu, nu
 
-        updates, mu, nu = tree.map_leaves(
-            rule,
-            (updates, state.mu, state.nu),
-            (now.decay, tree.complement(now.decay), now.eps),
-            scales,
-        )
+        updates, mu, nu = tree.map_leaves(rule, (updates, state.mu, state.nu), now)
         return updates, ScaleByStddevState(
             age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
         )
+
+
+def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:
+    """g / √(square + ε), or g / (√square + ε)."""
+    if eps_in_sqrt:
+        return g / tree.root(square + eps)
+    return g / (tree.root(square) + eps)

@@ -8,40 +8,42 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter, param_like
-from .._core.transform import AbstractTransform, Context
+from .._core.transform import AbstractTransform
 from .._paths import dotted
 from .._types import Params, Updates
+from ._xla import written_after
 
 
 class ScaleByRpropState(eqx.Module):
-    """What `ScaleByRprop` remembers."""
+    """The state of `ScaleByRprop`."""
 
     step_sizes: PyTree[Inexact[Array, "..."]] = param_like()
     signs: PyTree[Inexact[Array, "..."]] = param_like()
-    """Of the last gradients, 0 after a change of sign."""
+    """The signs of the last gradients; 0 after a change of sign."""
 
 
 class ScaleByRprop(AbstractTransform):
-    """Rprop: a step size for each number, which grows while the gradient keeps its sign.
+    """Rprop: a step size per number, which grows while the gradient keeps its sign.
 
         sₜ = sign(gₜ)·sign(gₜ₋₁)
         ηₜ = η₊·ηₜ₋₁ where s = 1,   η₋·ηₜ₋₁ where s = −1,   ηₜ₋₁ where s = 0
-        uₜ = ηₜ·sign(gₜ),   but 0 where s = −1, and there gₜ counts as 0 in the next step
+        uₜ = ηₜ·sign(gₜ),   but 0 where s = −1, and gₜ then counts as 0 in the next step
 
-    η is held between `min_step_size` and `max_step_size`. For full batches: the noise of small
-    ones changes signs.
+    η stays between `min_step_size` and `max_step_size`. Use full batches: the noise of small ones
+    changes signs.
 
-    Differs from Optax: there the step that is returned is the one of the step before, and the
-    first is 0. Here it is the present one, as in the paper and in PyTorch.
+    Differs from Optax, which returns the update of the previous step, and 0 in the first. Here the
+    update is that of this step, as in the paper and in PyTorch.
 
     **Arguments:**
 
-    - `learning_rate`: η₀, the step size to begin with, > 0; later values change nothing.
+    - `learning_rate`: η₀, the initial step size, > 0; later changes have no effect.
     - `eta_minus`: η₋, in (0, 1).
     - `eta_plus`: η₊, > 1.
     - `min_step_size`: the smallest step size, > 0.
-    - `max_step_size`: the greatest step size, > 0.
+    - `max_step_size`: the largest step size, > 0.
 
     ??? cite "Riedmiller & Braun, A direct adaptive method for faster backpropagation learning,
         1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
@@ -61,7 +63,7 @@ class ScaleByRprop(AbstractTransform):
             if jnp.iscomplexobj(x):
                 raise TypeError(
                     f"ScaleByRprop compares signs, and the parameter '{dotted(path)}' is complex. "
-                    "Write `.split_complex()` after it: it then sees real and imaginary parts."
+                    "Use `.split_complex()`, which passes it real and imaginary parts."
                 )
         start = self.at(Context(step=0)).learning_rate
         return ScaleByRpropState(
@@ -77,23 +79,19 @@ class ScaleByRprop(AbstractTransform):
         context: Context | None = None,
     ) -> tuple[Updates, ScaleByRpropState]:
         del params
-        now = self.at(context)
 
-        def rule(g, size, last, minus, plus, low, high):
+        def rule(now, g, size, last):
             sign = jnp.sign(g)
-            # A product of signs, not of gradients: that of small ones would vanish.
-            kept = sign * last
-            factor = jnp.where(kept > 0, plus, minus)
-            size = jnp.where(kept == 0, size, jnp.clip(size * factor, low, high))
-            # Sizes are always positive. Asking lets XLA write the signs after the sizes, in place:
-            # else the old signs, which both read, are copied.
-            sign = jnp.where((kept < 0) & (size > 0), 0, sign)
+            # The product of two small gradients could underflow to 0.
+            s = sign * last
+            factor = jnp.where(s > 0, now.eta_plus, now.eta_minus)
+            new_size = jnp.clip(size * factor, now.min_step_size, now.max_step_size)
+            size = jnp.where(s == 0, size, new_size)
+            sign = written_after(jnp.where(s < 0, 0, sign), never=size <= 0)
             return size * sign, size, sign
 
         updates, step_sizes, signs = tree.map_leaves(
-            rule,
-            (updates, state.step_sizes, state.signs),
-            (now.eta_minus, now.eta_plus, now.min_step_size, now.max_step_size),
+            rule, (updates, state.step_sizes, state.signs), self.at(context)
         )
         return updates, ScaleByRpropState(
             tree.cast_like(step_sizes, state.step_sizes), tree.cast_like(signs, state.signs)

@@ -1,4 +1,4 @@
-"""Transforms that multiply updates by one number."""
+"""Transforms that scale updates by one number."""
 
 from typing import ClassVar
 
@@ -6,10 +6,10 @@ import equinox as eqx
 import jax
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
-from .._types import Params, Scalar, Tracer, Updates
+from .._types import Params, Tracer, Updates
 
 
 class Scale(AbstractStatelessTransform):
@@ -17,7 +17,7 @@ class Scale(AbstractStatelessTransform):
 
     **Arguments:**
 
-    - `step_size`: the factor s. Negative to descend.
+    - `step_size`: the factor s; negative to descend.
     """
 
     step_size: Hyperparameter = hyperparameter()
@@ -27,7 +27,7 @@ class Scale(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
-        return _scale(updates, self.at(context).step_size)
+        return tree.scale(updates, self.at(context).step_size)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
@@ -39,8 +39,8 @@ class ScaleByLearningRate(AbstractStatelessTransform):
     **Arguments:**
 
     - `learning_rate`: η.
-    - `flip_sign`: whether to multiply by −η; by η without it, for a link further left than the
-        one that descends.
+    - `flip_sign`: whether to multiply by −η. With `False` the factor is η, for use before a link
+        that flips the sign.
     """
 
     learning_rate: Hyperparameter = hyperparameter()
@@ -54,21 +54,21 @@ class ScaleByLearningRate(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
         rate = self.at(context).learning_rate
-        return _scale(updates, -rate if self.flip_sign else rate)
+        return tree.scale(updates, -rate if self.flip_sign else rate)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1 if self.flip_sign else 1,) * len(jax.tree.leaves(params))
 
 
 class ScaleBySchedule(AbstractStatelessTransform):
-    """Multiplies updates by a function of the clock: u ↦ s(n)·u.
+    """Multiplies updates by a function of the step: u ↦ s(n)·u.
 
-    The sign is the schedule's own: to descend with a learning-rate schedule, use
+    It does not flip the sign. To descend with a learning-rate schedule, use
     `ScaleByLearningRate(schedule)`.
 
     **Arguments:**
 
-    - `step_size`: the schedule s, or any function of the step to a scalar.
+    - `step_size`: the schedule s, or any function of the step that returns a scalar.
     """
 
     step_size: Hyperparameter = hyperparameter()
@@ -78,18 +78,14 @@ class ScaleBySchedule(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
-        return _scale(updates, self.at(context).step_size)
+        return tree.scale(updates, self.at(context).step_size)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
 
 
-def _scale(updates: Updates, factor: Scalar) -> Updates:
-    return tree.map_leaves(lambda u, s: u * s, (updates,), (factor,))
-
-
 def sign_of(factor: Hyperparameter) -> int | None:
-    """The sign of a factor, where it is known."""
+    """The sign of a factor, or `None` if it is unknown."""
     if callable(factor) or isinstance(factor, Tracer):
         return None
     return 0 if factor == 0 else (-1 if factor < 0 else 1)

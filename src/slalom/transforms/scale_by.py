@@ -1,4 +1,4 @@
-"""A factor of its own for some parameters."""
+"""Factors for groups of parameters."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -19,11 +19,11 @@ from .scale import Scale, sign_of
 
 
 class ScaleBy(AbstractTransform):
-    """Multiplies the updates of some parameters by a factor of their own: u ↦ s·u.
+    """Multiplies the updates of selected parameters by a factor: u ↦ s·u.
 
-    Where several cases match, the first one counts; what none matches stays as it is. Behind an
-    optimizer the factors are those of the learning rate, weight decay included: a rate that
-    falls from layer to layer is
+    The first selector that matches a parameter decides; other updates pass through unchanged.
+    After an optimizer the factors scale the learning rate, including weight decay. A learning rate
+    that decays from layer to layer:
 
     ```python
     >>> factors = {sl.where.path(f"layers.{i}.**"): 0.9 ** (11 - i) for i in range(12)}
@@ -66,9 +66,9 @@ class ScaleBy(AbstractTransform):
         context: Context | None = None,
     ) -> tuple[Updates, None]:
         leaves, structure = jax.tree.flatten(updates)
-        given = labels(self.cases, selected_from(self.cases, updates, params))
+        by_leaf = labels(self.cases, selected_from(self.cases, updates, params))
         for part in self.children(state, context):
-            chosen = [i for i, label in enumerate(given) if str(label) == part.path[0]]
+            chosen = [i for i, label in enumerate(by_leaf) if str(label) == part.path[0]]
             scaled, _ = part.run(RETURN, [leaves[i] for i in chosen])
             for i, leaf in zip(chosen, scaled, strict=True):
                 leaves[i] = leaf
@@ -78,7 +78,7 @@ class ScaleBy(AbstractTransform):
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         del state
-        given = None if params is None else labels(self.cases, params)
+        by_leaf = None if params is None else labels(self.cases, params)
         return tuple(
             Part(
                 path=(str(i),),
@@ -86,8 +86,8 @@ class ScaleBy(AbstractTransform):
                 state=None,
                 context=context,
                 params=None
-                if given is None
-                else tree.cut(params, tuple(label == i for label in given)),
+                if by_leaf is None
+                else tree.cut(params, tuple(label == i for label in by_leaf)),
                 get=lambda outer, i=i: outer.factors[i],
             )
             for i, factor in enumerate(self.factors)

@@ -1,4 +1,4 @@
-"""Transforms that keep the sign and set the size themselves."""
+"""Transforms that keep only the sign: Lion and signSGD."""
 
 from typing import ClassVar
 
@@ -8,14 +8,16 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform, Context
-from .._types import Params, Updates
+from .._core.transform import AbstractTransform
+from .._types import Params, Scalar, Updates
+from ._xla import interpolation_of_new
 
 
 class ScaleByLionState(eqx.Module):
-    """What `ScaleByLion` remembers."""
+    """The state of `ScaleByLion`."""
 
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
@@ -26,17 +28,17 @@ class ScaleByLion(AbstractTransform):
         uₜ = sign(cₜ)   with   cₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
         mₜ = β₂·mₜ₋₁ + (1 − β₂)·gₜ
 
-    Near zero the sign can be replaced: with `mode="smooth"` it is uₜ = tanh(s·cₜ), and with
-    `mode="refined"` uₜ = cₜ where |cₜ| < 1. For complex leaves the sign is z / |z|, and these
-    replace its absolute value.
+    Two modes replace the sign near zero: `mode="smooth"` by uₜ = tanh(s·cₜ), and `mode="refined"`
+    by uₜ = cₜ where |cₜ| < 1. For complex leaves the sign is z / |z|, and the modes apply to the
+    absolute value.
 
     **Arguments:**
 
-    - `b1`: β₁, the share of the momentum in the update, in [0, 1).
-    - `b2`: β₂, the decay of the momentum, in (0, 1).
-    - `mu_dtype`: how m is stored; the parameter's own dtype without it.
+    - `b1`: β₁, the weight of the momentum in the update, in [0, 1).
+    - `b2`: β₂, the decay of the momentum, in (0, 1); 0 is excluded because of a division.
+    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
     - `mode`: `"hard"`, `"smooth"` or `"refined"`.
-    - `smooth_beta`: s, > 0; used by `"smooth"` only.
+    - `smooth_beta`: s, > 0; used only by `"smooth"`.
 
     ??? cite "Chen et al., [Symbolic Discovery of Optimization
         Algorithms](https://arxiv.org/abs/2302.06675), 2023"
@@ -68,23 +70,19 @@ class ScaleByLion(AbstractTransform):
     ) -> tuple[Updates, ScaleByLionState]:
         del params
         now = self.at(context)
-        # sign(β₁·m + (1−β₁)·g) in terms of the new momentum m': read after m' is written, the
-        # old one would be copied by XLA, at 2.7 times the time. It is why β₂ = 0 is excluded.
-        from_mu = now.b1 / now.b2
+        now.c2 = 1 - now.b2
+        now.from_mu, now.from_g = interpolation_of_new(now.b1, now.b2)
 
-        def mean(g, mu, b2, c2):
-            return b2 * mu + c2 * g
+        def mean(now, g, mu):
+            return now.b2 * mu + now.c2 * g
 
-        def update(g, mu, from_mu, from_g, smooth_beta):
-            return self._sign(from_mu * mu + from_g * g, smooth_beta)
+        def update(now, g, mu):
+            return self._sign(now.from_mu * mu + now.from_g * g, now.smooth_beta)
 
-        mu = tree.map_leaves(
-            mean, (updates, state.mu), (now.b2, tree.complement(now.b2)), like=(state.mu,)
-        )
-        updates = tree.map_leaves(update, (updates, mu), (from_mu, 1 - from_mu, now.smooth_beta))
-        return updates, ScaleByLionState(mu)
+        mu = tree.map_leaves(mean, (updates, state.mu), now, like=(state.mu,))
+        return tree.map_leaves(update, (updates, mu), now), ScaleByLionState(mu)
 
-    def _sign(self, c: Array, smooth_beta: Array) -> Array:
+    def _sign(self, c: Array, smooth_beta: Scalar) -> Array:
         if self.mode == "hard":
             return jnp.sign(c)
         if self.mode == "refined":
@@ -95,7 +93,7 @@ class ScaleByLion(AbstractTransform):
 
 
 class ScaleBySign(AbstractStatelessTransform):
-    """Keeps the sign only: u ↦ sign(u), which for complex leaves is u / |u|; 0 stays 0.
+    """Keeps only the sign: u ↦ sign(u), which for complex leaves is u / |u|; 0 stays 0.
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
@@ -105,4 +103,4 @@ class ScaleBySign(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context
-        return tree.map_leaves(jnp.sign, (updates,))
+        return tree.map_leaves(lambda _, u: jnp.sign(u), (updates,))

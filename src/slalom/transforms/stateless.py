@@ -1,28 +1,26 @@
-"""Transforms made of a plain function."""
+"""Transforms from plain functions."""
 
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from .. import tree
+from .._core.context import Context
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 
 
 class Stateless(AbstractStatelessTransform):
-    """Applies a function to the updates as one tree: u ↦ f(u, p).
+    """Applies a function to the tree of updates: u ↦ f(u, p).
 
-    The function is part of the program: another function compiles anew, also another lambda
-    with the same code.
+    The function is static: a different function, even a lambda with the same code, recompiles.
 
     **Arguments:**
 
-    - `fn`: called as `fn(updates, params)`; `params` is `None` where none were passed. It
-        returns a tree of the updates' structure and shapes.
+    - `fn`: a function `fn(updates, params)` that returns a tree with the structure and shapes of
+        the updates. `params` is `None` if none were passed.
 
     ```python
     >>> tx = sl.Stateless(lambda updates, params: jax.tree.map(jnp.sign, updates))
@@ -36,13 +34,9 @@ class Stateless(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del context
-        made = self.fn(updates, params)
-        tree.check_same_structure((updates, made))
-
-        def wide(x: Any) -> Any:
-            return jnp.asarray(x, tree.accumulation_dtype(x.dtype))
-
-        return jax.tree.map(wide, made)
+        new_updates = self.fn(updates, params)
+        tree.check_same_structure((updates, new_updates))
+        return tree.widened(new_updates)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (None,) * len(jax.tree.leaves(params))
@@ -51,13 +45,13 @@ class Stateless(AbstractStatelessTransform):
 class StatelessPerLeaf(AbstractStatelessTransform):
     """Applies a function at each leaf of the updates: u ↦ f(u, p).
 
-    Update and parameter arrive in the accumulation dtype: at least float32. The function is part
-    of the program, as in `Stateless`.
+    Updates and parameters arrive in the accumulation dtype, at least float32. The function is
+    static, as in `Stateless`.
 
     **Arguments:**
 
-    - `fn`: called as `fn(update, param)` with arrays of one shape; `param` is `None` where no
-        parameters were passed. It returns an array of that shape.
+    - `fn`: a function `fn(update, param)` of arrays of one shape that returns an array of that
+        shape. `param` is `None` if no parameters were passed.
 
     ```python
     >>> tx = sl.StatelessPerLeaf(lambda u, p: u / (1 + jnp.abs(p)))
@@ -72,12 +66,14 @@ class StatelessPerLeaf(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del context
-        if params is None:
-            made = tree.map_leaves(lambda u: self.fn(u, None), (updates,))
-        else:
-            made = tree.map_leaves(self.fn, (updates, params))
-        tree.check_same_structure((updates, made))
-        return made
+
+        def rule(_, u, p=None):
+            return self.fn(u, p)
+
+        trees = (updates,) if params is None else (updates, params)
+        new_updates = tree.map_leaves(rule, trees)
+        tree.check_same_structure((updates, new_updates))
+        return new_updates
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (None,) * len(jax.tree.leaves(params))

@@ -1,4 +1,4 @@
-"""Transforms that size the update of each leaf by the size of the parameter there."""
+"""Transforms that scale the update of each leaf by the norm of its parameter."""
 
 from typing import ClassVar
 
@@ -6,23 +6,23 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
 from .._types import Params, Updates
 
 
 class ScaleByTrustRatio(AbstractStatelessTransform):
-    """Gives the update of each leaf a norm in proportion to the parameter's.
+    """Makes the norm of each leaf's update proportional to that of its parameter.
 
         u ↦ u·c·‖p‖ / (‖u‖ + ε)   with the norms of one leaf, each at least `min_norm`
 
-    Where one of the two norms is 0 the update is kept as it is, so that parameters that start at
-    zero can leave it. Norms are summed in at least float32.
+    The update is unchanged if one of the two norms is 0, which lets parameters leave zero. Norms
+    are summed in at least float32.
 
     **Arguments:**
 
-    - `min_norm`: the least value of both norms, ≥ 0.
+    - `min_norm`: the lower bound of both norms, ≥ 0.
     - `trust_coefficient`: c, ≥ 0.
     - `eps`: ε, ≥ 0.
 
@@ -39,18 +39,15 @@ class ScaleByTrustRatio(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
-        now = self.at(context)
 
-        def rule(u, p, min_norm, coefficient, eps):
-            of_update = jnp.maximum(tree.norm(u), min_norm)
-            of_param = jnp.maximum(tree.norm(p), min_norm)
-            zero = (of_update == 0) | (of_param == 0)
-            ratio = coefficient * of_param / jnp.where(zero, 1, of_update + eps)
+        def rule(now, u, p):
+            u_norm = jnp.maximum(tree.norm(u), now.min_norm)
+            p_norm = jnp.maximum(tree.norm(p), now.min_norm)
+            zero = (u_norm == 0) | (p_norm == 0)
+            ratio = now.trust_coefficient * p_norm / jnp.where(zero, 1, u_norm + now.eps)
             return u * jnp.where(zero, 1, ratio)
 
-        return tree.map_leaves(
-            rule, (updates, params), (now.min_norm, now.trust_coefficient, now.eps)
-        )
+        return tree.map_leaves(rule, (updates, params), self.at(context))
 
 
 class ScaleByParamBlockNorm(AbstractStatelessTransform):
@@ -58,7 +55,7 @@ class ScaleByParamBlockNorm(AbstractStatelessTransform):
 
     **Arguments:**
 
-    - `min_scale`: s, ≥ 0; what lets a parameter leave zero.
+    - `min_scale`: s, ≥ 0; lets a parameter leave zero.
     """
 
     min_scale: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
@@ -69,10 +66,10 @@ class ScaleByParamBlockNorm(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
 
-        def rule(u, p, min_scale):
-            return u * jnp.maximum(tree.norm(p), min_scale)
+        def rule(now, u, p):
+            return u * jnp.maximum(tree.norm(p), now.min_scale)
 
-        return tree.map_leaves(rule, (updates, params), (self.at(context).min_scale,))
+        return tree.map_leaves(rule, (updates, params), self.at(context))
 
 
 class ScaleByParamBlockRMS(AbstractStatelessTransform):
@@ -82,7 +79,7 @@ class ScaleByParamBlockRMS(AbstractStatelessTransform):
 
     **Arguments:**
 
-    - `min_scale`: s, ≥ 0; what lets a parameter leave zero.
+    - `min_scale`: s, ≥ 0; lets a parameter leave zero.
 
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
     """
@@ -95,19 +92,19 @@ class ScaleByParamBlockRMS(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
 
-        def rule(u, p, min_scale):
-            return u * jnp.maximum(tree.rms(p), min_scale)
+        def rule(now, u, p):
+            return u * jnp.maximum(tree.rms(p), now.min_scale)
 
-        return tree.map_leaves(rule, (updates, params), (self.at(context).min_scale,))
+        return tree.map_leaves(rule, (updates, params), self.at(context))
 
 
 class ScaleByFromage(AbstractStatelessTransform):
-    """Fromage's step: descends, then shrinks what descent alone would make grow.
+    """Fromage: a step of descent, followed by a shrinkage that offsets its growth.
 
         p + u' = (p − η·u) / √(1 + η²)
 
-    With ‖u‖ = ‖p‖, as `ScaleByTrustRatio` makes it, and u orthogonal to p the norm of p is kept.
-    It is a last link, with the sign and the learning rate inside.
+    The norm of p is preserved if ‖u‖ = ‖p‖, as after `ScaleByTrustRatio`, and u is orthogonal to p.
+    Use it as the last link: it includes the learning rate and the sign.
 
     **Arguments:**
 
@@ -123,16 +120,17 @@ class ScaleByFromage(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
-        rate = self.at(context).learning_rate
-        square = jnp.square(rate)
+        now = self.at(context)
+        square = jnp.square(now.learning_rate)
         root = jnp.sqrt(1 + square)
-        # 1/√(1 + η²) − 1 without cancellation: subtracted, 3 digits are left at η = 0.01.
-        shrink = -square / (root * (1 + root))
+        now.rate = now.learning_rate / root
+        # 1/√(1 + η²) − 1 without cancellation, which would leave 3 digits at η = 0.01.
+        now.shrink = -square / (root * (1 + root))
 
-        def rule(u, p, rate, shrink):
-            return shrink * p - rate * u
+        def rule(now, u, p):
+            return now.shrink * p - now.rate * u
 
-        return tree.map_leaves(rule, (updates, params), (rate / root, shrink))
+        return tree.map_leaves(rule, (updates, params), now)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))

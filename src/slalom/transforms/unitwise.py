@@ -1,4 +1,4 @@
-"""Transforms that bound the update of each unit, by itself or by the size of its weights."""
+"""Transforms that clip the update of each unit."""
 
 import functools
 from collections.abc import Callable
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
+from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import Context
-from .._types import Params, Scalar, Updates
+from .._types import Params, Updates
 from ._layout import Axis, unit_axes, warn_unknown
-from .clip import shrinking
+from .clip import clip_factor
 
 
 class _AbstractUnitwise(AbstractStatelessTransform):
-    """What looks at the numbers of one unit together."""
+    """A rule that needs the axes of each unit."""
 
     axis: eqx.AbstractVar[Axis | None]
 
@@ -32,38 +32,38 @@ class _AbstractUnitwise(AbstractStatelessTransform):
             warn_unknown(type(self).__name__, params)
 
     def _map_units(
-        self, rule: Callable[..., Array], trees: tuple[Any, ...], scalars: tuple[Scalar, ...]
+        self, rule: Callable[..., Array], trees: tuple[Any, ...], context: Context | None
     ) -> Updates:
-        """`rule(axes, *leaves, *scalars)` at every leaf, `axes` being those of one unit."""
+        """`rule(axes, now, *leaves)` at every leaf, where `axes` are those of one unit."""
         axes = unit_axes(type(self).__name__, trees[0], self.axis)
-        made: list[Any] = [None] * len(axes)
-        for own in dict.fromkeys(axes):
-            keep = tuple(a == own for a in axes)
+        now = self.at(context)
+        new_leaves: list[Any] = [None] * len(axes)
+        for unit in dict.fromkeys(axes):
+            keep = tuple(a == unit for a in axes)
             cut = tuple(tree.cut(t, keep) for t in trees)
-            new = tree.map_leaves(functools.partial(rule, own), cut, scalars)
+            new = tree.map_leaves(functools.partial(rule, unit), cut, now)
             chosen = (i for i, k in enumerate(keep) if k)
             for i, leaf in zip(chosen, jax.tree.leaves(new), strict=True):
-                made[i] = leaf
-        return jax.tree.structure(trees[0]).unflatten(made)
+                new_leaves[i] = leaf
+        return jax.tree.structure(trees[0]).unflatten(new_leaves)
 
 
 class UnitwiseClip(_AbstractUnitwise):
     """Scales the update of each unit so that its norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
-    A unit is one output of a layer, with all the weights that lead to it. For Equinox's layers
-    its weights are those of one output: rows of a `Linear` (`MultiheadAttention` is made of
-    these), a `GRUCell` or an `LSTMCell`, the kernels of one output channel of a `Conv` or
-    `ConvTranspose`, and columns of an `Embedding`, also in a stack of layers that
-    `eqx.filter_vmap` made. A bias, a scale and any other vector is one unit. Other arrays are
-    taken as Optax takes them, inputs first: a unit lies along axis 0 of an array with 2 or 3
-    axes, along all axes but the last of one with 4 or 5. Where such an array belongs to a module
-    of your own, a warning at binding says so.
+    A unit is one output of a layer, with all the weights that lead to it. In Equinox's layers a
+    unit is a row of a `Linear` (also in `MultiheadAttention`), a `GRUCell` or an `LSTMCell`, the
+    kernels of one output channel of a `Conv` or `ConvTranspose`, or a column of an `Embedding`,
+    also when `eqx.filter_vmap` stacks these layers. A bias, a scale and any other vector is one
+    unit. Other arrays follow Optax, where inputs come first: a unit lies along axis 0 of an array
+    with 2 or 3 axes, and along all axes but the last of one with 4 or 5. If such an array belongs
+    to a module of your own, creating the optimizer warns about it.
 
     **Arguments:**
 
     - `max_norm`: c, ≥ 0.
-    - `axis`: the axis or axes along which the numbers of one unit lie instead, in every array
-        that this transform sees.
+    - `axis`: the axis or axes along which the numbers of one unit lie, in every array that this
+        transform sees. Defaults to the axes described above.
 
     ??? cite "Brock et al., [High-Performance Large-Scale Image Recognition Without
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
@@ -75,30 +75,27 @@ class UnitwiseClip(_AbstractUnitwise):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
 
-        def rule(axes, u, max_norm):
-            return u * shrinking(_norms(axes, u), max_norm)
+        def rule(axes, now, u):
+            return u * clip_factor(_norms(axes, u), now.max_norm)
 
-        return self._map_units(rule, (updates,), (self.at(context).max_norm,))
+        return self._map_units(rule, (updates,), context)
 
 
 class AdaptiveGradClip(_AbstractUnitwise):
-    """Bounds the update of each unit by the size of its weights.
+    """Clips the update of each unit relative to the norm of its weights.
 
         u ↦ u·min(1, c·max(‖p‖, ε) / ‖u‖)   with the norms of one unit
 
-    A unit is one output of a layer, with all the weights that lead to it, as `UnitwiseClip` has
-    it: the layers of Equinox are known, other arrays are taken as Optax takes them, and `axis`
-    says otherwise.
+    A unit is one output of a layer, with all the weights that lead to it, as in `UnitwiseClip`.
 
-    Differs from Optax, which assumes inputs first everywhere, in Equinox's layers only: there the
-    outputs come first.
+    Differs from Optax in Equinox's layers, where outputs come first; Optax assumes that inputs
+    come first everywhere.
 
     **Arguments:**
 
-    - `clipping`: c, ≥ 0: the greatest ratio of the two norms; 0.01 in the paper for large batches.
-    - `eps`: ε, ≥ 0: what lets weights leave zero.
-    - `axis`: the axis or axes along which the numbers of one unit lie, in every array that this
-        transform sees.
+    - `clipping`: c, the largest ratio of the two norms, ≥ 0; 0.01 in the paper for large batches.
+    - `eps`: ε, ≥ 0; lets weights leave zero.
+    - `axis`: as for `UnitwiseClip`.
 
     ??? cite "Brock et al., [High-Performance Large-Scale Image Recognition Without
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
@@ -112,14 +109,12 @@ class AdaptiveGradClip(_AbstractUnitwise):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
-        now = self.at(context)
 
-        def rule(axes, u, p, clipping, eps):
-            # Of one unit one factor: what is divided is as small as the norms are.
-            limit = clipping * jnp.maximum(_norms(axes, p), eps)
-            return u * shrinking(_norms(axes, u), limit)
+        def rule(axes, now, u, p):
+            limit = now.clipping * jnp.maximum(_norms(axes, p), now.eps)
+            return u * clip_factor(_norms(axes, u), limit)
 
-        return self._map_units(rule, (updates, params), (now.clipping, now.eps))
+        return self._map_units(rule, (updates, params), context)
 
 
 def _norms(axes: tuple[int, ...], x: Array) -> Array:

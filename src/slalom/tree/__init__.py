@@ -1,7 +1,7 @@
 """Tree arithmetic for rules, and the one place where dtypes are decided.
 
-Trees have holes (`None`), never placeholders: `jax.tree.map` steps over them by itself. What
-stands in `__all__` is for authors of transforms; the rest is for the library.
+Missing leaves are `None`, which `jax.tree.map` skips. The names in `__all__` are for authors of
+transforms; the others are for the library.
 """
 
 from .checks import (
@@ -24,7 +24,7 @@ from .dtypes import (
 from .fresh import (
     copy as copy,
     first_moment as first_moment,
-    fresh_age as fresh_age,
+    fresh_count as fresh_count,
     full_like as full_like,
     no_state as no_state,
     second_moment as second_moment,
@@ -32,10 +32,9 @@ from .fresh import (
     zeros_of as zeros_of,
     zeros_of_sums as zeros_of_sums,
 )
-from .leaves import add as add, cut as cut, map_leaves as map_leaves, merge as merge
+from .leaves import add as add, cut as cut, map_leaves as map_leaves, merge as merge, scale as scale
 from .means import (
     bias_correction as bias_correction,
-    complement as complement,
     increment as increment,
     newest_weight as newest_weight,
 )
@@ -57,10 +56,9 @@ __all__ = [
     "all_finite",
     "bias_correction",
     "cast_like",
-    "complement",
     "copy",
     "first_moment",
-    "fresh_age",
+    "fresh_count",
     "global_norm",
     "increment",
     "inner",
@@ -71,3 +69,7 @@ __all__ = [
     "widened",
     "zeros_like",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""What trees are refused, by the path of the leaf."""
+"""Checks of trees; the errors name the path of the leaf."""
 
 import jax
 import numpy as np
@@ -9,40 +9,40 @@ from .dtypes import is_array, is_inexact
 
 
 def check_inexact(tree: PyTree) -> None:
-    """Refuses a tree with a leaf that is no floating or complex array."""
+    """Raises if a leaf is not a floating or complex array."""
     if all(map(is_inexact, jax.tree.leaves(tree))):
-        return  # paths are for messages, and cost more than all else here
+        return  # Paths are only needed for messages, and cost more than all else here.
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         if not is_inexact(x):
             kind = f"an array of dtype {x.dtype}" if is_array(x) else f"of type {type(x).__name__}"
             raise TypeError(
-                f"The leaf '{dotted(path)}' is {kind}; parameters and gradients are trees of "
-                "floating or complex arrays. Bind the whole model with `sl.Optimizer(tx, model)`, "
-                "which steps over everything else, or pass "
+                f"The leaf '{dotted(path)}' is {kind}; parameters and gradients must be trees "
+                "of floating or complex arrays. Create the optimizer with the whole model, "
+                "`sl.Optimizer(tx, model)`, which skips everything else, or pass "
                 "`eqx.filter(model, eqx.is_inexact_array)`."
             )
 
 
 def check_same_structure(trees: tuple[PyTree, ...]) -> None:
-    """Refuses trees that differ in structure or in a leaf's shape, by the path of the leaf."""
+    """Raises if the trees differ in structure or in the shape of a leaf."""
     first, *others = trees
     check_inexact(first)
     structure = jax.tree.structure(first)
     for other in others:
         if jax.tree.structure(other) != structure:
-            differ = first_difference(first, other, ("the updates", "what meets them"))
+            differ = first_difference(first, other, ("the updates", "the state or parameters"))
             raise ValueError(
-                "The updates have another structure than the state or the parameters that meet "
-                f"them: {differ}. Pass gradients, state and parameters of one model."
+                f"The updates differ in structure from the state or parameters: {differ}. Pass "
+                "gradients, state and parameters of the same model."
             )
-        check_same_shapes(first, other, "the state or parameter that meets it there")
+        check_same_shapes(first, other, "the state or parameter there")
 
 
 def check_same_shapes(updates: PyTree, others: PyTree, what: str) -> None:
-    """Refuses updates of other shapes than what meets them, by the path of the leaf."""
+    """Raises if updates differ from `others` in structure or in the shape of a leaf."""
     if jax.tree.structure(updates) != jax.tree.structure(others):
         differ = first_difference(updates, others, ("the updates", "the parameters"))
-        raise ValueError(f"The updates have another structure than the parameters: {differ}.")
+        raise ValueError(f"The updates differ in structure from the parameters: {differ}.")
     shapes = [[np.shape(x) for x in jax.tree.leaves(tree)] for tree in (updates, others)]
     if shapes[0] == shapes[1]:
         return

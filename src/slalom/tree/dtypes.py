@@ -21,12 +21,12 @@ def is_inexact(x: Any) -> bool:
 
 
 def canonical(dtype: Any) -> np.dtype:
-    """The dtype that JAX makes of it: NumPy's doubles are single precision without x64."""
+    """The dtype that JAX uses for it: float64 becomes float32 unless x64 is enabled."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def accumulation_dtype(*dtypes: Any) -> np.dtype:
-    """The dtype to compute in where these meet: as wide as the widest, and at least float32.
+    """The dtype to compute with these dtypes in: as wide as the widest, and at least float32.
 
     **Arguments:**
 
@@ -34,7 +34,7 @@ def accumulation_dtype(*dtypes: Any) -> np.dtype:
 
     **Returns:** float32, float64, complex64 or complex128.
     """
-    # Not `jnp.promote_types`: under strict promotion, which users may choose, it refuses.
+    # `jnp.promote_types` would raise under strict promotion, which users may choose.
     wide = any(jnp.finfo(dtype).bits > 32 for dtype in dtypes)
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
         return canonical(np.complex128 if wide else np.complex64)
@@ -50,7 +50,7 @@ def real_dtype(dtype: Any) -> np.dtype:
 
 
 def in_precision_of(x: Any, dtype: np.dtype) -> Array:
-    """`x` in the precision of `dtype`: a real stays real and a complex number complex."""
+    """`x` in the precision of `dtype`; real arrays stay real, complex arrays complex."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating) or not jnp.issubdtype(
         dtype, jnp.complexfloating
     ):
@@ -59,19 +59,19 @@ def in_precision_of(x: Any, dtype: np.dtype) -> Array:
 
 
 def cast(x: Any, dtype: np.dtype) -> Array:
-    """`x` as a strongly typed JAX array; the very array where it is that already."""
-    # Most are: asking takes a twentieth of the time that `jnp.asarray` takes to do nothing.
+    """`x` as a strongly typed JAX array of this dtype; `x` itself if it is one."""
+    # Most are, and this test takes a twentieth of the time of a `jnp.asarray` without effect.
     if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
         return x
     return jnp.asarray(x, dtype)
 
 
 def widened(tree: PyTree) -> PyTree:
-    """Each leaf in its accumulation dtype, as updates are between links.
+    """Casts each leaf to its accumulation dtype, the dtype of updates between links.
 
     **Arguments:**
 
-    - `tree`: a tree of arrays, such as a momentum as it is stored.
+    - `tree`: a tree of arrays, such as a stored momentum.
 
     **Returns:** the tree.
     """
@@ -79,12 +79,12 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
-    """Each leaf in the dtype, strongly typed, of the leaf of `like` at its place.
+    """Casts each leaf to the dtype of the corresponding leaf of `like`.
 
     **Arguments:**
 
     - `tree`: a tree of arrays, such as new moments in the accumulation dtype.
-    - `like`: a tree of the same structure, such as the old moments as they are stored.
+    - `like`: a tree of the same structure, such as the stored moments.
 
     **Returns:** the tree.
     """
@@ -92,7 +92,7 @@ def cast_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def storage_dtype(leaf_dtype: Any, dtype: Any) -> np.dtype:
-    """`dtype`, or its complex twin (complex64 for half precision) where the leaf is complex."""
+    """`dtype`, or its complex counterpart (complex64 for half precision) if the leaf is complex."""
     if jnp.issubdtype(leaf_dtype, jnp.complexfloating):
         return accumulation_dtype(dtype, np.complex64)
     return np.dtype(dtype)
@@ -109,7 +109,7 @@ def as_canonical(value: Any) -> Scalar:
 
 
 def as_float(value: Any) -> Scalar:
-    """A strongly typed floating array: a floating dtype is kept, any other made canonical."""
+    """A strongly typed floating array; anything but a strong floating dtype becomes canonical."""
     value = jnp.asarray(value)
     keep = jnp.issubdtype(value.dtype, jnp.floating) and not value.weak_type
     return jnp.asarray(value, value.dtype if keep else canonical_float())

@@ -1,4 +1,4 @@
-"""Fresh state, shaped as the parameters."""
+"""Initial state, shaped like the parameters."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,12 +15,12 @@ from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
 
 
 def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) -> PyTree:
-    """A constant, shaped and sharded as the parameters; `dtype` maps a leaf's dtype to its own."""
+    """A constant, shaped and sharded like the parameters; `dtype` maps the dtype of each leaf."""
     check_inexact(params)
 
     def full(x: Any) -> Array:
-        # The dtype is always given: without one the result would inherit a weak type. Added, not
-        # filled in: filled in, a 0-d leaf would share its buffer with the value.
+        # Without an explicit dtype the result would inherit a weak type. The value is added to
+        # zeros because `jnp.full_like` would share the buffer of the value with a 0-d leaf.
         zeros = jnp.zeros_like(x, dtype=dtype(canonical(x.dtype)))
         return zeros if isinstance(value, int) else zeros + jnp.asarray(value, zeros.dtype)
 
@@ -28,27 +28,28 @@ def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) 
 
 
 def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
-    """Zeros, shaped and sharded as the parameters.
+    """Zeros, shaped and sharded like the parameters.
 
     **Arguments:**
 
     - `params`: the parameters.
-    - `dtype`: from a parameter's dtype to that of its zeros; the same without it.
+    - `dtype`: a function from a parameter's dtype to that of its zeros. Defaults to the same
+        dtype.
 
-    **Returns:** a tree like the parameters; no two leaves share a buffer.
+    **Returns:** a tree like the parameters, in which no two leaves share a buffer.
     """
     return full_like(params, dtype)
 
 
 def copy(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
-    """The parameters in buffers of their own, sharded as they are.
+    """A copy of the parameters in new buffers, with the same sharding.
 
     **Arguments:**
 
     - `params`: the parameters.
-    - `dtype`: from a parameter's dtype to that of its copy; the same without it.
+    - `dtype`: a function from a parameter's dtype to that of its copy. Defaults to the same dtype.
 
-    **Returns:** a tree like the parameters; no leaf shares a buffer with them.
+    **Returns:** a tree like the parameters, which shares no buffer with them.
     """
     check_inexact(params)
     return jax.tree.map(lambda x: jnp.array(x, dtype(canonical(x.dtype)), copy=True), params)
@@ -60,8 +61,8 @@ def first_moment(params: Params, dtype: Any | None = None) -> PyTree:
     **Arguments:**
 
     - `params`: the parameters.
-    - `dtype`: how it is stored (complex leaves in its complex twin); the parameter's own dtype
-        without it.
+    - `dtype`: the dtype of the mean; complex leaves use its complex counterpart. Defaults to the
+        parameter's own dtype.
 
     **Returns:** a tree like the parameters.
     """
@@ -69,7 +70,7 @@ def first_moment(params: Params, dtype: Any | None = None) -> PyTree:
 
 
 def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> PyTree:
-    """A start for a mean of squares, which is real also for complex parameters.
+    """The initial value of a mean of squares, which is real even for complex parameters.
 
     A bfloat16 mean of squares with decay 0.999 stalls at a quarter of its limit: the increments
     fall below half a unit in the last place.
@@ -77,8 +78,8 @@ def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> P
     **Arguments:**
 
     - `params`: the parameters.
-    - `dtype`: how it is stored; without it the parameter's own dtype, at least float32.
-    - `value`: where the mean starts.
+    - `dtype`: the dtype of the mean. Defaults to the parameter's own dtype, but at least float32.
+    - `value`: the initial value.
 
     **Returns:** a tree like the parameters.
     """
@@ -88,13 +89,13 @@ def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> P
 
 
 def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
-    """Zeros where `jax.eval_shape` gave shapes, sharded as it says.
+    """Zeros with the shapes, dtypes and shardings that `jax.eval_shape` returned.
 
     **Arguments:**
 
     - `shapes`: what `jax.eval_shape` returned.
-    - `like`: what it was asked about, outside of a trace: these arrays know the devices, of which
-        a type knows only how they are arranged.
+    - `like`: the arrays that it was called with, outside of a trace. Their shardings name the
+        devices; abstract values know only the shape of the mesh.
 
     **Returns:** a tree like `shapes`.
     """
@@ -111,7 +112,7 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
 
 
 def zeros_of_sums(x: Any, along: Iterable[int | tuple[int, ...]]) -> tuple[Array, ...]:
-    """An accumulator for the sums of |x| along each of these axes, in at least float32."""
+    """Zeros shaped like the sums of `x` along each of these axes, in at least float32."""
     dtype, axes = real_dtype(accumulation_dtype(canonical(x.dtype))), tuple(along)
 
     def sums(x: Any) -> tuple[Array, ...]:
@@ -121,23 +122,25 @@ def zeros_of_sums(x: Any, along: Iterable[int | tuple[int, ...]]) -> tuple[Array
 
 
 def no_state(params: Params) -> None:
-    """The state of a rule that remembers nothing.
+    """The state of a rule without state: `None`.
 
     **Arguments:**
 
-    - `params`: the parameters; refused where a leaf is no floating or complex array.
+    - `params`: the parameters.
+
+    **Raises:** a `TypeError` if a leaf is not a floating or complex array.
     """
     check_inexact(params)
 
 
-def fresh_age() -> Int[Array, ""]:
-    """How often accumulators were fed: the age that `bias_correction` takes.
+def fresh_count() -> Int[Array, ""]:
+    """A counter that starts at 0, such as the age of accumulators.
 
-    It begins as one number for all leaves, and becomes a vector with an entry for each when some
-    of them start anew. It is no vector from the start because then the kernel of every leaf would
-    read another entry: XLA compiles equal kernels once, and these one by one, which takes five
-    times as long at 200 leaves.
+    An age is one number for all leaves as long as these are equally old. It becomes a vector, with
+    an entry per leaf, when some of them are reset. It is not a vector from the start because each
+    leaf would then have a kernel of its own, which reads another entry: XLA compiles equal kernels
+    only once, and compiling 200 different ones takes five times as long.
 
-    **Returns:** 0; mark its field with `sl.per_leaf()`.
+    **Returns:** 0. Mark the field of an age with `sl.per_leaf()`.
     """
     return jnp.zeros((), jnp.int32)

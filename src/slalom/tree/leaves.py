@@ -1,12 +1,13 @@
-"""A rule at every leaf; and trees cut apart and put together."""
+"""A rule at every leaf; and trees that are cut and merged."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree, Real
+from jaxtyping import Array, PyTree
 
 from .._types import Scalar, under_jit
 from .checks import check_inexact, check_same_shapes, check_same_structure
@@ -16,35 +17,37 @@ from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_d
 def map_leaves(
     rule: Callable[..., Any],
     trees: tuple[PyTree, ...],
-    scalars: tuple[Scalar, ...] = (),
-    per_leaf: tuple[Real[Array, "*leaves"], ...] = (),
+    now: SimpleNamespace | None = None,
+    *,
     per_param: tuple[PyTree, ...] = (),
     like: tuple[PyTree, ...] = (),
 ) -> Any:
-    """Applies `rule(*leaves, *tuples, *scalars, *entries)` at every leaf of the trees.
+    """Applies `rule(now, *leaves, *tuples)` at every leaf of the trees.
 
-    Everything that meets at a leaf arrives in that leaf's accumulation dtype, so a rule is
-    written without a cast. Leaves of equal shape and dtype share one trace of the rule.
+    All numbers that meet at a leaf arrive in that leaf's accumulation dtype, so a rule needs no
+    casts. Leaves of equal shape and dtype share one trace of the rule.
 
     **Arguments:**
 
-    - `rule`: a pure function of arrays that returns an array or a tuple of arrays (and of
-        tuples of arrays).
-    - `trees`: trees of one structure and equal shapes; the first one gives the structure.
-    - `scalars`: 0-d arrays that every leaf sees.
-    - `per_leaf`: numbers that follow from ages: vectors with an entry for each leaf, in the
-        order of the leaves, or scalars where all leaves are of one age.
+    - `rule`: a pure function that returns an array or a tuple of arrays (and of tuples of
+        arrays).
+    - `trees`: trees of one structure and equal shapes.
+    - `now`: the numbers of this step by name, such as the hyperparameters that `self.at(context)`
+        returns and the factors that follow from them. Every leaf sees a 0-d array as it is; of a
+        vector, with an entry per leaf in the order of the leaves, it sees its own entry. `None`
+        stays `None`, and bools stay bools. Defaults to an empty namespace.
     - `per_param`: trees with a tuple of arrays, of any shapes, in the place of each leaf.
-    - `like`: for each array that `rule` returns a tree in whose dtypes it is returned, such as the
-        old moments for the new ones. Derive an update from what is stored, in a rule of its own:
-        were it derived from wider numbers, XLA would copy the old moments to compute these again.
+    - `like`: for each array that `rule` returns, a tree whose dtypes it is cast to, such as the
+        old moments for the new ones. Defaults to the accumulation dtype. To use the new moments
+        for an update, pass them to a second rule: XLA can then overwrite the old ones.
 
-    **Returns:** a tree, or as many trees as `rule` returns arrays, in the accumulation dtype or as
-    `like` says.
+    **Returns:** a tree, or as many trees as `rule` returns arrays.
 
     ```python
+    >>> from types import SimpleNamespace
     >>> updates = {"w": jnp.array([3.0, 4.0])}
-    >>> sl.tree.map_leaves(lambda u, s: u * s, (updates,), (jnp.float32(2.0),))
+    >>> now = SimpleNamespace(factor=jnp.float32(2.0))
+    >>> sl.tree.map_leaves(lambda now, u: now.factor * u, (updates,), now)
     {'w': Array([6., 8.], dtype=float32)}
 
     ```
@@ -52,69 +55,80 @@ def map_leaves(
     check_same_structure(trees)
     structure = jax.tree.structure(trees[0])
     columns = [jax.tree.leaves(tree) for tree in trees]
-    besides = [structure.flatten_up_to(tree) for tree in per_param]
+    tuple_columns = [structure.flatten_up_to(tree) for tree in per_param]
     stored = [[canonical(x.dtype) for x in jax.tree.leaves(tree)] for tree in like]
+    numbers = {} if now is None else vars(now)
 
     def at_leaf(
         dtypes: tuple[np.dtype, ...],
+        numbers: dict[str, Any],
         leaves: tuple[Array, ...],
         tuples: tuple[Any, ...],
-        numbers: tuple[Array, ...],
     ) -> Any:
-        made = in_wide(leaves, tuples, numbers)
+        result = in_accumulation_dtype(numbers, leaves, tuples)
         if not dtypes:
-            return made
-        if not isinstance(made, tuple):
-            return cast(made, *dtypes)
-        return tuple(cast(x, dtype) for x, dtype in zip(made, dtypes, strict=True))
+            return result
+        if not isinstance(result, tuple):
+            return cast(result, *dtypes)
+        return tuple(cast(x, dtype) for x, dtype in zip(result, dtypes, strict=True))
 
-    def in_wide(
-        leaves: tuple[Array, ...], tuples: tuple[Any, ...], numbers: tuple[Array, ...]
+    def in_accumulation_dtype(
+        numbers: dict[str, Any], leaves: tuple[Array, ...], tuples: tuple[Any, ...]
     ) -> Any:
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
         real = real_dtype(dtype)
-        numbers = tuple(cast(s, real) for s in numbers)
+        here = SimpleNamespace(
+            **{
+                name: x if x is None or x.dtype == bool else cast(x, real)
+                for name, x in numbers.items()
+            }
+        )
         leaves = tuple(in_precision_of(x, dtype) for x in leaves)
         tuples = tuple(tuple(in_precision_of(x, dtype) for x in arrays) for arrays in tuples)
         if dtype == real:
-            return rule(*leaves, *tuples, *numbers)
+            return rule(here, *leaves, *tuples)
         # Under strict promotion, which users may choose, real times complex would be refused.
         with jax.numpy_dtype_promotion("standard"):
-            return rule(*leaves, *tuples, *numbers)
+            return rule(here, *leaves, *tuples)
 
+    if not columns[0]:
+        # A rule on scalars shows how many trees there are.
+        one = jax.ShapeDtypeStruct((), jnp.float32)
+        scalars = {
+            name: x if x is None else jax.ShapeDtypeStruct((), x.dtype)
+            for name, x in numbers.items()
+        }
+        arguments = ((one,) * len(trees), ((one,),) * len(per_param))
+        result = jax.eval_shape(in_accumulation_dtype, scalars, *arguments)
+        empty = structure.unflatten([])
+        return (empty,) * len(result) if isinstance(result, tuple) else empty
     if any(under_jit(x) for column in columns for x in column):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
         # `inline=True` would copy its equations for every leaf). Outside of a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=0)
+    per_leaf = {name: x for name, x in numbers.items() if x is not None and x.ndim > 0}
     results = [
         at_leaf(
             tuple(column[i] for column in stored),
+            numbers | {name: x[i] for name, x in per_leaf.items()} if per_leaf else numbers,
             leaves,
-            tuple(column[i] for column in besides),
-            (*scalars, *(x if x.ndim == 0 else x[i] for x in per_leaf)),
+            tuple(column[i] for column in tuple_columns),
         )
         for i, leaves in enumerate(zip(*columns, strict=True))
     ]
-    if results and isinstance(results[0], tuple):
+    if isinstance(results[0], tuple):
         return tuple(structure.unflatten(column) for column in zip(*results, strict=True))
-    if not results:
-        one = jax.ShapeDtypeStruct((), jnp.float32)
-        numbers = len(scalars) + len(per_leaf)
-        arguments = [one] * len(trees) + [(one,)] * len(per_param) + [one] * numbers
-        return _no_leaves(rule, structure, arguments)
     return structure.unflatten(results)
 
 
-def _no_leaves(rule: Callable[..., Any], structure: Any, arguments: list[Any]) -> Any:
-    """What `map_leaves` returns for trees without a leaf: as many empty trees as it would."""
-    result = jax.eval_shape(rule, *arguments)
-    empty = structure.unflatten([])
-    return tuple(empty for _ in result) if isinstance(result, tuple) else empty
+def scale(tree: PyTree, factor: Scalar) -> PyTree:
+    """factor · tree, in the accumulation dtype."""
+    return map_leaves(lambda now, x: x * now.factor, (tree,), SimpleNamespace(factor=factor))
 
 
 def add(params: PyTree, updates: PyTree) -> PyTree:
-    """params + updates: summed in the accumulation dtype, rounded once to the parameters'."""
+    """params + updates, summed in the accumulation dtype and rounded once."""
     check_same_shapes(updates, params, "the parameter there")
     check_inexact(updates)
 
@@ -128,10 +142,10 @@ def add(params: PyTree, updates: PyTree) -> PyTree:
 
 
 def cut(tree: PyTree, keep: tuple[bool, ...]) -> PyTree:
-    """The tree with holes at the leaves that are not kept."""
+    """The tree with `None` in place of the leaves that are not kept."""
     leaves, structure = jax.tree.flatten(tree)
     if keep == (False,) and jax.tree_util.treedef_is_leaf(structure):
-        return ()  # a model that is one array: `None` in its place would read as not given
+        return ()  # The tree is one array, and `None` in its place would read as "not passed".
     return structure.unflatten([x if k else None for x, k in zip(leaves, keep, strict=True)])
 
 

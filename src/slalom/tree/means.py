@@ -1,21 +1,9 @@
-"""Running means: decays, ages and the correction of their bias."""
+"""Running means: decays, ages and bias correction."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Real
 
 from .._types import Scalar
-
-
-def complement(decay: Scalar) -> Scalar:
-    """1 − decay, in the precision of the hyperparameter (exact for decay ≥ ½).
-
-    **Arguments:**
-
-    - `decay`: a decay in [0, 1], as `self.at(context)` gives it.
-
-    **Returns:** a scalar.
-    """
-    return 1 - decay
 
 
 def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:
@@ -27,38 +15,39 @@ def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*
     **Arguments:**
 
     - `decay`: the decay of the mean, in [0, 1).
-    - `age`: how often it was fed, ≥ 1: one number, or an entry per leaf.
+    - `age`: the number of values in the mean, ≥ 1: a scalar, or a vector with an entry per leaf.
 
-    **Returns:** as many factors, to be passed to `map_leaves` as `per_leaf`.
+    **Returns:** the factor, of the same shape as `age`.
     """
-    return -1 / jnp.expm1(age.astype(decay.dtype) * jnp.log1p(-complement(decay)))
+    return -1 / jnp.expm1(age.astype(decay.dtype) * jnp.log1p(-(1 - decay)))
 
 
 def newest_weight(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:
-    """(1 − decay) / (1 − decayᵗ): what the newest of t values weighs in a debiased mean of them.
+    """(1 − decay) / (1 − decayᵗ), the weight of the newest of t values in their debiased mean.
 
-    With it, mean ← (1 − w)·mean + w·new is the exponential mean of the values seen so far, and
-    needs no correction when it is read.
+    With this weight w, mean ← (1 − w)·mean + w·new is the exponential mean of the values so far,
+    and needs no further correction.
 
     **Arguments:**
 
     - `decay`: the decay of the mean, in [0, 1).
-    - `age`: how many values there are with the newest, ≥ 1: one number, or an entry per leaf.
+    - `age`: the number of values, the newest included, ≥ 1: a scalar, or a vector with an entry
+        per leaf.
 
-    **Returns:** as many weights; exactly 1 at age 1.
+    **Returns:** the weight, of the same shape as `age`; exactly 1 at age 1.
     """
-    weight = complement(decay) * bias_correction(decay, age)
+    weight = (1 - decay) * bias_correction(decay, age)
     return jnp.where(age == 1, 1, weight)
 
 
 def increment(count: Int[Array, "..."]) -> Int[Array, "..."]:
-    """count + 1, which stays at the largest integer instead of turning negative.
+    """count + 1; saturates at the largest integer instead of overflowing.
 
     **Arguments:**
 
-    - `count`: integers.
+    - `count`: an array of integers.
 
-    **Returns:** the integers that follow.
+    **Returns:** an array of the same shape and dtype.
     """
     largest = jnp.iinfo(count.dtype).max
     return jnp.where(count < largest, count + 1, largest)

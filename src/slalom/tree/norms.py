@@ -12,7 +12,7 @@ from .leaves import map_leaves
 
 
 def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
-    """|x|², real also for complex x.
+    """|x|², which is real even for complex x.
 
     **Arguments:**
 
@@ -27,10 +27,9 @@ def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
 
 @jax.custom_jvp
 def root(x: Real[Array, "..."]) -> Real[Array, "..."]:
-    """√x with a derivative of 0 at 0, where that of the square under it is 0 too.
+    """√x with derivative 0 at 0, for x that are squares, whose own derivative is 0 there.
 
-    A gradient through an optimizer meets this wherever a parameter gets no gradient; 0·∞ would
-    make all of it NaN.
+    Without it, a gradient through an optimizer would be 0·∞ = NaN if any gradient is zero.
     """
     return jnp.sqrt(x)
 
@@ -44,7 +43,7 @@ def _root_jvp(primals: Any, tangents: Any) -> Any:
 
 @jax.custom_jvp
 def inverse_root(x: Real[Array, "..."]) -> Real[Array, "..."]:
-    """1/√x with a derivative that is 0 times anything, also where x^(−3/2) would overflow."""
+    """1/√x; its derivative stays finite times zero even if x^(−3/2) overflows."""
     return jax.lax.rsqrt(x)
 
 
@@ -69,7 +68,7 @@ def global_norm(tree: PyTree) -> Scalar:
 
 def squared_norm(tree: PyTree) -> Scalar:
     """The square of `global_norm`."""
-    squares = jax.tree.leaves(map_leaves(lambda x: jnp.sum(abs_squared(x)), (tree,)))
+    squares = jax.tree.leaves(map_leaves(lambda _, x: jnp.sum(abs_squared(x)), (tree,)))
     dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for x in squares)))
     total = jnp.zeros((), dtype)
     for x in squares:
@@ -78,7 +77,7 @@ def squared_norm(tree: PyTree) -> Scalar:
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether no number in a tree is infinite or NaN.
+    """Whether all numbers in a tree are finite.
 
     **Arguments:**
 
@@ -88,8 +87,8 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """
     finite = jnp.array(True)
     for x in jax.tree.leaves(tree):
-        # Not `all(isfinite(x))`: XLA writes those bools to memory, which takes twice as long. The
-        # maximum with a NaN is NaN, which is less than nothing.
+        # For `all(isfinite(x))` XLA would write the bools to memory, which takes twice as long. A
+        # maximum with a NaN is NaN, for which every comparison is false.
         parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
         for part in parts:
             finite = finite & (jnp.max(jnp.abs(part), initial=0) < jnp.inf)
@@ -99,7 +98,7 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
 def inner(a: PyTree, b: PyTree) -> Scalar:
     """Re⟨a, b⟩ = Σ Re(āᵢ·bᵢ) over all entries of all leaves, summed in at least float32.
 
-    With real parts, complex parameters are what they are to a gradient: twice as many real ones.
+    The real part treats a complex parameter as two real ones, as a gradient does.
 
     **Arguments:**
 
@@ -121,7 +120,7 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
 
 
 def norm(x: Inexact[Array, "..."]) -> Scalar:
-    """The Euclidean norm of one array, in its own precision: in rules, at least float32."""
+    """The Euclidean norm of one array, in its own precision, which in rules is at least float32."""
     return root(jnp.sum(abs_squared(x)))
 
 

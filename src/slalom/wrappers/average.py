@@ -1,5 +1,6 @@
 """An average of the parameters beside the parameters."""
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -61,7 +62,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     def init(self, params: Params) -> AverageState:
         return AverageState(
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             average=tree.copy(params, tree.accumulation_dtype),
             inner=self.inner.init(params),
         )
@@ -85,12 +86,13 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         def take_in(average: Any, age: Any) -> tuple[Any, Any]:
             age = tree.increment(age)
             weight = self._weight(age, context)
+            now = SimpleNamespace(weight=weight, rest=1 - weight)
 
             # Not a + w·(p − a): with w = 1 this is p to the last bit.
-            def rule(a, p, weight, rest):
-                return rest * a + weight * p
+            def rule(now, a, p):
+                return now.rest * a + now.weight * p
 
-            new = tree.map_leaves(rule, (average, params), (), (weight, 1 - weight))
+            new = tree.map_leaves(rule, (average, params), now)
             return tree.cast_like(new, average), age
 
         wrote = self.inner.has_updated(inner)
@@ -109,7 +111,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             return 1 / age.astype(canonical_float())
         if self.debias:
             return tree.newest_weight(decay, age)
-        return jnp.broadcast_to(tree.complement(decay), age.shape)
+        return jnp.broadcast_to(1 - decay, age.shape)
 
     def eval_params(self, state: AverageState, params: Params) -> Params:
         del params

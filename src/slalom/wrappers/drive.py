@@ -1,6 +1,6 @@
-"""Hyperparameters that follow schedules with a memory."""
+"""Hyperparameters driven by stateful schedules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -21,22 +21,21 @@ from .._types import Gradients, Params
 class DrivenState(eqx.Module):
     """What `Driven` remembers."""
 
-    schedules: tuple[Any, ...]
-    """The state of each schedule."""
+    schedules: dict[str, Any]
+    """The state of each schedule, by the name of what it drives."""
     inner: Any
     """The inner transform's state."""
 
 
 class Driven(AbstractWrapper[DrivenState]):
-    """The inner transform with hyperparameters that follow schedules with a memory.
+    """The inner transform with hyperparameters driven by stateful schedules.
 
-    Made with `tx.drive({"learning_rate": schedule})`. In every step each schedule first takes in
-    what the step knows, above all its loss `value`, and its value then stands in the place of
-    the hyperparameter, whatever that was. Inside `.every_k` a schedule sees the windows with
-    their mean losses.
+    Returned by `tx.drive({"learning_rate": schedule})`. In every step each schedule is first
+    updated with the context, above all with the loss `value`. Its new value then replaces the
+    hyperparameter. Inside `.every_k` a schedule sees one step per window, with the mean loss.
 
-    `opt.hyperparams` shows the value that the last step used: the next one uses it too, unless
-    the loss that it is given changes it.
+    `opt.hyperparams` shows the value that the last step used. The next step uses it too, unless
+    its loss changes the schedule.
 
     **Arguments:**
 
@@ -47,8 +46,7 @@ class Driven(AbstractWrapper[DrivenState]):
     """
 
     inner: AbstractTransform
-    schedules: tuple[AbstractStatefulSchedule, ...]
-    names: tuple[str, ...] = eqx.field(static=True)
+    schedules: dict[str, AbstractStatefulSchedule]
 
     elementwise: ClassVar[bool] = True
 
@@ -59,8 +57,7 @@ class Driven(AbstractWrapper[DrivenState]):
                 f"{{'learning_rate': schedule}}, got {schedules!r}."
             )
         self.inner = inner
-        self.names = tuple(schedules)
-        self.schedules = tuple(schedules.values())
+        self.schedules = dict(schedules)
         taken: dict[str, str] = {}
         for name, schedule in schedules.items():
             _check_schedule(name, schedule)
@@ -68,8 +65,8 @@ class Driven(AbstractWrapper[DrivenState]):
                 own = getattr(part.module, field.name)
                 if isinstance(own, AbstractStatefulSchedule):
                     raise ValueError(
-                        f"'{path}' is driven by {own!r} already, which would hide what '{name}' "
-                        "makes of it. Drive it once."
+                        f"'{path}' is driven by {own!r} already, which '{name}' would "
+                        "override. Drive it once."
                     )
                 if path in taken:
                     raise ValueError(
@@ -80,10 +77,12 @@ class Driven(AbstractWrapper[DrivenState]):
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What the schedules need of the context."""
-        return tuple(dict.fromkeys(name for s in self.schedules for name in s.needs))
+        return tuple(dict.fromkeys(name for s in self.schedules.values() for name in s.needs))
 
     def init(self, params: Params) -> DrivenState:
-        return DrivenState(tuple(s.init() for s in self.schedules), self.inner.init(params))
+        return DrivenState(
+            {name: s.init() for name, s in self.schedules.items()}, self.inner.init(params)
+        )
 
     def run(
         self,
@@ -105,37 +104,39 @@ class Driven(AbstractWrapper[DrivenState]):
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         inner = self.inner_part(state, context, params)
-        values: Sequence[Any] = self.schedules
+        values: Mapping[str, Any] = self.schedules
         if state is not None and context is not None:
-            pairs = zip(self.schedules, self._advanced(state, context), strict=True)
-            values = [check_said(s, s.value(own), context.step) for s, own in pairs]
-        states = (None,) * len(self.schedules) if state is None else state.schedules
+            advanced = self._advanced(state, context)
+            values = {
+                name: check_said(s, s.value(advanced[name]), context.step)
+                for name, s in self.schedules.items()
+            }
+        states = {} if state is None else state.schedules
         schedules = (
-            Part((name,), schedule, own, context, None, lambda outer, i=i: outer.schedules[i])
-            for i, (name, schedule, own) in enumerate(
-                zip(self.names, self.schedules, states, strict=True)
-            )
+            Part((n,), s, states.get(n), context, None, lambda outer, n=n: outer.schedules[n])
+            for n, s in self.schedules.items()
         )
         return (inner._replace(module=self._with(values)), *schedules)
 
-    def _advanced(self, state: DrivenState, context: Context) -> tuple[Any, ...]:
-        """The schedules' states for a step with this context, as far as it knows what they need."""
-        return tuple(
-            schedule.update(own, context) if all(map(context.has, schedule.needs)) else own
-            for schedule, own in zip(self.schedules, state.schedules, strict=True)
-        )
+    def _advanced(self, state: DrivenState, context: Context) -> dict[str, Any]:
+        """The states of the schedules for a step with this context. A schedule that needs what the
+        context does not have keeps its state."""
 
-    def _with(self, values: Sequence[Any]) -> AbstractTransform:
+        def advance(schedule: AbstractStatefulSchedule, own: Any) -> Any:
+            return schedule.update(own, context) if all(map(context.has, schedule.needs)) else own
+
+        return {name: advance(s, state.schedules[name]) for name, s in self.schedules.items()}
+
+    def _with(self, values: Mapping[str, Any]) -> AbstractTransform:
         """The inner transform with these in the places of its driven hyperparameters."""
         inner = self.inner
-        for name, value in zip(self.names, values, strict=True):
+        for name, value in values.items():
             for _, part, field in targets(self.inner, name):
                 inner = with_field(inner, part, field, value)
         return inner
 
     def _code(self) -> Call:
-        schedules = dict(zip(self.names, self.schedules, strict=True))
-        return method_call(self, self.inner, AbstractFluent.drive, schedules=schedules)
+        return method_call(self, self.inner, AbstractFluent.drive)
 
 
 def _check_schedule(name: str, given: Any) -> None:
@@ -143,7 +144,7 @@ def _check_schedule(name: str, given: Any) -> None:
         return
     advice = uncalled(given) if isinstance(given, type) else ""
     if not advice and (isinstance(given, AbstractSchedule) or callable(given)):
-        advice = " A schedule without a memory is given to the field itself, in place of a number."
+        advice = " Pass a stateless schedule as the hyperparameter itself, in place of a number."
     raise TypeError(
         f"`.drive` takes stateful schedules, such as `sl.schedules.ReduceOnPlateau(1e-3)`, got "
         f"{given!r} of type {type(given).__name__} for '{name}'.{advice}"

@@ -1,6 +1,7 @@
-"""One step of the inner transform for several mini-steps."""
+"""Gradient accumulation."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -11,110 +12,113 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import Part
-from .._core.fields import dtype_field, param_like
+from .._core.declared import CHECK, Part
+from .._core.fields import dtype_field, param_like, per_leaf, until_reset
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractPacedTransform, run_if
 from .._core.write import Write
-from .._types import Gradients, Params, Scalar, Updates
+from .._types import Gradients, Params, Updates
 from ..tree.dtypes import canonical_float
 from .skip import AbstractSkip, as_skip, evaluate_skip
 
 
-class EveryKState(eqx.Module):
-    """What `EveryK` remembers."""
+def _as_window(k: Any) -> Any:
+    if callable(k) and not tree.is_array(k):
+        return as_schedule(k)
+    return int(k) if isinstance(k, np.integer) else k
 
-    mini_step: Int[Array, ""]
-    """How many mini-steps of this window are done."""
-    weight: Float[Array, ""]
-    """Their weights, added up."""
+
+def _check_window(name: str, k: Any) -> None:
+    if isinstance(k, jax.Array | np.ndarray):
+        is_count = jnp.issubdtype(k.dtype, jnp.integer)
+    else:
+        is_count = isinstance(k, int) and not isinstance(k, bool)
+    if not is_count and not isinstance(k, AbstractSchedule):
+        raise TypeError(
+            f"{name} must be an int or a schedule, got {k!r} of type {type(k).__name__}."
+        )
+    if isinstance(k, int) and k < 1:
+        raise ValueError(f"{name} must be at least 1 mini-step, got {k}.")
+
+
+def _as_skip(skip: Any) -> Any:
+    return None if skip is None else as_skip(skip)
+
+
+class EveryKState(eqx.Module):
+    """The state of `EveryK`."""
+
     value: Float[Array, ""]
-    """The weighted mean of their losses, where these are passed."""
+    """The weighted mean of the losses in the window, if losses are passed."""
     count: Int[Array, ""]
-    """How many windows are done: the inner transform's clock."""
+    """The number of completed windows: the inner transform's clock."""
+    updated: Bool[Array, ""]
+    """Whether the last mini-step completed a window."""
     inner: Any
     """The inner transform's state."""
     skip: dict[str, Array] | None
-    """What the condition for leaving a mini-batch out said of the last one, where there is one."""
+    """The report of the skip condition on the last mini-batch."""
+    mini_step: Int[Array, ""] = until_reset()
+    """The number of mini-steps done in the present window."""
+    weight: Float[Array, "*leaves"] = per_leaf()
+    """The sum of their weights, an entry per parameter once some were reset."""
     accumulated: PyTree = param_like()
-    """The window's weighted mean so far (its sum, with `mean=False`)."""
+    """The window's weighted mean so far (with `mean=False`, its sum)."""
 
 
 class EveryK(AbstractPacedTransform[EveryKState]):
-    """The inner transform once in `k` mini-steps, on the mean of their gradients.
+    """Runs the inner transform once every `k` mini-steps, on the mean of their gradients.
 
-    Made with `tx.every_k(k)`. With weights wᵢ (`context.weight`, else 1) the accumulator holds
-    the running mean
+    Returned by `tx.every_k(k)`. With weights wᵢ (`context.weight`, which defaults to 1) the
+    accumulator holds the running mean
 
         a₁ = g₁,   aᵢ = aᵢ₋₁ + (gᵢ − aᵢ₋₁)·wᵢ / (w₁ + … + wᵢ)
 
-    so it needs no division before the inner step, and a window begins by overwriting: a NaN
-    ends with its window. The inner transform sees one step per window, with the window's mean
-    `value` and its total `weight`. On the other mini-steps `update` returns zeros, `step` the
-    parameters themselves, and nothing of the inner transform is executed.
+    A window begins by overwriting the accumulator, so a NaN lasts for its window only. The inner
+    transform sees one step per window, with the mean `value` and the total `weight` of the window.
+    On the other mini-steps nothing of the inner transform is executed: `update` returns zeros and
+    `step` returns the parameters themselves. With `mean=False` the inner transform sees Σ wᵢ·gᵢ and
+    weight 1.
 
-    Under a `vmap` that batches this wrapper's own counters, `lax.cond` becomes a selection:
-    values stay right, and idle steps cost what emitting ones cost.
+    `opt.metrics` has `mini_step`, the number of mini-steps done in the present window,
+    `gradient_step`, the number of updates made, and `mean_value`, the mean loss of the window if
+    losses are passed. With `skip` it also has `should_skip`, whether the last mini-batch was
+    skipped, and what the condition reports. A skipped mini-batch changes neither the window nor
+    the accumulator. Differs from Optax: `opt.has_updated` is false after a skipped mini-batch.
 
-    With `mean=False` the inner transform sees Σ wᵢ·gᵢ, and weight 1.
+    A full `opt.reset(model)` starts the window again. After a reset of some parameters their mean
+    is that of the rest of the window.
 
-    A mini-batch that `skip` leaves out does not advance the window and touches no bit of what is
-    accumulated. `opt.metrics` holds `mini_step`, how many mini-steps of this window are done,
-    `gradient_step`, how many updates were emitted, and with `skip` `should_skip`, whether the last
-    mini-batch was left out, and what the condition reports. Differs from Optax: after a mini-batch
-    that was left out, nothing counts as emitted.
+    Under a `vmap` that batches this transform's own counters, `lax.cond` becomes a selection: the
+    results are the same, but every mini-step costs as much as a full step.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `k`: how many mini-steps make a window: an int ≥ 1, or a schedule of the number of
-        windows before, rounded to the nearest integer ≥ 1 and sampled at the window's start.
-    - `mean`: the weighted mean; `False` for the weighted sum.
-    - `accumulator_dtype`: the accumulator's dtype. Without it float32 for half-precision
-        leaves and the leaf's own for wider ones.
-    - `skip`: which mini-batches are left out: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
-        several joined with `|`, or any function `(updates, gradient_step, params) -> (bool scalar, dict
-        of scalars)`, where `gradient_step` counts the updates emitted before.
+    - `k`: the number of mini-steps in a window: an int ≥ 1, or a schedule of the number of
+        completed windows, rounded to the nearest integer ≥ 1.
+    - `mean`: whether to take the weighted mean; `False` takes the weighted sum.
+    - `accumulator_dtype`: the dtype of the accumulator. Defaults to float32 for half-precision
+        leaves and to the leaf's own dtype for wider ones.
+    - `skip`: which mini-batches to skip: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
+        several joined with `|`, or any function
+        `(updates, gradient_step, params) -> (skip, report)`,
+        where `gradient_step` is the number of updates made before, `skip` a bool scalar and
+        `report` a dict of scalars for `opt.metrics`. Defaults to none.
     """
 
     fluent_method: ClassVar[str | None] = "every_k"
 
     inner: AbstractTransform
-    fixed: int | None = eqx.field(static=True)
-    scheduled: AbstractSchedule | None
-    mean: bool = eqx.field(static=True)
-    accumulator_dtype: np.dtype | None = dtype_field()
-    skip: Callable[..., Any] | None = None
+    k: int | Int[Array, "*runs"] | AbstractSchedule = eqx.field(
+        converter=_as_window, metadata={CHECK: _check_window}
+    )
+    mean: bool = eqx.field(default=True, static=True, kw_only=True)
+    accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
+    skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)
 
     elementwise: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        inner: AbstractTransform,
-        k: int | AbstractSchedule | Callable[[Any], Any],
-        *,
-        mean: bool = True,
-        accumulator_dtype: Any | None = None,
-        skip: Callable[..., Any] | None = None,
-    ):
-        self.inner = inner
-        self.fixed = int(k) if isinstance(k, int | np.integer) else None
-        self.scheduled = as_schedule(k) if callable(k) else None
-        self.mean = mean
-        self.accumulator_dtype = accumulator_dtype
-        self.skip = None if skip is None else as_skip(skip)
-        if isinstance(k, bool) or (self.fixed is None and self.scheduled is None):
-            raise TypeError(
-                f"EveryK.k must be an int or a schedule, got {k!r} of type {type(k).__name__}."
-            )
-        if self.fixed is not None and self.fixed < 1:
-            raise ValueError(f"EveryK.k must be at least 1 mini-step, got {k}.")
-
-    @property
-    def k(self) -> int | AbstractSchedule | None:
-        """How many mini-steps make a window."""
-        return self.scheduled if self.fixed is None else self.fixed
 
     def init(self, params: Params) -> EveryKState:
         def dtype(own: np.dtype) -> np.dtype:
@@ -124,10 +128,11 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
         return EveryKState(
             accumulated=tree.zeros_like(params, dtype),
-            mini_step=tree.fresh_age(),
+            mini_step=tree.fresh_count(),
             weight=jnp.zeros((), canonical_float()),
+            updated=jnp.array(False),
             value=jnp.zeros((), canonical_float()),
-            count=tree.fresh_age(),
+            count=tree.fresh_count(),
             skip=self._nothing_skipped(params),
             inner=self.inner.init(params),
         )
@@ -135,7 +140,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
         if self.skip is None:
             return None
-        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_age(), params)
+        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def _skip_report(
@@ -184,17 +189,21 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             weight = jnp.asarray(context.weight, canonical_float())
         # Mini-batches of weight 0 leave no trace, also as the first ones of a window.
         first = (state.mini_step == 0) | (state.weight == 0)
-        total = jnp.where(state.mini_step == 0, 0, state.weight) + weight
-        share = weight / jnp.where(total == 0, 1, total)
+        totals = jnp.where(state.mini_step == 0, 0, state.weight) + weight
+        shares = weight / jnp.where(totals == 0, 1, totals)
+        # Parameters that were reset have seen less of the window than the others.
+        total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
 
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
-        accumulated = self._accumulate(state.accumulated, updates, first, weight, share, skip)
+        now = SimpleNamespace(first=first, weight=weight, share=shares)
+        accumulated = self._accumulate(state.accumulated, updates, now, skip)
         value = None
         if context is not None and context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())
-            value = _mean(state.value, loss, first, weight, share)
-            value = _unless(skip, value, state.value)
+            begins = (state.mini_step == 0) | (total == weight)
+            share = weight / jnp.where(total == 0, 1, total)
+            value = _unless(skip, _mean(state.value, loss, begins, weight, share), state.value)
 
         outer = Context() if context is None else context
         # The weights are already in a sum: an outer mean must not apply them again.
@@ -213,7 +222,8 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         return result, EveryKState(
             accumulated=accumulated,
             mini_step=_unless(skip, jnp.where(done, 0, state.mini_step + 1), state.mini_step),
-            weight=_unless(skip, total, state.weight),
+            weight=_unless(skip, totals, state.weight),
+            updated=done,
             value=state.value if value is None else value,
             count=jnp.where(done, tree.increment(state.count), state.count),
             skip=report,
@@ -224,48 +234,47 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         self,
         accumulated: PyTree,
         grads: Updates,
-        first: Any,
-        weight: Scalar,
-        share: Scalar,
+        now: SimpleNamespace,
         skip: Bool[Array, ""] | None,
     ) -> PyTree:
-        def add_to_mean(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            return _unless(skip, _mean(a, g, first, weight, share), a)
+        def add_to_mean(now: Any, a: Any, g: Any) -> Any:
+            return _unless(skip, _mean(a, g, now.first > 0, now.weight, now.share), a)
 
-        def add_to_sum(a: Any, g: Any, weight: Any, share: Any) -> Any:
-            del share
-            before = jnp.where(first, 0, a)
-            return _unless(skip, jnp.where(weight == 0, before, before + g * weight), a)
+        def add_to_sum(now: Any, a: Any, g: Any) -> Any:
+            before = jnp.where(now.first > 0, 0, a)
+            return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
-        new = tree.map_leaves(rule, (accumulated, grads), (weight, share))
+        new = tree.map_leaves(rule, (accumulated, grads), now)
         return tree.cast_like(new, accumulated)
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
-        # The count stands still within a window, so sampling at any of its mini-steps is
-        # sampling at its start.
-        if self.scheduled is None:
-            assert self.fixed is not None
-            return self.fixed
-        return jnp.maximum(jnp.round(self.scheduled(count)).astype(jnp.int32), 1)
+        if not isinstance(self.k, AbstractSchedule):
+            return self.k
+        # The count does not change within a window, so every mini-step samples the same k.
+        return jnp.maximum(jnp.round(self.k(count)).astype(jnp.int32), 1)
 
     def has_updated(self, state: EveryKState) -> Bool[Array, "*runs"]:
-        wrote = (state.mini_step == 0) & (state.count > 0)
-        if state.skip is not None:
-            wrote = wrote & ~state.skip["should_skip"]
-        return wrote & self.inner.has_updated(state.inner)
+        return state.updated & self.inner.has_updated(state.inner)
 
     def metrics(self, state: EveryKState) -> dict[str, Array]:
-        counts = {"mini_step": state.mini_step, "gradient_step": state.count}
-        return counts | (state.skip or {})
+        window = {
+            "mini_step": state.mini_step,
+            "gradient_step": state.count,
+            "mean_value": state.value,
+        }
+        return window | (state.skip or {})
 
 
 def _unless(skip: Any, new: Any, before: Any) -> Any:
-    """The new value, or every bit of the one before where the mini-batch is left out."""
+    """The new value, or the old one bit by bit where the mini-batch is skipped."""
     return new if skip is None else jnp.where(skip, before, new)
 
 
 def _mean(before: Any, new: Any, first: Any, weight: Any, share: Any) -> Any:
-    """A running mean with one more value in it; the first one overwrites, weight 0 is nothing."""
-    mean = jnp.where(first, new, before + (new - before) * share)
+    """A running mean with one more value. The first value overwrites; weight 0 changes nothing."""
+    change = (new - before) * share
+    # The difference of two infinities is NaN, and that of two large numbers may overflow.
+    wide = before * (1 - share) + new * share
+    mean = jnp.where(first, new, jnp.where(jnp.isfinite(change), before + change, wide))
     return jnp.where(weight == 0, jnp.where(first, 0, before), mean)

@@ -19,7 +19,8 @@ from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
 from .._core.write import RETURN, Write
-from .._types import Gradients, Params
+from .._paths import leaf_paths
+from .._types import Gradients, Params, Updates
 
 _MAX_SIZE = 8192
 """Where joining and leaving apart take equally long on a CPU; on a GPU it lies higher."""
@@ -40,7 +41,9 @@ class FlattenState(eqx.Module):
     inner: Any
     """The inner transform's state: a `Joined` in place of every parameter-shaped tree."""
     dtypes: tuple[str, ...] = eqx.field(static=True)
-    """For each small parameter, the buffer that it is in: updates may come in another dtype."""
+    """The buffer of each small parameter. Updates may have another dtype."""
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    """The shape of each small parameter."""
 
 
 class Flatten(AbstractWrapper[FlattenState]):
@@ -82,7 +85,8 @@ class Flatten(AbstractWrapper[FlattenState]):
         tree.check_inexact(params)
         small = [x for x in jax.tree.leaves(params) if self._joins(x)]
         dtypes = tuple(str(tree.canonical(x.dtype)) for x in small)
-        return FlattenState(self.inner.init(self._join(params, dtypes)), dtypes)
+        shapes = tuple(np.shape(x) for x in small)
+        return FlattenState(self.inner.init(self._join(params, dtypes)), dtypes, shapes)
 
     def run(
         self,
@@ -94,6 +98,7 @@ class Flatten(AbstractWrapper[FlattenState]):
     ) -> tuple[Any, FlattenState]:
         if params is not None:
             tree.check_same_structure((updates, params))
+        self._check_shapes(updates, state)
         dtypes, links = state.dtypes, self._links(state.inner)
         remember = [i for i, link in enumerate(links) if not _is_stateless(link)]
         until = remember[-1] + 1 if remember else 0
@@ -113,7 +118,36 @@ class Flatten(AbstractWrapper[FlattenState]):
             updates, new = link.run(RETURN, updates)
             states.append(new)
         inner = tuple(states) if isinstance(self.inner, Chain) else states[0]
-        return write(params, updates), FlattenState(inner, dtypes)
+        return write(params, updates), FlattenState(inner, dtypes, state.shapes)
+
+    def _check_shapes(self, updates: Updates, state: FlattenState) -> None:
+        """Refuses parameters of other shapes than at `init`, also those of equal size."""
+        named = zip(leaf_paths(updates), jax.tree.leaves(updates), strict=True)
+        small = [(path, np.shape(x)) for path, x in named if self._joins(x)]
+        if len(small) != len(state.shapes):
+            raise ValueError(
+                f"The state of `.flatten()` was made for {len(state.shapes)} small parameters, and "
+                f"there are {len(small)} now. Bind a new optimizer with `sl.Optimizer(tx, model)`."
+            )
+        for (path, shape), before in zip(small, state.shapes, strict=True):
+            if shape != before:
+                raise ValueError(
+                    f"The state of `.flatten()` was made for a parameter of shape {before} at "
+                    f"'{path}', which has shape {shape} now. Bind a new optimizer with "
+                    "`sl.Optimizer(tx, model)`."
+                )
+
+    def shares(self, state: FlattenState, params: Params) -> dict[str, dict[str, float]]:
+        """For each buffer the small parameters in it, with the fraction of it that each takes."""
+        named = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
+        sizes: dict[str, dict[str, int]] = {}
+        small = ((path, np.size(x)) for path, x in named if self._joins(x))
+        for (path, size), dtype in zip(small, state.dtypes, strict=True):
+            sizes.setdefault(dtype, {})[path] = size
+        return {
+            f"together.{dtype}": {path: n / max(sum(own.values()), 1) for path, n in own.items()}
+            for dtype, own in sizes.items()
+        }
 
     def _joins(self, leaf: Any) -> bool:
         return np.size(leaf) <= self.max_size
@@ -163,7 +197,7 @@ class Flatten(AbstractWrapper[FlattenState]):
         """The links of a chain, or the one transform there is."""
         if isinstance(self.inner, Chain):
             return self.inner.children(state)
-        return (self.inner_part(FlattenState(state, ())),)
+        return (self.inner_part(FlattenState(state, (), ())),)
 
 
 def _is_stateless(link: Part) -> bool:

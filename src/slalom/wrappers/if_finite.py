@@ -74,10 +74,10 @@ class IfFinite(AbstractPacedTransform[IfFiniteState]):
 
     def init(self, params: Params) -> IfFiniteState:
         return IfFiniteState(
-            notfinite_count=tree.fresh_age(),
+            notfinite_count=tree.fresh_count(),
             last_finite=jnp.array(True),
-            total_notfinite=tree.fresh_age(),
-            count=tree.fresh_age(),
+            total_notfinite=tree.fresh_count(),
+            count=tree.fresh_count(),
             inner=self.inner.init(params),
         )
 

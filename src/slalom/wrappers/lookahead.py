@@ -10,10 +10,12 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
+from .._core.slots import reset
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
 from .._core.write import ADD, RETURN, Write
 from .._core.writer import AbstractParameterWriter
+from .._paths import leaf_paths
 from .._types import Gradients, Params
 
 
@@ -41,15 +43,16 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     The model holds θ; `opt.eval_params(model)` gives it with φ. Where the inner transform is
     paced, as by `.every_k`, the fast steps are those that it emits.
 
-    Differs from Optax: the parameters are of no special type, since the slow ones are state;
-    and with `reset_state` schedules keep their clock, since it is no state.
+    Differs from Optax: the slow weights are in the state, so the parameters need no special type;
+    and `reset_state` keeps the clocks of schedules.
 
     **Arguments:**
 
     - `inner`: the fast transform.
     - `sync_period`: k, an int ≥ 1.
     - `slow_step_size`: α, in [0, 1].
-    - `reset_state`: whether the inner transform's state starts anew after each slow step.
+    - `reset_state`: whether the inner transform's state is reset after each slow step, as by
+        `opt.reset(model)`: moments and their ages start again, clocks and counters go on.
 
     ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
         back](https://arxiv.org/abs/1907.08610), 2019"
@@ -65,7 +68,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     def init(self, params: Params) -> LookaheadState:
         return LookaheadState(
             slow=tree.copy(params),
-            steps_since_sync=tree.fresh_age(),
+            steps_since_sync=tree.fresh_count(),
             inner=self.inner.init(params),
             wrote=jnp.array(False) if self.reset_state else None,
         )
@@ -80,15 +83,15 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     ) -> tuple[Any, LookaheadState]:
         params = self.demand("params", params)
         part = self.inner_part(state, context, params)
-        step_size = self.at(context).slow_step_size
+        now = self.at(context)
         if write is ADD:
             fast, inner = part.run(ADD, updates)
 
             def meet(fast: Any, slow: Any) -> tuple[Any, Any]:
-                def rule(f, s, alpha):
-                    return s + alpha * (f - s)
+                def rule(now, f, s):
+                    return s + now.slow_step_size * (f - s)
 
-                met = tree.cast_like(tree.map_leaves(rule, (fast, slow), (step_size,)), slow)
+                met = tree.cast_like(tree.map_leaves(rule, (fast, slow), now), slow)
                 return met, met
 
             return self._every_period(meet, fast, inner, state)
@@ -97,11 +100,11 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
 
         def meet_by_update(fast: Any, slow: Any) -> tuple[Any, Any]:
             # What takes p to the new slow weight s + α·(p + u − s), and this weight itself.
-            def rule(u, s, p, alpha):
-                ahead = alpha * u + (1 - alpha) * (s - p)
+            def rule(now, u, s, p):
+                ahead = now.slow_step_size * u + (1 - now.slow_step_size) * (s - p)
                 return ahead, p + ahead
 
-            ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), (step_size,))
+            ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), now)
             return tree.cast_like(ahead, fast), tree.cast_like(slow_now, slow)
 
         ahead, state = self._every_period(meet_by_update, fast, inner, state)
@@ -119,9 +122,11 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
             fast, slow = sync(fast, slow)
             if not self.reset_state:
                 return fast, slow, inner
-            # Ages have an entry for each leaf once some of them started anew by themselves.
-            fresh = self.inner.init(slow)
-            return fast, slow, jax.tree.map(_as_many, fresh, inner)
+            # As `opt.reset`: what belongs to parameters starts again, but clocks, counters and
+            # noise keys go on.
+            fresh = reset(self.inner, inner, self.inner.init(slow), slow, leaf_paths(slow))
+            # Ages are a vector once some parameters were reset by themselves.
+            return fast, slow, jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
 
         def go_on(fast: Any, slow: Any, inner: Any) -> tuple[Any, Any, Any]:
             return fast, slow, inner
@@ -136,7 +141,3 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     def eval_params(self, state: LookaheadState, params: Params) -> Params:
         del params
         return tree.copy(state.slow)
-
-
-def _as_many(fresh: Any, before: Any) -> Array:
-    return jnp.broadcast_to(fresh, before.shape)

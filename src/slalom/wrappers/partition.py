@@ -24,7 +24,16 @@ REST = "rest"
 """The label of the leaves that no case of `.partition({...})` takes."""
 
 
-class Partition(AbstractComposite[tuple[Any, ...]]):
+class PartitionState(eqx.Module):
+    """The state of `Partition`."""
+
+    groups: tuple[Any, ...]
+    """The state of each group."""
+    is_empty: tuple[bool, ...] = eqx.field(static=True)
+    """Whether each group has no parameters at all."""
+
+
+class Partition(AbstractComposite[PartitionState]):
     """Different transforms for different leaves; each holds state for its own leaves only.
 
     Made with `tx.partition({where: other})` or `sl.partition(transforms, labels)`. A norm
@@ -72,16 +81,18 @@ class Partition(AbstractComposite[tuple[Any, ...]]):
         cases = tuple(zip(map(as_where, others), names, strict=True))
         return cls((*others.values(), rest), (*names, REST), Cases(cases, REST))
 
-    def init(self, params: Params) -> tuple[Any, ...]:
-        return tuple(
+    def init(self, params: Params) -> PartitionState:
+        masks = self._masks(params)
+        states = (
             group.init(tree.cut(params, keep))
-            for group, keep in zip(self.groups, self._masks(params), strict=True)
+            for group, keep in zip(self.groups, masks, strict=True)
         )
+        return PartitionState(tuple(states), tuple(not any(keep) for keep in masks))
 
     def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
-        states = (None,) * len(self.groups) if state is None else state
+        states = (None,) * len(self.groups) if state is None else state.groups
         masks = (None,) * len(self.groups) if params is None else self._masks(params)
         return tuple(
             Part(
@@ -98,10 +109,10 @@ class Partition(AbstractComposite[tuple[Any, ...]]):
             )
         )
 
-    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: PartitionState) -> Bool[Array, "*runs"] | bool:
         wrote: Any = False
-        for group, group_state in zip(self.groups, state, strict=True):
-            wrote = wrote | group.has_updated(group_state)
+        for group, own, empty in zip(self.groups, state.groups, state.is_empty, strict=True):
+            wrote = wrote | (not empty and group.has_updated(own))
         return wrote
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
@@ -122,7 +133,7 @@ class Partition(AbstractComposite[tuple[Any, ...]]):
         state: Any,
         params: Params | None,
         context: Context | None,
-    ) -> tuple[Any, tuple[Any, ...]]:
+    ) -> tuple[Any, PartitionState]:
         structure = jax.tree.structure(updates)
         masks = self._masks(selected_from(self.labelling, updates, params))
         whole: list[Any] = [None] * structure.num_leaves
@@ -135,7 +146,7 @@ class Partition(AbstractComposite[tuple[Any, ...]]):
             leaves = jax.tree.structure(group).flatten_up_to(result)
             for i, leaf in zip(chosen, leaves, strict=True):
                 whole[i] = leaf
-        return structure.unflatten(whole), tuple(states)
+        return structure.unflatten(whole), PartitionState(tuple(states), state.is_empty)
 
     def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
         """Which leaves belong to each group."""

@@ -77,7 +77,7 @@ class When(AbstractWrapper[WhenState]):
 
     def init(self, params: Params) -> WhenState:
         return WhenState(
-            last_ran=jnp.array(False), count=tree.fresh_age(), inner=self.inner.init(params)
+            last_ran=jnp.array(False), count=tree.fresh_count(), inner=self.inner.init(params)
         )
 
     def inner_context(self, state: WhenState, context: Context) -> Context:

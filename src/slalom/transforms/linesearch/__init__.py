@@ -1,10 +1,9 @@
-"""Transforms that try several learning rates in one step."""
+"""Line searches."""
 
 from .backtracking import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
     ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
 )
-from .recall import recalled as recalled
 from .zoom import (
     ScaleByZoomLinesearch as ScaleByZoomLinesearch,
     ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,

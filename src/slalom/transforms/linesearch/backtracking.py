@@ -1,37 +1,38 @@
-"""The line search that shortens the step until the loss falls enough."""
+"""The backtracking line search."""
 
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
+from ..._core.context import Context
 from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
-from ..._core.transform import AbstractTransform, Context, count_from_zero
+from ..._core.linesearch import AbstractLinesearch
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
-from ._line import line, next_guess, numbers, scaled, steepest
+from ._line import line, next_guess, numbers, scale_or_zero, steepest
 
 
 class ScaleByBacktrackingLinesearchState(eqx.Module):
-    """What `ScaleByBacktrackingLinesearch` remembers."""
+    """The state of `ScaleByBacktrackingLinesearch`."""
 
     learning_rate: Float[Array, ""]
-    """The one that was taken; 0 where none was."""
+    """The accepted learning rate; 0 if none was accepted."""
     guess: Float[Array, ""]
-    """The last one that was tried."""
+    """The last learning rate that was tried."""
     value: Float[Array, ""]
-    """The loss at the parameters that the step led to; infinite before the first step."""
+    """The loss at the new parameters; infinite before the first step."""
     num_linesearch_steps: Int[Array, ""]
-    """How many learning rates were tried."""
+    """The number of learning rates that were tried."""
     decrease_error: Float[Array, ""]
-    """By how much the last one missed the criterion."""
+    """The amount by which the last learning rate missed the criterion."""
     age: Int[Array, "*leaves"] = per_leaf()
-    """How often each parameter was in a search; 0 says that its gradient here is not known."""
+    """The number of searches for each parameter; 0 means that `grad` is not known there."""
     grad: PyTree[Inexact[Array, "..."]] | None = param_like()
-    """The gradient there. Only with `store_grad`."""
+    """The gradient at the new parameters; `None` unless `store_grad` is set."""
 
 
 class _Trial(NamedTuple):
@@ -42,37 +43,38 @@ class _Trial(NamedTuple):
     grad: Any
 
 
-class ScaleByBacktrackingLinesearch(AbstractTransform):
-    """Scales updates by the first learning rate of a falling sequence that lowers the loss enough.
+class ScaleByBacktrackingLinesearch(AbstractLinesearch):
+    """Scales updates by a learning rate that decreases until the loss is low enough.
 
     The criterion, with loss f, parameters w, updates u and gradient g, is
 
         f(w + η·u) ≤ f(w) + δ·|f(w)| + c·η·⟨g, u⟩ + ε
 
-    and what is tried is η = min(a·η_last, η_max), then η·d, η·d², … A loss that is not finite
-    never meets it. Where none does, the last η is taken if the loss is lower there; otherwise the
-    parameters stay, and the next search begins where this one ended. They also stay, and nothing
-    is tried, where u ascends, ⟨g, u⟩ > 0.
+    The search tries η = min(a·η_last, η_max), then η·d, η·d², … A loss that is not finite never
+    meets the criterion. If no η meets it, the last one is used if it lowers the loss; otherwise
+    the parameters do not change, and the next search starts where this one ended. If u ascends,
+    ⟨g, u⟩ > 0, the parameters do not change and nothing is tried.
 
-    The last link of a chain, behind `sl.sgd(1.0)` say, since it searches along what it is given.
-    Pass `value=`, `grad=` and `value_fn=` to `opt.step`, or use `sl.train_step`. Under `.mask`,
-    `.only` and `.partition` the loss is one of the selected parameters, the others standing
-    still; under `.every_k` it is the loss of the window's last mini-step.
+    Use it as the last link of a chain, for example after `sl.sgd(1.0)`. Pass `value=`, `grad=` and
+    `value_fn=` to `opt.step`, or use `sl.train_step`. Under `.mask`, `.only` and `.partition` the
+    loss is a function of the selected parameters, and the others are constant; under `.every_k` it
+    is the loss of the last mini-step of the window.
 
-    Differs from Optax: no step raises the loss (there the last η is taken in any case), and a
-    search that failed does not end all later ones, which would start from its 0.
+    Differs from Optax: no step raises the loss (Optax uses the last η in any case), and after a
+    failed search the next one does not start from η = 0.
 
     **Arguments:**
 
-    - `max_backtracking_steps`: how often η may be shortened, an int ≥ 1.
+    - `max_backtracking_steps`: the maximum number of reductions of η, an int ≥ 1.
     - `slope_rtol`: c, in [0, 1).
     - `decrease_factor`: d, in (0, 1).
-    - `increase_factor`: a, ≥ 1; infinite to begin each search at η_max.
+    - `increase_factor`: a, ≥ 1; if infinite, each search starts at η_max.
     - `max_learning_rate`: η_max, > 0.
     - `atol`: ε, ≥ 0.
     - `rtol`: δ, ≥ 0.
-    - `store_grad`: whether to compute, and keep in the state, the gradient at the new parameters.
-    - `verbose`: whether to print where no η met the criterion.
+    - `store_grad`: whether to compute the gradient at the new parameters and store it, for
+        `reuse_linesearch`.
+    - `verbose`: whether to print a message if no η meets the criterion.
 
     ??? cite "Nocedal & Wright, [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5),
         algorithm 3.1; Vaswani et al., [Painless Stochastic
@@ -99,9 +101,9 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
             learning_rate=jnp.ones((), dtype),
             guess=jnp.ones((), dtype),
             value=jnp.full((), jnp.inf, dtype),
-            num_linesearch_steps=count_from_zero(),
+            num_linesearch_steps=tree.fresh_count(),
             decrease_error=jnp.full((), jnp.inf, dtype),
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             grad=tree.zeros_like(params) if self.store_grad else None,
         )
 
@@ -114,8 +116,8 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
     ) -> tuple[Updates, ScaleByBacktrackingLinesearchState]:
         along = line(self, updates, params, context)
         now = numbers(self, context)
-        most = along.value + now.rtol * jnp.abs(along.value)
-        descends = along.slope <= 0  # not so where it is NaN
+        bound = along.value + now.rtol * jnp.abs(along.value)
+        descends = along.slope <= 0  # false for NaN
 
         def lower(value: Scalar) -> Any:
             return jnp.isfinite(value) & (value < along.value)
@@ -124,12 +126,12 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
             rate = jnp.where(t.tried > 0, now.decrease_factor * t.rate, t.rate)
             tried = t.tried + 1
             if self.store_grad:
-                value, pullback = jax.vjp(along.value_fn, along.at(rate))
+                value, pullback = jax.vjp(along.value_fn, along.point(rate))
             else:
-                value, pullback = along.value_fn(along.at(rate)), None
+                value, pullback = along.value_fn(along.point(rate)), None
             one = jnp.ones((), value.dtype)
             value = jnp.asarray(value, rate.dtype)
-            error = value - most - rate * now.slope_rtol * along.slope
+            error = value - bound - rate * now.slope_rtol * along.slope
             error = jnp.where(jnp.isfinite(value) & ~jnp.isnan(error), error, jnp.inf)
             error = jnp.maximum(error, 0)
             grad = t.grad
@@ -151,24 +153,31 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
                 rate=jnp.minimum(now.increase_factor * state.guess, now.max_learning_rate),
                 value=along.value,
                 error=jnp.full_like(along.value, jnp.inf),
-                tried=count_from_zero(),
+                tried=tree.fresh_count(),
                 grad=along.grad if self.store_grad else None,
             ),
         )
         met = end.error <= now.atol
-        taken = met | lower(end.value)
-        rate = jnp.where(taken, end.rate, 0)
+        accepted = met | lower(end.value)
+        rate = jnp.where(accepted, end.rate, 0)
         if self.verbose:
             _report(met, rate, end.error, along.value, along.slope)
-        return scaled(updates, rate), ScaleByBacktrackingLinesearchState(
+        return scale_or_zero(updates, rate), ScaleByBacktrackingLinesearchState(
             learning_rate=rate,
             guess=next_guess(end.rate),
-            value=jnp.where(taken, end.value, along.value),
+            value=jnp.where(accepted, end.value, along.value),
             num_linesearch_steps=end.tried,
             decrease_error=end.error,
             age=tree.increment(state.age),
             grad=end.grad,
         )
+
+    def recall(
+        self, state: ScaleByBacktrackingLinesearchState
+    ) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
+        if state.grad is None:
+            return None
+        return state.value, state.grad, jnp.isfinite(state.value) & jnp.all(state.age > 0)
 
     def metrics(self, state: ScaleByBacktrackingLinesearchState) -> dict[str, Array]:
         return {
@@ -179,14 +188,14 @@ class ScaleByBacktrackingLinesearch(AbstractTransform):
 
 
 def _report(met: Any, rate: Any, error: Any, value: Any, slope: Any) -> None:
-    def say() -> None:
+    def print_message() -> None:
         jax.debug.print(
             "ScaleByBacktrackingLinesearch found no learning rate that lowers the loss enough: "
-            "took {rate}, which misses by {error}; loss {value}, slope {slope}.",
+            "used {rate}, which misses by {error}; loss {value}, slope {slope}.",
             rate=rate,
             error=error,
             value=value,
             slope=slope,
         )
 
-    jax.lax.cond(met, lambda: None, say)
+    jax.lax.cond(met, lambda: None, print_message)

@@ -1,39 +1,40 @@
-"""The line search for the strong Wolfe conditions."""
+"""A line search for the strong Wolfe conditions."""
 
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
+from ..._core.context import Context
 from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
-from ..._core.transform import AbstractTransform, Context, count_from_zero
+from ..._core.linesearch import AbstractLinesearch
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
-from ._line import Line, line, next_guess, numbers, scaled, steepest
+from ._line import Line, line, next_guess, numbers, scale_or_zero, steepest
 
 
 class ScaleByZoomLinesearchState(eqx.Module):
-    """What `ScaleByZoomLinesearch` remembers."""
+    """The state of `ScaleByZoomLinesearch`."""
 
     learning_rate: Float[Array, ""]
-    """The one that was taken; 0 where none was."""
+    """The accepted learning rate; 0 if none was accepted."""
     guess: Float[Array, ""]
-    """The same, or the last one that was tried where none was taken."""
+    """The same, or the last learning rate that was tried if none was accepted."""
     value: Float[Array, ""]
-    """The loss at the parameters that the step led to; infinite before the first step."""
+    """The loss at the new parameters; infinite before the first step."""
     num_linesearch_steps: Int[Array, ""]
-    """How many learning rates were tried."""
+    """The number of learning rates that were tried."""
     decrease_error: Float[Array, ""]
-    """By how much the one taken misses the first criterion."""
+    """The amount by which the accepted learning rate misses the first condition."""
     curvature_error: Float[Array, ""]
-    """By how much the one taken misses the second criterion."""
+    """The amount by which the accepted learning rate misses the second condition."""
     age: Int[Array, "*leaves"] = per_leaf()
-    """How often each parameter was in a search; 0 says that its gradient here is not known."""
+    """The number of searches for each parameter; 0 means that `grad` is not known there."""
     grad: PyTree[Inexact[Array, "..."]] = param_like()
-    """The gradient at the parameters that the step led to."""
+    """The gradient at the new parameters."""
 
 
 class _Point(NamedTuple):
@@ -45,7 +46,7 @@ class _Point(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """What would be taken if the search ended now."""
+    """The result if the search ended now."""
 
     rate: Scalar
     value: Scalar
@@ -57,53 +58,54 @@ class _Best(NamedTuple):
 class _Search(NamedTuple):
     tried: Int[Array, ""]
     last: _Point
-    low: _Point  # of the two ends, the one with the lower loss; not always the smaller rate
+    low: _Point  # the end with the lower loss, which may have the larger rate
     high: _Point
-    third: _Point  # an earlier point, through which a cubic goes besides the two ends
+    third: _Point  # an earlier point, for the cubic through three points
     enclosed: Any  # whether the ends are known to enclose an acceptable rate
     enough: Any  # whether the best one meets the first criterion
     on: Any
     best: _Best
 
 
-class ScaleByZoomLinesearch(AbstractTransform):
+class ScaleByZoomLinesearch(AbstractLinesearch):
     """Scales updates by a learning rate that meets the strong Wolfe conditions.
 
     With loss f, parameters w, updates u, gradients g at w and g_η at w + η·u, these are
 
         f(w + η·u) ≤ f(w) + c₁·η·⟨g, u⟩ + ε      and      |⟨g_η, u⟩| ≤ c₂·|⟨g, u⟩| + ε
 
-    Close to a minimum, where rounding hides the first, ⟨g_η, u⟩ ≤ (2·c₁ − 1)·⟨g, u⟩ + ε with
-    f(w + η·u) ≤ f(w) + c₃·|f(w)| does instead. η is enlarged until an interval encloses such a
-    rate, and the interval then narrowed by cubic and quadratic interpolation and by halves. A
-    loss or slope that is not finite meets nothing, so the search steps back from there.
+    Close to a minimum, where rounding hides the first condition, it is replaced by the two
+    conditions ⟨g_η, u⟩ ≤ (2·c₁ − 1)·⟨g, u⟩ + ε and f(w + η·u) ≤ f(w) + c₃·|f(w)|. The search
+    increases η until an interval contains an acceptable rate, and then narrows the interval by
+    cubic and quadratic interpolation and bisection. A loss or slope that is not finite meets no
+    condition, so the search turns back from there.
 
-    Where the search ends without, it takes the lowest loss that meets the first condition; where
-    none does, the lowest of all if that is below f(w); otherwise the parameters stay. They also
-    stay, and nothing is tried, where u ascends, ⟨g, u⟩ > 0.
+    If no rate meets both conditions, the search uses the lowest loss that meets the first one. If
+    there is none, it uses the lowest loss of all if that is below f(w); otherwise the parameters
+    do not change. If u ascends, ⟨g, u⟩ > 0, they do not change and nothing is tried.
 
-    The last link of a chain, as in `sl.lbfgs`, since it searches along what it is given. Pass
-    `value=`, `grad=` and `value_fn=` to `opt.step`, or use `sl.train_step`. Under `.mask`,
-    `.only` and `.partition` the loss is one of the selected parameters, the others standing
-    still; under `.every_k` it is the loss of the window's last mini-step.
+    Use it as the last link of a chain, as in `sl.lbfgs`. Pass `value=`, `grad=` and `value_fn=` to
+    `opt.step`, or use `sl.train_step`. Under `.mask`, `.only` and `.partition` the loss is a
+    function of the selected parameters, and the others are constant; under `.every_k` it is the
+    loss of the last mini-step of the window.
 
-    Differs from Optax: no step raises the loss by more than c₃·|f(w)| (there the last rate is
-    taken where none is good), and a search that failed does not hold the next ones at 0.
+    Differs from Optax: no step raises the loss by more than c₃·|f(w)| (Optax uses the last rate if
+    none is good), and after a failed search the next one does not start from η = 0.
 
     **Arguments:**
 
-    - `max_linesearch_steps`: how many rates may be tried, an int ≥ 1.
-    - `max_learning_rate`: the greatest η, > 0; without it there is none.
+    - `max_linesearch_steps`: the maximum number of rates to try, an int ≥ 1.
+    - `max_learning_rate`: the largest η, > 0. Defaults to no limit.
     - `tol`: ε, ≥ 0.
-    - `increase_factor`: by how much η is enlarged, > 1.
+    - `increase_factor`: the factor by which η increases, > 1.
     - `slope_rtol`: c₁, in [0, 1).
-    - `curv_rtol`: c₂, ≥ 0; infinite to ask for the first condition only.
-    - `approx_dec_rtol`: c₃, ≥ 0; `None` to ask for the first condition itself always.
+    - `curv_rtol`: c₂, ≥ 0; if infinite, only the first condition counts.
+    - `approx_dec_rtol`: c₃, ≥ 0, or `None` to never replace the first condition.
     - `stepsize_precision`: the length of the interval at which a rate that meets the first
         condition is enough, ≥ 0.
-    - `initial_guess_strategy`: where each search begins: `"keep"` at the rate before, `"one"`
-        at 1, as quasi-Newton directions want it.
-    - `verbose`: whether to print where no rate met both conditions.
+    - `initial_guess_strategy`: the first rate of each search: `"keep"` for the previous rate,
+        `"one"` for 1, which suits quasi-Newton directions.
+    - `verbose`: whether to print a message if no rate meets both conditions.
 
     ??? cite "Nocedal & Wright, [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5),
         algorithms 3.5 and 3.6; Hager & Zhang, [Algorithm 851: CG_DESCENT, a conjugate gradient
@@ -138,10 +140,10 @@ class ScaleByZoomLinesearch(AbstractTransform):
             learning_rate=jnp.ones((), dtype),
             guess=jnp.ones((), dtype),
             value=jnp.full((), jnp.inf, dtype),
-            num_linesearch_steps=count_from_zero(),
+            num_linesearch_steps=tree.fresh_count(),
             decrease_error=jnp.full((), jnp.inf, dtype),
             curvature_error=jnp.full((), jnp.inf, dtype),
-            age=tree.fresh_age(),
+            age=tree.fresh_count(),
             grad=tree.zeros_like(params),
         )
 
@@ -162,14 +164,14 @@ class ScaleByZoomLinesearch(AbstractTransform):
             lambda search: search.on,
             lambda search: self._try(search, along, now, guess),
             _Search(
-                tried=count_from_zero(),
+                tried=tree.fresh_count(),
                 last=start,
                 low=start,
                 high=start,
                 third=start,
                 enclosed=jnp.asarray(False),
                 enough=jnp.asarray(False),
-                on=along.slope <= 0,  # not so where it is NaN
+                on=along.slope <= 0,  # false for NaN
                 best=_Best(zero, along.value, zero + jnp.inf, zero + jnp.inf, along.grad),
             ),
         )
@@ -177,7 +179,7 @@ class ScaleByZoomLinesearch(AbstractTransform):
         tried = jnp.where(end.tried > 0, end.last.rate, state.guess)
         if self.verbose:
             _report(now.tol, best, along)
-        return scaled(updates, best.rate), ScaleByZoomLinesearchState(
+        return scale_or_zero(updates, best.rate), ScaleByZoomLinesearchState(
             learning_rate=best.rate,
             guess=next_guess(jnp.where(best.rate > 0, best.rate, tried)),
             value=best.value,
@@ -189,16 +191,16 @@ class ScaleByZoomLinesearch(AbstractTransform):
         )
 
     def _try(self, search: _Search, along: Line, now: Any, guess: Scalar) -> _Search:
-        """One more rate. The phase decides what is tried, so that the loss stands here once."""
+        """Tries one more rate; both phases share this evaluation of the loss."""
         limit = jnp.asarray(jnp.finfo(guess.dtype).max, guess.dtype)
         if now.max_learning_rate is not None:
             limit = jnp.minimum(limit, now.max_learning_rate)
         further = jnp.where(search.tried == 0, guess, now.increase_factor * search.last.rate)
         at_limit = further >= limit
-        inside = _between(search.low, search.high, search.third)
-        rate = jnp.where(search.enclosed, inside, jnp.minimum(further, limit))
+        interpolated = _between(search.low, search.high, search.third)
+        rate = jnp.where(search.enclosed, interpolated, jnp.minimum(further, limit))
 
-        value, grad = jax.value_and_grad(along.value_fn)(along.at(rate))
+        value, grad = jax.value_and_grad(along.value_fn)(along.point(rate))
         grad = steepest(grad)
         new = _Point(rate, jnp.asarray(value, rate.dtype), along.slope_of(grad))
         decrease, curvature = self._errors(new, along, now)
@@ -206,23 +208,24 @@ class ScaleByZoomLinesearch(AbstractTransform):
         done = jnp.maximum(decrease, curvature) <= now.tol
         tried = search.tried + 1
 
-        # Algorithm 3.5: further out, until the loss rises or has no slope to follow.
+        # Algorithm 3.5: increase the rate until the loss rises or its slope does.
         too_far = (decrease > 0) | ((new.value >= search.last.value) & (search.tried > 0))
         back = ~too_far & (new.slope >= 0)
         outer = (_pick(back, new, search.last), _pick(back, search.last, new))
         found = too_far | back | done
-        # Algorithm 3.6: the new point takes the place of one of the two ends.
+        # Algorithm 3.6: the new point replaces one of the two ends.
         low, high = search.low, search.high
         worse = (decrease > 0) | (new.value >= low.value)
         turned = ~worse & (new.slope * (high.rate - low.rate) >= 0)
         inner = (_pick(worse, low, new), _pick(worse, new, _pick(turned, low, high)))
         third = _pick(worse | turned, high, low)
         narrow = jnp.abs(high.rate - low.rate) <= now.stepsize_precision
-        over = jnp.where(search.enclosed, narrow & (enough | search.enough), at_limit & ~found)
+        exhausted = jnp.where(search.enclosed, narrow & (enough | search.enough), at_limit & ~found)
 
         best = search.best
         lower = (decrease < jnp.inf) & (new.value < best.value)
-        # What is enough comes before what is merely lower, and what is done before both.
+        # A rate that meets both conditions is better than one that meets the first, and that one
+        # is better than one that only lowers the loss.
         better = done | (enough & ~search.enough) | (lower & (enough | ~search.enough))
         low, high = _pick(search.enclosed, inner, outer)
         return _Search(
@@ -233,12 +236,12 @@ class ScaleByZoomLinesearch(AbstractTransform):
             third=_pick(search.enclosed, third, low),
             enclosed=search.enclosed | found,
             enough=search.enough | enough,
-            on=~(done | over | (tried >= self.max_linesearch_steps)),
+            on=~(done | exhausted | (tried >= self.max_linesearch_steps)),
             best=_pick(better, _Best(new.rate, new.value, decrease, curvature, grad), best),
         )
 
     def _errors(self, new: _Point, along: Line, now: Any) -> tuple[Scalar, Scalar]:
-        """By how much a point misses each condition; infinite where the loss is not finite."""
+        """The amount by which a point misses each condition; infinite if the loss is not finite."""
         rise = new.value - along.value
         decrease = rise - now.slope_rtol * new.rate * along.slope
         if now.approx_dec_rtol is not None:
@@ -246,7 +249,7 @@ class ScaleByZoomLinesearch(AbstractTransform):
             close = rise - now.approx_dec_rtol * jnp.abs(along.value)
             decrease = jnp.minimum(decrease, jnp.maximum(flat, close))
         curvature = jnp.abs(new.slope) - now.curv_rtol * jnp.abs(along.slope)
-        # At slope 0 an infinite factor would make it NaN.
+        # An infinite factor times slope 0 is NaN.
         curvature = jnp.where(jnp.isinf(now.curv_rtol), 0, curvature)
 
         def error(x: Scalar) -> Scalar:
@@ -254,6 +257,9 @@ class ScaleByZoomLinesearch(AbstractTransform):
             return jnp.maximum(jnp.where(finite, x, jnp.inf), 0)
 
         return error(decrease), error(curvature)
+
+    def recall(self, state: ScaleByZoomLinesearchState) -> tuple[Scalar, Updates, Bool[Array, ""]]:
+        return state.value, state.grad, jnp.isfinite(state.value) & jnp.all(state.age > 0)
 
     def metrics(self, state: ScaleByZoomLinesearchState) -> dict[str, Array]:
         return {
@@ -269,10 +275,10 @@ def _pick(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def _between(low: _Point, high: _Point, third: _Point) -> Scalar:
-    """The minimum of a cubic through three points, else of a parabola, else the middle.
+    """The minimum of a cubic through three points, or of a parabola, or the middle.
 
-    In units of the interval, t from 0 at `low` to 1 at `high`: f = f₀ + C·t + B·t² + A·t³. What is
-    not a number lies in no interval, and falls through to the next.
+    In units of the interval, t = 0 at `low` and t = 1 at `high`, f = f₀ + C·t + B·t² + A·t³. A
+    minimum that is NaN fails the comparisons, and the next method is used.
     """
     width = high.rate - low.rate
     t = (third.rate - low.rate) / width
@@ -288,9 +294,9 @@ def _between(low: _Point, high: _Point, third: _Point) -> Scalar:
 
 
 def _report(tol: Any, best: _Best, along: Line) -> None:
-    def say() -> None:
+    def print_message() -> None:
         jax.debug.print(
-            "ScaleByZoomLinesearch found no learning rate that meets both conditions: took {rate}, "
+            "ScaleByZoomLinesearch found no learning rate that meets both conditions: used {rate}, "
             "which misses them by {decrease} and {curvature}; loss {value}, slope {slope}.",
             rate=best.rate,
             decrease=best.decrease_error,
@@ -300,4 +306,4 @@ def _report(tol: Any, best: _Best, along: Line) -> None:
         )
 
     met = jnp.maximum(best.decrease_error, best.curvature_error) <= tol
-    jax.lax.cond(met, lambda: None, say)
+    jax.lax.cond(met, lambda: None, print_message)

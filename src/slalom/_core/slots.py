@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._core.fields import PARAM_LIKE, PER_LEAF, mark_of
-from .._core.transform import AbstractTransform
-from .._core.walk import parts
 from .._paths import dotted, example, half_of, leaf_paths, whole
 from .._types import Params
+from .fields import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of
+from .transform import AbstractTransform
+from .walk import parts
 
 
 class Slot(NamedTuple):
@@ -63,7 +63,8 @@ def _slot(owner: str, rule: type, state: Any, key_path: Any, params: Sequence[st
         mark = None if field is None else mark_of(node, field)
         if mark is not None:
             inside, within = dotted(key_path[:depth]), key_path[depth + 1 :]
-            param = None if mark == PER_LEAF else _owner_of(dotted(whole(within)), mark, params)
+            apart = mark not in (PER_LEAF, UNTIL_RESET)
+            param = None if not apart else _owner_of(dotted(whole(within)), mark, params)
             node_path, half = (owner, inside), half_of(within)
             return Slot(owner, rule, dotted(key_path), mark, node_path, str(field), param, half)
         # One level at a time, as JAX sees the node.
@@ -110,6 +111,8 @@ def reset(
             leaves.append(before)
         elif len(chosen) == len(paths):
             leaves.append(new)
+        elif slot.mark == UNTIL_RESET:
+            leaves.append(before)
         elif slot.mark == PER_LEAF:
             names = leaves_of(slot.node, places) or _leaves(seen[slot.owner])
             leaves.append(_mixed([p in chosen for p, _ in names], before, new, slot))

@@ -1,0 +1,52 @@
+"""Arrays on a mesh of several devices: where they are, and how results are put there again."""
+
+import functools
+from typing import TypeVar
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from .._types import Tracer
+
+T = TypeVar("T")
+
+
+def mesh_sharding(x: object) -> NamedSharding | None:
+    """The sharding of a concrete array on a mesh of several devices, `None` for anything else."""
+    sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return _with_all_axes(sharding, getattr(x, "ndim", 0))
+    return sharding
+
+
+def constrain(x: T, sharding: NamedSharding) -> T:
+    """A traced array with this sharding."""
+    # The sharding along explicit axes is part of an array's type; along automatic axes it is a
+    # constraint on the partitioner.
+    constraints = (
+        (AxisType.Explicit, jax.sharding.reshard),
+        (AxisType.Auto, jax.lax.with_sharding_constraint),
+    )
+    axes = sharding.mesh.axis_names
+    for kind, constraint in constraints:
+        names = [n for n, k in zip(axes, sharding.mesh.axis_types, strict=True) if k == kind]
+        if names:
+            own = sharding if len(names) == len(axes) else _restricted(sharding, names)
+            x = constraint(x, own)
+    return x
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_all_axes(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    """The same sharding with an entry for each axis of the array, as the array's type has it."""
+    spec = sharding.spec
+    return sharding.update(spec=PartitionSpec(*spec, *(None,) * (ndim - len(spec))))
+
+
+def _restricted(sharding: NamedSharding, names: list[str]) -> NamedSharding:
+    """The part of a sharding that concerns these axes of its mesh."""
+    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in sharding.spec)
+    spec = PartitionSpec(*(tuple(n for n in entry if n in names) for entry in entries))
+    return sharding.update(spec=spec)

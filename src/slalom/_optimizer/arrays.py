@@ -1,0 +1,46 @@
+"""The arrays of an optimizer, as a tree with a name for each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import GetAttrKey
+
+from .binding import Binding
+
+
+class Arrays(Sequence[Any]):
+    """The arrays of a transform, then those of its state, then the count.
+
+    JAX sees each as an attribute that is called by its full path, such as
+    `scale_by_adam.mu.layers.0.weight`. Key paths of optimizers, and so the messages of JAX and the
+    checkpoints of Orbax, show these names.
+    """
+
+    __slots__ = ("binding", "leaves")
+
+    def __init__(self, leaves: tuple[Any, ...], binding: Binding):
+        self.leaves = leaves
+        self.binding = binding
+
+    def __getitem__(self, which: Any) -> Any:
+        return self.leaves[which]
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def __repr__(self) -> str:
+        return f"Arrays({', '.join(self.binding.names)})"
+
+
+def _with_keys(arrays: Arrays) -> tuple[list[tuple[Any, Any]], Binding]:
+    keys = map(GetAttrKey, arrays.binding.names)
+    return list(zip(keys, arrays.leaves, strict=True)), arrays.binding
+
+
+jax.tree_util.register_pytree_with_keys(
+    Arrays,
+    _with_keys,
+    lambda binding, leaves: Arrays(tuple(leaves), binding),
+    lambda arrays: (arrays.leaves, arrays.binding),
+)

@@ -1,0 +1,228 @@
+"""The traced part of a training step: the gradient of a batch, and the optimizer's step with it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .._compile.callables import with_function
+from .._compile.program import Packed, pack, unpack
+from .._core.chain import first_link
+from .._core.context import Context
+from .._core.per_example import AbstractPerExampleTransform, with_first_link
+from .._core.transform import AbstractTransform
+from .._core.walk import transforms
+from .._optimizer.model import Split, split, strong
+from .._optimizer.optimizer import Optimizer, advance
+from .._types import Params, Scalar, Updates
+from .batch import Arguments, Batch, batch_of
+from .loss import (
+    LossGradient,
+    LossResult,
+    checked_loss,
+    gather_microbatches,
+    map_examples,
+    scan_microbatches,
+)
+from .options import Options
+from .recall import recalled
+
+
+def training_step(
+    get_function: Callable[[], Callable[..., Any]], options: Options
+) -> Callable[[Any], tuple[list[Array], PyTree]]:
+    """The body of the compiled program.
+
+    **Arguments:**
+
+    - `get_function`: returns the loss, or the function inside of one that carries arrays.
+    - `options`: the options of `train_step`.
+    """
+
+    def train_step(arguments: Any) -> tuple[list[Array], PyTree]:
+        opt: Optimizer = arguments["opt"]
+        batch_loss = BatchLoss(
+            loss_fn=with_function(arguments["loss"], get_function()),
+            options=options,
+            model=split(arguments["model"], opt.binding.trainable),
+            args=arguments["args"],
+            kwargs=arguments["kwargs"],
+        )
+        if first_link(opt.transform).per_example:
+            gradient = _per_example_gradient(batch_loss, opt)
+        elif options.reuse_linesearch:
+            gradient = _recalled_gradient(batch_loss, opt)
+        else:
+            gradient = _batch_gradient(batch_loss, arguments["transform_grads"])
+
+        result = gradient.result
+        needs = {name for part in transforms(opt.transform) for name in part.module.needs}
+        known = {"value": result.loss} | arguments["context"]
+        if options.has_weight:
+            known["weight"] = result.weight
+        if "grad" in needs:
+            known["grad"] = gradient.mean
+        if "value_fn" in needs:
+            known["value_fn"] = batch_loss.value
+        params, state = advance(
+            opt, batch_loss.model, gradient.grads, known, transform=gradient.transform
+        )
+        return jax.tree.leaves(params) + state, options.returned(*result)
+
+    return train_step
+
+
+class BatchLoss(NamedTuple):
+    """A loss and the batch of this step."""
+
+    loss_fn: Callable[..., Any]
+    options: Options
+    model: Split
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def trained(self) -> list[Array]:
+        """The arrays to differentiate by."""
+        return [strong(x) for x in jax.tree.leaves(self.model.params)]
+
+    def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
+        """The loss with these arguments."""
+        args, kwargs = arguments
+        returned = self.loss_fn(model, *args, **kwargs)
+        return checked_loss(returned, self.options.has_aux, self.options.has_weight)
+
+    def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:
+        """The leaves of the gradient with these arguments, as JAX returns it."""
+
+        def loss_of(trained: list[Array]) -> tuple[Scalar, Packed]:
+            result = self.evaluate(self.model.join(trained), arguments)
+            return result.loss, pack(result)
+
+        return jax.grad(loss_of, has_aux=True)(self.trained)
+
+    def over_batch(
+        self, function: LossGradient, like: list[Array]
+    ) -> tuple[list[Array], LossResult]:
+        """A function of the arguments for the whole batch, one microbatch after another."""
+        if self.options.microbatches is None:
+            means, packed = function((self.args, self.kwargs))
+            return means, unpack(packed)
+        batch = self.divided("microbatches")
+        number, has_weight = self.options.microbatches, self.options.has_weight
+        return scan_microbatches(function, like, batch, number, has_weight)
+
+    def value(self, model: PyTree) -> Scalar:
+        """The loss of another model on the same batch."""
+
+        def without_gradient(arguments: Arguments) -> tuple[list[Array], Packed]:
+            return [], pack(self.evaluate(model, arguments)._replace(aux=None))
+
+        return self.over_batch(without_gradient, [])[1].loss
+
+    def divided(self, parts: str) -> Batch:
+        """The batch, taken apart."""
+        return batch_of(self.loss_fn, self.args, self.kwargs, self.options.batch_args, parts)
+
+    def tree(self, leaves: list[Array]) -> Params:
+        """Leaves as a tree like the trained parameters."""
+        return jax.tree.structure(self.model.params).unflatten(leaves)
+
+    def ascent(self, grads: list[Array]) -> Updates:
+        """Gradients as a tree. JAX returns the conjugate of the direction of steepest ascent."""
+        return self.tree(list(map(jnp.conj, grads)))
+
+
+class Gradient(NamedTuple):
+    """The gradient of a step.
+
+    **Arguments:**
+
+    - `grads`: what the transform takes: with an axis of examples if its first link asks for it.
+    - `mean`: the gradient of the mean loss.
+    - `result`: what the loss returned.
+    - `transform`: the transform to run, if not the optimizer's own.
+    """
+
+    grads: Updates
+    mean: Updates
+    result: LossResult
+    transform: AbstractTransform | None = None
+
+
+def _batch_gradient(
+    batch_loss: BatchLoss, transform_grads: Callable[[PyTree], PyTree] | None
+) -> Gradient:
+    """The gradient of the mean loss."""
+    _check_batch_args(batch_loss.options)
+    means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
+    grads = batch_loss.ascent(means)
+    if transform_grads is not None:
+        grads = transform_grads(grads)
+    return Gradient(grads, grads, result)
+
+
+def _recalled_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
+    """The gradient that a line search kept, computed only if it kept none."""
+    _check_batch_args(batch_loss.options)
+
+    def compute() -> tuple[Scalar, Updates]:
+        means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
+        return result.loss, batch_loss.ascent(means)
+
+    loss, grads = recalled(opt.transform, opt.state, compute)
+    return Gradient(grads, grads, LossResult(loss, jnp.ones(()), None))
+
+
+def _per_example_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
+    """The gradient of each example, or what the first link gathers of them."""
+    link, options = first_link(opt.transform), batch_loss.options
+    _check_per_example(options, link)
+    batch = batch_loss.divided("examples").with_key_per_example()
+    if options.microbatches is None or not isinstance(link, AbstractPerExampleTransform):
+        stacked, result = map_examples(batch_loss.differentiate, batch)
+        means = [jnp.mean(g, axis=0) for g in stacked]
+        return Gradient(batch_loss.ascent(stacked), batch_loss.ascent(means), result)
+    total, gathered, means, result = gather_microbatches(
+        batch_loss.differentiate,
+        link,
+        batch,
+        options.microbatches,
+        batch_loss.tree(batch_loss.trained),
+        Context(step=opt.count),
+    )
+    transform = with_first_link(opt.transform, gathered)
+    return Gradient(total, batch_loss.ascent(means), result, transform)
+
+
+def _check_batch_args(options: Options) -> None:
+    if options.batch_args is not None and options.microbatches is None:
+        raise ValueError(
+            "`batch_args` names the arguments that are divided into microbatches or examples, but "
+            "this step divides nothing. Pass `microbatches=` too, or leave out `batch_args`."
+        )
+
+
+def _check_per_example(options: Options, link: AbstractTransform) -> None:
+    """Refuses options that have no meaning if each example is differentiated by itself."""
+    gathers = isinstance(link, AbstractPerExampleTransform)
+    if options.microbatches is not None and not gathers:
+        raise TypeError(
+            f"{type(link).__name__} takes the gradient of each example of the whole batch. To use "
+            "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
+        )
+    for name, reason in NOT_PER_EXAMPLE.items():
+        if getattr(options, name):
+            raise ValueError(
+                f"The first link takes the gradient of each example, {reason}. Leave out `{name}`."
+            )
+
+
+NOT_PER_EXAMPLE = {
+    "has_weight": "and counts all examples equally",
+    "reuse_linesearch": "but a line search knows only the gradient of their mean",
+    "transform_grads": "so there is no single gradient to transform",
+}
+"""Why some options cannot be combined with per-example gradients."""

@@ -1,0 +1,74 @@
+"""The options of a training step."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import PyTree
+
+Donate = Literal["opt", "all", False]
+
+
+class Options(NamedTuple):
+    """The keywords of `train_step`."""
+
+    has_aux: bool = False
+    has_weight: bool = False
+    donate: Donate = "opt"
+    microbatches: int | None = None
+    batch_args: tuple[int | str, ...] | None = None
+    reuse_linesearch: bool = False
+    transform_grads: Callable[[PyTree], PyTree] | None = None
+
+    def returned(self, loss: Any, weight: Any, aux: Any) -> Any:
+        """The third result of the step: the loss, or a tuple of what the loss returned."""
+        if not self.has_aux and not self.has_weight:
+            return loss
+        return (loss, *(weight,) * self.has_weight, *(aux,) * self.has_aux)
+
+    def check(self) -> None:
+        """Refuses values that have no meaning."""
+        for name in ("has_aux", "has_weight", "reuse_linesearch"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(f"train_step.{name} must be a bool, got {value!r}.")
+        if self.donate is True:
+            raise TypeError(DONATE_TRUE)
+        if self.donate is not False and self.donate not in ("opt", "all"):
+            raise TypeError(
+                f"train_step.donate must be 'opt', 'all' or False, got {self.donate!r}."
+            )
+        if self.microbatches is not None:
+            if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool):
+                raise TypeError(
+                    f"train_step.microbatches must be an int, got {self.microbatches!r}."
+                )
+            if self.microbatches < 1:
+                raise ValueError(
+                    f"train_step.microbatches must be at least 1, got {self.microbatches}."
+                )
+        if self.transform_grads is not None and not callable(self.transform_grads):
+            raise TypeError(
+                "train_step.transform_grads must be a function of the gradients, got "
+                f"{self.transform_grads!r}."
+            )
+        if self.reuse_linesearch:
+            self._check_reuse_linesearch()
+
+    def _check_reuse_linesearch(self) -> None:
+        if self.has_aux or self.has_weight:
+            name = "has_aux" if self.has_aux else "has_weight"
+            raise ValueError(
+                "With `reuse_linesearch=True` the loss is not evaluated at the model that is "
+                f"passed, so it returns nothing else. Leave out `{name}`."
+            )
+        if self.transform_grads is not None:
+            raise ValueError(
+                "With `reuse_linesearch=True` the gradient is the one that the line search "
+                "evaluated, which `transform_grads` does not reach. Leave it out, or change the "
+                "loss itself."
+            )
+
+
+DONATE_TRUE = """train_step.donate must say what is donated, got True. Write
+    sl.train_step(loss_fn, donate="opt")  # the optimizer's state; the model is kept (the default)
+    sl.train_step(loss_fn, donate="all")  # the trained parameters too"""

@@ -1,0 +1,164 @@
+"""What `train_step` returns, and the compiled programs behind it."""
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+from jaxtyping import PyTree
+
+from .._compile.callables import as_tree, without_function
+from .._compile.program import Program
+from .._optimizer.optimizer import Optimizer, carried, check_guards
+from .._optimizer.step import as_known
+from .gradient import training_step
+from .options import Options
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+Model = TypeVar("Model")
+
+
+class TrainStep(Generic[P, R]):
+    """A compiled training step, as `sl.train_step` returns it.
+
+    `P` are the parameters of the loss after the model, and `R` is the third result of the step.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Any], options: Options):
+        self.loss_fn = loss_fn
+        self.options = options
+        tree = as_tree(loss_fn)
+        function, self._loss = without_function(tree)
+        self._program = _program(function, options)
+
+    if TYPE_CHECKING:
+        # `context` cannot stand between the two halves of a `ParamSpec`.
+        @overload
+        def __call__(
+            self, model: Model, opt: Optimizer, /, *args: P.args, **kwargs: P.kwargs
+        ) -> tuple[Model, Optimizer, R]: ...
+        @overload
+        def __call__(
+            self,
+            model: Model,
+            opt: Optimizer,
+            /,
+            *args: Any,
+            context: Mapping[str, Any] | None,
+            **kwargs: Any,
+        ) -> tuple[Model, Optimizer, R]: ...
+
+    def __call__(
+        self,
+        model: PyTree,
+        opt: Any,
+        /,
+        *args: Any,
+        context: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> tuple[PyTree, Optimizer, Any]:
+        after, returned = self._program(self._arguments(model, opt, args, kwargs, context))
+        return after["model"], after["opt"], returned
+
+    def lower(
+        self,
+        model: PyTree,
+        opt: Any,
+        /,
+        *args: Any,
+        context: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> jax.stages.Lowered:
+        """The lowered program, as `jax.jit(...).lower(...)` returns it, to see what is compiled."""
+        return self._program.lower(self._arguments(model, opt, args, kwargs, context))
+
+    def _arguments(
+        self,
+        model: PyTree,
+        opt: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        if not isinstance(opt, Optimizer):
+            raise TypeError(
+                "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, "
+                f"got {type(opt).__name__} in its place."
+            )
+        check_guards(opt)
+        return {
+            "args": args,
+            "context": self._known(context),
+            "kwargs": kwargs,
+            "loss": self._loss,
+            "model": model,
+            "opt": opt,
+            "transform_grads": self.options.transform_grads,
+        }
+
+    def _known(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What the caller tells the transforms about this step."""
+        if context is None:
+            return {}
+        if not isinstance(context, Mapping):
+            raise TypeError(
+                "`context` must be a dict of what the transforms need, such as `context={'key': "
+                f"key}}`, got a {type(context).__name__}. To pass an argument of this name to the "
+                "loss, pass it by position."
+            )
+        own = {"value", "grad", "value_fn"} | ({"weight"} if self.options.has_weight else set())
+        for name in context:
+            if name in own:
+                raise TypeError(
+                    f"The training step passes '{name}' itself. Leave it out of `context`."
+                )
+        return as_known(context)
+
+    def __reduce__(self) -> Any:
+        # Programs are not pickled. They are compiled again where the step is loaded.
+        return TrainStep, (self.loss_fn, self.options)
+
+    def __repr__(self) -> str:
+        name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
+        options, defaults = self.options._asdict(), Options()._asdict()
+        changed = [f", {k}={v!r}" for k, v in options.items() if v != defaults[k]]
+        return f"sl.train_step({name}{''.join(changed)})"
+
+
+_programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, Program]]] = {}
+"""The programs of each loss that is alive, by its identity. (Losses that compare equal, such as
+methods of objects with 1 and with True, may differ.)"""
+
+
+def _program(function: Any, options: Options) -> Program:
+    """One program per loss and options, so that calling `train_step` in a loop compiles once."""
+    # A method is a new object each time it is looked up.
+    is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
+    own = (id(function.__self__), id(function.__func__)) if is_method else (id(function), 0)
+    if own not in _programs:
+        # A strong reference would keep the loss, and so its own entry, alive for ever. The
+        # steps hold the loss.
+        reference = weakref.WeakMethod if is_method else weakref.ref
+        try:
+            get_function = reference(function, lambda _: _programs.pop(own, None))
+        except TypeError:  # the loss does not support weak references
+            return _new_program(lambda: function, options)
+        _programs[own] = get_function, {}
+    get_function, known = _programs[own]
+    # The transformation of the gradients is an argument of the program. Types are part of the key
+    # because 1 == True.
+    key = (*options._replace(transform_grads=None), *map(type, options.batch_args or ()))
+    if key not in known:
+        known[key] = _new_program(get_function, options)
+    return known[key]
+
+
+def _new_program(get_function: Callable[[], Any], options: Options) -> Program:
+    donated = {
+        "all": carried,
+        "opt": functools.partial(carried, model=False),
+        False: None,
+    }[options.donate]
+    return Program(training_step(get_function, options), carried, donated)

@@ -168,7 +168,6 @@ FORMULAE = {
 
 ALL = {name: schedule for name, (schedule, _) in (PAIRS | FORMULAE).items()}
 
-pairs = pytest.mark.parametrize("name", PAIRS)
 every = pytest.mark.parametrize("name", ALL)
 
 
@@ -189,7 +188,7 @@ def values_of_optax(schedule, n):
     return np.broadcast_to(values, (n,))
 
 
-@pairs
+@each_pair
 def test_values_are_those_of_optax_in_double_precision(name, x64):
     ours, theirs = PAIRS[name]
     values = ours.values(100)
@@ -368,7 +367,7 @@ def test_steps_beyond_float32_are_not_rounded():
     assert [float(then(begin + n)) for n in range(4)] == [0.0, 0.0, 0.5, 1.0]
 
 
-@every
+@each
 def test_one_compiled_function_for_all_steps(name):
     schedule = ALL[name]
     traces = []

@@ -17,6 +17,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+files_run = []
+
+
 @pytest.fixture
 def x64():
     """Double precision for one test."""
@@ -26,7 +29,12 @@ def x64():
 
 @pytest.fixture(scope="module", autouse=True)
 def free_memory():
-    """Forgets compiled programs after each file: kept, they take gigabytes."""
+    """Forgets compiled programs after every few files: kept, they take gigabytes.
+
+    Not after each: JAX would compile its own small programs again for every file.
+    """
     yield
-    jax.clear_caches()
-    gc.collect()
+    files_run.append(None)
+    if len(files_run) % 3 == 0:
+        jax.clear_caches()
+        gc.collect()

@@ -432,6 +432,7 @@ def test_complex_parameters():
 # --- where it may stand ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_inside_a_partition():
     # Each group at its own pace.
     params = nested_dict(jax.random.key(0))

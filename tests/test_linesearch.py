@@ -211,6 +211,7 @@ def logistic(model, x, y):
     return jnp.mean(jnp.logaddexp(0, -margins)) + 0.5e-2 * jnp.sum(model.weight**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reuse", slow_except([False, True], True))
 def test_lbfgs_finds_the_value_that_scipy_finds(reuse, x64):
     optimize = pytest.importorskip("scipy.optimize")
@@ -421,6 +422,7 @@ def test_two_groups_search_each_by_itself():
     assert history["c"][0] != BOWL["c"]
 
 
+@pytest.mark.slow
 def test_a_search_in_a_window_is_the_search_with_its_mean():
     expected, _, _ = run(rosenbrock, jnp.zeros(2), SHORT, 4)
     history, _, _ = run(rosenbrock, jnp.zeros(2), SHORT.every_k(2), 8)
@@ -431,6 +433,7 @@ def test_a_search_in_a_window_is_the_search_with_its_mean():
 # --- complex parameters -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import distance, mean_square, mlp, params_of
+from helpers import distance, mean_square, mlp, params_of, slow_except
 
 random = np.random.default_rng(0)
 X = jnp.asarray(random.standard_normal((12, 2)), jnp.float32)
@@ -40,6 +40,7 @@ def test_equal_to_the_whole_batch(number):
     assert distance(by_parts.arrays, opt.arrays) <= 1e-6
 
 
+@pytest.mark.slow
 def test_equal_to_the_whole_batch_in_double_precision(x64):
     model, x, y = jax.tree.map(
         lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a, (MODEL, X, Y)
@@ -180,6 +181,7 @@ def test_half_precision_gradients_are_averaged_in_float32():
     assert loss.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_complex_parameters():
     def loss_fn(z, targets):
         return jnp.mean(jnp.abs(z[None] - targets) ** 2)
@@ -324,7 +326,7 @@ class ScaleByTemperature(sl.AbstractTransform):
         return jax.tree.map(lambda u: u * scale, updates), state
 
 
-@pytest.mark.parametrize("number", [None, 3])
+@pytest.mark.parametrize("number", slow_except([None, 3], 3))
 def test_context_reaches_the_transforms(number):
     key = jax.random.key(3)
     tx = ScaleByTemperature() | SeeWeight() | sl.sgd(0.1)

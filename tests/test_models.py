@@ -547,6 +547,7 @@ def test_complex_models_descend():
 # --- ensembles --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_ensemble_trains_as_its_members_do():
     keys = jax.random.split(jax.random.key(0), 3)
     tx = sl.ClipByGlobalNorm(0.1) | sl.adam(0.01)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, distance
+from helpers import assert_same_bits, distance, slow_except
 from slalom import tree
 
 # --- functions ------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_the_variance_fades_with_the_clock():
 @pytest.mark.parametrize(
     "key",
     [
-        3,
+        pytest.param(3, marks=pytest.mark.slow),
         pytest.param(jax.random.key(3), marks=pytest.mark.slow),
         pytest.param(jax.random.PRNGKey(3), marks=pytest.mark.slow),
         jax.random.key(3, impl="rbg"),
@@ -383,7 +383,7 @@ FUNCTIONS = {"parabola": (parabola, (1.0, -1.0)), "rosenbrock": (rosenbrock, (1.
 
 
 @pytest.mark.parametrize("name", CONVERGING)
-@pytest.mark.parametrize("which", FUNCTIONS)
+@pytest.mark.parametrize("which", slow_except(FUNCTIONS, "rosenbrock"))
 def test_recipe_converges(name, which):
     of, minimum = FUNCTIONS[which]
     tx = CONVERGING[name][list(FUNCTIONS).index(which)]

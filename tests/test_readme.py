@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import slow_except
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"] + [
     f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))
@@ -73,7 +75,10 @@ def run(code, namespace, document, line):
     assert checked == code.count("# ->"), f"{document}:{line}: a `# ->` follows no expression"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+QUICK = ("README.md", "CONTRIBUTING.md", "docs/writing-a-transform.md")
+
+
+@pytest.mark.parametrize("document", slow_except(DOCUMENTS, *QUICK))
 def test_snippets_run_and_show_what_they_say(document):
     namespace = {"__name__": "readme"}
     for line, code, shown in blocks(document):
@@ -126,6 +131,7 @@ def test_typecheck_refuses_a_wrong_shape_with_the_message_shown():
     assert matches(shown, without_arguments(said[-1])), done.stderr
 
 
+@pytest.mark.slow
 def test_without_typecheck_nothing_is_checked():
     done, _ = typecheck("0")
     assert done.returncode == 0, done.stderr

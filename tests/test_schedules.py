@@ -1,7 +1,5 @@
-"""Schedules: their values, their clock, and what is refused."""
+"""Schedules: their values, their arithmetic, and what they are as modules."""
 
-import dataclasses
-import inspect
 import sys
 
 import equinox as eqx
@@ -12,8 +10,8 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, gradients, lenient, nested_dict, slow_except
-from slalom._core.fields import bind_number, hyperparameter_fields
+from helpers import lenient, slow_except
+from slalom._core.fields import bind_number
 
 S = sl.schedules
 
@@ -170,7 +168,6 @@ FORMULAE = {
 
 ALL = {name: schedule for name, (schedule, _) in (PAIRS | FORMULAE).items()}
 
-pairs = pytest.mark.parametrize("name", PAIRS)
 every = pytest.mark.parametrize("name", ALL)
 
 
@@ -191,7 +188,7 @@ def values_of_optax(schedule, n):
     return np.broadcast_to(values, (n,))
 
 
-@pairs
+@each_pair
 def test_values_are_those_of_optax_in_double_precision(name, x64):
     ours, theirs = PAIRS[name]
     values = ours.values(100)
@@ -370,7 +367,7 @@ def test_steps_beyond_float32_are_not_rounded():
     assert [float(then(begin + n)) for n in range(4)] == [0.0, 0.0, 0.5, 1.0]
 
 
-@every
+@each
 def test_one_compiled_function_for_all_steps(name):
     schedule = ALL[name]
     traces = []
@@ -492,364 +489,6 @@ def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"slalom\[plot\]"):
         S.constant(1.0).plot(3)
-
-
-# --- the clock ------------------------------------------------------------------------------
-
-
-def rules():
-    """Every rule with a hyperparameter, and every such field: quickly, one field of each rule."""
-    for name, cls in sorted(vars(sl).items()):
-        is_rule = inspect.isclass(cls) and issubclass(cls, sl.AbstractTransform)
-        if not is_rule or inspect.isabstract(cls):
-            continue
-        names = [field.name for field in hyperparameter_fields(cls)]
-        sensitive = [n for n in names if (cls, n) not in STARTS | INSENSITIVE] or names
-        for field in names:
-            marks = pytest.mark.slow if field != sensitive[0] else ()
-            yield pytest.param(cls, field, id=f"{name}-{field}", marks=marks)
-
-
-def made_with(cls, name, value):
-    """The rule with one field given; others that must be given are 0.5."""
-    required = {f.name: 0.5 for f in hyperparameter_fields(cls) if f.default is dataclasses.MISSING}
-    return cls(**(required | OTHERS.get(cls, {}) | {name: value}))
-
-
-# What must be given besides hyperparameters.
-OTHERS = {
-    sl.Average: {"inner": sl.sgd(0.1)},
-    sl.Lookahead: {"inner": sl.sgd(0.1), "sync_period": 2},
-    sl.DifferentiallyPrivateAggregate: {"key": 0},
-    sl.MeasureWithEma: {"measure": sl.tree.global_norm},
-    sl.ScaleByBacktrackingLinesearch: {"max_backtracking_steps": 20, "slope_rtol": 0.9},
-    sl.ScaleByZoomLinesearch: {"max_linesearch_steps": 20, "curv_rtol": 0.01, "slope_rtol": 0.4},
-    sl.ScaleByLion: {"mode": "smooth"},
-}
-
-
-PER_EXAMPLE = {
-    sl.DifferentiallyPrivateAggregate,
-    sl.PerExampleGlobalNormClip,
-    sl.PerExampleLayerNormClip,
-}
-
-# Values from here on lie within the intervals of these fields; of all others from 0.
-LEAST = {
-    (sl.ScaleByRadam, "threshold"): 4.0,
-    (sl.ScaleByRprop, "eta_plus"): 1.0,
-    (sl.ScaleByBacktrackingLinesearch, "increase_factor"): 1.0,
-    (sl.ScaleByZoomLinesearch, "increase_factor"): 1.0,
-}
-
-# Only ever asked at binding: a start, which the first value of a schedule gives.
-STARTS = {
-    (sl.ScaleByDistanceOverGradients, "reps_rel"),
-    (sl.ScaleByRms, "initial_scale"),
-    (sl.ScaleByStddev, "initial_scale"),
-    (sl.ScaleByRss, "initial_accumulator_value"),
-    (sl.ScaleByYogi, "initial_accumulator_value"),
-    (sl.ScaleByRprop, "learning_rate"),
-}
-
-# Too coarse to tell: a decay so small that RAdam never rectifies; and its degrees of
-# freedom, which grow by 1 a step, past all these thresholds at once. And what changes no update:
-# a mean that is only looked at, and a tolerance for what rounding hides.
-INSENSITIVE = {
-    (sl.Average, "decay"),
-    (sl.MeasureWithEma, "decay"),
-    (sl.ScaleByRadam, "b2"),
-    (sl.ScaleByRadam, "threshold"),
-    (sl.ScaleByZoomLinesearch, "approx_dec_rtol"),
-}
-
-
-# A sum of two products of scalars, which XLA may contract to a fused multiply-add or not.
-CONTRACTED = {(sl.ScaleByNovograd, "b2")}
-
-
-def hills(x):
-    """A loss with several minima in every direction."""
-    r = jnp.sqrt(jnp.sum((x - jnp.array([0.1, -0.2, 0.05])) ** 2) + 1e-6)
-    return 0.5 - r / 4 + jnp.cos(3 * r) / 2
-
-
-@pytest.mark.parametrize(("cls", "name"), list(rules()))
-def test_update_n_uses_the_schedule_at_n(cls, name):
-    # Compared with giving each step's number by hand: the same bits. The values are computed
-    # without rounding.
-    least = LEAST.get((cls, name), 0.0)
-    schedule = S.linear(least + 0.75, least + 0.25, 4)
-    values = schedule.values(8)
-    params = jnp.array([0.1, -0.2, 0.05])
-    grads = gradients(params, 8)
-    if cls in PER_EXAMPLE:
-        grads = jnp.stack([grads, -0.3 * grads], axis=1)
-    scheduled = sl.Optimizer(made_with(cls, name, schedule), params)
-    by_hand = constant = sl.Optimizer(made_with(cls, name, values[0]), params)
-    if (cls, name) in STARTS:
-        constant = sl.Optimizer(made_with(cls, name, 0.1), params)
-    differs = False
-    for n in range(8):
-        # To a line search, what it is given descends.
-        known = {"value": 0.5}
-        if "value_fn" in cls.needs:
-            # To a line search, what it is given descends.
-            known = {"value": 1.0, "grad": -0.3 * grads[n], "value_fn": hills}
-        assert scheduled.hyperparams[name] == values[n]
-        by_hand = by_hand.with_hyperparams({name: values[n]})
-        updates, scheduled = scheduled.update(params, grads[n], **known)
-        same, by_hand = by_hand.update(params, grads[n], **known)
-        if (cls, name) in CONTRACTED:
-            np.testing.assert_allclose(updates, same, rtol=1e-6)
-        else:
-            assert_same_bits(updates, same)
-        other, constant = constant.update(params, grads[n], **known)
-        differs |= bool(np.any(updates != other))
-    # Without this a field that has no effect would pass.
-    assert differs or (cls, name) in INSENSITIVE
-
-
-@each
-def test_values_are_what_an_optimizer_uses(name):
-    schedule = ALL[name]
-    opt = sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(()))
-    ones = jnp.ones(60)
-    _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, ones)
-    # The same program for one step and for many at once may round a cosine differently.
-    np.testing.assert_allclose(used, schedule.values(60), rtol=3e-7, atol=1e-7)
-
-
-def test_a_schedule_changes_no_state():
-    params = nested_dict(jax.random.key(0))
-    number = sl.Optimizer(sl.adamw(1e-3), params)
-    scheduled = sl.Optimizer(sl.adamw(S.cosine_decay(1e-3, 10), b2=S.constant(0.99)), params)
-    assert_same_bits(number.state, scheduled.state)
-
-
-def test_functional_use_must_be_told_the_time():
-    tx = sl.sgd(S.linear(1.0, 0.0, 4))
-    g = jnp.ones(())
-    with pytest.raises(TypeError, match=r"ScaleByLearningRate\.learning_rate.*Context\(step=n\)"):
-        tx.update(g, tx.init(g), g)
-    updates, _ = tx.update(g, tx.init(g), g, sl.Context(step=1))
-    assert float(updates) == -0.75
-
-
-# --- plain functions ------------------------------------------------------------------------
-
-
-def test_a_function_is_a_schedule():
-    opt = sl.Optimizer(sl.sgd(lambda n: 1 / (n + 1)), jnp.ones(()))
-    rates = []
-    with lenient():
-        for _ in range(3):
-            rates.append(float(opt.hyperparams["learning_rate"]))
-            _, opt = opt.step(jnp.ones(()), jnp.ones(()))
-    np.testing.assert_allclose(rates, [1, 1 / 2, 1 / 3], rtol=1e-7)
-
-
-def test_a_schedule_of_another_library_is_a_schedule():
-    theirs = optax.cosine_decay_schedule(0.3, 10)
-    tx = sl.sgd(theirs)
-    with lenient():
-        opt = sl.Optimizer(tx, jnp.ones(()))
-        _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, jnp.ones(12))
-    np.testing.assert_allclose(-used, S.cosine_decay(0.3, 10).values(12), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), True])
-def test_what_a_function_returns_becomes_a_float(value):
-    rate = sl.Optimizer(sl.sgd(lambda n: value), jnp.ones(())).hyperparams["learning_rate"]
-    assert rate.dtype == jnp.float32
-    assert not rate.weak_type
-    assert float(rate) == float(value)
-
-
-def test_a_function_that_branches_in_python_is_told_how_to():
-    def drop(step):
-        return 0.1 if step < 10 else 0.01
-
-    opt = sl.Optimizer(sl.sgd(drop), jnp.ones(()))
-    with pytest.raises(TypeError, match=r"drop.*jnp\.where\(step < n, a, b\)"):
-        opt.step(jnp.ones(()), jnp.ones(()))
-
-
-def test_a_function_that_returns_an_array_is_refused():
-    opt = sl.Optimizer(sl.sgd(lambda n: jnp.ones(3)), jnp.ones(3))
-    with pytest.raises(ValueError, match=r"shape \(3,\).*one number for one step"):
-        opt.step(jnp.ones(3), jnp.ones(3))
-
-
-# --- what is refused ------------------------------------------------------------------------
-
-BAD = {
-    "linear of no steps": (lambda: S.linear(1.0, 0.0, 0), r"linear\.transition_steps.*got 0"),
-    "linear that begins before 0": (
-        lambda: S.linear(1.0, 0.0, 5, transition_begin=-1),
-        r"linear\.transition_begin.*got -1",
-    ),
-    "cosine_decay of no steps": (
-        lambda: S.cosine_decay(1.0, 0),
-        r"cosine_decay\.decay_steps.*got 0",
-    ),
-    "cosine_decay of negative steps": (
-        lambda: S.cosine_decay(1.0, -3),
-        r"cosine_decay\.decay_steps.*got -3",
-    ),
-    "cosine_decay with exponent 0": (
-        lambda: S.cosine_decay(1.0, 10, exponent=0.0),
-        r"cosine_decay\.exponent.*got 0",
-    ),
-    "warm-up as long as the decay": (
-        lambda: S.warmup_cosine_decay(0.0, 1.0, 10, 10),
-        r"decay_steps.*warmup_steps=10.*got 10",
-    ),
-    "negative warm-up": (
-        lambda: S.warmup_cosine_decay(0.0, 1.0, -1, 10),
-        r"warmup_steps.*got -1",
-    ),
-    "boundaries out of order": (
-        lambda: S.join([S.constant(1.0)] * 3, [5, 2]),
-        r"increasing.*\[5, 2\]",
-    ),
-    "a boundary twice": (lambda: S.join([S.constant(1.0)] * 3, [5, 5]), r"increasing.*\[5, 5\]"),
-    "a negative boundary": (lambda: S.join([S.constant(1.0)] * 2, [-1]), r"not negative.*\[-1\]"),
-    "a boundary too few": (
-        lambda: S.join([S.constant(1.0)] * 3, [5]),
-        r"3 schedules and 1 boundaries",
-    ),
-    "polynomial of no steps": (lambda: S.polynomial(1.0, 0.0, 2.0, 0), r"transition_steps.*got 0"),
-    "polynomial of power 0": (lambda: S.polynomial(1.0, 0.0, 0.0, 9), r"polynomial\.power.*got 0"),
-    "exponential_decay of no steps": (
-        lambda: S.exponential_decay(1.0, 0, 0.5),
-        r"exponential_decay\.transition_steps.*got 0",
-    ),
-    "exponential_decay by 0": (
-        lambda: S.exponential_decay(1.0, 9, 0.0),
-        r"exponential_decay\.decay_rate.*got 0",
-    ),
-    "a jump before 0": (
-        lambda: S.piecewise_constant(1.0, {-3: 0.5}),
-        r"each step of boundaries_and_scales.*got -3",
-    ),
-    "a jump by a negative factor": (
-        lambda: S.piecewise_interpolate("linear", 1.0, {5: 0.5, 3: -0.5}),
-        r"boundaries_and_scales\[3\].*got -0\.5",
-    ),
-    "another interpolation": (
-        lambda: S.piecewise_interpolate("cubic", 1.0),
-        r"interpolate_type must be 'linear' or 'cosine', got 'cubic'",
-    ),
-    "negative warm-up of a constant": (
-        lambda: S.warmup_constant(0.0, 1.0, -1),
-        r"warmup_constant\.warmup_steps.*got -1",
-    ),
-    "warmup_exponential_decay of no steps": (
-        lambda: S.warmup_exponential_decay(0.0, 1.0, 5, 0, 0.5),
-        r"transition_steps.*got 0",
-    ),
-    "a cycle of no steps": (lambda: S.linear_onecycle(0, 1.0), r"transition_steps.*got 0"),
-    "a cycle of negative steps": (lambda: S.cosine_onecycle(-2, 1.0), r"transition_steps.*got -2"),
-    "a cycle of more than all": (lambda: S.cosine_onecycle(9, 1.0, 1.5), r"pct_start.*got 1\.5"),
-    "a cycle that is down before it is up": (
-        lambda: S.linear_onecycle(9, 1.0, 0.5, 0.4),
-        r"pct_final must be at least pct_start=0\.5, got 0\.4",
-    ),
-    "a cycle from infinity": (
-        lambda: S.linear_onecycle(9, 1.0, div_factor=0.0),
-        r"div_factor.*got 0",
-    ),
-    "more steps than the clock counts": (
-        lambda: S.cosine_decay(1.0, 10**10),
-        r"cosine_decay\.decay_steps must be less than 2\*\*31.*got 10000000000",
-    ),
-    "no cycles": (lambda: S.sgdr([]), r"at least one cycle"),
-    "a cycle as long as its warm-up": (
-        lambda: S.sgdr([CYCLES[0], CYCLES[0] | {"decay_steps": 5}]),
-        r"cosine_kwargs\[1\]: .*warmup_steps=5.*got 5",
-    ),
-    "a plateau of negative steps": (
-        lambda: S.warmup_stable_decay(0.0, 1.0, 5, -1, 9),
-        r"stable_steps.*got -1",
-    ),
-    "a plateau without a decay": (
-        lambda: S.warmup_stable_decay(0.0, 1.0, 5, 5, 0),
-        r"warmup_stable_decay\.decay_steps.*got 0",
-    ),
-    "another decay": (
-        lambda: S.warmup_stable_decay(0.0, 1.0, 5, 5, 5, decay_type="exp"),
-        r"decay_type must be 'linear' or 'cosine' or 'sqrt', got 'exp'",
-    ),
-    "no timescale": (lambda: S.inverse_sqrt(0.0, 1.0, 5, timescale=0), r"timescale.*got 0"),
-    "another operation": (
-        lambda: S.CombinedSchedule("%", 1.0, S.constant(1.0)),
-        r"symbol must be one of '\+', '-', '\*', '/', got '%'",
-    ),
-    "schedules one after the other, out of order": (
-        lambda: S.constant(1.0).then(0.5, at=9).then(0.1, at=5),
-        r"boundaries must be increasing.*\[9, 5\]",
-    ),
-    "no schedules": (lambda: S.join([], []), r"0 schedules"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_bad_arguments_are_refused(what):
-    make, message = BAD[what]
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize("value", ["fast", None, 1j, True, jnp.ones(2)])
-def test_what_is_no_number_is_refused(value):
-    with pytest.raises((TypeError, ValueError), match=r"cosine_decay\.init_value must be"):
-        S.cosine_decay(value, 10)
-
-
-@pytest.mark.parametrize("value", [2.5, "ten", None, True])
-def test_what_is_no_number_of_steps_is_refused(value):
-    with pytest.raises((TypeError, ValueError), match=r"cosine_decay\.decay_steps must be"):
-        S.cosine_decay(0.1, value)
-
-
-@pytest.mark.parametrize("value", ["fast", None, 1j, True, jnp.ones(2), np.ones(2)])
-def test_what_is_no_number_is_no_operand(value):
-    s = S.constant(1.0)
-    for make in (lambda: s * value, lambda: value * s):
-        with pytest.raises((TypeError, ValueError), match=r"CombinedSchedule\.\w+ must be"):
-            make()
-
-
-def test_a_schedule_divided_by_zero_is_refused():
-    with pytest.raises(ZeroDivisionError, match=r"constant\(1\.0\) is divided by zero"):
-        S.constant(1.0) / 0
-
-
-def test_a_schedule_in_a_numbers_place_is_told_how_to():
-    s = S.constant(1.0)
-    with pytest.raises(TypeError, match=r"linear\.init_value must be a number.*`s \* t`"):
-        S.linear(s, 0.0, 4)
-    with pytest.raises(TypeError, match=r"boundaries_and_scales\[3\] must be a number"):
-        S.piecewise_constant(1.0, {3: s})
-
-
-@pytest.mark.parametrize("given", [{2.5: 0.1}, {"ten": 0.1}, {True: 0.1}, {3: "half"}, [3, 0.1]])
-def test_what_is_no_dict_of_steps_and_factors_is_refused(given):
-    with pytest.raises((TypeError, ValueError), match="boundaries_and_scales"):
-        S.piecewise_constant(1.0, given)
-
-
-@pytest.mark.parametrize("at", [2.5, "ten", None, True])
-def test_what_is_no_step_is_no_boundary(at):
-    with pytest.raises(TypeError, match=r"boundaries|'at'"):
-        S.constant(1.0).then(0.1, at=at)
-
-
-@pytest.mark.parametrize("given", [3, [3], [{"peak_value": 1.0}], [{"speed": 1.0}]])
-def test_what_is_no_cycle_is_refused(given):
-    with pytest.raises(TypeError, match="cosine_kwargs"):
-        S.sgdr(given)
 
 
 # --- as modules -----------------------------------------------------------------------------

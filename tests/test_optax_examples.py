@@ -187,7 +187,14 @@ def test_decay_without_biases_and_norms(loop, where):
     assert_moves_as(original, NET, loop(ours, NET))
 
 
-@pytest.mark.parametrize("where", [mask_fn, mask_fn(NET), sl.where.ndim(min=2)])
+@pytest.mark.parametrize(
+    "where",
+    [
+        mask_fn,
+        pytest.param(mask_fn(NET), marks=pytest.mark.slow),
+        pytest.param(sl.where.ndim(min=2), marks=pytest.mark.slow),
+    ],
+)
 def test_adamw_without_decay_of_biases_and_norms(where):
     original = by_optax(optax.adamw(0.1, weight_decay=0.5, mask=mask_fn), NET)
     ours = by_optimizer(sl.adamw(0.1, weight_decay=0.5, decay_where=where), NET)

@@ -1,0 +1,201 @@
+"""Schedules in an optimizer: step n uses the value at n, and plain functions are schedules too."""
+
+import dataclasses
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, gradients, lenient, nested_dict
+from slalom._core.fields import hyperparameter_fields
+from test_schedules import ALL, each
+
+S = sl.schedules
+
+
+def rules():
+    """Every rule with a hyperparameter, and every such field: quickly, one field of each rule."""
+    for name, cls in sorted(vars(sl).items()):
+        is_rule = inspect.isclass(cls) and issubclass(cls, sl.AbstractTransform)
+        if not is_rule or inspect.isabstract(cls):
+            continue
+        names = [field.name for field in hyperparameter_fields(cls)]
+        sensitive = [n for n in names if (cls, n) not in STARTS | INSENSITIVE] or names
+        for field in names:
+            marks = pytest.mark.slow if field != sensitive[0] else ()
+            yield pytest.param(cls, field, id=f"{name}-{field}", marks=marks)
+
+
+def made_with(cls, name, value):
+    """The rule with one field given; others that must be given are 0.5."""
+    required = {f.name: 0.5 for f in hyperparameter_fields(cls) if f.default is dataclasses.MISSING}
+    return cls(**(required | OTHERS.get(cls, {}) | {name: value}))
+
+
+# What must be given besides hyperparameters.
+OTHERS = {
+    sl.Average: {"inner": sl.sgd(0.1)},
+    sl.Lookahead: {"inner": sl.sgd(0.1), "sync_period": 2},
+    sl.DifferentiallyPrivateAggregate: {"key": 0},
+    sl.MeasureWithEma: {"measure": sl.tree.global_norm},
+    sl.ScaleByBacktrackingLinesearch: {"max_backtracking_steps": 20, "slope_rtol": 0.9},
+    sl.ScaleByZoomLinesearch: {"max_linesearch_steps": 20, "curv_rtol": 0.01, "slope_rtol": 0.4},
+    sl.ScaleByLion: {"mode": "smooth"},
+}
+
+
+PER_EXAMPLE = {
+    sl.DifferentiallyPrivateAggregate,
+    sl.PerExampleGlobalNormClip,
+    sl.PerExampleLayerNormClip,
+}
+
+# Values from here on lie within the intervals of these fields; of all others from 0.
+LEAST = {
+    (sl.ScaleByRadam, "threshold"): 4.0,
+    (sl.ScaleByRprop, "eta_plus"): 1.0,
+    (sl.ScaleByBacktrackingLinesearch, "increase_factor"): 1.0,
+    (sl.ScaleByZoomLinesearch, "increase_factor"): 1.0,
+}
+
+# Only ever asked at binding: a start, which the first value of a schedule gives.
+STARTS = {
+    (sl.ScaleByDistanceOverGradients, "reps_rel"),
+    (sl.ScaleByRms, "initial_scale"),
+    (sl.ScaleByStddev, "initial_scale"),
+    (sl.ScaleByRss, "initial_accumulator_value"),
+    (sl.ScaleByYogi, "initial_accumulator_value"),
+    (sl.ScaleByRprop, "learning_rate"),
+}
+
+# Too coarse to tell: a decay so small that RAdam never rectifies; and its degrees of
+# freedom, which grow by 1 a step, past all these thresholds at once. And what changes no update:
+# a mean that is only looked at, and a tolerance for what rounding hides.
+INSENSITIVE = {
+    (sl.Average, "decay"),
+    (sl.MeasureWithEma, "decay"),
+    (sl.ScaleByRadam, "b2"),
+    (sl.ScaleByRadam, "threshold"),
+    (sl.ScaleByZoomLinesearch, "approx_dec_rtol"),
+}
+
+
+# A sum of two products of scalars, which XLA may contract to a fused multiply-add or not.
+CONTRACTED = {(sl.ScaleByNovograd, "b2")}
+
+
+def hills(x):
+    """A loss with several minima in every direction."""
+    r = jnp.sqrt(jnp.sum((x - jnp.array([0.1, -0.2, 0.05])) ** 2) + 1e-6)
+    return 0.5 - r / 4 + jnp.cos(3 * r) / 2
+
+
+@pytest.mark.parametrize(("cls", "name"), list(rules()))
+def test_update_n_uses_the_schedule_at_n(cls, name):
+    # Compared with giving each step's number by hand: the same bits. The values are computed
+    # without rounding.
+    least = LEAST.get((cls, name), 0.0)
+    schedule = S.linear(least + 0.75, least + 0.25, 4)
+    values = schedule.values(8)
+    params = jnp.array([0.1, -0.2, 0.05])
+    grads = gradients(params, 8)
+    if cls in PER_EXAMPLE:
+        grads = jnp.stack([grads, -0.3 * grads], axis=1)
+    scheduled = sl.Optimizer(made_with(cls, name, schedule), params)
+    by_hand = constant = sl.Optimizer(made_with(cls, name, values[0]), params)
+    if (cls, name) in STARTS:
+        constant = sl.Optimizer(made_with(cls, name, 0.1), params)
+    differs = False
+    for n in range(8):
+        # To a line search, what it is given descends.
+        known = {"value": 0.5}
+        if "value_fn" in cls.needs:
+            # To a line search, what it is given descends.
+            known = {"value": 1.0, "grad": -0.3 * grads[n], "value_fn": hills}
+        assert scheduled.hyperparams[name] == values[n]
+        by_hand = by_hand.with_hyperparams({name: values[n]})
+        updates, scheduled = scheduled.update(params, grads[n], **known)
+        same, by_hand = by_hand.update(params, grads[n], **known)
+        if (cls, name) in CONTRACTED:
+            np.testing.assert_allclose(updates, same, rtol=1e-6)
+        else:
+            assert_same_bits(updates, same)
+        other, constant = constant.update(params, grads[n], **known)
+        differs |= bool(np.any(updates != other))
+    # Without this a field that has no effect would pass.
+    assert differs or (cls, name) in INSENSITIVE
+
+
+@each
+def test_values_are_what_an_optimizer_uses(name):
+    schedule = ALL[name]
+    opt = sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(()))
+    ones = jnp.ones(60)
+    _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, ones)
+    # The same program for one step and for many at once may round a cosine differently.
+    np.testing.assert_allclose(used, schedule.values(60), rtol=3e-7, atol=1e-7)
+
+
+def test_a_schedule_changes_no_state():
+    params = nested_dict(jax.random.key(0))
+    number = sl.Optimizer(sl.adamw(1e-3), params)
+    scheduled = sl.Optimizer(sl.adamw(S.cosine_decay(1e-3, 10), b2=S.constant(0.99)), params)
+    assert_same_bits(number.state, scheduled.state)
+
+
+def test_functional_use_must_be_told_the_time():
+    tx = sl.sgd(S.linear(1.0, 0.0, 4))
+    g = jnp.ones(())
+    with pytest.raises(TypeError, match=r"ScaleByLearningRate\.learning_rate.*Context\(step=n\)"):
+        tx.update(g, tx.init(g), g)
+    updates, _ = tx.update(g, tx.init(g), g, sl.Context(step=1))
+    assert float(updates) == -0.75
+
+
+# --- plain functions ------------------------------------------------------------------------
+
+
+def test_a_function_is_a_schedule():
+    opt = sl.Optimizer(sl.sgd(lambda n: 1 / (n + 1)), jnp.ones(()))
+    rates = []
+    with lenient():
+        for _ in range(3):
+            rates.append(float(opt.hyperparams["learning_rate"]))
+            _, opt = opt.step(jnp.ones(()), jnp.ones(()))
+    np.testing.assert_allclose(rates, [1, 1 / 2, 1 / 3], rtol=1e-7)
+
+
+def test_a_schedule_of_another_library_is_a_schedule():
+    theirs = optax.cosine_decay_schedule(0.3, 10)
+    tx = sl.sgd(theirs)
+    with lenient():
+        opt = sl.Optimizer(tx, jnp.ones(()))
+        _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, jnp.ones(12))
+    np.testing.assert_allclose(-used, S.cosine_decay(0.3, 10).values(12), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), True])
+def test_what_a_function_returns_becomes_a_float(value):
+    rate = sl.Optimizer(sl.sgd(lambda n: value), jnp.ones(())).hyperparams["learning_rate"]
+    assert rate.dtype == jnp.float32
+    assert not rate.weak_type
+    assert float(rate) == float(value)
+
+
+def test_a_function_that_branches_in_python_is_told_how_to():
+    def drop(step):
+        return 0.1 if step < 10 else 0.01
+
+    opt = sl.Optimizer(sl.sgd(drop), jnp.ones(()))
+    with pytest.raises(TypeError, match=r"drop.*jnp\.where\(step < n, a, b\)"):
+        opt.step(jnp.ones(()), jnp.ones(()))
+
+
+def test_a_function_that_returns_an_array_is_refused():
+    opt = sl.Optimizer(sl.sgd(lambda n: jnp.ones(3)), jnp.ones(3))
+    with pytest.raises(ValueError, match=r"shape \(3,\).*one number for one step"):
+        opt.step(jnp.ones(3), jnp.ones(3))

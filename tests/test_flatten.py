@@ -109,7 +109,7 @@ def test_large_leaves_stay_as_they_are():
 
 def test_what_is_joined_is_printed_where_it_is_not_the_default():
     assert repr(sl.sgd(0.1).flatten()).endswith(".flatten()")
-    assert repr(sl.sgd(0.1).flatten(max_size=100)).endswith(".flatten(max_size=100)")
+    assert repr(sl.sgd(0.1).flatten(max_size=100)).endswith(".flatten(100)")
     with pytest.raises(ValueError, match="max_size must be at least 1"):
         sl.sgd(0.1).flatten(max_size=0)
 
@@ -176,8 +176,22 @@ def test_each_parameter_is_described_with_what_acts_on_it_in_its_buffer():
 
 def test_parameters_of_another_size_are_refused():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"'together.float32' has shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) at 'w', which has shape \(2, 2\)"):
         opt.step({"w": jnp.ones((2, 2))}, {"w": jnp.ones((2, 2))})
+
+
+def test_parameters_of_another_shape_and_equal_size_are_refused():
+    opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) at 'w', which has shape \(3, 2\)"):
+        opt.step({"w": jnp.ones((3, 2))}, {"w": jnp.ones((3, 2))})
+
+
+def test_bytes_of_a_buffer_are_shared_among_its_parameters():
+    params = {"a": jnp.ones((3, 2)), "b": jnp.ones(4), "large": jnp.ones(9000)}
+    rows = sl.Optimizer(sl.adam(0.1).flatten(), params).describe(params).to_dict()
+    assert {path: row["state_bytes"] for path, row in rows.items()} == {
+        path: 2 * x.nbytes for path, x in params.items()
+    }
 
 
 def test_some_parameters_cannot_start_anew():

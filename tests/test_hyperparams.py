@@ -323,7 +323,7 @@ def test_every_leaf_is_a_strong_jax_array(steps):
     for leaf in leaves:
         assert isinstance(leaf, jax.Array)
         assert not leaf.weak_type
-        assert leaf.dtype in (jnp.float32, jnp.int32)
+        assert leaf.dtype in (jnp.float32, jnp.int32, jnp.bool_)
 
 
 def test_numbers_are_float64_under_x64(x64):

@@ -269,7 +269,7 @@ def a_number_of_a_schedule_set_past_its_check():
 
 @refused(
     TypeError,
-    "`with_hyperparams` takes numbers by name, got 0.2: write "
+    "`with_hyperparams` takes a mapping from names to values, got 0.2. Write "
     "`opt.with_hyperparams(learning_rate=1e-4)`.",
     unchecked=True,
 )

@@ -37,6 +37,6 @@ def a_learning_rate_as_attribute():
     bound().learning_rate  # noqa: B018
 
 
-@refused(AttributeError, "'jaxlib._jax.ArrayImpl' object has no attribute 'foo'")
-def an_attribute_error_inside_of_a_property():
-    bound(sl.sgd(lambda n: n.foo)).hyperparams  # noqa: B018
+@refused(AttributeError, "DynamicJaxprTracer has no attribute foo")
+def an_attribute_error_inside_of_a_schedule():
+    bound(sl.sgd(lambda n: n.foo)).hyperparams["learning_rate"]

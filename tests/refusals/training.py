@@ -102,7 +102,9 @@ def a_donated_model_trained_again():
     step(model, opt)
 
 
-@refused(ValueError, DONATED.format("model.b, model.w, opt.leaves.5 and 5 more", "False"))
+@refused(
+    ValueError, DONATED.format("model.b, model.w, opt.arrays.scale_by_adam.age and 5 more", "False")
+)
 def a_donated_model_stepped_by_hand():
     model, grads = params(), params()
     opt = sl.Optimizer(sl.adam(0.1), model)
@@ -110,7 +112,13 @@ def a_donated_model_stepped_by_hand():
     opt.step(model, grads)
 
 
-@refused(ValueError, DONATED.format("opt.leaves.5, opt.leaves.6, opt.leaves.7 and 3 more", "False"))
+@refused(
+    ValueError,
+    DONATED.format(
+        "opt.arrays.scale_by_adam.age, opt.arrays.scale_by_adam.mu.b, opt.arrays.scale_by_adam.mu.w and 3 more",
+        "False",
+    ),
+)
 def a_donated_optimizer_used_again():
     model = params()
     opt, step = sl.Optimizer(sl.adam(0.1), model), sl.train_step(total)

@@ -7,17 +7,23 @@ function of a few of them, which is compiled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
+from jax.tree_util import DictKey
 from jaxtyping import Array, Real
 
 from .._core.by_path import ByPath, matches, the_path
 from .._core.printing import shortest
 from .arrays import Arrays
+
+if TYPE_CHECKING:
+    _Numbers = Mapping[str, Real[Array, "..."]]
+else:
+    _Numbers = Mapping  # with its parameters, a run-time type check would compute a number
 
 
 class Reading(NamedTuple):
@@ -32,8 +38,8 @@ class Reading(NamedTuple):
     """The compiled function; `None` for the array itself."""
 
 
-@jax.tree_util.register_pytree_node_class
-class Readings(Mapping[str, Real[Array, "..."]]):
+@jax.tree_util.register_pytree_with_keys_class
+class Readings(_Numbers):
     """Numbers of an optimizer by path. Any unambiguous suffix of a path works as a key.
 
     Each number is computed when it is read. `.to_dict()` returns all of them as Python numbers.
@@ -102,6 +108,9 @@ class Readings(Mapping[str, Real[Array, "..."]]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         ByPath.refuse()
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple((DictKey(path), x) for path, x in self.items()), tuple(self)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         return tuple(self.values()), tuple(self)

@@ -239,10 +239,10 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         skip: Bool[Array, ""] | None,
     ) -> PyTree:
         def add_to_mean(now: Any, a: Any, g: Any) -> Any:
-            return _unless(skip, _mean(a, g, now.first > 0, now.weight, now.share), a)
+            return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
 
         def add_to_sum(now: Any, a: Any, g: Any) -> Any:
-            before = jnp.where(now.first > 0, 0, a)
+            before = jnp.where(now.first, 0, a)
             return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum

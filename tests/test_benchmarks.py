@@ -83,6 +83,7 @@ def test_a_page_without_marks_is_refused(tmp_path):
         docs.write({}, page, "page.png")
 
 
+@pytest.mark.slow
 def test_the_host_rows_run_and_slalom_comes_first():
     from benchmarks.host import compare_host
 

@@ -1,5 +1,6 @@
 """Writes the tables of the docs page between two markers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,17 @@ END = "<!-- end of figures -->"
 
 def write(report: dict[str, Any], page: Path, picture: str) -> None:
     """Writes the figures into a page."""
-    replace_between(page, BEGIN, END, markdown(report, picture))
+    replace_between(page, BEGIN, END, lambda: markdown(report, picture))
 
 
-def replace_between(page: Path, begin: str, end: str, figures: str) -> None:
+def replace_between(page: Path, begin: str, end: str, figures: Callable[[], str]) -> None:
     """Replaces the text between two markers of a page."""
     text = page.read_text()
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"{page} must have one line '{begin}' and, below it, one '{end}'.")
     head, _, rest = text.partition(begin)
     _, _, tail = rest.partition(end)
-    page.write_text(f"{head}{begin}\n\n{figures}\n{end}{tail}")
+    page.write_text(f"{head}{begin}\n\n{figures()}\n{end}{tail}")
 
 
 def markdown(report: dict[str, Any], picture: str) -> str:

@@ -92,7 +92,8 @@ def train(images, labels, epochs, seed):
     opt = sl.Optimizer(tx, model)
     print(opt)
 
-    step = sl.train_step(loss_fn)
+    # Idle steps of `every_k` need not copy the parameters if these are donated too.
+    step = sl.train_step(loss_fn, donate="all")
     losses = []
     for _ in (progress := trange(epochs, unit="epoch")):
         for batch in shuffled_batches(rng, len(images)):

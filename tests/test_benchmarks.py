@@ -6,7 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from benchmarks import __main__ as main, docs, measure, report
+from benchmarks import __main__ as main, docs, donation, measure, report
 from benchmarks.rows import ROWS
 from benchmarks.shapes import FULL, QUICK, TINY
 
@@ -81,6 +81,14 @@ def test_a_page_without_marks_is_refused(tmp_path):
     page.write_text("nothing")
     with pytest.raises(ValueError, match="must have one line"):
         docs.write({}, page, "page.png")
+
+
+def test_donation_is_measured_for_each_choice():
+    rows = donation.measure({"w": jnp.ones((8, 8))}, 8, 4)
+    assert [row["donate"] for row in rows] == ["all", "opt", "False"] * 3
+    spent = [row["bytes_per_parameter"] for row in rows]
+    assert spent[0] < spent[1] < spent[2]
+    assert donation.markdown(rows).count("\n| AdamW") == 9
 
 
 @pytest.mark.slow

@@ -307,7 +307,7 @@ def test_a_stateful_schedule_in_a_field_is_refused_with_the_remedy():
     with pytest.raises(TypeError) as error:
         field.metadata["slalom.check"]("ScaleByLearningRate.learning_rate", Plateau(0.1))
     assert str(error.value) == (
-        "ScaleByLearningRate.learning_rate must be a real number, a 0-d array or a schedule "
-        "without a memory, got sl.schedules.ReduceOnPlateau(0.1), whose state no field can keep. "
-        "Give the field a number and drive it: `tx.drive({'learning_rate': schedule})`."
+        "ScaleByLearningRate.learning_rate must be a real number, a 0-d array or a schedule, "
+        "got sl.schedules.ReduceOnPlateau(0.1). A stateful schedule cannot be passed as a "
+        "hyperparameter. Pass a number and drive it: `tx.drive({'learning_rate': schedule})`."
     )

@@ -27,9 +27,8 @@ with _checked:
         named_chain as named_chain,
     )
     from ._core.context import Context as Context
-    from ._core.fields import (
-        Hyperparameter as Hyperparameter,
-        hyperparameter as hyperparameter,
+    from ._core.fields import Hyperparameter as Hyperparameter, hyperparameter as hyperparameter
+    from ._core.marks import (
         map_params as map_params,
         param_like as param_like,
         per_leaf as per_leaf,

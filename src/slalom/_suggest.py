@@ -1,5 +1,6 @@
 """Suggestions for names that do not exist."""
 
+import dataclasses
 import difflib
 import sys
 from collections.abc import Callable
@@ -31,9 +32,18 @@ def absent(module: str) -> Callable[[str], NoReturn]:
     return raise_error
 
 
+def frozen_attribute(name: str) -> AttributeError:
+    """The error for setting an attribute of an optimizer."""
+    return dataclasses.FrozenInstanceError(
+        f"An optimizer is immutable, so '{name}' cannot be set. To change a hyperparameter, write "
+        f"`opt = opt.with_hyperparams({name}=...)`."
+    )
+
+
 def no_attribute(optimizer: type, name: str) -> AttributeError:
     """The error for an attribute that optimizers do not have."""
-    public = ", ".join(key for key in vars(optimizer) if key[0] != "_")
+    internal = ("binding",)
+    public = ", ".join(k for k in vars(optimizer) if k[0] != "_" and k not in internal)
     return AttributeError(
         f"'{optimizer.__name__}' object has no attribute '{name}'. Its attributes are {public}. "
         'Read hyperparameters with `opt.hyperparams["learning_rate"]` and change them with '

@@ -83,8 +83,8 @@ def a_negative_max_norm_in_an_array():
 
 @refused(
     ValueError,
-    REAL + "an array of shape (2,). For other values at other parameters use `.partition`; for "
-    "several runs, `eqx.filter_vmap`.",
+    REAL + "an array of shape (2,). To use different values for different parameters, use "
+    "`.partition`. For several runs, use `eqx.filter_vmap`.",
     unchecked=True,
 )
 def two_learning_rates():
@@ -141,9 +141,9 @@ def a_schedule_of_vectors():
 
 
 ASKED_FOR = (
-    "The schedule <…> asks for the value of the step, which is traced. Instead of `math` and "
-    "`numpy` use `jax.numpy`, instead of `values[step]` write `jnp.array(values)[step]`, and leave "
-    "out `int` and `float`."
+    "The schedule <…> needs the value of the step, which is traced. Instead of `math` and "
+    "`numpy`, use `jax.numpy`. Instead of `values[step]`, write `jnp.array(values)[step]`. Do not "
+    "call `int` or `float` on the step."
 )
 
 

@@ -18,20 +18,22 @@ class ByPath(dict[str, Any]):
         return super().__getitem__(the_path(name, list(self)))
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and bool(_matches(name, list(self)))
+        return isinstance(name, str) and bool(matches(name, list(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
+    @staticmethod
+    def refuse(*_: Any, **__: Any) -> Any:
+        """Raises: nothing here can be written."""
         raise TypeError(
             "This mapping is read-only, since an optimizer is immutable. To change "
             "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
         )
 
     if not TYPE_CHECKING:  # to a type checker a dict has these
-        __setitem__ = __delitem__ = __ior__ = _refuse
-        update = setdefault = pop = popitem = clear = _refuse
+        __setitem__ = __delitem__ = __ior__ = refuse
+        update = setdefault = pop = popitem = clear = refuse
 
     def __reduce__(self) -> Any:
         return ByPath, (dict(self),)
@@ -52,13 +54,13 @@ class ByPath(dict[str, Any]):
 
 def the_path(name: str, known: Sequence[str]) -> str:
     """The path that a name stands for: itself, or the only path that it is a suffix of."""
-    found = _matches(name, known)
+    found = matches(name, known)
     if not found:
         raise KeyError(f"'{name}' is not known. Candidates: {candidates(name, known)}.")
     return found[0]
 
 
-def _matches(name: str, known: Sequence[str]) -> list[str]:
+def matches(name: str, known: Sequence[str]) -> list[str]:
     """The path that a name stands for, or nothing. An ambiguous name is an error."""
     found = [name] if name in known else [path for path in known if has_suffix(path, name)]
     if len(found) > 1:

@@ -1,8 +1,8 @@
-"""How a transform, its state and a schedule declare their fields.
+"""How transforms and schedules declare their fields.
 
-The declaration decides what a field is, never the type of the value it was given: a field is a
-real number that may be traced and scheduled (`hyperparameter`), a number of steps (`steps`),
-structure (`eqx.field(static=True)`), or, in a state, parameter-shaped (`param_like`).
+The declaration decides what a field is, never the type of its value. A field is a real number that
+may be traced and scheduled (`hyperparameter`), a number of steps (`steps`), or structure
+(`eqx.field(static=True)`). The fields of states are marked with the functions in `marks.py`.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -28,15 +28,12 @@ from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule
 Hyperparameter: TypeAlias = (
     float | int | np.number | Real[Array, ""] | Real[np.ndarray, ""] | Callable[..., Any]
 )
-"""What a real-valued field takes: a number, a 0-d array, or a schedule, that is an
-`sl.schedules` module or any function of the step."""
+"""The type of a real-valued field: a number, a 0-d array, or a schedule, which is a module of
+`sl.schedules` or any function of the step."""
 
 _KIND = "slalom.kind"
 _HYPERPARAMETER, _STEPS = "hyperparameter", "steps"
-PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
-UNTIL_RESET = "until_reset"
 _MISSING = dataclasses.MISSING
-_State = TypeVar("_State")
 
 
 # --- declarations ---------------------------------------------------------------------------
@@ -51,18 +48,18 @@ def hyperparameter(
 ) -> Any:
     """Declares a real-valued field: a number, a 0-d array, or a schedule.
 
-    An unbound transform keeps a Python float here, and binding makes it a strongly typed 0-d
-    array: a changed value never recompiles. A plain function of the step becomes a schedule.
+    Binding turns the number into a strongly typed 0-d array, so changing it never recompiles. A
+    plain function of the step becomes a schedule.
 
     **Arguments:**
 
-    - `default`: the default; without one the field must be given.
+    - `default`: the default value. The field is required if there is none.
     - `within`: the interval of allowed values, such as `"[0, 1)"`. Numbers are checked when the
-        transform is made; traced values and schedules are not.
-    - `optional`: whether `None` is a value too, as it is where it is the default.
-    - `kw_only`: whether it is passed by its name only.
+        transform is created. Traced values and schedules are not checked.
+    - `optional`: whether `None` is allowed. It always is if it is the default.
+    - `kw_only`: whether the field is a keyword-only argument.
 
-    **Returns:** a field for the body of a transform or schedule class.
+    **Returns:** a field, for the body of a transform or schedule class.
 
     ```python
     >>> class ScaleByHalfLife(sl.AbstractTransform):
@@ -89,56 +86,20 @@ def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
 
 
 def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
-    """Declares a number of steps that is part of the structure: a Python int."""
+    """Declares a static number of steps: a Python int."""
     check = functools.partial(_check_count, least)
     options: dict[str, Any] = {} if default is _MISSING else {"default": default}
     return eqx.field(static=True, converter=_as_steps, metadata={CHECK: check}, **options)
 
 
 def choice_field(default: str, *others: str) -> Any:
-    """Declares one of some words, which is part of the structure."""
+    """Declares a static field that is one of several strings."""
     check = functools.partial(_check_choice, (default, *others))
     return eqx.field(default=default, static=True, metadata={CHECK: check})
 
 
-def param_like() -> Any:
-    """Declares that a state field is shaped as the parameters: a tree with a leaf per parameter.
-
-    Inspection, sharding, precision and `sl.map_params` act on what is marked.
-
-    **Returns:** a field for the body of a state class.
-    """
-    return _declare(PARAM_LIKE)
-
-
-def per_param() -> Any:
-    """Declares that a state field has something for each parameter, of other shapes than it.
-
-    A tree like the parameters, with an array, or a tree of arrays, in the place of each leaf.
-
-    **Returns:** a field for the body of a state class.
-    """
-    return _declare(PER_PARAM)
-
-
-def per_leaf() -> Any:
-    """Declares that a state field has an entry for each parameter leaf, or one for all of them.
-
-    **Returns:** a field for the body of a state class.
-    """
-    return _declare(PER_LEAF)
-
-
-def until_reset() -> Any:
-    """Declares a state field that starts again when the state of all parameters does.
-
-    It belongs to no parameter alone: a reset of some parameters keeps it.
-    """
-    return _declare(UNTIL_RESET)
-
-
 def dtype_field(*, kw_only: bool = False) -> Any:
-    """Declares a dtype that may be `None`; kept as `numpy.dtype`, so that equal ones are equal."""
+    """Declares an optional dtype, kept as a `numpy.dtype`, so that equal dtypes compare equal."""
     return eqx.field(
         default=None,
         static=True,
@@ -150,34 +111,29 @@ def dtype_field(*, kw_only: bool = False) -> Any:
 
 def _declare(
     kind: str,
-    default: Any = _MISSING,
-    converter: Callable[[Any], Any] | None = None,
-    check: Callable[[str, Any], None] | None = None,
+    default: Any,
+    converter: Callable[[Any], Any],
+    check: Callable[[str, Any], None],
     kw_only: bool = False,
 ) -> Any:
     options: dict[str, Any] = {} if default is _MISSING else {"default": default}
-    metadata: dict[str, Any] = {} if check is None else {CHECK: check}
-    if kw_only:
-        options["kw_only"] = True
-    if converter is not None:
-        options["converter"] = converter
-    metadata = {_KIND: kind} if check is None else {_KIND: kind, CHECK: check}
-    return eqx.field(metadata=metadata, **options)
+    metadata = {_KIND: kind, CHECK: check}
+    return eqx.field(metadata=metadata, converter=converter, kw_only=kw_only, **options)
 
 
 def _as_dtype(dtype: Any) -> Any:
     try:
         return None if dtype is None else np.dtype(dtype)
     except TypeError:
-        return dtype  # left for the check to refuse, which knows the name of the field
+        return dtype  # refused by the check, which knows the name of the field
 
 
 # --- conversion and validation --------------------------------------------------------------
 
 
 def _as_hyperparameter(value: Any) -> Any:
-    # What is not a number, an array or a function is left for the check to refuse, which knows
-    # the name of the field. Modules are asked before callables: models are callable.
+    # Anything else than a number, an array or a function is refused by the check, which knows the
+    # name of the field.
     if isinstance(value, bool | np.bool_) or value is None:
         return value
     if isinstance(value, int | float | np.integer | np.floating):
@@ -185,7 +141,7 @@ def _as_hyperparameter(value: Any) -> Any:
     if isinstance(value, np.generic) and jnp.issubdtype(value.dtype, jnp.floating):
         return float(value)
     if isinstance(value, jax.Array | np.ndarray):
-        # A real number that was written as an integer: kept as one, it could not be set to 0.1.
+        # An integer array could not be set to 0.1 later.
         whole = jnp.issubdtype(value.dtype, jnp.integer)
         return value.astype(canonical_float()) if whole else value
     return as_schedule(value) if callable(value) else value
@@ -226,14 +182,15 @@ def _check_hyperparameter(within: _Interval, name: str, value: Any, optional: bo
     if isinstance(value, AbstractStatefulSchedule):
         field = name.rpartition(".")[2]
         raise TypeError(
-            f"{name} must be {wanted} without a memory, got {value!r}, whose state no field can "
-            f"keep. Give the field a number and drive it: `tx.drive({{{field!r}: schedule}})`."
+            f"{name} must be {wanted}, got {value!r}. A stateful schedule cannot be passed as a "
+            f"hyperparameter. Pass a number and drive it: `tx.drive({{{field!r}: schedule}})`."
         )
     if isinstance(value, jax.Array | np.ndarray):
         if value.shape != ():
             raise ValueError(
-                f"{name} must be {wanted}, got an array of shape {value.shape}. For other values "
-                "at other parameters use `.partition`; for several runs, `eqx.filter_vmap`."
+                f"{name} must be {wanted}, got an array of shape {value.shape}. To use "
+                "different values for different parameters, use `.partition`. For several runs, "
+                "use `eqx.filter_vmap`."
             )
         real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
         if not real:
@@ -255,7 +212,7 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
         within.check(name, value)
         if int(value) >= 2**31:
             raise ValueError(
-                f"{name} must be less than 2**31, up to where the clock counts, got {value}."
+                f"{name} must be less than 2**31, the limit of the clock, got {value}."
             )
 
 
@@ -278,7 +235,7 @@ def _check_choice(known: tuple[str, ...], name: str, value: Any) -> None:
 
 
 def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:
-    """A number that stands inside another field, converted and checked; no schedule."""
+    """A number inside another field, converted and checked. Schedules are refused."""
     value = _as_hyperparameter(value)
     if isinstance(value, AbstractSchedule):
         raise TypeError(f"{name} must be a number, got the schedule {value!r}.")
@@ -287,14 +244,14 @@ def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:
 
 
 def check_step(name: str, value: Any, within: str = "[0, inf)") -> Any:
-    """A number of steps that stands inside another field, converted and checked."""
+    """A number of steps inside another field, converted and checked."""
     value = _as_steps(value)
     _check_steps(_Interval(within), name, value)
     return value
 
 
 def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Numbers of steps that stand inside another field, converted and checked, also in order."""
+    """Increasing numbers of steps inside another field, converted and checked."""
     anywhere = "(-inf, inf)"
     values = tuple(check_step(f"{name}[{i}]", v, anywhere) for i, v in enumerate(values))
     known = [int(value) for value in values if not isinstance(value, Tracer)]
@@ -308,11 +265,11 @@ def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def bind_number(value: Any, dtype: Any | None = None) -> Any:
-    """A leaf of a transform as a strongly typed array of its own.
+    """A leaf of a transform as a strongly typed array.
 
-    A float takes the canonical float (float32; float64 under x64) and an int int32. An array is
-    copied, so that no two optimizers share a buffer that one of them may donate, and keeps its
-    dtype unless `dtype` says otherwise. Whatever is no number is returned as it is.
+    Floats become float32 (float64 under x64) and ints int32. Arrays are copied, since two
+    optimizers must not share a buffer that one of them may donate, and keep their dtype unless
+    `dtype` is passed. Anything else is returned unchanged.
     """
     if isinstance(value, bool | np.bool_):
         return jnp.array(value)
@@ -335,96 +292,7 @@ def bind_number(value: Any, dtype: Any | None = None) -> Any:
 
 
 def hyperparameter_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    """The fields of a class or instance that were declared real-valued, in order."""
+    """The real-valued fields of a class or instance, in order."""
     return [
         f for f in dataclasses.fields(cls) if f.metadata.get(_KIND) in (_HYPERPARAMETER, _STEPS)
     ]
-
-
-def params_like_fields(state: Any) -> Iterator[str]:
-    """The names of a state's parameter-shaped fields."""
-    for field in _dataclass_fields(state):
-        if field.metadata.get(_KIND) == PARAM_LIKE:
-            yield field.name
-
-
-def mark_of(state: Any, field: str) -> str | None:
-    """What a state's field was declared as, if as anything."""
-    for known in _dataclass_fields(state):
-        if known.name == field:
-            mark = known.metadata.get(_KIND)
-            return mark if mark in (PARAM_LIKE, PER_PARAM, PER_LEAF, UNTIL_RESET) else None
-    return None
-
-
-def _dataclass_fields(node: Any) -> tuple[dataclasses.Field[Any], ...]:
-    if isinstance(node, type) or not dataclasses.is_dataclass(node):
-        return ()
-    return dataclasses.fields(node)
-
-
-def map_params(
-    function: Callable[..., Any],
-    state: _State,
-    *rest: Any,
-    other: Callable[[Any], Any] | None = None,
-) -> _State:
-    """Maps the parameter-shaped fields of a state, wherever they stand inside it.
-
-    **Arguments:**
-
-    - `function`: called as `function(leaf, *rest_leaves)` at each leaf of every field that was
-        declared with `sl.param_like()`.
-    - `state`: the state of any transform, or any tree that contains states.
-    - `rest`: further trees shaped as the parameters, for `function`.
-    - `other`: applied to every other leaf of the state; they are kept as they are without it.
-
-    **Returns:** the state with those leaves replaced.
-
-    ```python
-    >>> params = {"w": jnp.ones(3), "b": jnp.ones(())}
-    >>> state = sl.adam(1e-3).init(params)
-    >>> sl.map_params(lambda leaf, p: p, state, params)[0].mu["w"]
-    Array([1., 1., 1.], dtype=float32)
-
-    ```
-    """
-
-    def has_marks(node: Any) -> bool:
-        return any(True for _ in params_like_fields(node))
-
-    def keep(leaf: Any) -> Any:
-        return leaf if other is None else other(leaf)
-
-    def rebuild(node: Any) -> Any:
-        marked = set(params_like_fields(node))
-        if not marked:
-            return keep(node)
-        # One level at a time, by flattening: going through the class would convert and check.
-        children, structure = jax.tree_util.tree_flatten_with_path(
-            node, is_leaf=lambda child: child is not node
-        )
-        return structure.unflatten(
-            [
-                jax.tree.map(function, child, *cut_as(child, rest))
-                if path[0].name in marked
-                else map_params(function, child, *rest, other=other)
-                for path, child in children
-            ]
-        )
-
-    return jax.tree.map(rebuild, state, is_leaf=has_marks)
-
-
-def cut_as(marked: Any, trees: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Parameter-shaped trees with the holes that masks left in a marked field."""
-    leaves, structure = jax.tree.flatten(marked, is_leaf=lambda x: x is None)
-    return tuple(
-        structure.unflatten(
-            [
-                None if here is None else leaf
-                for here, leaf in zip(leaves, structure.flatten_up_to(tree), strict=True)
-            ]
-        )
-        for tree in trees
-    )

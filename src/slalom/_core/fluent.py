@@ -1,4 +1,4 @@
-"""The methods that shape a transform, and the joint by which they reach the wrappers."""
+"""The methods that wrap a transform, such as `.mask` and `.every_k`."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AbstractFluent(AbstractDeclared):
-    """Methods that return a transform around, or after, this one."""
+    """Methods that wrap a transform or chain it with another one."""
 
     fluent_method: ClassVar[str | None] = None
     """The method below that makes this transform from its `inner`. It prints as that call."""
@@ -32,13 +32,13 @@ class AbstractFluent(AbstractDeclared):
         return method_call(self, inner, getattr(AbstractFluent, self.fluent_method))
 
     def __or__(self, other: "slalom.AbstractTransform") -> "slalom.AbstractTransform":
-        """This transform, then the other."""
+        """This transform, followed by another one."""
         from .chain import Chain
 
         return Chain.join(self, other)
 
     def __ror__(self, other: Any) -> "slalom.AbstractTransform":
-        # Python comes here with what is no transform, which the chain refuses by name.
+        # `other` is not a transform. The chain raises an error that names it.
         from .chain import Chain
 
         return Chain.join(other, self)
@@ -46,10 +46,10 @@ class AbstractFluent(AbstractDeclared):
     # --- on which leaves --------------------------------------------------------------------
 
     def mask(self, where: WhereLike) -> "slalom.Masked":
-        """This transform on the selected leaves; the others pass through unchanged.
+        """Applies this transform to the selected leaves; the others pass through unchanged.
 
-        For links of a chain. As a whole optimizer the leaves that pass through would receive
-        raw gradients: use `.only` there.
+        Use it for links of a chain. For a whole optimizer, use `.only`: leaves that pass through
+        would receive raw gradients as updates.
 
         **Arguments:**
 
@@ -62,7 +62,7 @@ class AbstractFluent(AbstractDeclared):
         return Masked(self, where)
 
     def only(self, where: WhereLike) -> "slalom.Only":
-        """This transform on the selected leaves; the others get no update at all.
+        """Applies this transform to the selected leaves; the others are not updated.
 
         **Arguments:**
 
@@ -79,13 +79,14 @@ class AbstractFluent(AbstractDeclared):
         others: Mapping[WhereLike, "slalom.AbstractTransform"],
         names: tuple[Hashable, ...] | None = None,
     ) -> "slalom.Partition":
-        """Other transforms for some leaves, and this one for the rest.
+        """Applies other transforms to some leaves, and this one to the rest.
 
         **Arguments:**
 
-        - `others`: a mapping from selectors (or functions of the parameters) to transforms;
-            where several match, the first one counts.
-        - `names`: a name for each of the `others`, for paths; their positions without it.
+        - `others`: a mapping from selectors (or functions of the parameters) to transforms. If
+            several selectors match a leaf, the first one is used.
+        - `names`: a name for each of the `others`, which appears in paths. Defaults to their
+            positions.
 
         **Returns:** a transform.
         """
@@ -96,11 +97,11 @@ class AbstractFluent(AbstractDeclared):
     # --- in which form ----------------------------------------------------------------------
 
     def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
-        """This transform on one buffer per dtype that holds all small leaves, end to end.
+        """Applies this transform to all small leaves at once, concatenated into a buffer per dtype.
 
         **Arguments:**
 
-        - `max_size`: how many numbers a leaf may have to be joined to others, an int ≥ 1.
+        - `max_size`: the size of the largest leaves that are concatenated, an int ≥ 1.
 
         **Returns:** a transform.
         """
@@ -109,7 +110,7 @@ class AbstractFluent(AbstractDeclared):
         return Flatten(self, max_size)
 
     def split_complex(self) -> "slalom.SplitRealAndImaginary":
-        """This transform on the real and imaginary parts of complex leaves, as two real ones.
+        """Applies this transform to the real and imaginary parts of complex leaves.
 
         **Returns:** a transform.
         """
@@ -127,19 +128,19 @@ class AbstractFluent(AbstractDeclared):
         accumulator_dtype: Any | None = None,
         skip: Callable[..., Any] | None = None,
     ) -> "slalom.EveryK":
-        """This transform once in `k` mini-steps, on the mean of their gradients.
+        """Applies this transform every `k` mini-steps, to the mean of their gradients.
 
         **Arguments:**
 
-        - `k`: how many mini-steps make a window: an int ≥ 1, or a schedule of the number of
-            windows before, sampled at the window's start.
-        - `mean`: the weighted mean of the window's gradients; `False` for their sum.
-        - `accumulator_dtype`: the accumulator's dtype; at least float32 without it.
-        - `skip`: which mini-batches to skip: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
-            several joined with `|`, or any function
-            `(updates, gradient_step, params) -> (skip, report)`,
-            where `gradient_step` is the number of updates made before, `skip` a bool scalar and
-            `report` a dict of scalars for `opt.metrics`. Defaults to none.
+        - `k`: the number of mini-steps in a window: an int ≥ 1, or a schedule, which is called
+            with the number of earlier windows at the start of each window.
+        - `mean`: whether to use the weighted mean of the window's gradients, or their sum.
+        - `accumulator_dtype`: the dtype of the accumulator. Defaults to float32 for
+            half-precision leaves, and to the leaf's own dtype for wider ones.
+        - `skip`: a condition for mini-batches to be skipped: `sl.SkipNotFinite()`,
+            `sl.SkipLargeUpdates(max_squared_norm)`, several joined with `|`, or any function
+            `(updates, gradient_step, params) -> (bool scalar, dict of scalars)`, where
+            `gradient_step` is the number of updates so far. The dict appears in `opt.metrics`.
 
         **Returns:** a transform.
         """
@@ -153,14 +154,15 @@ class AbstractFluent(AbstractDeclared):
         on_limit: Literal["accept", "skip", "raise"] = "accept",
         check: Literal["grads", "both"] = "grads",
     ) -> "slalom.IfFinite":
-        """This transform where the incoming gradients are finite; no update where they are not.
+        """Applies this transform only in steps whose gradients are finite.
 
         **Arguments:**
 
-        - `max_consecutive_errors`: how many steps in a row may be left out, an int ≥ 0.
-        - `on_limit`: what happens at one more: `"accept"` applies it as it is, `"skip"` goes on
-            leaving out, `"raise"` is an error at the step after.
-        - `check`: `"grads"`, or `"both"` to look at the resulting updates too.
+        - `max_consecutive_errors`: the number of consecutive steps that may be skipped, an
+            int ≥ 0.
+        - `on_limit`: what happens in the next step that is not finite: `"accept"` applies it,
+            `"skip"` continues to skip, `"raise"` raises an error at the following step.
+        - `check`: `"grads"`, or `"both"` to check the resulting updates too.
 
         **Returns:** a transform.
         """
@@ -171,13 +173,13 @@ class AbstractFluent(AbstractDeclared):
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
     ) -> "slalom.When":
-        """This transform where a condition holds.
+        """Applies this transform only in steps in which a condition holds.
 
         **Arguments:**
 
-        - `condition`: `condition(context, updates)`, which returns a bool scalar.
-        - `otherwise`: what becomes of the updates where it does not hold: `"pass"` lets them
-            through unchanged, `"zero"` makes no update.
+        - `condition`: a function `condition(context, updates)` that returns a bool scalar.
+        - `otherwise`: the updates in other steps: `"pass"` leaves them unchanged, `"zero"` makes
+            them zero.
 
         **Returns:** a transform.
         """
@@ -190,32 +192,33 @@ class AbstractFluent(AbstractDeclared):
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
     ) -> "slalom.Lookahead":
-        """This transform as the fast one of two: slow weights follow every few steps.
+        """Keeps slow weights that move towards this transform's parameters every few steps.
 
         **Arguments:**
 
-        - `sync_period`: how many fast steps are made between two slow ones, an int ≥ 1.
-        - `slow_step_size`: how far the slow weights go towards the fast ones, in [0, 1].
-        - `reset_state`: whether this transform's state starts anew after each slow step.
+        - `sync_period`: the number of fast steps between two slow ones, an int ≥ 1.
+        - `slow_step_size`: the fraction of the way to the fast weights that the slow weights
+            move, in [0, 1].
+        - `reset_state`: whether to reset this transform's state after each slow step.
 
-        **Returns:** a transform, for the last place of a chain; `opt.eval_params(model)` gives
-        the model with the slow weights.
+        **Returns:** a transform, which must be the last link of a chain.
+        `opt.eval_params(model)` returns the model with the slow weights.
         """
         from ..wrappers import Lookahead
 
         return Lookahead(self, sync_period, slow_step_size, reset_state)
 
     def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> "slalom.Average":
-        """This transform, and beside it an average of the parameters it makes.
+        """Keeps an average of the parameters that this transform produces.
 
         **Arguments:**
 
-        - `decay`: the decay of an exponential average, in [0, 1); a uniform one without it.
-        - `debias`: whether the exponential average is one of the parameters seen so far, instead
-            of one that starts at the first parameters.
+        - `decay`: the decay of an exponential average, in [0, 1). Defaults to a uniform average.
+        - `debias`: whether the exponential average is corrected for its start at zero. If not, it
+            starts at the first parameters.
 
-        **Returns:** a transform, for the last place of a chain; `opt.eval_params(model)` gives
-        the model with the average.
+        **Returns:** a transform, which must be the last link of a chain.
+        `opt.eval_params(model)` returns the model with the average.
         """
         from ..wrappers import Average
 
@@ -224,7 +227,7 @@ class AbstractFluent(AbstractDeclared):
     # --- driven and recorded ----------------------------------------------------------------
 
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":
-        """This transform with hyperparameters that follow schedules with a memory.
+        """Sets hyperparameters of this transform by stateful schedules.
 
         **Arguments:**
 
@@ -238,7 +241,7 @@ class AbstractFluent(AbstractDeclared):
         return Driven(self, schedules)
 
     def record(self) -> "slalom.Recorded":
-        """This transform, with norms and hyperparameters as used in `opt.metrics`.
+        """Reports norms and the hyperparameters in use in `opt.metrics`.
 
         **Returns:** a transform.
         """
@@ -248,4 +251,4 @@ class AbstractFluent(AbstractDeclared):
 
 
 FLUENT = frozenset(name for name, value in vars(AbstractFluent).items() if callable(value))
-"""The names that no field of a transform may bear."""
+"""The names that fields of transforms must not have."""

@@ -1,4 +1,4 @@
-"""Transforms that search for a learning rate along the updates."""
+"""Transforms that search along their updates, and know the loss where they stopped."""
 
 import abc
 from typing import Any

@@ -4,7 +4,7 @@ from .._types import Scalar
 from ..tree.dtypes import as_float
 from .context import Context
 from .declared import AbstractDeclared
-from .schedule import AbstractSchedule, asked
+from .schedule import AbstractSchedule, call_schedule
 
 
 def read_number(module: AbstractDeclared, name: str, context: Context | None) -> Scalar | None:
@@ -17,5 +17,5 @@ def read_number(module: AbstractDeclared, name: str, context: Context | None) ->
                 f"{type(module).__name__}.{name} is a schedule and must be told the time: pass "
                 "`context=sl.Context(step=n)` with the number of updates made before."
             )
-        value = asked(value, value, step)
+        value = call_schedule(value, value, step)
     return None if value is None else as_float(value)

@@ -1,4 +1,4 @@
-"""Transforms that take a gradient for each example and give one for all."""
+"""Transforms that take the gradient of each example and return one for the batch."""
 
 import abc
 from typing import Any, ClassVar
@@ -13,39 +13,40 @@ from .transform import AbstractTransform
 
 
 class AbstractPerExampleTransform(AbstractTransform):
-    """A first link whose gradients have one more leading axis, of examples.
+    """A first link whose gradients have a leading axis of examples.
 
-    A subclass writes `init`, `gather` and `finish`. What it gathers from parts of a batch is added
-    up, so that a training step can differentiate one part after another.
+    A subclass writes `init`, `gather` and `finish`. A training step may differentiate one part of a
+    batch after another: it adds up what `gather` returns for each, and calls `finish` once.
     """
 
     per_example: ClassVar[bool] = True
 
     @abc.abstractmethod
     def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
-        """Sums over examples: one like the parameters, in at least float32, and any others.
+        """Sums over examples.
 
         **Arguments:**
 
-        - `grads`: gradients with an axis of examples in front.
+        - `grads`: gradients with a leading axis of examples.
         - `context`: what else this step knows.
 
-        **Returns:** a tree like the parameters, and a tree of counts.
+        **Returns:** a tree like the parameters, in at least float32, and any tree of other sums,
+        such as counts.
         """
 
     @abc.abstractmethod
     def finish(
         self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
     ) -> tuple[Updates, Any]:
-        """Updates and the new state, from what was gathered.
+        """Computes the updates from the sums over the whole batch.
 
         **Arguments:**
 
-        - `total`, `counts`: what `gather` returned, added up over the parts of a batch.
-        - `size`: how many examples there were.
+        - `total`, `counts`: what `gather` returned, summed over the parts of the batch.
+        - `size`: the number of examples.
         - `state`, `context`: as for `update`.
 
-        **Returns:** as `update` does.
+        **Returns:** the updates and the new state, as `update` does.
         """
 
     def update(
@@ -63,14 +64,14 @@ class AbstractPerExampleTransform(AbstractTransform):
 
 
 class Gathered(AbstractTransform):
-    """A per-example transform in the step for which its sums are already gathered.
+    """A per-example transform whose sums over the batch of this step are known.
 
-    It takes their gradient-shaped part for updates.
+    Its updates are the sum that has the parameters' structure.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `counts`, `size`: as `finish` takes them.
+    - `counts`, `size`: as for `finish`.
     """
 
     inner: AbstractPerExampleTransform
@@ -92,8 +93,8 @@ class Gathered(AbstractTransform):
 
 
 def with_first_link(transform: AbstractTransform, first: AbstractTransform) -> AbstractTransform:
-    """The transform with another one in the place of what gradients reach first."""
+    """The transform with its first link replaced, or replaced itself if it is not a chain."""
     if not isinstance(transform, Chain):
         return first
-    before, *rest = transform.links
-    return Chain((with_first_link(before, first), *rest), transform.names)
+    old, *rest = transform.links
+    return Chain((with_first_link(old, first), *rest), transform.names)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class AbstractSchedule(AbstractDeclared):
-    """A hyperparameter as a function of the clock: update n uses `schedule(n)`, n from 0.
+    """A hyperparameter as a function of the step: update n uses `schedule(n)`, from n = 0.
 
-    A schedule holds no state. Its numbers are leaves, so changing them never recompiles.
+    A schedule has no state. Its numbers are leaves, so changing them never recompiles.
 
-    Schedules are added, subtracted, multiplied and divided, with each other, with numbers and
-    with functions of the step.
+    Schedules support `+`, `-`, `*` and `/` with each other, with numbers and with functions of
+    the step.
 
     ```python
     >>> s = sl.schedules.linear(1.0, 0.0, transition_steps=4)
@@ -41,7 +41,7 @@ class AbstractSchedule(AbstractDeclared):
     takes_schedules: ClassVar[bool] = False
     """Whether the numbers of this schedule may themselves be schedules."""
 
-    # An array of NumPy's to the left of an operator leaves it to the methods below.
+    # NumPy arrays to the left of an operator then defer to the methods below.
     __array_ufunc__ = None
 
     def __check_init__(self):
@@ -51,8 +51,8 @@ class AbstractSchedule(AbstractDeclared):
             if inner and not self.takes_schedules:
                 raise TypeError(
                     f"{type(self).__name__}.{field.name} must be a number, got the schedule "
-                    f"{value!r}. Schedules are combined by arithmetic, `s * t`, or one after the "
-                    "other, `s.then(t, at=step)`."
+                    f"{value!r}. To combine schedules, use arithmetic, `s * t`, or "
+                    "`s.then(t, at=step)`."
                 )
 
     @abc.abstractmethod
@@ -61,19 +61,19 @@ class AbstractSchedule(AbstractDeclared):
 
         **Arguments:**
 
-        - `step`: how many updates were made before, an int or a 0-d integer array, ≥ 0.
+        - `step`: the number of updates before this one, an int or a 0-d integer array, ≥ 0.
 
         **Returns:** a 0-d floating array.
         """
 
     def values(self, n: int) -> Float[Array, " n"]:
-        """The first `n` values: what the first `n` updates will use, to the last rounding.
+        """The first `n` values, exactly as the first `n` updates use them.
 
         **Arguments:**
 
-        - `n`: how many.
+        - `n`: the number of values, an int ≥ 0.
 
-        **Returns:** a vector.
+        **Returns:** a vector of length `n`.
 
         ```python
         >>> sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=4).values(5)
@@ -84,20 +84,18 @@ class AbstractSchedule(AbstractDeclared):
         return jax.vmap(lambda step: self(step))(jnp.arange(n, dtype=jnp.int32))
 
     def plot(self, n: int) -> Any:
-        """Draws the first `n` values with matplotlib.
+        """Plots the first `n` values with matplotlib.
 
         **Arguments:**
 
-        - `n`: how many.
+        - `n`: the number of values, an int ≥ 0.
 
-        **Returns:** matplotlib's axes, for titles and scales; `.figure.savefig(path)` saves it.
+        **Returns:** the matplotlib axes. `.figure.savefig(path)` saves the plot.
         """
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
-            raise ImportError(
-                "`.plot` draws with matplotlib: pip install 'slalom[plot]'."
-            ) from error
+            raise ImportError("`.plot` needs matplotlib: pip install 'slalom[plot]'.") from error
         _, axes = plt.subplots()
         axes.plot(np.arange(n), np.asarray(self.values(n)))
         axes.set_xlabel("step")
@@ -105,13 +103,12 @@ class AbstractSchedule(AbstractDeclared):
         return axes
 
     def then(self, other: Any, *, at: Step) -> "AbstractSchedule":
-        """This schedule until a step, and another one from there on.
+        """This schedule until step `at`, and another one from then on.
 
         **Arguments:**
 
-        - `other`: a schedule, a function of the step, or a number; its clock is 0 at `at`.
-        - `at`: the first step of `other`, counted from the very first; after the `at` of an
-            earlier `.then`.
+        - `other`: a schedule, a function of the step, or a number. Its own steps start from 0.
+        - `at`: the first step of `other`, an int larger than the `at` of any earlier `.then`.
 
         **Returns:** `sl.schedules.join([self, other], [at])`.
 
@@ -164,10 +161,11 @@ def _combined(symbol: str, left: Any, right: Any) -> "slalom.schedules.CombinedS
 
 
 class AbstractStatefulSchedule(AbstractDeclared):
-    """A hyperparameter with a memory, such as one that falls when the loss does.
+    """A schedule with state, such as one that lowers the learning rate on a plateau.
 
-    It stands in no field, since a field has no state: `tx.drive({"learning_rate": schedule})`
-    keeps its state and gives its value to the named hyperparameter.
+    A stateful schedule cannot be passed as a hyperparameter. Use
+    `tx.drive({"learning_rate": schedule})`, which keeps its state and sets the hyperparameter to
+    its value.
 
     ```python
     >>> class Warmer(sl.schedules.AbstractStatefulSchedule):
@@ -184,25 +182,25 @@ class AbstractStatefulSchedule(AbstractDeclared):
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """The entries of the context that `update` cannot do without, such as `"value"`."""
+    """The entries of the context that `update` requires, such as `"value"`."""
 
     @abc.abstractmethod
     def init(self) -> Any:
-        """Fresh state.
+        """The initial state.
 
         **Returns:** a tree of arrays.
         """
 
     @abc.abstractmethod
     def update(self, state: Any, context: Any) -> Any:
-        """Takes in what a step knows, before that step is made.
+        """Updates the state at the beginning of a step.
 
         **Arguments:**
 
-        - `state`: what `init` or the last `update` returned.
+        - `state`: the state that `init` or the last `update` returned.
         - `context`: the `sl.Context` of the step.
 
-        **Returns:** the new state, of the same structure, shapes and dtypes.
+        **Returns:** the new state, with the same structure, shapes and dtypes.
         """
 
     @abc.abstractmethod
@@ -211,14 +209,14 @@ class AbstractStatefulSchedule(AbstractDeclared):
 
         **Arguments:**
 
-        - `state`: the state, as `update` has just returned it.
+        - `state`: the state that `update` returned.
 
         **Returns:** a 0-d floating array.
         """
 
 
 class FunctionSchedule(AbstractSchedule):
-    """A plain function of the step as a schedule; every field that takes one wraps functions.
+    """A plain function of the step as a schedule. Hyperparameters wrap functions by themselves.
 
     **Arguments:**
 
@@ -228,14 +226,14 @@ class FunctionSchedule(AbstractSchedule):
     function: Callable[[Any], Any] = eqx.field(static=True)
 
     def __call__(self, step: Step) -> Scalar:
-        return as_float(asked(self, self.function, jnp.asarray(step, jnp.int32)))
+        return as_float(call_schedule(self, self.function, jnp.asarray(step, jnp.int32)))
 
     def _code(self) -> Any:
         return self.function
 
 
 class ModuleSchedule(AbstractSchedule):
-    """A callable module of another kind as a schedule; its arrays stay leaves.
+    """A callable module as a schedule. Its arrays remain leaves.
 
     **Arguments:**
 
@@ -245,14 +243,14 @@ class ModuleSchedule(AbstractSchedule):
     module: Any
 
     def __call__(self, step: Step) -> Scalar:
-        return as_float(asked(self, self.module, jnp.asarray(step, jnp.int32)))
+        return as_float(call_schedule(self, self.module, jnp.asarray(step, jnp.int32)))
 
     def _code(self) -> Any:
         return self.module
 
 
 def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
-    """A function or callable module of the step, wrapped; a schedule stays what it is."""
+    """A schedule from a function or callable module of the step. Schedules are returned as is."""
     if isinstance(function, AbstractSchedule):
         return function
     if isinstance(function, type):
@@ -262,8 +260,8 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
     return FunctionSchedule(function)
 
 
-def asked(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:
-    """What a schedule says at a step, by a function of it; refused where that is no real number."""
+def call_schedule(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:
+    """The value of a schedule at a step. Anything but a real number is refused."""
     try:
         value = function(step)
     except jax.errors.TracerBoolConversionError as error:
@@ -271,24 +269,24 @@ def asked(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:
             f"The schedule {schedule!r} branches in Python on the step, which is traced. "
             "Instead of `a if step < n else b`, write `jnp.where(step < n, a, b)`."
         ) from error
-    except _ASKED_FOR_A_VALUE as error:
+    except _NEEDS_A_VALUE as error:
         raise TypeError(
-            f"The schedule {schedule!r} asks for the value of the step, which is traced. Instead "
-            "of `math` and `numpy` use `jax.numpy`, instead of `values[step]` write "
-            "`jnp.array(values)[step]`, and leave out `int` and `float`."
+            f"The schedule {schedule!r} needs the value of the step, which is traced. Instead of "
+            "`math` and `numpy`, use `jax.numpy`. Instead of `values[step]`, write "
+            "`jnp.array(values)[step]`. Do not call `int` or `float` on the step."
         ) from error
-    return check_said(schedule, value, step)
+    return check_schedule_value(schedule, value, step)
 
 
-_ASKED_FOR_A_VALUE = (
+_NEEDS_A_VALUE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
 
 
-def check_said(schedule: Any, value: Any, step: Any) -> Any:
-    """Refuses what is no real number: one for one step, or one for each of several runs."""
+def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:
+    """Refuses anything but one real number for a step, or one for each of several runs."""
     returned = f"The schedule {schedule!r} returned "
     if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):
         raise TypeError(

@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from .._paths import dotted, example, half_of, leaf_paths, whole
 from .._types import Params
-from .fields import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of
+from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of
 from .transform import AbstractTransform
 from .walk import parts
 

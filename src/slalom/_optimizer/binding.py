@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
@@ -43,6 +45,11 @@ class Binding:
         return any(part.module.guard is not None for part in transforms(transform))
 
     @functools.cached_property
+    def readings(self) -> dict[Any, Any]:
+        """The programs of what was read from optimizers of this structure, by name."""
+        return {}
+
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The full path of each array."""
         transform, (state, _) = example(self.structure)
@@ -71,6 +78,16 @@ def bind(made: Any, trainable: Where | None, params: Any) -> tuple[tuple[Any, ..
     total = jax.tree.structure(made[0]).num_leaves
     rules = total - sum(i < total for i in skip)
     return arrays, Binding(structure, rules, statics, trainable, params)
+
+
+def is_abstract(model: PyTree) -> bool:
+    """Whether a model has shapes and dtypes in place of arrays."""
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
+
+
+def abstract_optimizer(make: Callable[[PyTree], Any], model: PyTree) -> Any:
+    """An optimizer for an abstract model: shapes, dtypes and shardings in place of arrays."""
+    return eqx.filter_eval_shape(make, model)
 
 
 def no_transform(given: Any, model: PyTree) -> str:

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 from wadler_lindig import TextDoc
 
 from .. import tree
-from .._core.by_path import ByPath
 from .._core.fields import hyperparameter_fields
 from .._core.printing import Call, shortest
 from .._core.slots import Slot, slots
@@ -131,14 +129,13 @@ def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:
     return [key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
-def metrics(transform: AbstractTransform[Any], state: Any) -> ByPath:
+def metrics(transform: AbstractTransform[Any], state: Any) -> dict[str, Array]:
     """What each transform reports of its last update, by path."""
-    # Copied: the next step may donate the state, and what was logged must outlive it.
-    return ByPath(
-        (".".join(filter(None, (*part.path, name))), jnp.copy(value))
+    return {
+        ".".join(filter(None, (*part.path, name))): value
         for part in transforms(transform, state)
         for name, value in part.module.metrics(part.state).items()
-    )
+    }
 
 
 # --- the optimizer in short -----------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""The optimizer: a transform, its state and a clock, bound to one model's parameters."""
+"""The optimizer: a transform, its state and a step count, bound to the parameters of one model."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .. import tree
 from .._compile.program import Program
-from .._core.by_path import ByPath
 from .._core.context import Context
 from .._core.hyperparams import bound, read, replace
 from .._core.printing import AbstractPrinted, Call
@@ -20,19 +20,30 @@ from .._core.walk import find, transforms
 from .._core.write import ADD, RETURN, Write
 from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
-from .._suggest import no_attribute
+from .._suggest import frozen_attribute, no_attribute
 from .._types import Tracer, Updates
 from ..where.resolve import WhereLike, as_where, check_matches, mask
 from .arrays import Arrays
-from .binding import Binding, at_home, bind, check_transform, no_transform
+from .binding import (
+    Binding,
+    abstract_optimizer,
+    at_home,
+    bind,
+    check_transform,
+    is_abstract,
+    no_transform,
+)
 from .describe import Description, describe, metrics, summary
 from .model import Split, check_bound, check_model, split, strong
-from .rebind import Rebinding, carry
+from .readings import Readings
+from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
 from .step import KNOWN, as_known, check_one_run, run
+
+Model = TypeVar("Model")
 
 
 class Optimizer(AbstractPrinted):
-    """A transform bound to a model: it holds the state, and gives each step a new optimizer.
+    """A transform together with its state, bound to the parameters of a model.
 
     ```python
     >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
@@ -42,45 +53,58 @@ class Optimizer(AbstractPrinted):
 
     ```
 
-    An optimizer is immutable, and every leaf of it is a JAX array: it can be a `scan` carry, go
-    through plain `jax.jit`, be `vmap`ped over its hyperparameters, differentiated and saved.
+    An optimizer is immutable, and all its leaves are JAX arrays. It can be carried through
+    `jax.lax.scan`, passed through plain `jax.jit`, batched with `vmap` over its hyperparameters,
+    differentiated and saved.
     """
 
     arrays: Arrays
 
     def __init__(
         self,
-        transform: AbstractTransform,
-        model: PyTree,
+        transform: AbstractTransform[Any] | None = None,
+        model: PyTree = None,
         *,
         trainable: WhereLike | None = None,
         hyperparam_dtype: Any | None = None,
+        arrays: Arrays | None = None,
     ):
-        """Binds a transform to a model.
+        """Initialises the state of a transform for the parameters of a model.
 
         **Arguments:**
 
-        - `transform`: the rule. Its numbers become 0-d arrays: float32 (float64 under x64), or
-            the dtype of the array that was given.
-        - `model`: any tree: a module with functions and ints inside, a dict of arrays, a tuple
-            of models. It is looked at, not kept.
-        - `trainable`: which of its floating and complex arrays are trained: a selector, a
-            function or a tree of bools; all of them without it. The others get no state, no
-            decay and no share in norms, and keep every bit.
-        - `hyperparam_dtype`: the dtype of all hyperparameters.
+        - `transform`: the transform. Its numbers become 0-d arrays of dtype float32 (float64 under
+            x64), or of the dtype of the array that was passed.
+        - `model`: any tree: a module with functions and ints inside, a dict of arrays, a tuple of
+            models. The optimizer does not keep it. A tree of `jax.ShapeDtypeStruct`s makes an
+            optimizer of those, to plan memory and sharding with.
+        - `trainable`: which floating and complex arrays to train: a selector, a function or a tree
+            of bools. Defaults to all. The others have no state and no weight decay, do not
+            contribute to norms, and never change.
+        - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
+        - `arrays`: only for `dataclasses.replace`, which passes the field by its name.
         """
+        if arrays is not None:
+            self.arrays = arrays
+            return
         if not isinstance(transform, AbstractTransform):
             raise TypeError(no_transform(transform, model))
         where = None if trainable is None else as_where(trainable)
+        if is_abstract(model):
+            make = functools.partial(
+                Optimizer, transform, trainable=where, hyperparam_dtype=hyperparam_dtype
+            )
+            self.arrays = abstract_optimizer(make, model).arrays
+            return
         check_model(model, where)
         params = jax.tree.map(strong, split(model, where).params)
         check_transform(transform, params)
         transform = bound(transform, hyperparam_dtype)
-        made = (transform, (transform.init(params), tree.fresh_count()))
-        leaves, binding = bind(at_home(made, params), where, jax.tree.structure(params))
+        bound_tree = (transform, (transform.init(params), tree.fresh_count()))
+        leaves, binding = bind(at_home(bound_tree, params), where, jax.tree.structure(params))
         self.arrays = Arrays(leaves, binding)
 
-    if not TYPE_CHECKING:  # to a type checker it would mean that every name is there
+    if not TYPE_CHECKING:  # a type checker would otherwise accept every name
 
         def __getattr__(self, name: str) -> Any:
             own = vars(Optimizer).get(name)
@@ -88,27 +112,33 @@ class Optimizer(AbstractPrinted):
                 return own.fget(self)  # for the error inside of it, which brought Python here
             raise no_attribute(Optimizer, name)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            try:
+                super().__setattr__(name, value)
+            except dataclasses.FrozenInstanceError:
+                raise frozen_attribute(name) from None
+
     # --- parts ------------------------------------------------------------------------------
 
     @property
     def binding(self) -> Binding:
-        """What the optimizer holds beside its arrays."""
+        """The static part: structures, and what is trained."""
         return self.arrays.binding
 
     @property
-    def transform(self) -> AbstractTransform:
-        """The rule, its numbers as arrays."""
+    def transform(self) -> AbstractTransform[Any]:
+        """The transform, with its hyperparameters as arrays."""
         return self._tree[0]
 
     @property
     def state(self) -> Any:
-        """What the rule remembers."""
+        """The state of the transform."""
         return self._tree[1][0]
 
     @property
     def count(self) -> Int[Array, "*runs"]:
-        """How often `step` or `update` was called: the clock of the outermost transform."""
-        return self._tree[1][1]
+        """The number of calls of `step` or `update` so far: the outermost clock."""
+        return self.arrays.leaves[-1]
 
     @property
     def _tree(self) -> Any:
@@ -117,7 +147,7 @@ class Optimizer(AbstractPrinted):
             leaves.insert(i, static)
         return self.binding.structure.unflatten(leaves)
 
-    def state_of(self, which: str | type[AbstractTransform]) -> Any:
+    def state_of(self, which: str | type[AbstractTransform[Any]]) -> Any:
         """The state of one part of the transform.
 
         **Arguments:**
@@ -125,97 +155,108 @@ class Optimizer(AbstractPrinted):
         - `which`: its path, such as `"scale_by_adam"` or `"partition.disc.scale_by_adam"`, any
             unambiguous suffix of it, or its class.
 
-        **Returns:** the state that this part's `init` made; an error lists the candidates.
+        **Returns:** its state.
+
+        **Raises:** `KeyError` for an unknown or ambiguous path, with the candidates.
         """
         return find(self.transform, which, self.state).state
 
     @property
     def has_updated(self) -> Bool[Array, "*runs"]:
-        """Whether the last step wrote any parameter. Before the first step, it did not."""
+        """Whether the last step updated any parameter. False before the first step."""
+        check_readable(self)
         return jnp.logical_and(self.transform.has_updated(self.state), self.count > 0)
 
     # --- steps ------------------------------------------------------------------------------
 
     def step(
         self,
-        model: PyTree,
+        model: Model,
         grads: PyTree,
         *,
         value: Any = None,
         grad: PyTree | None = None,
-        value_fn: Callable[[PyTree], Any] | None = None,
+        value_fn: Callable[[Any], Any] | None = None,
         key: Any = None,
         weight: Any = None,
         per_param: Mapping[str, PyTree] | None = None,
         **extra: Any,
-    ) -> "tuple[PyTree, Optimizer]":
-        """Gradients in, model out. Compiled on first use, inlined under an outer `jit`.
+    ) -> "tuple[Model, Optimizer]":
+        """Updates the model. Compiled on first use, and inlined under an outer `jit`.
+
+        The model comes first, unlike in `optax.GradientTransformation.update`.
 
         **Arguments:**
 
-        - `model`: the model, as bound: the whole of it.
-        - `grads`: its gradients, as `eqx.filter_grad` returns them: arrays, and `None` where
-            nothing is trained. Complex gradients are expected conjugated: `jax.grad` gives the
-            conjugate of the direction of steepest ascent. (`sl.train_step` conjugates itself.)
-        - `value`, `grad`, `value_fn`: the loss, its gradient, and the loss as a function of the
-            model, for transforms that need them; always welcome. A function is part of the
-            program: one that is made anew for each step, such as a lambda, compiles anew. To
-            pass it data, write `jax.tree_util.Partial(loss_fn, x=x)`: its arrays are traced.
+        - `model`: the whole model, as passed to `sl.Optimizer`.
+        - `grads`: its gradients, as `eqx.filter_grad` returns them: arrays, and `None` for
+            everything that is not trainable. Complex gradients must be conjugated, because
+            `jax.grad` returns the conjugate of the direction of steepest ascent. `sl.train_step`
+            conjugates them for you.
+        - `value`: the loss, for transforms that use it. It is always accepted.
+        - `grad`: the gradient of the loss, likewise.
+        - `value_fn`: the loss as a function of the model, likewise. The function is static, so a
+            new function in every step, such as a lambda, recompiles every time. To pass data, use
+            `jax.tree_util.Partial(loss_fn, x=x)`, whose arrays are traced.
         - `key`: a PRNG key for this step.
-        - `weight`: how much this mini-batch counts in an accumulated mean.
-        - `per_param`: trees like the parameters, by name, for transforms that need them.
-        - `extra`: what a custom transform declared under `needs`.
+        - `weight`: the weight of this mini-batch in an accumulated mean.
+        - `per_param`: a dict from names to trees like the parameters, for transforms that use them.
+        - `extra`: inputs that custom transforms declare in `needs`.
 
-        **Returns:** the new model, leaves in their dtypes and everything untrained the very
-        object, and the new optimizer.
+        **Returns:** the new model, with unchanged dtypes and with the same objects for everything
+        that is not trainable; and the new optimizer.
 
-        **Raises:** before anything is computed: `ValueError` or `TypeError` for gradients that
-        do not fit the model, another model than the bound one, something a transform needs and
-        was not given, or an undeclared keyword.
+        **Raises:** `ValueError` or `TypeError`, before anything is computed, for gradients that do
+        not match the model, a model other than the bound one, a missing input that a transform
+        needs, or an unknown keyword.
         """
         check_guards(self)
-        known = _given(value, grad, value_fn, key, weight, per_param, extra)
+        known = _keywords(value, grad, value_fn, key, weight, per_param, extra)
         after, _ = _step({"grads": grads, "known": known, "model": model, "opt": self})
         return after["model"], after["opt"]
 
     def update(
         self,
-        model: PyTree,
+        model: Model,
         grads: PyTree,
         *,
         value: Any = None,
         grad: PyTree | None = None,
-        value_fn: Callable[[PyTree], Any] | None = None,
+        value_fn: Callable[[Any], Any] | None = None,
         key: Any = None,
         weight: Any = None,
         per_param: Mapping[str, PyTree] | None = None,
         **extra: Any,
-    ) -> "tuple[PyTree, Optimizer]":
-        """Gradients in, updates out, for those who add them themselves.
+    ) -> "tuple[Model, Optimizer]":
+        """Computes the updates without applying them.
 
         **Arguments:** as for `step`.
 
-        **Returns:** the updates, in the parameters' dtypes and `None` where nothing is trained,
-        to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
+        **Returns:** the updates, in the dtypes of the parameters and `None` for everything that is
+        not trainable, to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
         """
         check_guards(self)
-        known = _given(value, grad, value_fn, key, weight, per_param, extra)
+        known = _keywords(value, grad, value_fn, key, weight, per_param, extra)
         after, updates = _update({"grads": grads, "known": known, "model": model, "opt": self})
         return updates, after["opt"]
 
     # --- hyperparameters --------------------------------------------------------------------
 
     @property
-    def hyperparams(self) -> ByPath:
+    def hyperparams(self) -> Readings:
         """The value that the *next* step uses for each hyperparameter, by path.
 
-        Schedules are asked on the clock of the transform they belong to. Any unambiguous suffix
-        of a path works as a key: `opt.hyperparams["learning_rate"]`. An optimizer made under
-        `vmap` has an array of them, with a value for each run.
+        Schedules are evaluated at the step count of the transform that they belong to. Any
+        unambiguous suffix of a path works as a key: `opt.hyperparams["learning_rate"]`. A value is
+        computed when it is read; `.to_dict()` returns all of them as Python numbers. For an
+        optimizer created under `vmap`, each value is an array with one entry per run.
         """
-        if jnp.ndim(self.count):
-            return jax.vmap(lambda run: run.hyperparams)(self)
-        return read(self.transform, self.state, Context(step=self.count))
+
+        def compute(leaves: Any) -> Mapping[str, Any]:
+            opt = _make(leaves, self.binding)
+            return read(opt.transform, opt.state, Context(step=opt.count))
+
+        return Readings(self.arrays, "hyperparams", compute, copies=False)
 
     def with_hyperparams(
         self,
@@ -225,52 +266,55 @@ class Optimizer(AbstractPrinted):
         replace_schedules: bool = False,
         **named: Any,
     ) -> "Optimizer":
-        """The optimizer with other hyperparameters. A number for a number never recompiles.
+        """Returns an optimizer with other hyperparameters.
+
+        Replacing a number by a number never recompiles.
 
         **Arguments:**
 
-        - `values`: new values by path: a full one, an unambiguous suffix, or a glob such as
-            `"partition.disc.**.learning_rate"`, which sets every hyperparameter it matches. A
-            number takes the old leaf's dtype, shape and sharding; of an optimizer made under
-            `vmap` an array has one for each run. A function is applied to the old value:
-            `lambda lr: lr / 2`. A schedule takes the old one's place.
-        - `replace_schedules`: whether a number may take the place of a schedule. That changes
-            the program: the next step recompiles, once.
+        - `values`: new values by path: a full path, an unambiguous suffix, or a glob such as
+            `"partition.disc.**.learning_rate"`, which sets every hyperparameter that it matches. A
+            number is cast to the dtype, shape and sharding of the old value. For an optimizer
+            created under `vmap`, an array has one entry per run. A function is applied to the old
+            value: `lambda lr: lr / 2`. A schedule replaces the old value.
+        - `replace_schedules`: whether a number may replace a schedule. This changes the program,
+            so the next step recompiles once.
         - `named`: the same as keywords: `learning_rate=1e-4`.
 
-        **Returns:** a new optimizer; state and clock are kept.
+        **Returns:** a new optimizer, with the same state and step count.
 
-        **Raises:** `KeyError` for a name that is unknown or ambiguous, with the candidates;
-        `ValueError` for a value outside its interval.
+        **Raises:** `KeyError` for an unknown or ambiguous name, with the candidates; `ValueError`
+        for a value outside its interval.
         """
         if not isinstance(values, Mapping | None):
             raise TypeError(
-                f"`with_hyperparams` takes numbers by name, got {values!r}: write "
+                f"`with_hyperparams` takes a mapping from names to values, got {values!r}. Write "
                 "`opt.with_hyperparams(learning_rate=1e-4)`."
             )
         transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
-        made = (transform, (self.state, self.count))
-        leaves, binding = bind(made, self.binding.trainable, self.binding.params)
+        bound_tree = (transform, (self.state, self.count))
+        leaves, binding = bind(bound_tree, self.binding.trainable, self.binding.params)
         return _make(leaves, self.binding if binding == self.binding else binding)
 
     # --- state ------------------------------------------------------------------------------
 
     def reset(self, model: PyTree, where: WhereLike | None = None) -> "Optimizer":
-        """The optimizer with the state of some parameters started anew.
+        """Reinitialises the state of some parameters.
 
-        Their means begin again, and their bias correction with them; that of the others, the
-        clock and the hyperparameters are kept. The first step after a reset of some parameters
-        compiles once, since every age is then kept by itself.
+        Their moments and bias corrections start from scratch. The state of the other parameters,
+        the step count and the hyperparameters do not change. The first step after resetting only
+        some of the parameters recompiles, because each parameter then has its own age.
 
         **Arguments:**
 
         - `model`: the bound model.
-        - `where`: the parameters: a selector, a function or a tree of bools; all without it.
+        - `where`: which parameters to reset: a selector, a function or a tree of bools. Defaults
+            to all.
 
         **Returns:** a new optimizer.
 
-        **Raises:** `ValueError` for a path that matches nothing, or where the state does not
-        tell the parameters apart, as under `.flatten()`.
+        **Raises:** `ValueError` for a path that matches nothing, or if parameters share state, as
+        under `.flatten()`.
         """
         check_one_run(self.count, "reset(model)")
         params = split(model, self.binding.trainable).params
@@ -283,20 +327,20 @@ class Optimizer(AbstractPrinted):
         transform, (state, count) = self._tree
         fresh = transform.init(jax.tree.map(strong, params))
         state = reset(transform, state, fresh, params, chosen)
-        made = at_home((transform, (state, count)), params)
-        return _make(*bind(made, self.binding.trainable, self.binding.params))
+        bound_tree = at_home((transform, (state, count)), params)
+        return _make(*bind(bound_tree, self.binding.trainable, self.binding.params))
 
     def rebind(
         self,
         model: PyTree,
         *,
-        tx: AbstractTransform | None = None,
-        trainable: WhereLike | None = "as before",
+        tx: AbstractTransform[Any] | None = None,
+        trainable: WhereLike | AsBefore | None = AS_BEFORE,
     ) -> "tuple[Optimizer, Rebinding]":
-        """An optimizer for another model, other trained parameters or another transform.
+        """Transfers the state to another model, other trainable parameters or another transform.
 
-        Every part of the state that still fits, by its path, is carried over, and the clock.
-        Parameters that are new start with a bias correction of their own.
+        All state whose path still exists is kept, and so is the step count. New parameters have a
+        bias correction of their own.
 
         ```python
         >>> model = {"body": jnp.ones(2), "head": jnp.ones(1)}
@@ -313,33 +357,34 @@ class Optimizer(AbstractPrinted):
         **Arguments:**
 
         - `model`: the model to bind.
-        - `tx`: the new transform; this optimizer's own, with its present numbers, without it.
-            A rule that was wrapped, moved or joined by others keeps its state; another rule in
-            its place keeps the momentum `mu` where it needs no bias correction, such as `lion`.
-        - `trainable`: as for `Optimizer`; as before without it.
+        - `tx`: the new transform. Defaults to this optimizer's transform with its current
+            hyperparameters. A transform that was wrapped, moved or chained with others keeps its
+            state. A different rule in its place keeps the momentum `mu` if it needs no bias
+            correction, as in `lion`.
+        - `trainable`: as in `Optimizer`. Defaults to that of this optimizer.
 
-        **Returns:** the new optimizer, and a report of what was carried over, new, reshaped or
-        dropped.
+        **Returns:** the new optimizer, and a report of the paths that were carried over, new,
+        reshaped or dropped.
         """
         check_one_run(self.count, "rebind(model)[0]")
-        if isinstance(trainable, str):
+        if isinstance(trainable, AsBefore):
             trainable = self.binding.trainable
         new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
         state, report = carry(
             (self.transform, self.state, example(self.binding.params)),
             (new.transform, new.state, example(new.binding.params)),
         )
-        made = (new.transform, (state, jnp.copy(self.count)))
-        home = at_home(made, split(model, new.binding.trainable).params)
+        bound_tree = (new.transform, (state, jnp.copy(self.count)))
+        home = at_home(bound_tree, split(model, new.binding.trainable).params)
         return _make(*bind(home, new.binding.trainable, new.binding.params)), report
 
-    # --- what comes of it ---------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------
 
-    def eval_params(self, model: PyTree) -> PyTree:
-        """The model to evaluate, whatever the optimizer is.
+    def eval_params(self, model: Model) -> Model:
+        """Returns the model to evaluate.
 
-        It holds the slow weights under `.lookahead`, the averages under `.average`, and is the
-        model itself under a transform that keeps no other parameters.
+        This is the slow weights under `.lookahead`, the averaged weights under `.average`, and the
+        model itself for all other transforms.
 
         **Arguments:**
 
@@ -349,26 +394,36 @@ class Optimizer(AbstractPrinted):
         """
         whole = split(model, self.binding.trainable)
         check_bound(whole.params, self.binding.params)
+        check_readable(self)
         params = params_to_evaluate(self.transform, self.state, whole.params)
         return whole.join(jax.tree.leaves(params))
 
     @property
-    def metrics(self) -> ByPath:
-        """What the transforms report of the last step: scalars by path, such as
-        `if_finite.notfinite_count`. Any unambiguous suffix of a path works as a key.
+    def metrics(self) -> Readings:
+        """The metrics of the last step: scalars by path, such as `if_finite.notfinite_count`.
+
+        Any unambiguous path suffix works as a key. A value is computed when it is read;
+        `.to_dict()` returns all of them as Python numbers.
         """
-        return metrics(self.transform, self.state)
+
+        def compute(leaves: Any) -> Mapping[str, Any]:
+            opt = _make(leaves, self.binding)
+            return metrics(opt.transform, opt.state)
+
+        check_readable(self)
+        return Readings(self.arrays, "metrics", compute, copies=True, advice=_record_advice)
 
     # --- inspection -------------------------------------------------------------------------
 
     def describe(self, model: PyTree) -> Description:
-        """What happens to each parameter: its group, learning rate, decay, state and transforms.
+        """Describes how each parameter is optimized.
 
         **Arguments:**
 
         - `model`: the bound model.
 
-        **Returns:** a table; `print` it, or take `.to_dict()`.
+        **Returns:** a table to print, or to convert with `.to_dict()`, with the group, learning
+        rate, weight decay, state and transforms of each parameter.
         """
         whole = split(model, self.binding.trainable)
         return describe(self.transform, self.state, self.hyperparams, whole)
@@ -382,34 +437,52 @@ class Optimizer(AbstractPrinted):
 
 
 def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
-    """An optimizer from its parts. Called once a step: going through `__init__` would bind anew."""
+    """An optimizer from its parts. Bypasses `__init__`, which would initialise the state again."""
     optimizer = object.__new__(Optimizer)
     object.__setattr__(optimizer, "arrays", Arrays(leaves, binding))
     return optimizer
 
 
-def _given(*known: Any) -> dict[str, Any]:
-    """The keywords of `step` and `update`, in order, as what this step knows."""
-    *always, extra = known
+def _keywords(*values: Any) -> dict[str, Any]:
+    """The keywords of `step` and `update`, in order, as entries of the context."""
+    *always, extra = values
     return as_known(dict(zip(KNOWN, always, strict=True)) | extra)
+
+
+_RECORDED = ("grad_norm", "update_norm", "param_norm")
+
+
+def _record_advice(name: str) -> str:
+    """The advice for a metric that `.record()` would report."""
+    return " Write `tx.record()` to report norms." if name in _RECORDED else ""
+
+
+def check_readable(opt: Optimizer) -> None:
+    """Refuses to read the state of an optimizer that was donated."""
+    count = opt.count
+    if isinstance(count, jax.Array) and not isinstance(count, Tracer) and count.is_deleted():
+        raise ValueError(
+            "This optimizer was donated to a training step, so its state can no longer be read. "
+            "Use the optimizer that the step returned, or `sl.train_step(loss_fn, donate=False)`."
+        )
 
 
 # --- the compiled step ----------------------------------------------------------------------
 
 
 def check_guards(opt: Optimizer) -> None:
-    """Raises where a state says that no further step may be made, if it can be read here."""
+    """Raises the error that a state has recorded, such as too many non-finite gradients."""
     if not opt.binding.guarded:
-        return  # nothing to read, so nothing to wait for
+        return  # nothing to check, so do not block
     if any(isinstance(x, Tracer) or getattr(x, "is_deleted", bool)() for x in opt.arrays):
-        return  # under an outer trace, or donated, which the step itself will refuse
+        return  # traced, or donated, which the step itself refuses
     for part in transforms(opt.transform, opt.state):
         if part.module.guard is not None:
             part.module.guard(part.name, part.state)
 
 
 def carried(arguments: Any, *, model: bool = True) -> Any:
-    """The leaves that a step gives new values: the trained ones, the state and the count."""
+    """Which leaves a step changes: the trainable parameters, the state and the count."""
     opt = arguments["opt"]
     flags = jax.tree.map(lambda _: False, arguments)
     changes = tuple(i >= opt.binding.rules for i in range(len(opt.arrays)))
@@ -427,8 +500,8 @@ def advance(
     write: Write = ADD,
     transform: AbstractTransform | None = None,
 ) -> Any:
-    """One step of an optimizer on traced arrays, as `run` says; with `transform` in place of its
-    own, which has the same state."""
+    """One step of an optimizer on traced arrays, as in `run`. `transform` may replace its own, if
+    it has the same state."""
     own, (state, count) = opt._tree
     rule = own if transform is None else transform
     return run(write, rule, state, count, opt.binding.params, model, grads, known)

@@ -8,10 +8,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from .._core.fields import PER_LEAF
+from .._core.marks import PER_LEAF
 from .._core.slots import Slot, leaves_of, slots
 from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
+
+
+class AsBefore:
+    """The type of a default that keeps the present value, where `None` has a meaning."""
+
+    def __repr__(self) -> str:
+        return "as before"
+
+
+AS_BEFORE = AsBefore()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -11,7 +11,7 @@ from .. import tree
 from .._compile.callables import as_tree
 from .._core.chain import first_link
 from .._core.context import Context
-from .._core.fields import params_like_fields
+from .._core.marks import params_like_fields
 from .._core.slots import slots
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
+from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._core.marks import param_like, per_leaf
 from .._types import Params
 from ._adam import (
     AbstractAdam,

@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import count_field, param_like
+from .._core.fields import count_field
+from .._core.marks import param_like
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import per_leaf
+from .._core.marks import per_leaf
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._paths import leaf_paths

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import Hyperparameter, count_field, hyperparameter, per_leaf, per_param
+from .._core.fields import Hyperparameter, count_field, hyperparameter
+from .._core.marks import per_leaf, per_param
 from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ._layout import factored_axes

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import count_field, param_like, per_leaf, per_param
+from .._core.fields import count_field
+from .._core.marks import param_like, per_leaf, per_param
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 

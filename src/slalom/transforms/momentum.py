@@ -8,7 +8,8 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_leaf
+from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 

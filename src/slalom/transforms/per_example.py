@@ -9,7 +9,8 @@ from jaxtyping import Array, Int, PyTree, Real, UInt32
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import Hyperparameter, hyperparameter, per_param
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.marks import per_param
 from .._core.per_example import AbstractPerExampleTransform
 from .._paths import leaf_paths
 from .._types import Gradients, Params, Scalar, Updates

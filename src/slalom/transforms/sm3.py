@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Inexact, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import Hyperparameter, dtype_field, hyperparameter, param_like, per_param
+from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._core.marks import param_like, per_param
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from .accumulate import divide_by_root

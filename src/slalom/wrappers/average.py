@@ -10,7 +10,8 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import Hyperparameter, hyperparameter, param_like, per_leaf
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write

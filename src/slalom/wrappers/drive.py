@@ -11,7 +11,11 @@ from .._core.fluent import AbstractFluent
 from .._core.hyperparams import targets, with_field
 from .._core.messages import uncalled
 from .._core.printing import Call, method_call
-from .._core.schedule import AbstractSchedule, AbstractStatefulSchedule, check_said
+from .._core.schedule import (
+    AbstractSchedule,
+    AbstractStatefulSchedule,
+    check_schedule_value,
+)
 from .._core.transform import AbstractTransform, missing
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
@@ -108,7 +112,7 @@ class Driven(AbstractWrapper[DrivenState]):
         if state is not None and context is not None:
             advanced = self._advanced(state, context)
             values = {
-                name: check_said(s, s.value(advanced[name]), context.step)
+                name: check_schedule_value(s, s.value(advanced[name]), context.step)
                 for name, s in self.schedules.items()
             }
         states = {} if state is None else state.schedules

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
-from .._core.fields import dtype_field, param_like, per_leaf, until_reset
+from .._core.fields import dtype_field
+from .._core.marks import param_like, per_leaf, until_reset
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractPacedTransform, run_if

@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.fields import Hyperparameter, count_field, hyperparameter, param_like
+from .._core.fields import Hyperparameter, count_field, hyperparameter
+from .._core.marks import param_like
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper

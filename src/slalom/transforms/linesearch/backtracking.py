@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.context import Context
-from ..._core.fields import Hyperparameter, count_field, hyperparameter, param_like, per_leaf
+from ..._core.fields import Hyperparameter, count_field, hyperparameter
 from ..._core.linesearch import AbstractLinesearch
+from ..._core.marks import param_like, per_leaf
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
 from ._line import line, next_guess, numbers, scale_or_zero, steepest
@@ -177,7 +178,8 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     ) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
         if state.grad is None:
             return None
-        return state.value, state.grad, jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, known
 
     def metrics(self, state: ScaleByBacktrackingLinesearchState) -> dict[str, Array]:
         return {

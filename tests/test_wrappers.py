@@ -260,8 +260,10 @@ def drawn():
         for row in itertools.islice(among, 4):
             yield (str(row), wrapper)
     pairs = [(a, b) for a in (*WRAPPERS, *INNERMOST) for b in WRAPPERS if a != b]
-    # Every wrapper once on the outside and once inside, then some more.
+    # Every wrapper once on the outside and once inside, then some more. Lookahead inside of
+    # `split_complex` is refused.
     chosen = [(a, b) for a, b in zip([*WRAPPERS], [*WRAPPERS][3:] + [*WRAPPERS][:3], strict=True)]
+    chosen += [("every_k", "split_complex")]
     chosen += [pairs[i] for i in random.choice(len(pairs), 16, replace=False)]
     for first, second in chosen:
         among = (name for name in random.permutation(names) if fits(name, first, second))

@@ -43,10 +43,7 @@ def expected(path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "training",
-        pytest.param("optimizer", marks=pytest.mark.xfail(reason="until its methods are generic")),
-    ],
+    ["training", "optimizer"],
 )
 def test_revealed_types_are_those_of_the_comments(name):
     path = FOLDER / f"{name}.py"

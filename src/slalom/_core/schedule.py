@@ -2,7 +2,8 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Scalar, Step
+from .._types import Scalar, Step, Tracer
 from ..tree.dtypes import as_float
 from .declared import CHECK, AbstractDeclared
 from .messages import uncalled
@@ -255,9 +256,41 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
         return function
     if isinstance(function, type):
         raise TypeError(f"The class {function!r} is no schedule.{uncalled(function)}")
-    if isinstance(function, eqx.Module):
+    if not jax.tree_util.all_leaves([function]):
         return ModuleSchedule(function)
+    if any(isinstance(x, Tracer) for x in _captured(function)):
+        raise TypeError(
+            f"The schedule {function!r} closes over a traced value, which would outlive its trace. "
+            "Write it as arithmetic, `lr * sl.schedules.constant(1.0)`, or make the value an "
+            "argument: `jax.tree_util.Partial(schedule, lr=lr)`, or a field of an `eqx.Module`."
+        )
     return FunctionSchedule(function)
+
+
+def _captured(function: Any, depth: int = 4) -> Iterator[Any]:
+    """The values that a function holds: its closure, defaults and bound arguments."""
+    held = [
+        cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)
+    ]
+    held += getattr(function, "__defaults__", None) or ()
+    held += (getattr(function, "__kwdefaults__", None) or {}).values()
+    if isinstance(function, functools.partial):
+        held += [function.func, *function.args, *function.keywords.values()]
+    held.append(getattr(function, "__self__", None))
+    for value in held:
+        for leaf in jax.tree.leaves(value):
+            yield leaf
+            if depth and callable(leaf):
+                yield from _captured(leaf, depth - 1)
+
+
+def _is_set(cell: Any) -> bool:
+    """Whether a closure's cell has a value: that of a recursive function may not have one yet."""
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def call_schedule(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:

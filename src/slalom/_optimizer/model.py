@@ -1,6 +1,6 @@
 """From a whole model to its trainable parameters and back."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,6 +13,8 @@ from .._core.messages import warn
 from .._paths import dotted, example, first_difference, leaf_paths
 from .._types import Params, Tracer, Updates
 from ..where.resolve import Where, check_matches, mask
+
+Model = TypeVar("Model")
 
 
 class Split(NamedTuple):
@@ -38,7 +40,7 @@ class Split(NamedTuple):
         """The dotted name of each leaf."""
         return leaf_paths(example(self.structure))
 
-    def join(self, trained: list[Any]) -> PyTree:
+    def join(self, trained: list[Any]) -> Any:
         """The model with these arrays as its trained leaves; everything else is the very object."""
         new = iter(trained)
         return self.structure.unflatten(
@@ -62,6 +64,14 @@ class Split(NamedTuple):
         except (ValueError, TypeError):
             verb = "have" if name.endswith("s") else "has"
             differ = first_difference(grads, self.params, (name, "the model"))
+            swapped = all(tree.is_array(x) for x in self.leaves) and not all(
+                tree.is_array(x) for x in jax.tree.leaves(grads)
+            )
+            if swapped and name == "the gradients":
+                raise ValueError(
+                    f"The model and its gradients are swapped: {differ}. The model comes first: "
+                    "`opt.step(model, grads)`."
+                ) from None
             raise ValueError(
                 f"{name[0].upper()}{name[1:]} {verb} another structure than the model: {differ}. "
                 "Differentiate the same model that you pass, for example with "
@@ -204,7 +214,7 @@ def strong(model_leaf: Any) -> Any:
     return model_leaf
 
 
-def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
+def apply_updates(model: Model, updates: PyTree) -> Model:
     """Adds updates to a model.
 
     **Arguments:**

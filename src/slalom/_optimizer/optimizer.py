@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +34,10 @@ from .binding import (
     no_transform,
 )
 from .describe import Description, describe, metrics, summary
-from .model import Split, check_bound, check_model, split, strong
+from .model import Model, Split, check_bound, check_model, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
 from .step import KNOWN, as_known, check_one_run, run
-
-Model = TypeVar("Model")
 
 
 class Optimizer(AbstractPrinted):

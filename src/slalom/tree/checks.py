@@ -14,6 +14,12 @@ def check_inexact(tree: PyTree) -> None:
         return  # Paths are only needed for messages, and cost more than all else here.
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         if not is_inexact(x):
+            if isinstance(x, jax.ShapeDtypeStruct):
+                raise TypeError(
+                    f"The leaf '{dotted(path)}' is a `jax.ShapeDtypeStruct`, and `init` makes "
+                    "arrays. Write `eqx.filter_eval_shape(tx.init, params)` for an abstract state, "
+                    "or `sl.Optimizer(tx, model)`, which takes abstract models."
+                )
             kind = f"an array of dtype {x.dtype}" if is_array(x) else f"of type {type(x).__name__}"
             raise TypeError(
                 f"The leaf '{dotted(path)}' is {kind}; parameters and gradients must be trees "

@@ -157,6 +157,13 @@ class _Function(Where):
             raise TypeError(
                 f"The function {self!r} failed on the parameter tree: {error}. {ONLY_SHAPES}"
             ) from error
+        if result is False and len(leaves) > 1:
+            raise TypeError(
+                f"The function {self!r} returned False for the whole parameter tree, so it would "
+                "select nothing. It is called once with the tree, not with each leaf. For a "
+                "predicate of a leaf, write `sl.where.leaf(lambda path, leaf: ...)`; to select "
+                "nothing, write `sl.where.nothing()`."
+            )
         return _Tree.freeze(result).evaluate(leaves)
 
     def __repr__(self) -> str:
@@ -204,8 +211,13 @@ class _Tree(Where):
         return repr(self.structure.unflatten(self.values))
 
 
+def _is_concrete_bool(value: Any) -> bool:
+    """Whether a value is a 0-d array of one bool that NumPy holds."""
+    return isinstance(value, np.ndarray) and value.shape == () and value.dtype == np.bool_
+
+
 def _concrete(value: Any) -> Any:
-    if isinstance(value, np.bool_):
+    if isinstance(value, np.bool_) or _is_concrete_bool(value):
         return bool(value)
     if isinstance(value, jax.Array | np.ndarray):
         raise TypeError(

@@ -3,6 +3,7 @@
 import contextlib
 
 import equinox as eqx
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,18 @@ import slalom as sl
 def slow_except(values, *quick):
     """Values to parametrize with: all but the quick ones run with `-m slow` only."""
     return [pytest.param(v, marks=() if v in quick else pytest.mark.slow) for v in values]
+
+
+def drawn(*strategies, examples, **settings):
+    """Runs a test on examples that Hypothesis draws, the same ones in every run."""
+
+    def decorate(test):
+        repeat = hypothesis.settings(
+            max_examples=examples, deadline=None, derandomize=True, **settings
+        )
+        return repeat(hypothesis.given(*strategies)(test))
+
+    return decorate
 
 
 def nested_dict(key, dtype=None):

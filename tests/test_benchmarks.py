@@ -91,6 +91,7 @@ def test_donation_is_measured_for_each_choice():
     assert donation.markdown(rows).count("\n| AdamW") == 9
 
 
+@pytest.mark.slow
 def test_the_host_rows_run_and_slalom_comes_first():
     from benchmarks.host import compare_host
 

@@ -450,6 +450,7 @@ def test_a_schedule_in_every_k_counts_windows():
     assert seen == [0.0, -1.0, -1.0, -1.5, -1.5, -1.75]
 
 
+@pytest.mark.slow
 def test_optax_with_injected_rate_takes_the_same_path():
     # The rival's way to change a rate between two steps.
     rival = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)

@@ -532,7 +532,7 @@ def test_with_explicit_axes_nothing_moves_and_nothing_compiles_twice():
     "tx",
     [
         sl.sm3(0.1),
-        sl.adafactor(0.1, min_dim_size_to_factor=2),
+        pytest.param(sl.adafactor(0.1, min_dim_size_to_factor=2), marks=pytest.mark.slow),
         sl.Snapshot("updates", lambda updates: updates) | sl.adam(0.1).every_k(2).if_finite(),
     ],
     ids=["sm3", "adafactor", "paced"],

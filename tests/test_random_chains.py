@@ -13,7 +13,15 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import distance, gradients, kind_of, optax_trajectory, params_of, slalom_trajectory
+from helpers import (
+    distance,
+    drawn,
+    gradients,
+    kind_of,
+    optax_trajectory,
+    params_of,
+    slalom_trajectory,
+)
 from slalom._core.walk import transforms
 from test_parity import ROWS
 
@@ -94,16 +102,9 @@ def filled(model, seed):
     return jax.tree.map(fill, model)
 
 
-def drawn(examples):
-    """Runs a test on so many models and chains, the same in every run."""
-    settings = hypothesis.settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        # No shrinking: each try compiles two programs, and the chains are short as they are.
-        phases=[hypothesis.Phase.generate],
-    )
-    return lambda test: settings(hypothesis.given(MODELS, CHAINS, st.integers(0, 9))(test))
+ANY = (MODELS, CHAINS, st.integers(0, 9))
+# No shrinking: each try compiles two programs, and the chains are short as they are.
+GENERATE = {"phases": [hypothesis.Phase.generate]}
 
 
 def assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed):
@@ -145,13 +146,13 @@ def assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed):
 
 
 @pytest.mark.filterwarnings("ignore:.*together they climb")
-@drawn(8)
+@drawn(*ANY, examples=8, **GENERATE)
 def test_any_chain_on_any_tree(shapes, rows, seed):
     assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*together they climb")
-@drawn(60)
+@drawn(*ANY, examples=60, **GENERATE)
 def test_many_chains_on_many_trees(shapes, rows, seed):
     assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)

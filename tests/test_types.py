@@ -13,10 +13,13 @@ import pytest
 FOLDER = Path(__file__).parent / "types"
 REVEALED = re.compile(r'Type of "(.*)" is "(.*)"', re.DOTALL)
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("basedpyright") is None,
-    reason="basedpyright is not installed: pip install -e '.[dev]'",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("basedpyright") is None,
+        reason="basedpyright is not installed: pip install -e '.[dev]'",
+    ),
+]
 
 
 def diagnostics(path):

@@ -3,7 +3,6 @@
 import functools
 
 import equinox as eqx
-import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import params_of
+from helpers import drawn, params_of
 
 PATHS = (
     "bias",
@@ -255,15 +254,27 @@ def joins(below):
     )
 
 
-@hypothesis.given(TREES, st.recursive(ATOMS, joins, max_leaves=6))
-@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
-def test_algebra_is_boolean_algebra_on_paths(shape, joined):
+JOINED = st.recursive(ATOMS, joins, max_leaves=6)
+
+
+def assert_algebra_on_paths(shape, joined):
     where, holds = joined
     params = jax.tree.map(lambda _: jnp.ones(()), shape, is_leaf=lambda node: node == ())
     paths = [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     held = sl.Trace(0.9).mask(where).init(params).trace
     found = {dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(held)}
     assert found == set(filter(holds, paths))
+
+
+@drawn(TREES, JOINED, examples=50)
+def test_algebra_is_boolean_algebra_on_paths(shape, joined):
+    assert_algebra_on_paths(shape, joined)
+
+
+@pytest.mark.slow
+@drawn(TREES, JOINED, examples=300)
+def test_algebra_on_many_trees(shape, joined):
+    assert_algebra_on_paths(shape, joined)
 
 
 def is_matrix(path, leaf):

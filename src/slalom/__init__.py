@@ -19,7 +19,12 @@ else:
     _checked = _contextlib.nullcontext()
 
 with _checked:
-    from . import schedules as schedules, tree as tree, where as where
+    from . import (
+        projections as projections,
+        schedules as schedules,
+        tree as tree,
+        where as where,
+    )
     from ._core.chain import (
         Chain as Chain,
         Identity as Identity,
@@ -147,6 +152,7 @@ with _checked:
         Masked as Masked,
         Only as Only,
         Partition as Partition,
+        Projected as Projected,
         Recorded as Recorded,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
@@ -159,5 +165,6 @@ __version__ = "0.1.0"
 
 if not _TYPE_CHECKING:  # to a type checker it would mean that every name is there
     __getattr__ = _absent(__name__)
+    projections.__getattr__ = _absent(f"{__name__}.projections")
     schedules.__getattr__ = _absent(f"{__name__}.schedules")
     where.__getattr__ = _absent(f"{__name__}.where")

@@ -221,6 +221,24 @@ class AbstractFluent(AbstractDeclared):
 
         return Average(self, decay, debias)
 
+    # --- in which set -----------------------------------------------------------------------
+
+    def project(self, fn: Callable[..., Any], where: WhereLike | None = None) -> "slalom.Projected":
+        """This transform, and a projection of the parameters after each of its steps.
+
+        **Arguments:**
+
+        - `fn`: a function from a tree of parameters to a tree like it, such as those of
+            `sl.projections`. It receives all selected parameters, in at least float32, and `None`
+            at the others.
+        - `where`: which parameters: a selector, a function or a tree of bools. Defaults to all.
+
+        **Returns:** a transform, for the last place of a chain.
+        """
+        from ..wrappers import Projected
+
+        return Projected(self, fn, where)
+
     # --- driven and recorded ----------------------------------------------------------------
 
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":

@@ -22,6 +22,9 @@ _PACKAGE = __name__.partition(".")[0]
 _EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
+_PUBLIC_MODULES = ("projections", "schedules")
+"""The modules whose classes code reaches as `sl.module.name`."""
+
 LINE = 92
 """The width of a line. Longer code is broken over several lines."""
 
@@ -172,8 +175,8 @@ def _public_name(cls: type) -> str:
     package, _, rest = cls.__module__.partition(".")
     if package != _PACKAGE:
         return cls.__name__
-    schedules = "schedules." if rest.partition(".")[0] == "schedules" else ""
-    return f"sl.{schedules}{cls.__name__}"
+    module = rest.partition(".")[0]
+    return f"sl.{f'{module}.' * (module in _PUBLIC_MODULES)}{cls.__name__}"
 
 
 # --- text -----------------------------------------------------------------------------------

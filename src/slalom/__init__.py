@@ -50,6 +50,10 @@ with _checked:
     from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
+    from ._optimizer.target import (
+        incremental_update as incremental_update,
+        periodic_update as periodic_update,
+    )
     from ._suggest import absent as _absent
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates

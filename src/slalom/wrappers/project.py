@@ -12,7 +12,7 @@ from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
 from .._core.messages import uncalled
-from .._core.printing import code
+from .._core.printing import AbstractPrinted, code
 from .._core.transform import AbstractTransform
 from .._core.walk import segments
 from .._core.wrapper import AbstractWrapper
@@ -24,7 +24,7 @@ from ..projections import AbstractProjection
 from ..where.resolve import Where, as_where, mask
 
 
-class FunctionProjection(eqx.Module):
+class FunctionProjection(AbstractPrinted):
     """A plain function of a tree of parameters. It is static: another function recompiles."""
 
     fn: Callable[[PyTree], PyTree] = eqx.field(static=True)
@@ -32,11 +32,8 @@ class FunctionProjection(eqx.Module):
     def __call__(self, params: PyTree) -> PyTree:
         return self.fn(params)
 
-    def __repr__(self) -> str:
-        return code(self.fn)
-
-    def __pdoc__(self, **kwargs: Any) -> Any:
-        return eqx.tree_pformat(self.fn, **kwargs)
+    def _code(self) -> Any:
+        return self.fn
 
 
 def _as_function(fn: Any) -> Any:

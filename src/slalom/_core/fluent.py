@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from ..where.resolve import WhereLike
+from .advice import advise_keywords
 from .declared import AbstractDeclared
 from .fields import Hyperparameter
 from .printing import constructor_call, method_call
@@ -45,6 +46,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- on which leaves --------------------------------------------------------------------
 
+    @advise_keywords
     def mask(self, where: WhereLike) -> "slalom.Masked":
         """This transform on the selected leaves; the others pass through unchanged.
 
@@ -61,6 +63,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Masked(self, where)
 
+    @advise_keywords
     def only(self, where: WhereLike) -> "slalom.Only":
         """This transform on the selected leaves; the others get no update at all.
 
@@ -74,6 +77,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Only(self, where)
 
+    @advise_keywords
     def partition(
         self,
         others: Mapping[WhereLike, "slalom.AbstractTransform"],
@@ -95,6 +99,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- in which form ----------------------------------------------------------------------
 
+    @advise_keywords
     def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
         """This transform on one buffer per dtype that holds all small leaves, end to end.
 
@@ -108,6 +113,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Flatten(self, max_size)
 
+    @advise_keywords
     def split_complex(self) -> "slalom.SplitRealAndImaginary":
         """This transform on the real and imaginary parts of complex leaves, as two real ones.
 
@@ -119,6 +125,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- whether and when -------------------------------------------------------------------
 
+    @advise_keywords
     def every_k(
         self,
         k: Any,
@@ -147,6 +154,7 @@ class AbstractFluent(AbstractDeclared):
 
         return EveryK(self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip)
 
+    @advise_keywords
     def if_finite(
         self,
         max_consecutive_errors: int = 5,
@@ -168,6 +176,7 @@ class AbstractFluent(AbstractDeclared):
 
         return IfFinite(self, max_consecutive_errors, on_limit, check)
 
+    @advise_keywords
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
     ) -> "slalom.When":
@@ -187,6 +196,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- which parameters are evaluated -----------------------------------------------------
 
+    @advise_keywords
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
     ) -> "slalom.Lookahead":
@@ -205,6 +215,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Lookahead(self, sync_period, slow_step_size, reset_state)
 
+    @advise_keywords
     def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> "slalom.Average":
         """This transform, and beside it an average of the parameters it makes.
 
@@ -223,6 +234,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- in which set -----------------------------------------------------------------------
 
+    @advise_keywords
     def project(self, fn: Callable[..., Any], where: WhereLike | None = None) -> "slalom.Projected":
         """This transform, and a projection of the parameters after each of its steps.
 
@@ -241,6 +253,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- driven and recorded ----------------------------------------------------------------
 
+    @advise_keywords
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":
         """This transform with hyperparameters that follow schedules with a memory.
 
@@ -255,6 +268,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Driven(self, schedules)
 
+    @advise_keywords
     def record(self) -> "slalom.Recorded":
         """This transform, with norms and hyperparameters as used in `opt.metrics`.
 

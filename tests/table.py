@@ -141,6 +141,11 @@ WRAPPERS = {
     "Lookahead, reset_state": sl.adam(0.1).lookahead(1, 0.5, reset_state=True),
     "Average": sl.adam(0.1).average(0.9),
     "Average, uniform": sl.adam(0.1).every_k(2).average(),
+    "Projected": sl.adam(0.1).project(sl.projections.l2_ball(halving)),
+    "Projected, every_k": sl.adam(0.1)
+    .every_k(2)
+    .project(sl.projections.l1_ball(0.5), where=matrices)
+    .record(),
     "Recorded": sl.adam(halving).record(),
     "Recorded, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),
     "SplitRealAndImaginary": sl.rprop(0.1).split_complex(),

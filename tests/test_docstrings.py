@@ -77,6 +77,7 @@ def public_names():
     names = [(sl, name) for name in vars(sl) if name[0] != "_"]
     names += [(sl.schedules, name) for name in schedules]
     names += [(sl.where, name) for name in sl.where.__all__]
+    names += [(sl.projections, name) for name in sl.projections.__all__]
     for module, name in names:
         value = getattr(module, name)
         own = getattr(value, "__module__", "").startswith("slalom")

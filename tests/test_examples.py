@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DIGITS, DQN = EXAMPLES / "digits.py", EXAMPLES / "dqn.py"
 
 
 def run(*command):
@@ -57,3 +58,17 @@ def test_digits_reaches_97_percent(tmp_path):
     done = run(DIGITS, "--out", tmp_path / "digits.png")
     assert done.returncode == 0, done.stderr
     assert accuracy_on_test(done.stdout) >= 0.97
+
+
+def steps_upright(output):
+    (steps,) = re.findall(r"stays up for ([\d.]+) of 200 steps", output)
+    return float(steps)
+
+
+@pytest.mark.slow
+def test_dqn_learns_and_draws(tmp_path):
+    picture = tmp_path / "dqn.png"
+    done = run(DQN, "--quick", "--out", picture)
+    assert done.returncode == 0, done.stderr
+    assert steps_upright(done.stdout) > 60  # random actions last for about 20
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -27,6 +27,7 @@ LAYERS = [
     "_core",
     "_suggest",
     "schedules",
+    "projections",
     "transforms",
     "wrappers",
     "optimizers",
@@ -160,7 +161,9 @@ def test_importing_and_building_touches_no_backend_and_imports_no_matplotlib():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", [sl, sl.tree, sl.where, sl.schedules], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [sl, sl.tree, sl.where, sl.schedules, sl.projections], ids=lambda m: m.__name__
+)
 def test_a_public_module_shows_only_what_slalom_defines(module):
     for name, value in vars(module).items():
         # The import hook that checks types leaves `jaxtyping` behind.

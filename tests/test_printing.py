@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from slalom._core.printing import code
 
 BIAS = sl.where.path("b")
 WRAPPED = {
@@ -13,6 +14,8 @@ WRAPPED = {
     "only": lambda tx: tx.only(BIAS),
     "partition": lambda tx: tx.partition({BIAS: sl.Scale(2.0)}),
     "partition-names": lambda tx: tx.partition({BIAS: sl.Scale(2.0)}, names=("bias",)),
+    "project": lambda tx: tx.project(sl.projections.box(-1.0, 1.0)),
+    "project-where": lambda tx: tx.project(sl.projections.l2_ball(2.0), where=BIAS),
     "flatten": lambda tx: tx.flatten(),
     "flatten-size": lambda tx: tx.flatten(100),
     "split_complex": lambda tx: tx.split_complex(),
@@ -121,6 +124,13 @@ def test_states_print_as_equinox_prints_modules():
 def test_traced_and_stacked_numbers_print_what_they_are():
     stacked = jax.vmap(sl.Scale)(jnp.arange(3.0))
     assert repr(stacked) == "sl.Scale(<float32[3]>)"
+    bound = jax.vmap(lambda lr: sl.Optimizer(sl.adam(lr, b1=0.5), jnp.ones(2)))(
+        jnp.arange(1.0, 3.0)
+    )
+    assert "sl.ScaleByAdam(b1=0.5) | sl.ScaleByLearningRate(<float32[2]>)" in repr(bound)
+    assert "b1': 0.5, " in repr(bound.hyperparams)
+    assert code(jax.random.split(jax.random.key(0), 2)) == "<key<fry>[2]>"
+    assert code(jnp.zeros(0)) == "<float32[0]>"
     jax.jit(lambda x: printed.append(repr(sl.Scale(x))))(1.0)
     assert printed == ["sl.Scale(<traced float32>)"]
 

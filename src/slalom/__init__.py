@@ -19,7 +19,12 @@ else:
     _checked = _contextlib.nullcontext()
 
 with _checked:
-    from . import schedules as schedules, tree as tree, where as where
+    from . import (
+        projections as projections,
+        schedules as schedules,
+        tree as tree,
+        where as where,
+    )
     from ._core.chain import (
         Chain as Chain,
         Identity as Identity,
@@ -44,6 +49,10 @@ with _checked:
     from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
+    from ._optimizer.target import (
+        incremental_update as incremental_update,
+        periodic_update as periodic_update,
+    )
     from ._suggest import absent as _absent
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
@@ -146,6 +155,7 @@ with _checked:
         Masked as Masked,
         Only as Only,
         Partition as Partition,
+        Projected as Projected,
         Recorded as Recorded,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
@@ -158,5 +168,6 @@ __version__ = "0.1.0"
 
 if not _TYPE_CHECKING:  # to a type checker it would mean that every name is there
     __getattr__ = _absent(__name__)
+    projections.__getattr__ = _absent(f"{__name__}.projections")
     schedules.__getattr__ = _absent(f"{__name__}.schedules")
     where.__getattr__ = _absent(f"{__name__}.where")

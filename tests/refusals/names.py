@@ -22,6 +22,103 @@ def a_schedule_of_optax():
     sl.cosine_decay_schedule  # noqa: B018
 
 
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'huber_loss'. Slalom contains optimizers and leaves this to "
+    "Optax: use `optax.huber_loss`.",
+)
+def a_loss_of_optax():
+    sl.huber_loss  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'losses'. Slalom contains optimizers and leaves this to "
+    "Optax: use `optax.losses`.",
+)
+def the_losses_of_optax():
+    sl.losses  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'polyak_averaging'. Write tx.average(), or "
+    "sl.incremental_update(new, old, step_size).",
+)
+def averaging_by_another_name():
+    sl.polyak_averaging  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "module 'slalom.projections' has no attribute 'projection_simplex'. Did you mean "
+    "sl.projections.simplex?",
+)
+def a_projection_of_optax():
+    sl.projections.projection_simplex  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'apply_every'. Did you mean sl.ApplyEvery?",
+)
+def a_transform_of_optax():
+    sl.apply_every  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'skip_not_finite'. Write tx.every_k(k, "
+    "skip=sl.SkipNotFinite()).",
+)
+def a_skip_condition_of_optax():
+    sl.skip_not_finite  # noqa: B018
+
+
+@refused(AttributeError, "module 'slalom' has no attribute 'ademamix'.")
+def a_name_that_is_close_to_none():
+    sl.ademamix  # noqa: B018
+
+
+@refused(TypeError, "adam() got an unexpected keyword 'lr'. Write learning_rate.")
+def a_learning_rate_by_another_name():
+    sl.adam(lr=1e-3)  # pyright: ignore[reportCallIssue]
+
+
+@refused(TypeError, "adam() got an unexpected keyword 'betas'. Write b1 and b2.")
+def both_decays_at_once():
+    sl.adam(1e-3, betas=(0.9, 0.99))  # pyright: ignore[reportCallIssue]
+
+
+@refused(TypeError, "adamw() got an unexpected keyword 'mask'. Write decay_where.")
+def a_mask_of_optax():
+    sl.adamw(1e-3, mask=None)  # pyright: ignore[reportCallIssue]
+
+
+@refused(TypeError, "sgd() got an unexpected keyword 'momentun'. Did you mean momentum?")
+def a_keyword_misspelt():
+    sl.sgd(1e-3, momentun=0.9)  # pyright: ignore[reportCallIssue]
+
+
+@refused(TypeError, "every_k() got an unexpected keyword 'use_grad_mean'. Write mean.")
+def a_keyword_of_multi_steps():
+    sl.adam(1e-3).every_k(2, use_grad_mean=False)  # pyright: ignore[reportCallIssue]
+
+
+@refused(TypeError, "ScaleByAdam() got an unexpected keyword 'beta1'. Write b1.")
+def a_keyword_of_a_class():
+    sl.ScaleByAdam(beta1=0.9)  # pyright: ignore[reportCallIssue]
+
+
+@refused(
+    TypeError,
+    "linear() got an unexpected keyword 'slope'. It takes init_value, end_value, transition_steps, "
+    "transition_begin.",
+)
+def a_keyword_that_is_close_to_none():
+    sl.schedules.linear(1.0, 0.0, slope=1.0)  # pyright: ignore[reportCallIssue]
+
+
 @refused(AttributeError, "module 'slalom' has no attribute 'MultiSteps'. Write tx.every_k(k).")
 def a_name_that_has_another_form():
     sl.MultiSteps  # noqa: B018

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import slalom as sl
 
@@ -244,3 +245,112 @@ def updates_made_of_another_shape():
 )
 def updates_made_of_another_structure():
     bound(Forgetful(result=lambda updates: {"b": updates["b"]})).update(params(), params())
+
+
+OF_OPTAX = (
+    "This is a transform of Optax. Slalom has its own, mostly of the same name: write "
+    "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`."
+)
+
+
+@refused(TypeError, TAKES_A_TRANSFORM + "GradientTransformation<…>. " + OF_OPTAX, unchecked=True)
+def an_optimizer_of_optax():
+    bound(optax.adam(1e-3))
+
+
+@refused(
+    TypeError,
+    "Link 1 is no transform: got GradientTransformation<…> of type "
+    "GradientTransformationExtraArgs. " + OF_OPTAX,
+    unchecked=True,
+)
+def a_link_of_optax():
+    sl.ClipByGlobalNorm(1.0) | optax.adam(1e-3)
+
+
+@refused(
+    TypeError,
+    "Projected.fn must be a function from the parameters to a tree like them, such as "
+    "`sl.projections.l2_ball(1.0)`, got <…>. Call it first: `non_negative(...)`.",
+)
+def a_projection_that_is_not_called():
+    sl.sgd(0.1).project(sl.projections.non_negative)
+
+
+@refused(
+    ValueError,
+    "The projection <lambda> must return a tree like the one that it receives: 'w' is in what it "
+    "receives but not in what it returns.",
+)
+def a_projection_that_returns_less():
+    bound(sl.sgd(0.1).project(lambda p: {"b": p["b"]})).step(params(), params())
+
+
+@refused(
+    ValueError,
+    "The projection <lambda> must return a tree like the one that it receives: at 'b' it received "
+    "shape (2,) and returned shape ().",
+)
+def a_projection_that_returns_other_shapes():
+    tx = sl.sgd(0.1).project(lambda p: jax.tree.map(jnp.sum, p))
+    bound(tx).step(params(), params())
+
+
+@refused(
+    TypeError,
+    "sl.projections.simplex() compares numbers, and the leaf 'w' is complex64. Select the real "
+    "parameters, for example with `tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`.",
+)
+def a_simplex_of_complex_numbers():
+    sl.projections.simplex()({"w": jnp.ones(2, complex)})
+
+
+@refused(ValueError, "box.lower must be at most box.upper, got 2.0 and 1.0.")
+def a_box_without_inside():
+    sl.projections.box(2.0, 1.0)
+
+
+@refused(
+    ValueError,
+    "box.upper has shape (3,) at 'b', but the leaf to project has shape (2,). Nothing is "
+    "broadcast but scalars.",
+)
+def a_bound_of_another_shape():
+    sl.projections.box(None, {"b": jnp.ones(3)})({"b": jnp.ones(2)})
+
+
+@refused(
+    ValueError,
+    "vector.a must be a tree like the one to project: 'b' is in vector.a but not in the tree to "
+    "project.",
+)
+def a_vector_of_another_structure():
+    sl.projections.vector(params())({"w": jnp.ones((3, 2))})
+
+
+@refused(
+    ValueError,
+    "hyperplane.a has shape (3,) and dtype float32 at 'w', but the leaf to project has shape (2,) "
+    "and dtype float32.",
+)
+def a_normal_of_another_shape():
+    sl.projections.hyperplane({"w": jnp.ones(3)}, 1.0)({"w": jnp.ones(2)})
+
+
+@refused(
+    TypeError,
+    "The projection <lambda> must return a tree like the one that it receives: at 'b' it received "
+    "float32 and returned complex64.",
+)
+def a_projection_that_makes_parameters_complex():
+    tx = sl.sgd(0.1).project(lambda p: jax.tree.map(lambda x: x.astype(complex), p))
+    bound(tx).step(params(), params())
+
+
+@refused(
+    ValueError,
+    "Projected writes the parameters itself, so nothing may follow it: make it the last link of "
+    "the chain.",
+)
+def a_link_after_a_projection():
+    sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)

@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from .._types import Params
+from .advice import check_keywords
 from .printing import AbstractPrinted
 
 CHECK = "slalom.check"
@@ -45,6 +46,13 @@ class Part(NamedTuple):
 
 class AbstractDeclared(AbstractPrinted):
     """The base of transforms, skip conditions and schedules: fields and parts are declared."""
+
+    if not TYPE_CHECKING:  # a type checker reads `__init__`
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                check_keywords(cls.__init__, cls.__name__, kwargs)
+            return super().__new__(cls)
 
     def children(
         self, state: Any = None, context: Any = None, params: Params | None = None

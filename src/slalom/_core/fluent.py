@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from ..where.resolve import WhereLike
+from .advice import advise_keywords
 from .declared import AbstractDeclared
 from .fields import Hyperparameter
 from .printing import constructor_call, method_call
@@ -45,6 +46,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- on which leaves --------------------------------------------------------------------
 
+    @advise_keywords
     def mask(self, where: WhereLike) -> "slalom.Masked":
         """Applies this transform to the selected leaves; the others pass through unchanged.
 
@@ -61,6 +63,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Masked(self, where)
 
+    @advise_keywords
     def only(self, where: WhereLike) -> "slalom.Only":
         """Applies this transform to the selected leaves; the others are not updated.
 
@@ -74,6 +77,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Only(self, where)
 
+    @advise_keywords
     def partition(
         self,
         others: Mapping[WhereLike, "slalom.AbstractTransform"],
@@ -96,6 +100,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- in which form ----------------------------------------------------------------------
 
+    @advise_keywords
     def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
         """Applies this transform to all small leaves at once, concatenated into a buffer per dtype.
 
@@ -109,6 +114,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Flatten(self, max_size)
 
+    @advise_keywords
     def split_complex(self) -> "slalom.SplitRealAndImaginary":
         """Applies this transform to the real and imaginary parts of complex leaves.
 
@@ -120,6 +126,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- whether and when -------------------------------------------------------------------
 
+    @advise_keywords
     def every_k(
         self,
         k: Any,
@@ -148,6 +155,7 @@ class AbstractFluent(AbstractDeclared):
 
         return EveryK(self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip)
 
+    @advise_keywords
     def if_finite(
         self,
         max_consecutive_errors: int = 5,
@@ -170,6 +178,7 @@ class AbstractFluent(AbstractDeclared):
 
         return IfFinite(self, max_consecutive_errors, on_limit, check)
 
+    @advise_keywords
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
     ) -> "slalom.When":
@@ -189,6 +198,7 @@ class AbstractFluent(AbstractDeclared):
 
     # --- which parameters are evaluated -----------------------------------------------------
 
+    @advise_keywords
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
     ) -> "slalom.Lookahead":
@@ -208,6 +218,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Lookahead(self, sync_period, slow_step_size, reset_state)
 
+    @advise_keywords
     def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> "slalom.Average":
         """Keeps an average of the parameters that this transform produces.
 
@@ -224,8 +235,28 @@ class AbstractFluent(AbstractDeclared):
 
         return Average(self, decay, debias)
 
+    # --- in which set -----------------------------------------------------------------------
+
+    @advise_keywords
+    def project(self, fn: Callable[..., Any], where: WhereLike | None = None) -> "slalom.Projected":
+        """This transform, and a projection of the parameters after each of its steps.
+
+        **Arguments:**
+
+        - `fn`: a function from a tree of parameters to a tree like it, such as those of
+            `sl.projections`. It receives all selected parameters, in at least float32, and `None`
+            at the others.
+        - `where`: which parameters: a selector, a function or a tree of bools. Defaults to all.
+
+        **Returns:** a transform, for the last place of a chain.
+        """
+        from ..wrappers import Projected
+
+        return Projected(self, fn, where)
+
     # --- driven and recorded ----------------------------------------------------------------
 
+    @advise_keywords
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":
         """Sets hyperparameters of this transform by stateful schedules.
 
@@ -240,6 +271,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Driven(self, schedules)
 
+    @advise_keywords
     def record(self) -> "slalom.Recorded":
         """Reports norms and the hyperparameters in use in `opt.metrics`.
 

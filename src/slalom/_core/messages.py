@@ -17,5 +17,11 @@ def warn(message: str) -> None:
 
 
 def uncalled(given: Any) -> str:
-    """The advice for a recipe or a class that was passed without being called."""
+    """The advice for a recipe or a class that was passed without being called, or for a transform
+    of Optax."""
+    if type(given).__name__.startswith("GradientTransformation"):
+        return (
+            " This is a transform of Optax. Slalom has its own, mostly of the same name: write "
+            "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`."
+        )
     return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""

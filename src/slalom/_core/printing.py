@@ -22,6 +22,9 @@ _PACKAGE = __name__.partition(".")[0]
 _EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
+_PUBLIC_MODULES = ("projections", "schedules")
+"""The modules whose classes code reaches as `sl.module.name`."""
+
 LINE = 92
 """The width of a line. Longer code is broken over several lines."""
 
@@ -172,8 +175,8 @@ def _public_name(cls: type) -> str:
     package, _, rest = cls.__module__.partition(".")
     if package != _PACKAGE:
         return cls.__name__
-    schedules = "schedules." if rest.partition(".")[0] == "schedules" else ""
-    return f"sl.{schedules}{cls.__name__}"
+    module = rest.partition(".")[0]
+    return f"sl.{f'{module}.' * (module in _PUBLIC_MODULES)}{cls.__name__}"
 
 
 # --- text -----------------------------------------------------------------------------------
@@ -195,14 +198,19 @@ def indented(text: str) -> str:
 
 
 def shortest(value: Any) -> str:
-    """A number in the fewest digits that identify it in its own precision, at least float32."""
+    """A number in the fewest digits that identify it in its own precision, at least float32.
+
+    Of an array, such as a number of several runs under `vmap`, the common value of all entries, or
+    its dtype and shape if they differ.
+    """
     if isinstance(value, Tracer):
         return f"<traced {value.dtype}>"
     if isinstance(value, jax.Array) and value.is_deleted():
         return "<donated>"
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         if value.shape != ():
-            return f"<{value.dtype}{list(value.shape)}>"
+            common = _common_value(value)
+            return f"<{value.dtype}{list(value.shape)}>" if common is None else shortest(common)
         value = np.asarray(value)[()]
         if jnp.issubdtype(value.dtype, jnp.floating):
             # The fewest digits of a half-precision number would name another float32.
@@ -210,6 +218,17 @@ def shortest(value: Any) -> str:
             return repr(float(np.format_float_scientific(wide)))
         return str(value)
     return repr(value)
+
+
+def _common_value(array: Any) -> Any:
+    """The number that all entries of an array equal, as for runs that agree; otherwise `None`."""
+    here = getattr(array, "is_fully_addressable", True)
+    is_number = isinstance(array.dtype, np.dtype)  # and no PRNG key
+    # Printing must not copy a large array from its device.
+    if not here or not is_number or not 0 < array.size <= 4096:
+        return None
+    numbers = np.ravel(np.asarray(array))
+    return numbers[0] if np.all(numbers == numbers[0]) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -10,6 +11,7 @@ from ..where.resolve import WhereLike
 from ._decay import decayed
 
 
+@advise_keywords
 def adagrad(
     learning_rate: Hyperparameter,
     initial_accumulator_value: Hyperparameter = 0.1,
@@ -35,6 +37,7 @@ def adagrad(
     )
 
 
+@advise_keywords
 def adadelta(
     learning_rate: Hyperparameter = 1.0,
     rho: Hyperparameter = 0.9,
@@ -68,6 +71,7 @@ def adadelta(
     )
 
 
+@advise_keywords
 def sm3(
     learning_rate: Hyperparameter,
     momentum: Hyperparameter = 0.9,

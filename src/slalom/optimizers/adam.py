@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -10,6 +11,7 @@ from ..where.resolve import WhereLike
 from ._decay import decayed
 
 
+@advise_keywords
 def adam(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -44,6 +46,7 @@ def adam(
     )
 
 
+@advise_keywords
 def adamw(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -87,6 +90,7 @@ def adamw(
     )
 
 
+@advise_keywords
 def nadam(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -119,6 +123,7 @@ def nadam(
     return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True, nu_dtype=nu_dtype)
 
 
+@advise_keywords
 def nadamw(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -159,6 +164,7 @@ def nadamw(
     )
 
 
+@advise_keywords
 def amsgrad(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -190,6 +196,7 @@ def amsgrad(
     )
 
 
+@advise_keywords
 def adamax(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -216,6 +223,7 @@ def adamax(
     )
 
 
+@advise_keywords
 def adamaxw(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,

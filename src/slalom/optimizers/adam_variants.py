@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -17,6 +18,7 @@ from ..where.resolve import WhereLike, as_where
 from ._decay import decayed
 
 
+@advise_keywords
 def adabelief(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -46,6 +48,7 @@ def adabelief(
     )
 
 
+@advise_keywords
 def yogi(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -74,6 +77,7 @@ def yogi(
     )
 
 
+@advise_keywords
 def radam(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -105,6 +109,7 @@ def radam(
     )
 
 
+@advise_keywords
 def novograd(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -139,6 +144,7 @@ def novograd(
     return chain(rule, ScaleByLearningRate(learning_rate))
 
 
+@advise_keywords
 def adan(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.98,

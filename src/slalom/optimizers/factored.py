@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -12,6 +13,7 @@ from ..where.resolve import WhereLike
 from ._decay import decayed
 
 
+@advise_keywords
 def adafactor(
     learning_rate: Hyperparameter | None = None,
     min_dim_size_to_factor: int = 128,

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import ScaleByLearningRate, ScaleByRms, ScaleByStddev, Trace
 
 
+@advise_keywords
 def sgd(
     learning_rate: Hyperparameter,
     momentum: Hyperparameter | None = None,
@@ -35,6 +37,7 @@ def sgd(
     return chain(*links, ScaleByLearningRate(learning_rate))
 
 
+@advise_keywords
 def rmsprop(
     learning_rate: Hyperparameter,
     decay: Hyperparameter = 0.9,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -14,6 +15,7 @@ from ..transforms import (
 )
 
 
+@advise_keywords
 def optimistic_gradient_descent(
     learning_rate: Hyperparameter,
     alpha: Hyperparameter = 1.0,
@@ -34,6 +36,7 @@ def optimistic_gradient_descent(
     return chain(ScaleByOptimisticGradient(alpha, beta), ScaleByLearningRate(learning_rate))
 
 
+@advise_keywords
 def optimistic_adam_v2(
     learning_rate: Hyperparameter,
     *,
@@ -68,6 +71,7 @@ def optimistic_adam_v2(
     )
 
 
+@advise_keywords
 def noisy_sgd(
     learning_rate: Hyperparameter,
     eta: Hyperparameter = 0.01,
@@ -91,6 +95,7 @@ def noisy_sgd(
     return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
 
 
+@advise_keywords
 def polyak_sgd(
     max_learning_rate: Hyperparameter = 1.0,
     scaling: Hyperparameter = 1.0,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -10,6 +11,7 @@ from ..where.resolve import WhereLike
 from ._decay import decayed
 
 
+@advise_keywords
 def lamb(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -45,6 +47,7 @@ def lamb(
     )
 
 
+@advise_keywords
 def lars(
     learning_rate: Hyperparameter,
     weight_decay: Hyperparameter = 0.0,
@@ -86,6 +89,7 @@ def lars(
     )
 
 
+@advise_keywords
 def fromage(
     learning_rate: Hyperparameter,
     min_norm: Hyperparameter = 1e-6,

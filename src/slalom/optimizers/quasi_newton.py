@@ -1,5 +1,6 @@
 """Quasi-Newton methods."""
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -8,6 +9,7 @@ from ..transforms import Scale, ScaleByLbfgs, ScaleByLearningRate, ScaleByZoomLi
 _ZOOM = ScaleByZoomLinesearch(20, initial_guess_strategy="one")
 
 
+@advise_keywords
 def lbfgs(
     learning_rate: Hyperparameter | None = None,
     memory_size: int = 10,

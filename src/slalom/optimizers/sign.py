@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
@@ -10,6 +11,7 @@ from ..where.resolve import WhereLike
 from ._decay import decayed
 
 
+@advise_keywords
 def lion(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
@@ -42,6 +44,7 @@ def lion(
     )
 
 
+@advise_keywords
 def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
     """Sign descent: p ↦ p − η·sign(g).
 
@@ -58,6 +61,7 @@ def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
     return chain(ScaleBySign(), ScaleByLearningRate(learning_rate))
 
 
+@advise_keywords
 def signum(
     learning_rate: Hyperparameter,
     beta: Hyperparameter = 0.9,
@@ -81,6 +85,7 @@ def signum(
     return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
 
 
+@advise_keywords
 def rprop(
     learning_rate: Hyperparameter,
     eta_minus: Hyperparameter = 0.5,

@@ -1,0 +1,44 @@
+"""Euclidean projections of whole trees, for `tx.project`.
+
+A projection is called like a function, so these classes have lower-case names, as
+`functools.partial` has. Each maps a tree x to the nearest tree of a set, where the distance is that
+of all entries of all leaves together:
+
+    argmin ‖p − x‖₂  over p in the set
+
+They compute in at least float32 and return every leaf in its own dtype. To project each leaf by
+itself, map over the leaves: `lambda tree: jax.tree.map(sl.projections.l2_ball(1.0), tree)`. A
+complex entry counts as a point of the plane: |z| is its modulus, and ⟨a, x⟩ is Re Σ āᵢ·xᵢ.
+"""
+
+from ._projection import AbstractProjection as AbstractProjection
+from .balls import (
+    l1_ball as l1_ball,
+    l1_sphere as l1_sphere,
+    l2_ball as l2_ball,
+    l2_sphere as l2_sphere,
+    linf_ball as linf_ball,
+    simplex as simplex,
+)
+from .boxes import box as box, hypercube as hypercube, non_negative as non_negative
+from .planes import halfspace as halfspace, hyperplane as hyperplane, vector as vector
+
+__all__ = [
+    "AbstractProjection",
+    "box",
+    "halfspace",
+    "hypercube",
+    "hyperplane",
+    "l1_ball",
+    "l1_sphere",
+    "l2_ball",
+    "l2_sphere",
+    "linf_ball",
+    "non_negative",
+    "simplex",
+    "vector",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,71 @@
+"""The base of all projections."""
+
+import abc
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from .. import tree
+from .._core.context import Context
+from .._core.declared import AbstractDeclared
+from .._core.fields import hyperparameter_fields
+from .._core.numbers import read_number
+from .._core.printing import code
+from .._paths import dotted, first_difference
+
+
+class AbstractProjection(AbstractDeclared):
+    """A projection of trees. A subclass declares its numbers and writes `nearest`.
+
+    The numbers are hyperparameters: inside of `tx.project` they are traced and listed in
+    `opt.hyperparams`, and they can be schedules.
+    """
+
+    @abc.abstractmethod
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        """The nearest tree of the set.
+
+        **Arguments:**
+
+        - `now`: the hyperparameters at this step, by name.
+        - `x`: a tree of at least one floating or complex array, in at least float32.
+
+        **Returns:** a tree like `x`.
+        """
+
+    def __call__(self, x: PyTree, context: Context | None = None) -> PyTree:
+        """Projects a tree.
+
+        **Arguments:**
+
+        - `x`: a tree of floating or complex arrays. `None` marks a hole.
+        - `context`: the clock, if a number of the projection is a schedule.
+
+        **Returns:** a tree like `x`.
+        """
+        tree.check_inexact(x)
+        if not jax.tree.leaves(x):
+            return x
+        names = [field.name for field in hyperparameter_fields(self)]
+        now = SimpleNamespace(**{name: read_number(self, name, context) for name in names})
+        return tree.cast_like(self.nearest(now, tree.widened(x)), x)
+
+
+def check_real(projection: AbstractProjection, x: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        if jnp.iscomplexobj(leaf):
+            raise TypeError(
+                f"{code(projection)} compares numbers, and the leaf '{dotted(path)}' is "
+                f"{leaf.dtype}. Select the real parameters, for example with "
+                "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`."
+            )
+
+
+def leaves_like(name: str, own: PyTree, x: PyTree) -> list[Any]:
+    if jax.tree.structure(own) != jax.tree.structure(x):
+        differ = first_difference(own, x, (name, "the tree to project"))
+        raise ValueError(f"{name} must be a tree like the one to project: {differ}.")
+    return jax.tree.leaves(own)

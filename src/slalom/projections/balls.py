@@ -1,0 +1,240 @@
+"""Projections onto balls, spheres and the simplex, of all leaves together."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .. import tree
+from .._core.fields import Hyperparameter, hyperparameter
+from .._types import Scalar
+from ._projection import AbstractProjection, check_real
+
+
+class simplex(AbstractProjection):
+    """The projection onto the simplex: p ≥ 0 and Σ p = scale, the sum over all leaves.
+
+        p = max(x − τ, 0)
+
+    with the one τ for which the sum is right. Newton's method finds it in a few passes over the
+    leaves, which are neither sorted nor joined.
+
+    **Arguments:**
+
+    - `scale`: the sum, > 0. Defaults to 1.
+
+    ```python
+    >>> sl.projections.simplex()({"a": jnp.array([0.5, 0.9]), "b": jnp.array(-2.0)})
+    {'a': Array([0.3, 0.7], dtype=float32), 'b': Array(0., dtype=float32)}
+
+    ```
+
+    ??? cite "Michelot, [A finite algorithm for finding the projection of a point onto the
+        canonical simplex of ℝⁿ](https://doi.org/10.1007/BF00938486), 1986"
+    """
+
+    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        check_real(self, x)
+        return _to_simplex(x, now.scale)
+
+
+class l1_sphere(AbstractProjection):
+    """The projection onto Σ |pᵢ| = scale, the sum over all leaves.
+
+        pᵢ = sign(xᵢ)·qᵢ,   q the projection of |x| onto the simplex
+
+    Zeros count as positive, so the result is on the sphere even for x = 0. Differs from Optax,
+    where they stay zero and the sum falls short.
+
+    **Arguments:**
+
+    - `scale`: the radius, > 0. Defaults to 1.
+    """
+
+    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        phase, size = _polar_tree(x)
+        return _times(phase, _to_simplex(size, now.scale))
+
+
+class l1_ball(AbstractProjection):
+    """The projection onto Σ |pᵢ| ≤ scale, the sum over all leaves.
+
+    A tree inside of the ball stays as it is. Any other is projected onto `l1_sphere`.
+
+    **Arguments:**
+
+    - `scale`: the radius, > 0. Defaults to 1.
+
+    ??? cite "Duchi et al., [Efficient projections onto the ℓ₁-ball for learning in high
+        dimensions](https://doi.org/10.1145/1390156.1390191), 2008"
+    """
+
+    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        phase, size = _polar_tree(x)
+        return _times(phase, _to_corner(size, now.scale))
+
+
+class l2_sphere(AbstractProjection):
+    """The projection onto ‖p‖₂ = scale, the norm of all leaves together: p = scale·x/‖x‖.
+
+    All points of the sphere are equally near to x = 0. It goes to the one whose entries are equal.
+    Differs from Optax, where it becomes NaN.
+
+    **Arguments:**
+
+    - `scale`: the radius, > 0. Defaults to 1.
+    """
+
+    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        norm = _norm(x)
+        scale = tree.cast(now.scale, norm.dtype)
+        number = sum(leaf.size for leaf in jax.tree.leaves(x))
+        zero = norm == 0
+        now = SimpleNamespace(
+            factor=jnp.where(zero, 0, scale / jnp.where(zero, 1, norm)),
+            shift=jnp.where(zero, scale / math.sqrt(max(number, 1)), 0),
+        )
+        return tree.map_leaves(lambda now, x: now.factor * x + now.shift, (x,), now)
+
+
+class l2_ball(AbstractProjection):
+    """The projection onto ‖p‖₂ ≤ scale, the norm of all leaves together: p = x·min(1, scale/‖x‖).
+
+    A tree inside of the ball keeps every bit.
+
+    **Arguments:**
+
+    - `scale`: the radius, > 0. Defaults to 1.
+
+    ```python
+    >>> sl.projections.l2_ball(1.0)({"w": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)})
+    {'b': Array(0.8, dtype=float32), 'w': Array([0.6, 0. ], dtype=float32)}
+
+    ```
+    """
+
+    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        norm = _norm(x)
+        scale = tree.cast(now.scale, norm.dtype)
+        return tree.scale(x, scale / jnp.maximum(norm, scale))
+
+
+class linf_ball(AbstractProjection):
+    """The projection onto max |pᵢ| ≤ scale: every entry is clipped to [−scale, scale].
+
+    A complex entry keeps its phase.
+
+    **Arguments:**
+
+    - `scale`: the radius, ≥ 0. Defaults to 1.
+    """
+
+    scale: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        def rule(now, x):
+            if not jnp.iscomplexobj(x):
+                return jnp.clip(x, -now.scale, now.scale)
+            phase, size = _polar(x)
+            return phase * jnp.minimum(size, now.scale)
+
+        return tree.map_leaves(rule, (x,), now)
+
+
+# Compiled, since every loop and conditional outside of a trace would otherwise compile again.
+@jax.jit
+def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
+    """max(x − τ, 0) with the τ for which the sum is `scale`."""
+    leaves, structure = jax.tree.flatten(x)
+    dtype = tree.accumulation_dtype(*(leaf.dtype for leaf in leaves))
+    scale = tree.cast(scale, dtype)
+    top = jnp.array(-jnp.inf, dtype)
+    for leaf in leaves:
+        top = jnp.maximum(top, tree.cast(jnp.max(leaf, initial=-jnp.inf), dtype))
+    top = jax.lax.stop_gradient(top)
+    # Relative to the largest entry, no entry that counts is further away than `scale`: nothing is
+    # lost to rounding in the sum.
+    below = [tree.cast(leaf, dtype) - top for leaf in leaves]
+
+    def threshold(below: list[Array], last: Any) -> tuple[Array, Array]:
+        """The τ for the entries above the last one, and how many these are."""
+        total, number = jnp.zeros((), dtype), jnp.zeros((), dtype)
+        for y in below:
+            above = y > last
+            total = total + jnp.sum(jnp.where(above, y, 0))
+            number = number + jnp.sum(above, dtype=jnp.int32).astype(dtype)
+        return (total - scale) / jnp.maximum(number, 1), number
+
+    # Newton's method, from a τ that is too small. The number of entries above it falls, and τ is
+    # right when it does not.
+    fixed = jax.lax.stop_gradient(below)
+
+    def step(carry: Any) -> Any:
+        last, number, _ = carry
+        return (*threshold(fixed, last), number)
+
+    start = step((-jax.lax.stop_gradient(scale), jnp.array(jnp.inf, dtype), None))
+    tau, *_ = jax.lax.while_loop(lambda carry: carry[1] < carry[2], step, start)
+    # Once more, for the derivative: the loop has none.
+    tau, _ = threshold(below, tau)
+    return structure.unflatten(
+        [tree.cast(jax.nn.relu(y - tau), x.dtype) for y, x in zip(below, leaves, strict=True)]
+    )
+
+
+@jax.jit
+def _to_corner(x: PyTree, scale: Scalar) -> PyTree:
+    """A tree without negative entries, projected onto the simplex if its sum is larger."""
+    total = _sum(x)
+    inside = total <= tree.cast(scale, total.dtype)
+    return jax.lax.cond(inside, lambda x: x, lambda x: _to_simplex(x, scale), x)
+
+
+def _polar(x: Array) -> tuple[Array, Array]:
+    """Phase (for real numbers the sign) and modulus. The phase of 0 is 1."""
+    if not jnp.iscomplexobj(x):
+        sign = jnp.where(x < 0, -1, 1).astype(x.dtype)
+        return sign, sign * x
+    size = tree.root(tree.abs_squared(x))
+    zero = size == 0
+    return jnp.where(zero, 1, x / jnp.where(zero, 1, size)), size
+
+
+def _polar_tree(x: PyTree) -> tuple[PyTree, PyTree]:
+    return tree.map_leaves(lambda _, x: _polar(x), (x,))
+
+
+def _times(a: PyTree, b: PyTree) -> PyTree:
+    return tree.map_leaves(lambda _, a, b: a * b, (a, b))
+
+
+def _sum(x: PyTree) -> Array:
+    """The sum over all entries of all leaves, which are real."""
+    dtype = tree.accumulation_dtype(*(leaf.dtype for leaf in jax.tree.leaves(x)))
+    return sum(
+        (tree.cast(jnp.sum(leaf), dtype) for leaf in jax.tree.leaves(x)), jnp.zeros((), dtype)
+    )
+
+
+def _norm(x: PyTree) -> Array:
+    """The Euclidean norm of all leaves, also where the squares would overflow or underflow."""
+    dtype = tree.real_dtype(tree.accumulation_dtype(*(y.dtype for y in jax.tree.leaves(x))))
+    largest = jnp.zeros((), dtype)
+    for leaf in jax.tree.leaves(jax.lax.stop_gradient(x)):
+        largest = jnp.maximum(largest, tree.cast(jnp.max(jnp.abs(leaf), initial=0), dtype))
+    unit = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1)
+    scaled = tree.map_leaves(lambda now, x: x / now.unit, (x,), SimpleNamespace(unit=unit))
+    return unit * tree.cast(tree.global_norm(scaled), dtype)

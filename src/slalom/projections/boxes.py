@@ -1,0 +1,110 @@
+"""Projections that treat every number by itself."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from .. import tree
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.printing import shortest
+from .._paths import dotted
+from .._types import Tracer
+from ._projection import AbstractProjection, check_real, leaves_like
+
+
+class non_negative(AbstractProjection):
+    """The projection onto trees without negative entries: max(x, 0). NaN stays NaN.
+
+    ```python
+    >>> sl.projections.non_negative()({"w": jnp.array([-1.0, 2.0])})
+    {'w': Array([0., 2.], dtype=float32)}
+
+    ```
+    """
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        del now
+        check_real(self, x)
+        return jax.tree.map(jax.nn.relu, x)
+
+
+class box(AbstractProjection):
+    """The projection onto lower ≤ p ≤ upper: every entry is clipped.
+
+    In a half-precision leaf a bound holds up to the rounding of that leaf.
+
+    **Arguments:**
+
+    - `lower`, `upper`: the bounds: each a number, a tree like the one to project (of scalars, or
+        of arrays with the shapes of its leaves), or `None` for no bound.
+
+    ```python
+    >>> sl.projections.box(-1.0, 1.0)({"w": jnp.array([-3.0, 0.5])})
+    {'w': Array([-1. ,  0.5], dtype=float32)}
+
+    ```
+    """
+
+    lower: Any
+    upper: Any
+
+    def __check_init__(self):
+        low, high = self.lower, self.upper
+        if _is_known(low) and _is_known(high) and not float(low) <= float(high):
+            raise ValueError(
+                f"box.lower must be at most box.upper, got {shortest(low)} and {shortest(high)}."
+            )
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        del now
+        check_real(self, x)
+        lower = _bounds("box.lower", self.lower, x)
+        upper = _bounds("box.upper", self.upper, x)
+        leaves, structure = jax.tree.flatten(x)
+        clipped = [jnp.clip(*each) for each in zip(leaves, lower, upper, strict=True)]
+        return structure.unflatten(clipped)
+
+
+class hypercube(AbstractProjection):
+    """The projection onto 0 ≤ p ≤ scale.
+
+    **Arguments:**
+
+    - `scale`: the length of an edge, ≥ 0. Defaults to 1.
+    """
+
+    scale: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        check_real(self, x)
+        return tree.map_leaves(lambda now, x: jnp.clip(x, 0, now.scale), (x,), now)
+
+
+def _is_known(bound: Any) -> bool:
+    """Whether a bound is a number that can be read now."""
+    if tree.is_array(bound):
+        return bound.shape == () and not isinstance(bound, Tracer)
+    return isinstance(bound, int | float)
+
+
+def _bounds(name: str, bound: Any, x: PyTree) -> list[Any]:
+    """A bound for each leaf, in the dtype of that leaf."""
+    leaves = jax.tree.leaves(x)
+    if bound is None or eqx.is_array_like(bound):
+        bounds = [bound] * len(leaves)
+    else:
+        bounds = leaves_like(name, bound, x)
+    for (path, leaf), own in zip(jax.tree_util.tree_leaves_with_path(x), bounds, strict=True):
+        if own is not None and jnp.shape(own) not in ((), leaf.shape):
+            raise ValueError(
+                f"{name} has shape {jnp.shape(own)} at '{dotted(path)}', but the leaf to project "
+                f"has shape {leaf.shape}. Nothing is broadcast but scalars."
+            )
+    return [
+        None if own is None else jnp.asarray(own, leaf.dtype)
+        for own, leaf in zip(bounds, leaves, strict=True)
+    ]

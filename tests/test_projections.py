@@ -1,0 +1,378 @@
+"""Projections of trees, and parameters that `.project` keeps in a set."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax.projections as op
+import pytest
+from hypothesis import example, given, settings, strategies as st
+from hypothesis.extra.numpy import arrays
+
+import slalom as sl
+from helpers import (
+    assert_same_bits,
+    gradients,
+    lenient,
+    mlp,
+    nested_dict,
+    params_of,
+    slow_except,
+)
+
+P = sl.projections
+NORMAL = {"a": jnp.array([0.3, -1.2, 2.0]), "b": [jnp.array(0.7), None]}
+LOWER = {"a": jnp.array([0.0, -1.0, 0.5]), "b": [jnp.array(-0.5), None]}
+
+# Each with the function of Optax, and with a tree in the set that is not on its boundary.
+SETS = {
+    "non_negative": (P.non_negative(), op.projection_non_negative),
+    "box": (P.box(-0.5, 0.8), lambda x: op.projection_box(x, full(x, -0.5), full(x, 0.8))),
+    "box of trees": (P.box(LOWER, None), lambda x: op.projection_box(x, LOWER, full(x, jnp.inf))),
+    "hypercube": (P.hypercube(0.7), lambda x: op.projection_box(x, full(x, 0.0), full(x, 0.7))),
+    "linf_ball": (P.linf_ball(0.7), lambda x: op.projection_linf_ball(x, 0.7)),
+    "simplex": (P.simplex(2.0), lambda x: op.projection_simplex(x, 2.0)),
+    "l1_ball": (P.l1_ball(1.5), lambda x: op.projection_l1_ball(x, 1.5)),
+    "l2_ball": (P.l2_ball(1.5), lambda x: op.projection_l2_ball(x, 1.5)),
+    "vector": (P.vector(NORMAL), lambda x: op.projection_vector(x, NORMAL)),
+    "hyperplane": (P.hyperplane(NORMAL, 0.4), lambda x: op.projection_hyperplane(x, NORMAL, 0.4)),
+    "halfspace": (P.halfspace(NORMAL, 0.4), lambda x: op.projection_halfspace(x, NORMAL, 0.4)),
+}
+SPHERES = {
+    "l1_sphere": (P.l1_sphere(2.0), lambda x: op.projection_l1_sphere(x, 2.0)),
+    "l2_sphere": (P.l2_sphere(2.0), lambda x: op.projection_l2_sphere(x, 2.0)),
+}
+ALL = SETS | SPHERES
+LIKE_NORMAL = ("box of trees", "vector", "hyperplane", "halfspace")
+
+
+def full(tree, value):
+    return jax.tree.map(lambda x: jnp.full_like(x, value), tree)
+
+
+def as_tree(numbers, dtype=None):
+    numbers = jnp.asarray(numbers, dtype)
+    return {"a": numbers[:3], "b": [numbers[3], None]}
+
+
+def as_vector(tree):
+    leaves = [np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)]
+    return np.concatenate([np.zeros(0), *leaves])
+
+
+def numbers(within=4.0):
+    finite = st.floats(-within, within, width=32, allow_subnormal=False)
+    return arrays(np.float32, 4, elements=finite)
+
+
+FEW = settings(max_examples=15, deadline=None, derandomize=True)
+
+
+# --- what they return ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@FEW
+@given(x=numbers())
+def test_the_result_is_that_of_optax(name, x):
+    ours, theirs = ALL[name]
+    if name in SPHERES:
+        x = np.where(np.abs(x) < 1e-3, np.float32(1e-3), x)  # where Optax leaves the sphere
+    x = as_tree(x)
+    with lenient():
+        expected = theirs(x)
+    np.testing.assert_allclose(as_vector(ours(x)), as_vector(expected), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SETS)
+@FEW
+@given(x=numbers(), other=numbers())
+@example(x=np.zeros(4, np.float32), other=np.ones(4, np.float32))
+def test_no_tree_of_a_convex_set_is_nearer(name, x, other):
+    # p is the nearest point if and only if ⟨x − p, q − p⟩ ≤ 0 for every q in the set.
+    fn, _ = SETS[name]
+    p, q = as_vector(fn(as_tree(x))), as_vector(fn(as_tree(other)))
+    x = as_vector(as_tree(x))
+    assert np.dot(x - p, q - p) <= 1e-4
+    np.testing.assert_allclose(as_vector(fn(fn(as_tree(x, jnp.float32)))), p, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPHERES)
+@FEW
+@given(x=numbers(), other=numbers())
+@example(x=np.zeros(4, np.float32), other=np.ones(4, np.float32))
+def test_no_point_of_a_sphere_is_nearer(name, x, other):
+    fn, _ = SPHERES[name]
+    p, q = as_vector(fn(as_tree(x))), as_vector(fn(as_tree(other)))
+    x = as_vector(as_tree(x))
+    assert np.linalg.norm(x - p) <= np.linalg.norm(x - q) + 1e-5
+    assert np.linalg.norm(p, ord=1 if name == "l1_sphere" else 2) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_the_simplex_of_large_and_of_many_numbers_has_the_right_sum():
+    x = 1e6 * jax.random.normal(jax.random.key(0), (100_000,))
+    p = P.simplex()({"a": x[:70_000], "b": x[70_000:].reshape(100, 300)})
+    assert as_vector(p).min() == 0
+    assert as_vector(p).sum() == pytest.approx(1.0, rel=1e-6)
+    p = P.simplex(10.0)(x / 1e6)
+    expected = optax_simplex_in_double(np.asarray(x / 1e6, np.float64), 10.0)
+    np.testing.assert_allclose(p, expected, atol=1e-6)
+
+
+def optax_simplex_in_double(x, scale):
+    u = np.sort(x)[::-1]
+    tau = (np.cumsum(u) - scale) / np.arange(1, len(u) + 1)
+    return np.maximum(x - tau[np.nonzero(u > tau)[0][-1]], 0)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_norms_neither_overflow_nor_underflow(size):
+    x = {"w": size * jnp.array([3.0, 4.0])}
+    np.testing.assert_allclose(P.l2_sphere(5.0)(x)["w"], [3.0, 4.0], rtol=1e-6)
+    inside = P.l2_ball(5.0)(x)["w"]
+    np.testing.assert_allclose(inside, jnp.array([3.0, 4.0]) * min(size, 1.0), rtol=1e-6)
+
+
+def test_trees_inside_of_a_ball_keep_every_bit():
+    x = nested_dict(jax.random.key(0))
+    for fn in (P.l1_ball(100.0), P.l2_ball(100.0), P.linf_ball(100.0), P.box(-9, 9)):
+        assert_same_bits(fn(x), x)
+
+
+# --- kinds of trees -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16", "float64"], "bfloat16"))
+def test_every_leaf_keeps_its_dtype(name, dtype, x64):
+    fn, _ = ALL[name]
+    x = as_tree([0.9, -2.0, 1.5, 0.25], dtype)
+    p = fn(x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(p)} == {jnp.dtype(dtype)}
+    wide = fn(as_tree([*x["a"].tolist(), 0.25], jnp.float64))
+    tolerance = 4 * float(jnp.finfo(dtype).eps) if dtype != "float64" else 1e-6
+    np.testing.assert_allclose(as_vector(p), as_vector(wide), atol=tolerance)
+
+
+@pytest.mark.parametrize("name", slow_except(ALL, "simplex", "l2_ball"))
+def test_leaves_of_several_dtypes_are_projected_together(name, x64):
+    fn, _ = ALL[name]
+    x = {"a": jnp.array([0.9, -2.0, 1.5], "bfloat16"), "b": [jnp.array(0.25), None]}
+    p = fn(x)
+    assert p["a"].dtype == jnp.bfloat16
+    assert p["b"][0].dtype == jnp.float64
+    wide = fn(jax.tree.map(lambda leaf: leaf.astype(jnp.float64), x))
+    np.testing.assert_allclose(as_vector(p), as_vector(wide), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in LIKE_NORMAL])
+def test_trees_without_numbers_and_single_leaves(name):
+    fn, _ = ALL[name]
+    assert fn({"hole": None}) == {"hole": None}
+    assert fn({"w": jnp.zeros((0, 2))})["w"].shape == (0, 2)
+    together, alone = fn(as_tree([0.9, -2.0, 1.5, 0.25])), fn(jnp.array([0.9, -2.0, 1.5, 0.25]))
+    np.testing.assert_allclose(as_vector(together), alone, rtol=1e-6)
+    compiled = jax.jit(fn)(jnp.array([0.9, -2.0, 1.5, 0.25]))
+    np.testing.assert_allclose(compiled, alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linf_ball", "l1_ball", "l1_sphere", "l2_ball", "l2_sphere"])
+def test_a_complex_number_is_a_point_of_the_plane(name):
+    # Its modulus is projected, and its phase kept: turning all numbers turns the result.
+    fn, _ = ALL[name]
+    x = jnp.array([0.9, 2.0, 1.5, 0.25])
+    with lenient():
+        turn = jnp.exp(1j * jnp.arange(4.0))
+        p, expected = fn(x * turn), fn(x) * turn
+    assert p.dtype == jnp.complex64
+    np.testing.assert_allclose(p, expected, atol=1e-6)
+
+
+def test_a_complex_vector_is_one_of_real_and_imaginary_parts():
+    x, a = jnp.array([1 + 2j, 3 - 1j]), jnp.array([2 - 1j, 0.5j])
+    parts = lambda z: jnp.stack([z.real, z.imag])  # noqa: E731
+    for make in (P.vector, lambda a: P.hyperplane(a, 2.0), lambda a: P.halfspace(a, -2.0)):
+        np.testing.assert_allclose(parts(make(a)(x)), make(parts(a))(parts(x)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("x", [(0, 0, 0, 0), (0.7, 0.7, 0.7, 0.7)])
+def test_derivatives_are_finite_at_corners(name, x):
+    fn, _ = ALL[name]
+    x = as_tree(x, jnp.float32)
+    gradient = jax.grad(lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(fn(x))))(x)
+    assert np.all(np.isfinite(as_vector(gradient)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_derivatives_are_those_of_differences(name, x64):
+    fn, _ = ALL[name]
+    x, direction = as_tree([0.95, -2.1, 1.5, 0.35]), as_tree([0.3, 0.4, -0.5, 0.6])
+    _, tangent = jax.jvp(fn, (x,), (direction,))
+    ahead = fn(jax.tree.map(lambda x, d: x + 1e-6 * d, x, direction))
+    back = fn(jax.tree.map(lambda x, d: x - 1e-6 * d, x, direction))
+    difference = (as_vector(ahead) - as_vector(back)) / 2e-6
+    np.testing.assert_allclose(as_vector(tangent), difference, atol=1e-6)
+
+
+def test_nan_stays_visible():
+    x = {"w": jnp.array([1.0, jnp.nan])}
+    for fn, _ in [ALL[name] for name in ALL if name not in LIKE_NORMAL]:
+        assert jnp.any(jnp.isnan(fn(x)["w"])), fn
+
+
+def test_equal_projections_are_equal_and_print_as_code():
+    assert P.l2_ball(2) == P.l2_ball(2.0)
+    assert hash(P.l2_ball(2.0)) == hash(P.l2_ball(2.0))
+    assert P.l2_ball(2.0) != P.l2_ball(3.0)
+    for fn in (P.non_negative(), P.box(0, None), P.simplex(), P.l1_sphere(2.5)):
+        assert eval(repr(fn), {"sl": sl}) == fn
+    assert repr(P.l1_ball(2.0)) == "sl.projections.l1_ball(scale=2.0)"
+
+
+def test_every_projection_of_optax_has_its_counterpart():
+    names = {name.removeprefix("projection_") for name in dir(op) if name[:11] == "projection_"}
+    assert names <= set(P.__all__)
+
+
+# --- `.project` ---------------------------------------------------------------------------------
+
+MODEL = nested_dict(jax.random.key(0))
+GRADS = gradients(MODEL, 4)
+
+
+def at(i):
+    return jax.tree.map(lambda g: g[i], GRADS)
+
+
+def steps(tx, model=MODEL, number=4):
+    opt = sl.Optimizer(tx, model)
+    for i in range(number):
+        model, opt = opt.step(model, jax.tree.map(lambda g, p: g.astype(p.dtype), at(i), model))
+    return model, opt
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_step_writes_the_projected_sum_rounded_once(dtype):
+    model = jax.tree.map(lambda p: p.astype(dtype), MODEL)
+    fn = P.l2_ball(1.1)
+    stepped, _ = steps(sl.sgd(0.1).project(fn), model, 1)
+    wide = jax.tree.map(lambda p: p.astype(jnp.float32), model)
+    grads = jax.tree.map(lambda g: g.astype(dtype).astype(jnp.float32), at(0))
+    summed = jax.jit(lambda p, g: fn(sl.sgd(0.1).step(g, sl.sgd(0.1).init(p), p)[0]))(wide, grads)
+    assert {x.dtype for x in jax.tree.leaves(stepped)} == {jnp.dtype(dtype)}
+    if dtype == "float32":
+        assert float(sl.tree.global_norm(stepped)) == pytest.approx(1.1, rel=1e-6)
+    for a, b in zip(jax.tree.leaves(stepped), jax.tree.leaves(summed), strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b.astype(dtype)))
+        np.testing.assert_allclose(a, b, rtol=1e-6 if dtype == "float32" else 0.01)
+
+
+def test_update_is_the_difference():
+    opt = sl.Optimizer(sl.sgd(0.1).project(P.linf_ball(0.2)), MODEL)
+    updates, _ = opt.update(MODEL, at(0))
+    stepped, _ = opt.step(MODEL, at(0))
+    expected = jax.tree.map(lambda new, old: new - old, stepped, MODEL)
+    for a, b in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+
+
+def test_recording_changes_no_bit_and_no_bound():
+    tx = sl.adam(0.1).project(P.box(-0.1, 0.1))
+    stepped, _ = steps(tx)
+    recorded, opt = steps(tx.record())
+    assert_same_bits(stepped, recorded)
+    assert all(jnp.all(jnp.abs(x) <= jnp.float32(0.1)) for x in jax.tree.leaves(recorded))
+    norm = sl.tree.global_norm(recorded)
+    np.testing.assert_allclose(opt.metrics["param_norm"], norm, rtol=1e-6)
+    # The norm of the update is that of the change, not of what the inner transform asked for.
+    before, _ = steps(tx, number=3)
+    change = sl.tree.global_norm(jax.tree.map(lambda a, b: a - b, recorded, before))
+    np.testing.assert_allclose(opt.metrics["update_norm"], change, rtol=1e-5, atol=1e-7)
+
+
+def test_only_selected_parameters_are_projected_together():
+    matrices = sl.where.ndim(min=2)
+    model, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.4), where=matrices))
+    plain, _ = steps(sl.sgd(0.1))
+    assert jnp.linalg.norm(model["dense"]["weight"]) == pytest.approx(0.4, rel=1e-6)
+    assert_same_bits(model["dense"]["bias"], plain["dense"]["bias"])
+    assert_same_bits(model["scales"], plain["scales"])
+    grouped, _ = steps(sl.sgd(0.1).partition({matrices: sl.sgd(0.1).project(P.l2_ball(0.4))}))
+    assert_same_bits(grouped, model)
+
+
+def test_nothing_is_written_while_the_inner_transform_is_idle():
+    tx = sl.sgd(0.1).every_k(2).project(P.l2_ball(0.5))
+    idle, opt = steps(tx, number=1)
+    assert_same_bits(idle, MODEL)
+    assert not opt.has_updated
+    inside, opt = steps(tx, number=2)
+    assert opt.has_updated
+    assert float(sl.tree.global_norm(inside)) == pytest.approx(0.5, rel=1e-6)
+    other, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.5)).every_k(2), number=2)
+    for a, b in zip(jax.tree.leaves(inside), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_an_unpaced_projection_needs_no_conditional():
+    def conditionals(tx):
+        opt = sl.Optimizer(tx, MODEL)
+        return str(jax.make_jaxpr(lambda m, g: opt.step(m, g)[0])(MODEL, at(0))).count("cond[")
+
+    assert conditionals(sl.sgd(0.1).project(P.linf_ball(0.5))) == 0
+
+
+def test_evaluated_parameters_are_the_model_or_those_of_an_inner_writer():
+    fn = P.l2_ball(0.5)
+    model, opt = steps(sl.sgd(0.1).project(fn))
+    assert_same_bits(opt.eval_params(model), model)
+    model, opt = steps(sl.sgd(0.1).lookahead(3, 0.5).project(fn))
+    assert_same_bits(opt.eval_params(model), opt.state_of("lookahead").slow)
+    model, opt = steps(sl.sgd(0.1).project(fn).average())
+    assert float(sl.tree.global_norm(opt.eval_params(model))) <= 0.5 * (1 + 1e-6)
+
+
+def test_the_numbers_of_a_projection_are_hyperparameters():
+    schedule = sl.schedules.piecewise_constant(0.5, {1: 0.5})
+    model, opt = steps(sl.sgd(0.1).project(P.l2_ball(schedule)), number=2)
+    assert float(sl.tree.global_norm(model)) == pytest.approx(0.25, rel=1e-6)
+    assert opt.hyperparams["projected.l2_ball.scale"] == 0.25
+    opt = sl.Optimizer(sl.sgd(0.1).project(P.l2_ball()), MODEL).with_hyperparams(scale=0.125)
+    model, opt = opt.step(MODEL, at(0))
+    assert float(sl.tree.global_norm(model)) == pytest.approx(0.125, rel=1e-6)
+    assert "sl.projections.l2_ball(scale=0.125)" in repr(opt.transform)
+
+
+def test_bounds_that_are_trees_follow_the_model():
+    model = mlp()
+    bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1), params_of(model))
+    opt = sl.Optimizer(sl.sgd(0.1).project(P.box(None, bound)), model)
+    grads = jax.tree.map(jnp.zeros_like, params_of(model))
+    model, _ = opt.step(model, grads)
+    assert max(float(jnp.max(x)) for x in jax.tree.leaves(params_of(model))) <= np.float32(0.1)
+    assert model.activation is mlp().activation
+
+
+def test_functions_of_optax_and_modules_are_projections_too():
+    with lenient():
+        model, _ = steps(sl.sgd(0.1).project(op.projection_simplex))
+    expected, _ = steps(sl.sgd(0.1).project(P.simplex()))
+    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+    class Shrink(eqx.Module):
+        factor: jax.Array
+
+        def __call__(self, params):
+            return jax.tree.map(lambda p: p * self.factor, params)
+
+    model, _ = steps(sl.sgd(0.0).project(Shrink(jnp.array(0.5))), number=1)
+    assert_same_bits(model, jax.tree.map(lambda p: p * 0.5, MODEL))
+
+
+def test_complex_parameters_reach_the_function_as_they_are():
+    model = {"z": jnp.array([3 + 4j]), "w": jnp.ones(2)}
+    opt = sl.Optimizer(sl.sgd(0.0).project(P.linf_ball(1.0)), model)
+    model, _ = opt.step(model, jax.tree.map(jnp.zeros_like, model))
+    np.testing.assert_allclose(model["z"], [0.6 + 0.8j], rtol=1e-6)

@@ -115,7 +115,7 @@ def a_donated_model_stepped_by_hand():
 @refused(
     ValueError,
     DONATED.format(
-        "opt.arrays.scale_by_adam.age, opt.arrays.scale_by_adam.mu.b, opt.arrays.scale_by_adam.mu.w and 3 more",
+        ", ".join(f"opt.arrays.scale_by_adam.{x}" for x in ("age", "mu.b", "mu.w")) + " and 3 more",
         "False",
     ),
 )

@@ -1,4 +1,4 @@
-"""Modules that declare their fields: checked when made, printed as the code that makes them."""
+"""Modules that declare their fields, check them when created, and print as code."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ CHECK = "slalom.check"
 
 
 class Part(NamedTuple):
-    """One thing inside another: where it stands, and what it sees there."""
+    """A module inside another one: its path, and what it sees there."""
 
     path: tuple[str, ...]
     module: Any

@@ -43,7 +43,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Chain.join(other, self)
 
-    # --- on which leaves --------------------------------------------------------------------
+    # --- selected leaves --------------------------------------------------------------------
 
     def mask(self, where: WhereLike) -> "slalom.Masked":
         """Applies this transform to the selected leaves; the others pass through unchanged.
@@ -53,7 +53,8 @@ class AbstractFluent(AbstractDeclared):
 
         **Arguments:**
 
-        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+        - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
+            tree.
 
         **Returns:** a transform.
         """
@@ -66,7 +67,8 @@ class AbstractFluent(AbstractDeclared):
 
         **Arguments:**
 
-        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+        - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
+            tree.
 
         **Returns:** a transform.
         """
@@ -94,7 +96,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Partition.by_cases(self, others, names)
 
-    # --- in which form ----------------------------------------------------------------------
+    # --- layout -----------------------------------------------------------------------------
 
     def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
         """Applies this transform to all small leaves at once, concatenated into a buffer per dtype.
@@ -118,7 +120,7 @@ class AbstractFluent(AbstractDeclared):
 
         return SplitRealAndImaginary(self)
 
-    # --- whether and when -------------------------------------------------------------------
+    # --- conditional updates ----------------------------------------------------------------
 
     def every_k(
         self,
@@ -187,7 +189,7 @@ class AbstractFluent(AbstractDeclared):
 
         return When(self, condition, otherwise)
 
-    # --- which parameters are evaluated -----------------------------------------------------
+    # --- parameters for evaluation ----------------------------------------------------------
 
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
@@ -224,7 +226,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Average(self, decay, debias)
 
-    # --- driven and recorded ----------------------------------------------------------------
+    # --- stateful schedules and metrics -----------------------------------------------------
 
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":
         """Sets hyperparameters of this transform by stateful schedules.

@@ -25,7 +25,7 @@ class AbstractTraits(AbstractDeclared):
     A transform around others says this of itself only, not of the others."""
 
     keeps_zeros: ClassVar[bool] = False
-    """Whether zero updates stay zero, whatever the state. Such a link may follow one that
+    """Whether zero updates stay zero in any state. Such a link may follow one that
     accumulates."""
 
     per_example: ClassVar[bool] = False

@@ -178,8 +178,8 @@ def _warn_of_two_rates(transform: AbstractTransform[Any], params: Params) -> Non
             for i, sign in enumerate(part.module.signs(part.params)):
                 if sign == -1 and i in descending:
                     warn(
-                        f"'{descending[i]}' and '{part.name}' both flip the sign of the updates, so "
-                        "together they ascend. Keep only one learning rate. For another factor, "
+                        f"'{descending[i]}' and '{part.name}' both flip the sign of the updates, "
+                        "so together they ascend. Keep only one learning rate. For another factor, "
                         "use `sl.Scale`."
                     )
                     return

@@ -20,7 +20,7 @@ def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple
 
     **Arguments:**
 
-    - `transform`, `state`: the transform and its state, with the position of each leaf in its place.
+    - `transform`, `state`: the transform and its state, with the positions of the leaves as leaves.
     - `total`: the number of leaves. The count is the last one.
     """
     names = [""] * total

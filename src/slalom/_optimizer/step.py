@@ -74,7 +74,7 @@ def check_one_run(count: Any, call: str) -> None:
 
 
 def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that are not `None`, with numbers converted to arrays so that they are traced."""
+    """The keywords that are not `None`. Numbers become arrays, so that they are traced."""
     keywords = {name: x for name, x in passed.items() if x is not None}
     if "value_fn" in keywords:
         keywords["value_fn"] = as_tree(keywords["value_fn"])

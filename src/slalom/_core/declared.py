@@ -49,7 +49,7 @@ class AbstractDeclared(AbstractPrinted):
     def children(
         self, state: Any = None, context: Any = None, params: Params | None = None
     ) -> tuple[Part, ...]:
-        """What this holds that has hyperparameters, state or a clock of its own.
+        """The parts of this module that have hyperparameters, state or a clock.
 
         Everything that inspects or edits a composition goes through this method: hyperparameters,
         `state_of`, `describe`, `reset`, `rebind`. A part that is not returned here does not exist
@@ -57,7 +57,7 @@ class AbstractDeclared(AbstractPrinted):
 
         **Arguments:**
 
-        - `state`, `context`, `params`: those of this module, where they are known.
+        - `state`, `context`, `params`: those of this module, if they are known.
 
         **Returns:** the direct parts by name, each with its own state, context and parameters.
         """

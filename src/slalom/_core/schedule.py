@@ -319,7 +319,7 @@ _NEEDS_A_VALUE = (
 
 
 def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:
-    """Refuses anything but one real number for a step, or one for each of several runs."""
+    """Raises an error unless the value is one real number, or one for each of several runs."""
     returned = f"The schedule {schedule!r} returned "
     if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):
         raise TypeError(

@@ -210,7 +210,7 @@ def missing(who: str, name: str) -> str:
 
 
 def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:
-    """What `update` or `step` returned, refused if it is not a pair."""
+    """The result of `update` or `step`. Raises an error if it is not a pair."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
             f"{type(transform).__name__} must return a pair, the updates (from `step`, the "
@@ -220,7 +220,7 @@ def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:
 
 
 def require_transform(what: str, given: Any) -> None:
-    """Refuses anything that is not a transform, and says what to write where that is clear."""
+    """Raises an error for anything that is not a transform."""
     if not isinstance(given, AbstractTransform):
         kind = type(given).__name__
         raise TypeError(

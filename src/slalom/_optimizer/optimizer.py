@@ -458,7 +458,7 @@ def _record_advice(name: str) -> str:
 
 
 def check_readable(opt: Optimizer) -> None:
-    """Refuses to read the state of an optimizer that was donated."""
+    """Raises an error if the optimizer was donated, so that its state cannot be read."""
     count = opt.count
     if isinstance(count, jax.Array) and not isinstance(count, Tracer) and count.is_deleted():
         raise ValueError(

@@ -25,7 +25,7 @@ class LossResult(NamedTuple):
 
     loss: Scalar
     weight: Scalar
-    """How much the batch counts. 1 unless the loss returns it."""
+    """The weight of the batch. Defaults to 1."""
     aux: Any
 
 

@@ -1,4 +1,4 @@
-"""What `train_step` returns, and the compiled programs behind it."""
+"""The object that `train_step` returns, and its compiled programs."""
 
 import functools
 import weakref
@@ -138,7 +138,7 @@ def _program(function: Any, options: Options) -> Program:
     is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
     own = (id(function.__self__), id(function.__func__)) if is_method else (id(function), 0)
     if own not in _programs:
-        # A strong reference would keep the loss, and so its own entry, alive for ever. The
+        # A strong reference would keep the loss, and so its own entry, alive forever. The
         # steps hold the loss.
         reference = weakref.WeakMethod if is_method else weakref.ref
         try:

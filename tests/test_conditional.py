@@ -138,9 +138,9 @@ def test_raise_is_an_error_of_the_next_call():
         model, opt = opt.step(model, bad)
     assert_same_bits(model, expected)
     message = (
-        "Gradients were not finite in 2 steps in a row, and 'safe' allows 1. None of these steps "
-        "changed a parameter: the model is as the last finite one left it. Look at the loss, the "
-        'data and the learning rate; to go on without an end, write `on_limit="skip"`.'
+        "The gradients were not finite in 2 steps in a row, and 'safe' allows 1. These steps were "
+        "skipped, so the model is that of the last finite step. Check the loss, the data and the "
+        'learning rate. To skip any number of steps, use `on_limit="skip"`.'
     )
     step = sl.train_step(lambda model: jnp.sum(model["scales"][0]))
     for call in (
@@ -258,12 +258,12 @@ def test_half_precision_passes_unrounded():
     assert_same_bits(updates["w"], grads["w"].astype(jnp.float32))
 
 
-CLIMBS = (
-    "Raw gradients would be added wherever the condition of 'when' does not hold, which would "
-    "climb: it lets them pass through then, and turns them into descending steps otherwise. To "
-    'leave the parameters alone then, write `.when(condition, otherwise="zero")`. To descend '
-    "then too, put `.when` on links further left and let the last one, with the learning rate, "
-    "act always."
+ASCENDS = (
+    "Raw gradients would be added in every step in which the condition of 'when' is false, so the "
+    "parameters would ascend: it passes the gradients through unchanged in these steps, and flips "
+    "their sign in all others. To leave the parameters unchanged in these steps, use "
+    '`.when(condition, otherwise="zero")`. To descend in these steps too, apply `.when` only to '
+    "the links before the learning rate."
 )
 
 
@@ -281,7 +281,7 @@ def test_a_transform_that_would_climb_is_refused(tx):
         sl.Optimizer(tx, MODEL)
     path = str(error.value).split("'")[1]
     assert path.split(".")[-1] == "when"
-    assert str(error.value) == CLIMBS.replace("'when'", f"'{path}'")
+    assert str(error.value) == ASCENDS.replace("'when'", f"'{path}'")
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def branching(context, updates):
     return context.step > 1 and context.step < 3
 
 
-ONE_BOOL = "Compare, as in `context.step < n`, and make one bool of several with `jnp.all` or "
+ONE_BOOL = "Return a comparison such as `context.step < n`, and reduce arrays with `jnp.all` or "
 ONE_BOOL += "`jnp.any`."
 
 BAD_INPUTS = [
@@ -342,9 +342,9 @@ BAD_INPUTS = [
     (
         lambda: step_when(branching),
         TypeError,
-        "The condition branching of `.when` branches in Python on something that is traced. "
-        "Return the comparison itself, `context.step < n`, and join several with `&` and `|` "
-        "instead of `and` and `or`.",
+        "The condition branching of `.when` branches in Python on a traced value. Return the "
+        "comparison itself, `context.step < n`, and combine several with `&` and `|` instead of "
+        "`and` and `or`.",
     ),
     (
         lambda: sl.When(sl.adam(0.1), odd, "skip"),

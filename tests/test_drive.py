@@ -272,7 +272,7 @@ BAD_INPUTS = [
         lambda: sl.Optimizer(DRIVEN, PARAMS).with_hyperparams(learning_rate=0.5),
         ValueError,
         "'driven.scale_by_learning_rate.learning_rate' is driven by "
-        "sl.schedules.ReduceOnPlateau(0.1), so a number in its place would have no effect. Change "
+        "sl.schedules.ReduceOnPlateau(0.1), so a number would have no effect. Change "
         "one of the schedule's own numbers by its name, or bind a transform without `.drive` to "
         "the model with `opt.rebind`.",
     ),

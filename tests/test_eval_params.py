@@ -259,9 +259,10 @@ def test_nothing_may_follow_a_writer():
         (lambda: sl.adam(0.1).average(1.0), "Average.decay must be in [0, 1), got 1.0."),
         (
             lambda: sl.Optimizer(sl.sgd(0.1), {"w": jnp.ones(2)}).eval_params({"v": jnp.ones(2)}),
-            "This optimizer was bound to a model with other trainable parameters: 'v' is in the "
-            "model given now but not in the model at binding. Bind a new one with "
-            "`sl.Optimizer(tx, model)`.",
+            "The trainable parameters of this model differ from those that the optimizer was "
+            "created with: 'v' is in this model but not in the original model. Create a new "
+            "optimizer with `sl.Optimizer(tx, model)`, or transfer the state with "
+            "`opt.rebind(model)`.",
         ),
     ],
 )

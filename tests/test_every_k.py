@@ -293,7 +293,7 @@ def updated_at(tx, n):
     return np.flatnonzero(jax.lax.scan(body, opt, jnp.ones((n, 2)))[1]).tolist()
 
 
-@pytest.mark.filterwarnings("ignore:'every_k' hands on zeros")
+@pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 def test_has_updated_says_whether_anything_was_written():
     assert updated_at(sl.adam(0.1), 3) == [0, 1, 2]
     assert updated_at(sl.adam(0.1).every_k(4), 12) == [3, 7, 11]
@@ -507,7 +507,7 @@ def test_means_of_weighted_means_are_weighted_means():
     assert_same_path(path, exact, params, 2e-5)
 
 
-@pytest.mark.filterwarnings("ignore:'every_k' hands on zeros")
+@pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 def test_in_the_middle_of_a_chain():
     # Idle steps hand zeros on: Adam is fed 0, 0, 0, mean, 0, 0, 0, mean.
     params = nested_dict(jax.random.key(0))
@@ -611,12 +611,12 @@ WARNED = {
 @pytest.mark.parametrize("name", WARNED)
 def test_a_link_that_moves_parameters_on_idle_steps_is_warned_of(name):
     tx, paced, link, how = WARNED[name]
-    with pytest.warns(UserWarning, match="hands on zeros") as caught:
+    with pytest.warns(UserWarning, match="returns zeros") as caught:
         sl.Optimizer(tx, nested_dict(jax.random.key(0)))
     (warning,) = caught
     assert str(warning.message) == (
-        f"'{paced}' hands on zeros in the steps that it holds back, and '{link}' after it makes "
-        "updates of them: parameters would move in those steps too. Move it inside: "
+        f"'{paced}' returns zeros in its idle steps, and '{link}' after it turns them into nonzero "
+        "updates, so the parameters change in idle steps too. Move it inside: "
         f"`(... | sl.AddDecayedWeights(weight_decay=0.1)){how}`."
     )
 

@@ -194,9 +194,9 @@ def test_bytes_of_a_buffer_are_shared_among_its_parameters():
     }
 
 
-def test_some_parameters_cannot_start_anew():
+def test_some_parameters_cannot_be_reset():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), nested_dict(KEY))
-    with pytest.raises(ValueError, match="belongs to several parameters together"):
+    with pytest.raises(ValueError, match="shared by several parameters"):
         opt.reset(nested_dict(KEY), where=sl.where.ndim(2))
 
 
@@ -211,11 +211,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("culprit", REFUSED)
 def test_what_is_not_elementwise_is_refused_by_name(culprit):
-    with pytest.raises(ValueError, match="does not treat") as error:
+    with pytest.raises(ValueError, match="is not elementwise") as error:
         REFUSED[culprit].flatten()
     assert str(error.value) == (
-        f"{culprit} does not treat every number of the parameters alike and by itself, as "
-        "`.flatten()` needs: in a buffer there are no leaves. Flatten the other links alone, for "
-        "example `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`, and put wrappers outside, "
-        "`tx.flatten().if_finite()`."
+        f"{culprit} is not elementwise, so it cannot be used under `.flatten()`. Flatten only the "
+        "elementwise links, for example `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`, and "
+        "apply wrappers afterwards, as in `tx.flatten().if_finite()`."
     )

@@ -225,7 +225,7 @@ def test_several_runs_are_given_a_number_each():
         lambda: opt.reset(params()),
         lambda: opt.rebind(params()),
     ):
-        with pytest.raises(ValueError, match="is of 3 runs, since it was made under `vmap`"):
+        with pytest.raises(ValueError, match="created under `vmap` and holds 3 runs"):
             call()
 
 

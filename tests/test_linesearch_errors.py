@@ -184,8 +184,8 @@ def no_memory():
 
 @refused(
     ValueError,
-    "With `reuse_linesearch=True` the loss is not evaluated at the model that is passed, so it "
-    "returns nothing else. Leave out `has_aux`.",
+    "`reuse_linesearch=True` reuses the loss of the previous step, so there is no `aux` to return. "
+    "Remove `has_aux`.",
 )
 def reuse_with_aux():
     sl.train_step(loss_fn, reuse_linesearch=True, has_aux=True)

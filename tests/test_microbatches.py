@@ -480,13 +480,13 @@ REFUSED = {
         lambda: run(X, Y, batch_args=("x", "y")),
         ValueError,
         "`batch_args` names the arguments that are divided into microbatches or examples, but this "
-        "step divides nothing. Pass `microbatches=` too, or leave out `batch_args`.",
+        "step does not divide the batch. Pass `microbatches=` too, or remove `batch_args`.",
     ),
     "no batch": (
         lambda: stepped(lambda model: jnp.sum(model.layers[0].weight), microbatches=3),
         TypeError,
-        "There is no array among the arguments after `opt` that could be divided into "
-        "microbatches. Pass the batch to the step: `step(model, opt, x, y)`.",
+        "There are no arrays among the arguments after `opt` to divide into microbatches. "
+        "Pass the batch to the step: `step(model, opt, x, y)`.",
     ),
     "no pair": (
         lambda: returning(lambda loss, x: loss, has_weight=True),
@@ -508,18 +508,18 @@ REFUSED = {
     "its own value": (
         lambda: run(X, Y, context={"value": 1.0}),
         TypeError,
-        "The training step passes 'value' itself. Leave it out of `context`.",
+        "The training step passes 'value' itself. Remove it from `context`.",
     ),
     "its own weight": (
         lambda: returning(lambda loss, x: (loss, 1), has_weight=True, context={"weight": 1.0}),
         TypeError,
-        "The training step passes 'weight' itself. Leave it out of `context`.",
+        "The training step passes 'weight' itself. Remove it from `context`.",
     ),
     "undeclared": (
         lambda: run(X, Y, context={"temperature": 1.0}),
         TypeError,
-        "No transform here declares 'temperature'. Always welcome are value, grad, value_fn, key, "
-        "weight, per_param; declared by these transforms: nothing else.",
+        "No transform uses 'temperature'. These keywords are always accepted: value, grad, "
+        "value_fn, key, weight, per_param.",
     ),
 }
 

@@ -337,9 +337,8 @@ def test_one_array_at_two_places_is_warned_of_by_both_paths():
     with pytest.warns(UserWarning, match="Shared") as caught:
         sl.Optimizer(sl.adam(0.1), model)
     assert str(caught[0].message) == (
-        "One array stands at two places of the model, 'embed.weight' and 'head.weight'. They are "
-        "trained as two parameters and will drift apart. To tie them, make one a reference to the "
-        "other with `eqx.nn.Shared`."
+        "The model contains the same array twice, at 'embed.weight' and 'head.weight'. They are "
+        "trained as two separate parameters. To tie them, use `eqx.nn.Shared`."
     )
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="Shared") as again:

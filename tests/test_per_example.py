@@ -415,8 +415,8 @@ def test_accumulation_stands_behind():
 
 PARAMETERS = {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}
 FIRST = (
-    "takes a gradient for each example and gives their sum, so it must be the very first link, "
-    "with nothing around it. Write `{} | rest`, with wrappers around the rest only."
+    "aggregates per-example gradients, so it must be the first link of the chain, and must not be "
+    "wrapped. Write `{} | rest`, and wrap only the rest."
 )
 CLIPPED = "sl.PerExampleGlobalNormClip(1.0)"
 
@@ -446,14 +446,14 @@ REFUSED = {
     ),
     "no axis of examples": (
         lambda: feed(b=(2,), w=(2, 3)),
-        "The gradient at 'b' has shape (2,), but the first link takes a gradient for each example: "
-        "shape (examples, 2). Differentiate each example by itself, as `jax.vmap(jax.grad(loss), "
-        "in_axes=(None, 0))` and `sl.train_step` do.",
+        "The gradient at 'b' has shape (2,), but the first link needs per-example gradients of "
+        "shape (examples, 2). Compute them with `jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or "
+        "use `sl.train_step`.",
     ),
     "other examples": (
         lambda: feed(b=(4, 2), w=(5, 2, 3)),
-        "The gradient at 'w' is of 5 examples and that at 'b' of 4. The first link takes a "
-        "gradient for each example of one batch.",
+        "The gradient at 'w' has 5 examples, but the gradient at 'b' has 4. Per-example gradients "
+        "must all come from one batch.",
     ),
     "uneven microbatches": (
         lambda: sl.train_step(mean_square, microbatches=4)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
@@ -462,15 +462,15 @@ REFUSED = {
     ),
     "weights": (
         lambda: sl.train_step(mean_square, has_weight=True)(MODEL, sl.Optimizer(CLIP, MODEL), X, Y),
-        "The first link takes the gradient of each example, and counts all examples equally. Leave "
-        "out `has_weight`.",
+        "The first link uses per-example gradients, and weights all examples equally. Remove "
+        "`has_weight`.",
     ),
     "transformed gradients": (
         lambda: sl.train_step(mean_square, transform_grads=lambda g: g)(
             MODEL, sl.Optimizer(CLIP, MODEL), X, Y
         ),
-        "The first link takes the gradient of each example, so there is no single gradient to "
-        "transform. Leave out `transform_grads`.",
+        "The first link uses per-example gradients, so there is no single gradient to transform. "
+        "Remove `transform_grads`.",
     ),
     "a key": (
         lambda: sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=-1),

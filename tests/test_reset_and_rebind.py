@@ -136,7 +136,7 @@ def test_counts_of_the_leaves_of_a_mask_start_anew_one_by_one():
     reset = opt.reset(model, where=sl.where.path("b"))
     np.testing.assert_array_equal(opt.state_of("zero_nans").found_nan, [1, 0])
     np.testing.assert_array_equal(reset.state_of("zero_nans").found_nan, [0, 0])
-    # The group without a parameter has none that could start anew.
+    # The group without parameters has nothing to reset.
     empty = "partition.0.scale_by_adam"
     assert_same_bits(reset.state_of(empty).age, opt.state_of(empty).age)
 
@@ -145,7 +145,7 @@ def test_reset_refuses_what_it_cannot_do():
     opt = sl.Optimizer(sl.adam(0.1), MODEL)
     with pytest.raises(ValueError, match="matches no parameter"):
         opt.reset(MODEL, where=sl.where.path("heads.**"))
-    with pytest.raises(ValueError, match="bound to a model with other trainable parameters"):
+    with pytest.raises(ValueError, match="trainable parameters of this model differ"):
         opt.reset({"w": MODEL["w"]})
 
 

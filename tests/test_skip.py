@@ -211,13 +211,13 @@ def says(given):
 REFUSED = {
     "no pair": (lambda u: True, TypeError, MUST + "a bool scalar."),
     "a triple": (lambda u: (True, {}, 1), TypeError, MUST + "a tuple of 3."),
-    "a number": (lambda u: (1.0, {}), TypeError, MUST + "a float64 scalar in the first place."),
+    "a number": (lambda u: (1.0, {}), TypeError, MUST + "a float64 scalar as the first entry."),
     "an array": (
         lambda u: (u["w"] > 0, {}),
         TypeError,
-        MUST + "an array of dtype bool and shape (3,) in the first place.",
+        MUST + "an array of dtype bool and shape (3,) as the first entry.",
     ),
-    "no dict": (lambda u: (True, [1]), TypeError, MUST + "a list of 1 in the second place."),
+    "no dict": (lambda u: (True, [1]), TypeError, MUST + "a list of 1 as the second entry."),
     "a vector": (
         lambda u: (True, {"a": u["w"]}),
         TypeError,
@@ -227,7 +227,7 @@ REFUSED = {
     "a taken name": (
         lambda u: (True, {"mini_step": 1}),
         ValueError,
-        "condition reports 'mini_step', which every_k reports itself. Give it another name.",
+        "condition reports 'mini_step', which every_k reports itself. Use another name.",
     ),
 }
 
@@ -250,7 +250,7 @@ def test_two_reports_of_one_name_are_refused():
     with refuses(
         ValueError,
         "Two of the conditions sl.SkipLargeUpdates(1.0) | sl.SkipLargeUpdates(2.0) report "
-        "'norm_squared'. Give them other names.",
+        "'norm_squared'. Use different names.",
     ):
         sl.Optimizer(tx, jnp.ones(3))
 

@@ -14,7 +14,7 @@ Step: TypeAlias = int | Int[Array, ""] | Int[np.ndarray, ""]
 """A number of steps, counted from 0."""
 
 Params: TypeAlias = PyTree[Inexact[Array | np.ndarray, "?*shape"], "Params"]
-"""Parameters: a tree of floating or complex arrays. `None` marks a parameter that is left out."""
+"""Parameters: a tree of floating or complex arrays. `None` marks a missing parameter."""
 
 Updates: TypeAlias = PyTree[Inexact[Array | np.ndarray, "?*shape"], "Params"]
 """Updates: gradients as they pass through a chain, with the parameters' structure and shapes.

@@ -67,8 +67,8 @@ def decay_without_parameters():
 
 @refused(
     TypeError,
-    "ScaleByLearningRate.learning_rate is a schedule and must be told the time: pass "
-    "`context=sl.Context(step=n)` with the number of updates made before.",
+    "ScaleByLearningRate.learning_rate is a schedule and needs the step count: pass "
+    "`context=sl.Context(step=n)` with the number of updates so far.",
 )
 def a_schedule_without_a_clock():
     tx = sl.sgd(sl.schedules.linear(0.0, 1.0, 10))

@@ -7,13 +7,19 @@ import slalom as sl
 from ._table import NOT_BROADCAST, arrays, bound, mlp, params, refused
 
 DIFFERENTIATE = (
-    "Differentiate the same model that you pass, for example with `eqx.filter_grad(loss)(model)`."
+    "Differentiate with respect to the model that you pass, for example with "
+    "`eqx.filter_grad(loss)(model)`."
+)
+
+EQUAL_SHAPES = (
+    " Gradients are not broadcast, so the shapes must be equal. If there is a batch axis, average "
+    "over it first."
 )
 
 
 @refused(
     ValueError,
-    "The gradients have another structure than the model: 'v' is in the gradients but not in "
+    "The gradients do not have the structure of the model: 'v' is in the gradients but not in "
     "the model. " + DIFFERENTIATE,
 )
 def gradients_under_another_name():
@@ -22,7 +28,7 @@ def gradients_under_another_name():
 
 @refused(
     ValueError,
-    "The gradients have another structure than the model: 'w' is in the model but not in the "
+    "The gradients do not have the structure of the model: 'w' is in the model but not in the "
     "gradients. " + DIFFERENTIATE,
 )
 def gradients_without_a_leaf():
@@ -31,7 +37,7 @@ def gradients_without_a_leaf():
 
 @refused(
     ValueError,
-    "The gradients have another structure than the model: 'layers.2.weight' is in the gradients "
+    "The gradients do not have the structure of the model: 'layers.2.weight' is in the gradients "
     "but not in the model. " + DIFFERENTIATE,
 )
 def gradients_of_a_deeper_model():
@@ -40,18 +46,16 @@ def gradients_of_a_deeper_model():
 
 @refused(
     ValueError,
-    "The gradients have another structure than the model: the gradients are of type tuple, the "
+    "The gradients do not have the structure of the model: the gradients are of type tuple, the "
     "model of type dict. " + DIFFERENTIATE,
 )
-def the_loss_beside_the_gradients():
+def the_loss_with_the_gradients():
     bound().step(params(), (jnp.ones(()), params()))
 
 
 @refused(
     ValueError,
-    "The gradient at 'b' has shape (5,), but the parameter there has shape (2,). "
-    + NOT_BROADCAST
-    + " Average over a batch axis before the step.",
+    "The gradient at 'b' has shape (5,), but the parameter has shape (2,)." + EQUAL_SHAPES,
 )
 def a_gradient_of_another_shape():
     bound().step(params(), params() | {"b": jnp.ones(5)})
@@ -59,9 +63,7 @@ def a_gradient_of_another_shape():
 
 @refused(
     ValueError,
-    "The gradient at 'b' has shape (), but the parameter there has shape (2,). "
-    + NOT_BROADCAST
-    + " Average over a batch axis before the step.",
+    "The gradient at 'b' has shape (), but the parameter has shape (2,)." + EQUAL_SHAPES,
 )
 def a_gradient_that_would_broadcast():
     bound().step(params(), params() | {"b": jnp.ones(())})
@@ -69,9 +71,9 @@ def a_gradient_that_would_broadcast():
 
 @refused(
     ValueError,
-    "The gradient at 'b' is None, but the parameter there is trainable. Either it was frozen while "
-    "differentiating: then bind with `sl.Optimizer(tx, model, trainable=~sl.where.path('b'))`; or "
-    "differentiate it too.",
+    "The gradient at 'b' is None, but this parameter is trainable. To freeze it, use "
+    "`sl.Optimizer(tx, model, trainable=~sl.where.path('b'))`. To train it, differentiate with "
+    "respect to it too.",
 )
 def no_gradient_at_a_trainable_leaf():
     bound().step(params(), params() | {"b": None})
@@ -87,7 +89,8 @@ def a_gradient_of_integers():
 
 @refused(
     TypeError,
-    "The gradient at 'b' is complex64, but the parameter there is float32. Pass its real part.",
+    "The gradient at 'b' has dtype complex64, but the parameter has dtype float32. Pass the real "
+    "part of the gradient.",
 )
 def a_complex_gradient_of_a_real_parameter():
     bound().step(params(), params() | {"b": jnp.ones(2, jnp.complex64)})
@@ -95,7 +98,7 @@ def a_complex_gradient_of_a_real_parameter():
 
 @refused(
     ValueError,
-    "`grad` has another structure than the model: 'w' is in the model but not in `grad`. "
+    "`grad` does not have the structure of the model: 'w' is in the model but not in `grad`. "
     + DIFFERENTIATE,
 )
 def another_structure_passed_as_grad():
@@ -104,7 +107,7 @@ def another_structure_passed_as_grad():
 
 @refused(
     ValueError,
-    "The updates have another structure than the model: 'w' is in the model but not in the "
+    "The updates do not have the structure of the model: 'w' is in the model but not in the "
     "updates.",
 )
 def updates_of_another_structure():

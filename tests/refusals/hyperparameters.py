@@ -206,7 +206,9 @@ def a_driving_schedule_of_vectors():
     bound(sl.sgd(0.1).drive({"learning_rate": DrivenPairs()})).step(params(), params())
 
 
-@refused(TypeError, "The class <…> is no schedule. Call it first: `linear(...)`.", unchecked=True)
+@refused(
+    TypeError, "The class <…> is not a schedule. Call it first: `linear(...)`.", unchecked=True
+)
 def a_schedule_that_was_not_called():
     sl.adam(sl.schedules.linear)
 
@@ -223,8 +225,8 @@ def a_schedule_that_drives_nothing():
 
 @refused(
     ValueError,
-    "ScaleByAdam.b2 is 0.999999999, which float32 can only keep as 1.0. Choose another number, or "
-    "a finer dtype.",
+    "ScaleByAdam.b2 is 0.999999999, which float32 can only keep as 1.0. Choose another number or "
+    "a dtype with more precision.",
 )
 def b2_that_rounds_to_1():
     bound(sl.adam(0.1, b2=1 - 1e-9))
@@ -232,8 +234,8 @@ def b2_that_rounds_to_1():
 
 @refused(
     ValueError,
-    "scale_by_adam.b2 is 0.999999999, which float32 can only keep as 1.0. Choose another number, "
-    "or a finer dtype.",
+    "scale_by_adam.b2 is 0.999999999, which float32 can only keep as 1.0. Choose another number "
+    "or a dtype with more precision.",
 )
 def a_new_b2_that_rounds_to_1():
     bound().with_hyperparams(b2=1 - 1e-9)
@@ -241,8 +243,8 @@ def a_new_b2_that_rounds_to_1():
 
 @refused(
     ValueError,
-    "ScaleByAdam.eps is 1e-08, which float16 can only keep as 0.0. Choose another number, or a "
-    "finer dtype.",
+    "ScaleByAdam.eps is 1e-08, which float16 can only keep as 0.0. Choose another number or a "
+    "dtype with more precision.",
 )
 def an_eps_that_rounds_to_0():
     bound(hyperparam_dtype=jnp.float16)
@@ -314,10 +316,9 @@ def an_ambiguous_hyperparameter():
 
 @refused(
     ValueError,
-    "'scale_by_learning_rate.learning_rate' is the schedule <…>. To "
-    "put the number 0.1 in its place, pass `replace_schedules=True`; the next step recompiles, "
-    "once. To change one of its numbers, name it: "
-    "'scale_by_learning_rate.learning_rate.<field>'.",
+    "'scale_by_learning_rate.learning_rate' is the schedule <…>. To replace it by the number 0.1, "
+    "pass `replace_schedules=True`; the next step then recompiles once. To change one of its "
+    "numbers, use 'scale_by_learning_rate.learning_rate.<field>'.",
 )
 def a_number_in_place_of_a_schedule():
     bound(sl.adam(sl.schedules.linear(0.0, 1.0, 10))).with_hyperparams(learning_rate=0.1)

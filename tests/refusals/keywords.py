@@ -11,7 +11,10 @@ PASS_THE_LOSS = (
     " needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
     "`sl.Context(value=loss)`. `sl.train_step` passes value, grad and value_fn itself."
 )
-WELCOME = "Always welcome are value, grad, value_fn, key, weight, per_param; "
+ACCEPTED = (
+    "No transform uses 'temprature'. These keywords are always accepted: value, grad, value_fn, "
+    "key, weight, per_param."
+)
 
 
 @refused(TypeError, "ScaleByValue ('every_k.scale_by_value')" + PASS_THE_LOSS)
@@ -34,22 +37,12 @@ def no_value_for_a_declared_keyword():
     bound(ScaleByTemperature() | sl.sgd(0.1)).step(params(), params())
 
 
-@refused(
-    TypeError,
-    "No transform here declares 'temprature'. "
-    + WELCOME
-    + "declared by these transforms: nothing else.",
-)
+@refused(TypeError, ACCEPTED)
 def an_undeclared_keyword():
     bound().step(params(), params(), temprature=1.0)
 
 
-@refused(
-    TypeError,
-    "No transform here declares 'temprature'. "
-    + WELCOME
-    + "declared by these transforms: temperature.",
-)
+@refused(TypeError, ACCEPTED + " These transforms also accept: temperature.")
 def a_declared_keyword_misspelt():
     tx = ScaleByTemperature() | sl.sgd(0.1)
     bound(tx).step(params(), params(), temprature=1.0, temperature=1.0)
@@ -70,7 +63,7 @@ def a_vector_as_weight():
     bound().step(params(), params(), weight=jnp.ones(2))
 
 
-@refused(ValueError, "`weight` must be at least 0, got -1.")
+@refused(ValueError, "`weight` must be non-negative, got -1.")
 def a_negative_weight():
     bound().step(params(), params(), weight=-1)
 
@@ -87,7 +80,8 @@ def an_int_as_key():
 
 @refused(
     TypeError,
-    "`per_param` must be a dict of trees like the parameters, by name, got a list.",
+    "`per_param` must be a dict from names to trees with the structure of the parameters, got a "
+    "list.",
     unchecked=True,
 )
 def a_list_as_per_param():
@@ -95,7 +89,9 @@ def a_list_as_per_param():
 
 
 @refused(
-    TypeError, "`value_fn` must be the loss as a function of the model, got 3.0.", unchecked=True
+    TypeError,
+    "`value_fn` must be a function that maps the model to the loss, got 3.0.",
+    unchecked=True,
 )
 def a_number_as_value_fn():
     bound().step(params(), params(), value_fn=3.0)
@@ -103,8 +99,8 @@ def a_number_as_value_fn():
 
 @refused(
     ValueError,
-    "This optimizer is of 3 runs, since it was made under `vmap`. Use it under one too: "
-    "`eqx.filter_vmap(lambda opt, model, ...: opt.step(model, grads))`.",
+    "This optimizer was created under `vmap` and holds 3 runs, so it must be used under `vmap` "
+    "too: `eqx.filter_vmap(lambda opt, model, ...: opt.step(model, grads))`.",
 )
 def several_runs_stepped_as_one():
     # The learning rates would be broadcast along an axis of the parameters.

@@ -15,11 +15,10 @@ HAS_AUX = (
 )
 PAIR = "With `has_aux=True` the loss must return a pair (loss, aux), got "
 NO_OPTIMIZER = "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, got "
-DONATED = """This model or optimizer was donated: an earlier call of the training step reused its \
-memory for its own result, so it can no longer be read ({}). Continue with what \
-the step returned:
+DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
+can no longer be used ({}). Use the results of that call:
     model, opt, loss = step(model, opt, ...)
-or keep what you pass, at the cost of a copy in memory:
+or disable donation, which needs memory for a copy:
     step = sl.train_step(loss_fn, donate={})"""
 
 
@@ -103,7 +102,8 @@ def a_donated_model_trained_again():
 
 
 @refused(
-    ValueError, DONATED.format("model.b, model.w, opt.arrays.scale_by_adam.age and 5 more", "False")
+    ValueError,
+    DONATED.format("model.b, model.w, opt.arrays.scale_by_adam.age and 5 more", "False"),
 )
 def a_donated_model_stepped_by_hand():
     model, grads = params(), params()
@@ -115,7 +115,8 @@ def a_donated_model_stepped_by_hand():
 @refused(
     ValueError,
     DONATED.format(
-        ", ".join(f"opt.arrays.scale_by_adam.{x}" for x in ("age", "mu.b", "mu.w")) + " and 3 more",
+        "opt.arrays.scale_by_adam.age, opt.arrays.scale_by_adam.mu.b, "
+        "opt.arrays.scale_by_adam.mu.w and 3 more",
         "False",
     ),
 )
@@ -128,10 +129,10 @@ def a_donated_optimizer_used_again():
 
 @refused(
     TypeError,
-    "train_step.donate must say what is donated, got True. Write\n"
+    'train_step.donate must be "opt", "all" or False, got True. Write\n'
     '    sl.train_step(loss_fn, donate="opt")  # the optimizer\'s state; the model is kept (the '
     "default)\n"
-    '    sl.train_step(loss_fn, donate="all")  # the trained parameters too',
+    '    sl.train_step(loss_fn, donate="all")  # the trainable parameters too',
     unchecked=True,
 )
 def donate_true():

@@ -8,7 +8,9 @@ import slalom as sl
 
 from ._table import NOT_BROADCAST, Count, Forgetful, bound, params, refused
 
-TAKES_A_TRANSFORM = "An optimizer takes a transform such as `sl.adam(1e-3)`, got "
+TAKES_A_TRANSFORM = (
+    "The first argument of an optimizer must be a transform such as `sl.adam(1e-3)`, got "
+)
 
 
 @refused(TypeError, TAKES_A_TRANSFORM + "0.1.", unchecked=True)
@@ -28,21 +30,21 @@ def a_class_that_was_not_called():
 
 @refused(
     TypeError,
-    TAKES_A_TRANSFORM + "a dict. The transform comes first: `sl.Optimizer(tx, model)`.",
+    TAKES_A_TRANSFORM + "a dict. Write `sl.Optimizer(tx, model)`.",
     unchecked=True,
 )
 def model_and_transform_exchanged():
     sl.Optimizer(params(), sl.adam(0.1))
 
 
-@refused(TypeError, "Link 1 is no transform: got 0.1 of type float.", unchecked=True)
+@refused(TypeError, "Link 1 is not a transform: got 0.1 of type float.", unchecked=True)
 def a_number_as_link():
     sl.chain(sl.Identity(), 0.1)
 
 
 @refused(
     TypeError,
-    "Link 'rule' is no transform: got <…> of type function. Call it first: `adam(...)`.",
+    "Link 'rule' is not a transform: got <…> of type function. Call it first: `adam(...)`.",
     unchecked=True,
 )
 def a_recipe_as_link():
@@ -51,7 +53,7 @@ def a_recipe_as_link():
 
 @refused(
     TypeError,
-    "Link 1 is no transform: got <…> of type function. Call it first: `sgd(...)`.",
+    "Link 1 is not a transform: got <…> of type function. Call it first: `sgd(...)`.",
     unchecked=True,
 )
 def a_recipe_after_a_transform():
@@ -60,7 +62,7 @@ def a_recipe_after_a_transform():
 
 @refused(
     TypeError,
-    "Link 0 is no transform: got <…> of type <…>. Call it first: `Clip(...)`.",
+    "Link 0 is not a transform: got <…> of type <…>. Call it first: `Clip(...)`.",
     unchecked=True,
 )
 def a_class_before_a_transform():
@@ -105,9 +107,9 @@ class CountsInPython(sl.AbstractTransform):
 
 @refused(
     TypeError,
-    "The state at 'counts_in_python' is 0 of type int, which is no array and so stands still, and "
-    "`update` made it 1. Let `init` return an array, such as `jnp.zeros((), jnp.int32)` for a "
-    "count.",
+    "The state at 'counts_in_python' is 0 of type int, which is not an array and cannot change, "
+    "but `update` returned 1. Return an array from `init`, such as `jnp.zeros((), jnp.int32)` for "
+    "a count.",
 )
 def a_count_that_is_no_array():
     bound(CountsInPython() | sl.sgd(0.1)).step(params(), params())
@@ -124,7 +126,7 @@ def updates_made_with_a_hole():
 
 @refused(
     TypeError,
-    "Group 'a' of a partition is no transform: got <…> of type function. Call it first: "
+    "Group 'a' of a partition is not a transform: got <…> of type function. Call it first: "
     "`adam(...)`.",
     unchecked=True,
 )
@@ -171,48 +173,42 @@ def a_position_without_a_chain():
 
 
 RAW = (
-    " lets them pass through there, and turns them into descending steps elsewhere. To leave those "
-    "parameters alone, write `.only(where)` instead of `.mask(where)`, or in a partition give them "
-    "`sl.SetToZero()`. To train them too, mask links further left and let the last one, with the "
-    "learning rate, act on all."
+    "Raw gradients would be added to 'b', so these parameters would ascend: '{}' passes their "
+    "gradients through unchanged, and flips the sign of all others. To leave these parameters "
+    "unchanged, use `.only(where)` instead of `.mask(where)`, or `sl.SetToZero()` in a partition. "
+    "To train them too, mask only the links before the learning rate, and let the learning rate "
+    "act on all parameters."
 )
 
 
-@refused(ValueError, "Raw gradients would be added to 'b', which would climb: 'masked'" + RAW)
+@refused(ValueError, RAW.format("masked"))
 def raw_gradients_out_of_a_mask():
     bound(sl.adam(0.1).mask(sl.where.path("w")))
 
 
-@refused(ValueError, "Raw gradients would be added to 'b', which would climb: 'masked'" + RAW)
+@refused(ValueError, RAW.format("masked"))
 def raw_gradients_out_of_the_last_link():
     bound(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).mask(sl.where.path("w")))
 
 
-@refused(
-    ValueError, "Raw gradients would be added to 'b', which would climb: 'every_k.masked'" + RAW
-)
+@refused(ValueError, RAW.format("every_k.masked"))
 def raw_gradients_out_of_an_inner_mask():
     bound(sl.adam(0.1).mask(sl.where.path("w")).every_k(2))
 
 
-MUST_STAY = (
-    " It must stay what `init` made: cast the new value, for example with `.astype(old.dtype)`."
+PRESERVE = (
+    "`update` must preserve shapes and dtypes, but it changed the state at 'forgetful.n' from "
+    "int32[] to {}. Cast the new value, for example with `.astype(old.dtype)`."
 )
 
 
-@refused(
-    TypeError,
-    "The state at 'forgetful.n' was int32[] and `update` made it float32[]." + MUST_STAY,
-)
+@refused(TypeError, PRESERVE.format("float32[]"))
 def a_state_that_changes_dtype():
     tx = Forgetful(state=lambda old: Count(old.n.astype(jnp.float32))) | sl.sgd(0.1)
     bound(tx).step(params(), params())
 
 
-@refused(
-    TypeError,
-    "The state at 'forgetful.n' was int32[] and `update` made it int32[1]." + MUST_STAY,
-)
+@refused(TypeError, PRESERVE.format("int32[1]"))
 def a_state_that_changes_shape():
     tx = Forgetful(state=lambda old: Count(old.n[None])) | sl.sgd(0.1)
     bound(tx).step(params(), params())
@@ -220,8 +216,8 @@ def a_state_that_changes_shape():
 
 @refused(
     TypeError,
-    "The state that `update` returned has another structure than the one that `init` made (gone: "
-    "['forgetful.n'], new: []). They must be equal, so that a second call does not compile again.",
+    "`update` must return a state with the same structure as `init`, or every step would recompile "
+    "(missing: ['forgetful.n'], new: []).",
 )
 def a_state_that_changes_structure():
     bound(Forgetful(state=lambda old: ()) | sl.sgd(0.1)).step(params(), params())

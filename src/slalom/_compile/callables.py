@@ -55,7 +55,7 @@ def without_function(tree: Any) -> tuple[Function, PyTree]:
 
 
 def with_function(tree: PyTree, function: Function) -> Function:
-    """A function to call in the place of the one that `without_function` took apart."""
+    """Undoes `without_function`: the tree with the function in it, to call."""
     if isinstance(tree, Bound):
         inner = with_function(tree.func, function)
         return functools.partial(inner, *tree.args, **tree.keywords)

@@ -1,4 +1,4 @@
-"""Arrays on a mesh of several devices: where they are, and how results are put there again."""
+"""Shardings of arrays on a mesh of several devices, and how results keep them."""
 
 import functools
 from typing import TypeVar

@@ -4,7 +4,7 @@ The meaning is that of `eqx.filter_jit`: arrays are traced, everything else is s
 is not used, for three reasons. It waits for the result on every call, so that the host cannot
 prepare the next step while the device works. It costs more host time per call. And it cannot say
 which leaves of the arguments get new values, which we need to donate them, to keep their sharding,
-and to return everything else as the very object that was passed.
+and to return all other leaves as the same objects.
 
 Here a call flattens its arguments once. Everything that follows from their structure is worked out
 once per structure and kept in a `Plan`, which is also the static argument of the compiled function.
@@ -37,11 +37,10 @@ MOST_PLANS = 512
 _STATIC, _CONCRETE, _TRACED = 0, 1, 2
 _kinds: dict[type, int] = {}
 
-DONATED = """This model or optimizer was donated: an earlier call of the training step reused its \
-memory for its own result, so it can no longer be read ({paths}). Continue with what the step \
-returned:
+DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
+can no longer be used ({paths}). Use the results of that call:
     model, opt, loss = step(model, opt, ...)
-or keep what you pass, at the cost of a copy in memory:
+or disable donation, which needs memory for a copy:
     step = sl.train_step(loss_fn, donate={keeps_it})"""
 
 UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is static and must be \
@@ -275,9 +274,9 @@ class Program:
         return on_mesh
 
     def _limit_plans(self) -> None:
-        """Forgets all programs once there are many, as where each call passes a new lambda.
+        """Drops all programs once there are many, as when every call passes a new lambda.
 
-        Otherwise they, and what such functions hold, would stay in memory for ever.
+        Otherwise these programs and functions would never be freed.
         """
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
@@ -300,7 +299,7 @@ class Program:
 
 
 def _strong(x: Any) -> Any:
-    """A weakly typed array made strong, so that the second call finds the types of the first."""
+    """The array with a strong type, so that the second call has the same types as the first."""
     return jax.numpy.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 

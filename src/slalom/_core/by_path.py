@@ -53,7 +53,7 @@ class ByPath(dict[str, Any]):
 
 
 def the_path(name: str, known: Sequence[str]) -> str:
-    """The path that a name stands for: itself, or the only path that it is a suffix of."""
+    """The path of a name: the name itself, or the only path that it is a suffix of."""
     found = matches(name, known)
     if not found:
         raise KeyError(f"'{name}' is not known. Candidates: {candidates(name, known)}.")
@@ -61,7 +61,7 @@ def the_path(name: str, known: Sequence[str]) -> str:
 
 
 def matches(name: str, known: Sequence[str]) -> list[str]:
-    """The path that a name stands for, or nothing. An ambiguous name is an error."""
+    """The path of a name, if there is one. An ambiguous name raises an error."""
     found = [name] if name in known else [path for path in known if has_suffix(path, name)]
     if len(found) > 1:
         raise KeyError(f"'{name}' is ambiguous. Candidates: {candidates(name, found)}.")

@@ -1,4 +1,4 @@
-"""Transforms one after another."""
+"""Transforms in sequence."""
 
 import itertools
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from .writer import AbstractParameterWriter
 
 
 class Identity(AbstractStatelessTransform):
-    """Passes updates through unchanged: a chain of no links."""
+    """Returns the updates unchanged: a chain without links."""
 
     keeps_zeros: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
@@ -32,10 +32,10 @@ class Identity(AbstractStatelessTransform):
 
 
 class Chain(AbstractComposite[tuple[Any, ...]]):
-    """Transforms one after another: the updates of each go into the next.
+    """Applies transforms in sequence: the updates of each are passed to the next.
 
-    Made with `|`, `sl.chain` and `sl.named_chain`. Links are reached by position, name or
-    class: `tx[0]`, `tx["clip"]`, `tx[sl.ScaleByAdam]`.
+    Returned by `|`, `sl.chain` and `sl.named_chain`. Access links by position, name or class:
+    `tx[0]`, `tx["clip"]`, `tx[sl.ScaleByAdam]`.
 
     **Arguments:**
 
@@ -63,7 +63,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
     @classmethod
     def join(cls, *links: AbstractTransform) -> AbstractTransform:
-        """A chain of these; chains among them are flattened, and one link stays what it is."""
+        """A chain of these links. Nested chains are flattened. A single link is returned as is."""
         flat: list[tuple[str | None, AbstractTransform]] = []
         for i, link in enumerate(links):
             require_transform(f"Link {i}", link)
@@ -121,8 +121,8 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         return paths
 
     def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
-        # An idle link makes zeros, and they stay zeros through links such as Scale. Adam, fed
-        # zeros, still writes.
+        # The zeros of an idle link stay zeros through links such as Scale, but Adam turns them into
+        # nonzero updates.
         wrote: Any = True
         for link, link_state in zip(self.links, state, strict=True):
             own = link.has_updated(link_state)
@@ -156,20 +156,20 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:
-    """What gradients reach first: the transform itself, or the first link of a chain."""
+    """The transform that receives the gradients: the first link of a chain, or the transform."""
     while isinstance(transform, Chain) and transform.links:
         transform = transform.links[0]
     return transform
 
 
 def chain(*links: AbstractTransform) -> AbstractTransform:
-    """Transforms one after another, as `|` does; of none, `Identity`.
+    """Applies transforms in sequence, as `|` does.
 
     **Arguments:**
 
-    - `links`: the transforms, first to last; chains among them are flattened.
+    - `links`: the transforms, first to last. Chains among them are flattened.
 
-    **Returns:** a chain.
+    **Returns:** a chain, or `sl.Identity()` if there are no links.
 
     ```python
     >>> sl.chain(sl.ClipByGlobalNorm(1.0), sl.Scale(-0.1))
@@ -181,13 +181,13 @@ def chain(*links: AbstractTransform) -> AbstractTransform:
 
 
 def named_chain(**links: AbstractTransform) -> AbstractTransform:
-    """A chain whose links are reached, and appear in every path, by the given names.
+    """Applies transforms in sequence, under the given names.
 
     **Arguments:**
 
-    - `links`: the transforms by name, first to last; of none, `Identity`.
+    - `links`: the transforms by name, first to last. The names appear in all paths.
 
-    **Returns:** a chain.
+    **Returns:** a chain, or `sl.Identity()` if there are no links.
 
     ```python
     >>> tx = sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.sgd(0.1))
@@ -207,7 +207,7 @@ def _check_unique(names: list[str | None]) -> None:
 
 
 def _sign_of_product(signs: tuple[int | None, ...]) -> int | None:
-    """The sign after several links. Flipped twice counts as flipped: it was meant."""
+    """The sign after several links. Two flips count as one, because the second is deliberate."""
     for sign in (0, -1, MIXED, None):
         if sign in signs:
             return sign

@@ -1,4 +1,4 @@
-"""What one step knows besides the gradients."""
+"""The inputs of one step other than the gradients."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from .._types import Params, Step, Updates
 
 
 class Context(eqx.Module):
-    """What one step knows besides the gradients. It lasts for that step only.
+    """The inputs of one step other than the gradients.
 
     **Arguments:**
 
-    - `step`: how many steps this transform has made before. Schedules are evaluated at it.
+    - `step`: the number of steps so far, at which schedules are evaluated.
     - `value`: the loss, a scalar.
     - `grad`: the gradient of the loss, before any transform.
     - `value_fn`: the loss as a function of the parameters.
@@ -25,7 +25,7 @@ class Context(eqx.Module):
     - `weight`: the weight of this mini-batch in a mean over several, a scalar.
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
         that they select.
-    - `extra`: what custom transforms declare in `needs`, by name.
+    - `extra`: inputs that custom transforms declare in `needs`, by name.
     """
 
     step: Step | None = None

@@ -1,4 +1,4 @@
-"""Modules that declare their fields: checked when made, printed as the code that makes them."""
+"""Modules that declare their fields, check them when created, and print as code."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ CHECK = "slalom.check"
 
 
 class Part(NamedTuple):
-    """One thing inside another: where it stands, and what it sees there."""
+    """A module inside another one: its path, and what it sees there."""
 
     path: tuple[str, ...]
     module: Any
@@ -57,7 +57,7 @@ class AbstractDeclared(AbstractPrinted):
     def children(
         self, state: Any = None, context: Any = None, params: Params | None = None
     ) -> tuple[Part, ...]:
-        """What this holds that has hyperparameters, state or a clock of its own.
+        """The parts of this module that have hyperparameters, state or a clock.
 
         Everything that inspects or edits a composition goes through this method: hyperparameters,
         `state_of`, `describe`, `reset`, `rebind`. A part that is not returned here does not exist
@@ -65,7 +65,7 @@ class AbstractDeclared(AbstractPrinted):
 
         **Arguments:**
 
-        - `state`, `context`, `params`: those of this module, where they are known.
+        - `state`, `context`, `params`: those of this module, if they are known.
 
         **Returns:** the direct parts by name, each with its own state, context and parameters.
         """

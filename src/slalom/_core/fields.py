@@ -161,7 +161,7 @@ class _Interval:
     def __init__(self, text: str):
         match = self._FORM.fullmatch(text)
         if match is None:
-            raise ValueError(f"'{text}' is no interval; write for example '[0, 1)'.")
+            raise ValueError(f"'{text}' is not an interval such as '[0, 1)'.")
         self.text = text
         left, low, high, right = match.groups()
         self.low, self.high = float(low), float(high)
@@ -212,7 +212,7 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
         within.check(name, value)
         if int(value) >= 2**31:
             raise ValueError(
-                f"{name} must be less than 2**31, the limit of the clock, got {value}."
+                f"{name} must be less than 2**31, the range of the step count, got {value}."
             )
 
 
@@ -257,7 +257,7 @@ def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     known = [int(value) for value in values if not isinstance(value, Tracer)]
     if any(b <= a for a, b in itertools.pairwise((-1, *known))):
         listed = ", ".join(map(shortest, values))
-        raise ValueError(f"{name} must be increasing and not negative, got [{listed}].")
+        raise ValueError(f"{name} must be non-negative and strictly increasing, got [{listed}].")
     return values
 
 

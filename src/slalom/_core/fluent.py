@@ -44,7 +44,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Chain.join(other, self)
 
-    # --- on which leaves --------------------------------------------------------------------
+    # --- selected leaves --------------------------------------------------------------------
 
     @advise_keywords
     def mask(self, where: WhereLike) -> "slalom.Masked":
@@ -55,7 +55,8 @@ class AbstractFluent(AbstractDeclared):
 
         **Arguments:**
 
-        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+        - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
+            tree.
 
         **Returns:** a transform.
         """
@@ -69,7 +70,8 @@ class AbstractFluent(AbstractDeclared):
 
         **Arguments:**
 
-        - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+        - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
+            tree.
 
         **Returns:** a transform.
         """
@@ -98,7 +100,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Partition.by_cases(self, others, names)
 
-    # --- in which form ----------------------------------------------------------------------
+    # --- layout -----------------------------------------------------------------------------
 
     @advise_keywords
     def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
@@ -124,7 +126,7 @@ class AbstractFluent(AbstractDeclared):
 
         return SplitRealAndImaginary(self)
 
-    # --- whether and when -------------------------------------------------------------------
+    # --- conditional updates ----------------------------------------------------------------
 
     @advise_keywords
     def every_k(
@@ -196,7 +198,7 @@ class AbstractFluent(AbstractDeclared):
 
         return When(self, condition, otherwise)
 
-    # --- which parameters are evaluated -----------------------------------------------------
+    # --- parameters for evaluation ----------------------------------------------------------
 
     @advise_keywords
     def lookahead(
@@ -254,7 +256,7 @@ class AbstractFluent(AbstractDeclared):
 
         return Projected(self, fn, where)
 
-    # --- driven and recorded ----------------------------------------------------------------
+    # --- stateful schedules and metrics -----------------------------------------------------
 
     @advise_keywords
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":

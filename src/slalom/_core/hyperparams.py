@@ -76,17 +76,17 @@ def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, 
 
 
 def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules: bool) -> Any:
-    """A new value as a leaf in the old one's place."""
+    """A new value, converted to replace the old leaf."""
     if isinstance(old, AbstractStatefulSchedule):
         raise ValueError(
-            f"'{path}' is driven by {old!r}, so a number in its place would have no effect. Change "
+            f"'{path}' is driven by {old!r}, so a number would have no effect. Change "
             "one of the schedule's own numbers by its name, or bind a transform without `.drive` "
             "to the model with `opt.rebind`."
         )
     if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
         value = value(old)
     new = field.metadata["converter"](value)
-    # An optimizer that was made under `vmap` has a number for each run.
+    # An optimizer created under `vmap` has a number for each run.
     each = tree.is_array(new) and tree.is_array(old) and () != old.shape == new.shape
     numbers = jnp.ravel(new) if each else (new,)
     for number in numbers:
@@ -95,9 +95,9 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
         return jax.tree.map(bind_number, new)
     if isinstance(old, AbstractSchedule) and not replace_schedules:
         raise ValueError(
-            f"'{path}' is the schedule {old!r}. To put the number {shortest(new)} in its "
-            "place, pass `replace_schedules=True`; the next step recompiles, once. To change "
-            f"one of its numbers, name it: '{path}.<field>'."
+            f"'{path}' is the schedule {old!r}. To replace it by the number {shortest(new)}, pass "
+            "`replace_schedules=True`; the next step then recompiles once. To change one of its "
+            f"numbers, use '{path}.<field>'."
         )
     if isinstance(old, AbstractSchedule) or old is None:
         return bind_number(new)
@@ -111,11 +111,11 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
 
 
 def read(transform: AbstractTransform[Any], state: Any, context: Context | None) -> ByPath:
-    """What the next update uses for each hyperparameter, each schedule on its own clock."""
+    """The value of each hyperparameter in the next update."""
     values = {}
     for part in parts(transform, state, context):
         if isinstance(part.module, AbstractStatefulSchedule):
-            continue  # what it drives is listed, at its own path
+            continue  # the hyperparameter that it drives is listed at its own path
         for field in hyperparameter_fields(part.module):
             value = read_number(part.module, field.name, part.context)
             if value is not None:
@@ -126,7 +126,7 @@ def read(transform: AbstractTransform[Any], state: Any, context: Context | None)
 def replace(
     transform: AbstractTransform[Any], values: Mapping[str, Any], replace_schedules: bool
 ) -> AbstractTransform[Any]:
-    """The transform with other hyperparameters, as `Optimizer.with_hyperparams` says."""
+    """The transform with other hyperparameters, as `Optimizer.with_hyperparams` returns it."""
     for name, value in values.items():
         for path, part, field in targets(transform, name):
             old = getattr(part.module, field.name)
@@ -136,24 +136,24 @@ def replace(
 
 
 def bound(transform: AbstractTransform[Any], dtype: Any | None) -> AbstractTransform[Any]:
-    """The transform with arrays for numbers, refused where a field is not what it must be.
+    """The transform with its numbers as arrays. Raises an error for invalid fields.
 
-    Fields are checked when a module is made, and `eqx.tree_at` sets them past that.
+    Modules check their fields when they are created, but `eqx.tree_at` bypasses these checks.
     """
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
     for given in _declared(transform):
         AbstractDeclared.__check_init__(given)
-    made = jax.tree.map(lambda x: bind_number(x, dtype), transform)
-    for given, kept in zip(_declared(transform), _declared(made), strict=True):
+    result = jax.tree.map(lambda x: bind_number(x, dtype), transform)
+    for given, kept in zip(_declared(transform), _declared(result), strict=True):
         for field in hyperparameter_fields(given):
             path = f"{type(given).__name__}.{field.name}"
             _check_rounding(path, field, getattr(given, field.name), getattr(kept, field.name))
-    return made
+    return result
 
 
 def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
-    """Refuses a number that leaves its interval, or becomes 0, in the dtype that it is kept in."""
+    """Raises an error for a number that leaves its interval, or becomes 0, when it is rounded."""
     if not isinstance(kept, jax.Array) or isinstance(kept, Tracer):
         return
     try:
@@ -164,7 +164,7 @@ def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
     if lost:
         raise ValueError(
             f"{path} is {shortest(given)}, which {kept.dtype} can only keep as {shortest(kept)}. "
-            "Choose another number, or a finer dtype."
+            "Choose another number or a dtype with more precision."
         )
 
 
@@ -183,7 +183,7 @@ def _declared(node: Any) -> Iterator[Any]:
 def with_field(
     transform: AbstractTransform[Any], part: Part, field: dataclasses.Field[Any], value: Any
 ) -> AbstractTransform[Any]:
-    """The transform with another value, as it is, in a field of one of its parts."""
+    """The transform with another value, not converted, in a field of one of its parts."""
     old = getattr(part.module, field.name)
     return eqx.tree_at(
         lambda t: getattr(part.get(t), field.name),

@@ -14,8 +14,8 @@ def read_number(module: AbstractDeclared, name: str, context: Context | None) ->
         step = None if context is None else context.step
         if step is None:
             raise TypeError(
-                f"{type(module).__name__}.{name} is a schedule and must be told the time: pass "
-                "`context=sl.Context(step=n)` with the number of updates made before."
+                f"{type(module).__name__}.{name} is a schedule and needs the step count: pass "
+                "`context=sl.Context(step=n)` with the number of updates so far."
             )
         value = call_schedule(value, value, step)
     return None if value is None else as_float(value)

@@ -1,4 +1,4 @@
-"""Transforms that take the gradient of each example and return one for the batch."""
+"""Transforms that aggregate per-example gradients."""
 
 import abc
 from typing import Any, ClassVar
@@ -15,8 +15,8 @@ from .transform import AbstractTransform
 class AbstractPerExampleTransform(AbstractTransform):
     """A first link whose gradients have a leading axis of examples.
 
-    A subclass writes `init`, `gather` and `finish`. A training step may differentiate one part of a
-    batch after another: it adds up what `gather` returns for each, and calls `finish` once.
+    A subclass implements `init`, `gather` and `finish`. A training step may process the parts of a
+    batch in sequence: it adds up the results of `gather` and calls `finish` once.
     """
 
     per_example: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class AbstractPerExampleTransform(AbstractTransform):
         **Arguments:**
 
         - `grads`: gradients with a leading axis of examples.
-        - `context`: what else this step knows.
+        - `context`: the `sl.Context` of the step.
 
         **Returns:** a tree like the parameters, in at least float32, and any tree of other sums,
         such as counts.
@@ -42,7 +42,7 @@ class AbstractPerExampleTransform(AbstractTransform):
 
         **Arguments:**
 
-        - `total`, `counts`: what `gather` returned, summed over the parts of the batch.
+        - `total`, `counts`: the results of `gather`, summed over the parts of the batch.
         - `size`: the number of examples.
         - `state`, `context`: as for `update`.
 

@@ -1,4 +1,4 @@
-"""What a schedule is: a module that maps a step to a scalar. The families are in `schedules/`."""
+"""The base classes of schedules. The schedules themselves are in `schedules/`."""
 
 import abc
 import dataclasses
@@ -217,7 +217,7 @@ class AbstractStatefulSchedule(AbstractDeclared):
 
 
 class FunctionSchedule(AbstractSchedule):
-    """A plain function of the step as a schedule. Hyperparameters wrap functions by themselves.
+    """A plain function of the step as a schedule. Hyperparameters wrap functions automatically.
 
     **Arguments:**
 
@@ -255,7 +255,7 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
     if isinstance(function, AbstractSchedule):
         return function
     if isinstance(function, type):
-        raise TypeError(f"The class {function!r} is no schedule.{uncalled(function)}")
+        raise TypeError(f"The class {function!r} is not a schedule.{uncalled(function)}")
     if not jax.tree_util.all_leaves([function]):
         return ModuleSchedule(function)
     if any(isinstance(x, Tracer) for x in _captured(function)):
@@ -319,7 +319,7 @@ _NEEDS_A_VALUE = (
 
 
 def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:
-    """Refuses anything but one real number for a step, or one for each of several runs."""
+    """Raises an error unless the value is one real number, or one for each of several runs."""
     returned = f"The schedule {schedule!r} returned "
     if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Which leaf of a state belongs to which transform, field and parameter; starting some anew."""
+"""Which transform, field and parameter each leaf of a state belongs to, and how to reset some."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,20 +18,20 @@ class Slot(NamedTuple):
     """The place of one leaf of a state."""
 
     owner: str
-    """The path of the transform whose `init` made it."""
+    """The path of the transform whose `init` created it."""
     rule: type
     """The class of that transform."""
     local: str
     """The path inside that transform's state."""
     mark: str | None
-    """What its field was declared as."""
+    """The mark of its field."""
     node: tuple[str, str]
     """The state module with that field: owner, and path inside the owner's state."""
     field: str
     param: str | None
-    """The parameter that it belongs to alone."""
+    """The parameter that it belongs to, if it belongs to only one."""
     half: str = ""
-    """Which part of a complex parameter it belongs to, where the parts are apart."""
+    """The part of a complex parameter that it belongs to, under `.split_complex()`."""
 
     @property
     def name(self) -> str:
@@ -44,13 +44,13 @@ def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str
 
     **Arguments:**
 
-    - `transform`, `state`: the rule and its state; of the state, only the structure counts.
+    - `transform`, `state`: the transform and its state, of which only the structure is used.
     - `params`: the paths of all parameters.
     """
     leaves, structure = jax.tree.flatten(state)
     found: list[Any] = [None] * len(leaves)
     for part in parts(transform, example(structure)):
-        # Later parts stand deeper, so the innermost owner of a leaf names it last.
+        # Parts come depth first, so the innermost owner of a leaf names it last.
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
             found[i] = _slot(part.name, type(part.module), part.state, key_path, params)
     return found
@@ -85,7 +85,7 @@ def _owner_of(path: str, mark: str, params: Sequence[str]) -> str | None:
 
 
 def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]:
-    """The parameters and halves, in order, that the per-leaf entries of a state module count."""
+    """The parameters and halves that the entries of a per-leaf field belong to, in order."""
     own = ((s.param, s.half) for s in among if s.node == node and s.param is not None)
     return list(dict.fromkeys(own))
 
@@ -100,7 +100,7 @@ def reset(
     params: Params,
     chosen: Sequence[str],
 ) -> PyTree:
-    """The old state with what belongs to the chosen parameters, by path, as in the fresh one."""
+    """The old state, with the state of the chosen parameters taken from the fresh one."""
     paths = leaf_paths(params)
     places = slots(transform, old, paths)
     seen = {part.name: part.params for part in parts(transform, old, params=params)}
@@ -118,7 +118,7 @@ def reset(
             leaves.append(_mixed([p in chosen for p, _ in names], before, new, slot))
         else:
             if slot.param not in paths:
-                raise _not_apart(slot)
+                raise _shared_state_error(slot)
             leaves.append(new if slot.param in chosen else before)
     return jax.tree.structure(old).unflatten(leaves)
 
@@ -129,21 +129,21 @@ def _leaves(params: Params) -> list[tuple[str, str]]:
     return [(dotted(whole(key_path)), half_of(key_path)) for key_path in key_paths]
 
 
-def _mixed(anew: list[bool], before: Array, new: Array, slot: Slot) -> Array:
-    """Per-leaf entries, new where `anew`. One number for all leaves becomes a vector."""
-    if not any(anew):
+def _mixed(is_new: list[bool], before: Array, new: Array, slot: Slot) -> Array:
+    """Per-leaf entries, new where `is_new`. A single number for all leaves becomes a vector."""
+    if not any(is_new):
         return before
-    if all(anew):
+    if all(is_new):
         return new
-    if {before.shape, new.shape} - {(), (len(anew),)}:
-        raise _not_apart(slot)
-    shape = (len(anew),)
+    if {before.shape, new.shape} - {(), (len(is_new),)}:
+        raise _shared_state_error(slot)
+    shape = (len(is_new),)
     fresh, kept = jnp.broadcast_to(new, shape), jnp.broadcast_to(before, shape)
-    return jnp.where(jnp.array(anew), fresh, kept)
+    return jnp.where(jnp.array(is_new), fresh, kept)
 
 
-def _not_apart(slot: Slot) -> Exception:
+def _shared_state_error(slot: Slot) -> Exception:
     return ValueError(
-        f"The state '{slot.name}' belongs to several parameters together, so it cannot start anew "
-        "for some of them: reset them all, with `opt.reset(model)`."
+        f"The state '{slot.name}' is shared by several parameters, so it cannot be reset for only "
+        "some of them. Reset all of them with `opt.reset(model)`."
     )

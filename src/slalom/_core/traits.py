@@ -1,7 +1,7 @@
-"""What a transform says of itself, so that a composition can be checked before it runs.
+"""Traits of transforms, by which compositions are checked before they run.
 
-None of this is needed to write a transform. The defaults are safe: a trait that is not declared
-makes Slalom refuse more, never compute something else.
+They are optional. The defaults are safe: without a declared trait, Slalom may raise more errors,
+but never computes anything else.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ class AbstractTraits(AbstractDeclared):
     """The traits of a transform."""
 
     elementwise: ClassVar[bool] = False
-    """Whether every number is treated alike and by itself, as `.flatten()` requires.
+    """Whether the transform acts on each number separately, as `.flatten()` requires.
 
-    A transform around others says this of itself only, not of the others."""
+    For a wrapper, this does not include the inner transform."""
 
     keeps_zeros: ClassVar[bool] = False
-    """Whether zero updates stay zero, whatever the state. Such a link may follow one that
+    """Whether zero updates stay zero in any state. Such a link may follow one that
     accumulates."""
 
     per_example: ClassVar[bool] = False
-    """Whether this sums over a leading axis of examples, which the gradients then need."""
+    """Whether the transform needs per-example gradients, with a leading axis of examples."""
 
     sets_learning_rate: ClassVar[bool] = False
-    """Whether this is meant to turn updates around to descend. A chain should do so once."""
+    """Whether the transform flips the sign of the updates. A chain should do so once."""
 
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""

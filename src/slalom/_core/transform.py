@@ -113,7 +113,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     def metrics(self, state: State) -> dict[str, Array]:
         """Scalars by name that describe the last update, for `opt.metrics`.
 
-        The names are the same from `init` on. The name `""` stands for this transform's own path.
+        The names are the same from `init` on. The name `""` is replaced by this transform's path.
         """
         del state
         return {}
@@ -194,7 +194,7 @@ _METHODS = FLUENT | {
 
 _HOW = {
     "params": "pass the parameters: `tx.update(grads, state, params)`",
-    "step": "pass `context=sl.Context(step=n)` with the number of updates made before",
+    "step": "pass `context=sl.Context(step=n)` with the number of updates so far",
     "value": "pass the loss: `opt.step(model, grads, value=loss)`, or `sl.Context(value=loss)`",
     "grad": "pass the gradient of the loss: `opt.step(model, grads, grad=grads)`",
     "value_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
@@ -210,7 +210,7 @@ def missing(who: str, name: str) -> str:
 
 
 def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:
-    """What `update` or `step` returned, refused if it is not a pair."""
+    """The result of `update` or `step`. Raises an error if it is not a pair."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
             f"{type(transform).__name__} must return a pair, the updates (from `step`, the "
@@ -220,7 +220,9 @@ def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:
 
 
 def require_transform(what: str, given: Any) -> None:
-    """Refuses anything that is not a transform, and says what to write where that is clear."""
+    """Raises an error for anything that is not a transform."""
     if not isinstance(given, AbstractTransform):
         kind = type(given).__name__
-        raise TypeError(f"{what} is no transform: got {given!r} of type {kind}.{uncalled(given)}")
+        raise TypeError(
+            f"{what} is not a transform: got {given!r} of type {kind}.{uncalled(given)}"
+        )

@@ -1,9 +1,9 @@
-"""What becomes of the updates that leave a transform: the one place where parameters are written.
+"""How the updates of a transform are returned or added to the parameters.
 
-`update` and `step` of a wrapper do the same work and differ in what they do with the result of the
-inner transform: `update` returns its updates, `step` adds them to the parameters. Both are a
-`Write`, handed down to whichever transform computes the last updates. A wrapper can hand down
-another one, to replace or to observe how parameters are written: `.record()` does.
+`update` and `step` do the same work, but `update` returns the updates and `step` adds them to the
+parameters. Each is a `Write`, which is passed down to the transform that computes the last updates.
+A wrapper can pass down another one, to replace or to observe how parameters are written, as
+`.record()` does.
 """
 
 import abc
@@ -18,11 +18,11 @@ from .._types import Params, Scalar, Updates
 
 
 class Write(abc.ABC):
-    """What becomes of updates.
+    """Returns updates, or adds them to the parameters.
 
     The result is a tree like the parameters with something at each leaf: the update, the new
-    parameter, or either of them and what was observed. It is made leaf by leaf, so the results of
-    a partition's groups can be merged.
+    parameter, or either of them with an observation. It is computed leaf by leaf, so the
+    results of a partition's groups can be merged.
     """
 
     @abc.abstractmethod
@@ -36,12 +36,12 @@ class Write(abc.ABC):
         **Arguments:**
 
         - `params`: the parameters.
-        - `shapes`: the result of a step in which something runs, as `jax.eval_shape` gives it.
+        - `shapes`: the result of a step in which something runs, as `jax.eval_shape` returns it.
         """
 
     @abc.abstractmethod
     def plain(self, result: PyTree) -> PyTree:
-        """The updates or parameters in a result, without what was observed."""
+        """The updates or parameters in a result, without observations."""
 
     @abc.abstractmethod
     def new_params(self, params: Params, result: PyTree) -> Params:

@@ -12,9 +12,8 @@ from .binding import Binding
 class Arrays(Sequence[Any]):
     """The arrays of a transform, then those of its state, then the count.
 
-    JAX sees each as an attribute that is called by its full path, such as
-    `scale_by_adam.mu.layers.0.weight`. Key paths of optimizers, and so the messages of JAX and the
-    checkpoints of Orbax, show these names.
+    In key paths, each is an attribute whose name is its full path, such as
+    `scale_by_adam.mu.layers.0.weight`. JAX's messages and Orbax's checkpoints show these names.
     """
 
     __slots__ = ("binding", "leaves")

@@ -1,4 +1,4 @@
-"""Binding a transform to parameters: what is refused, where it lives, what it is made of."""
+"""Binds a transform to parameters: checks the pair, and splits it into arrays and static data."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from .._core.chain import Chain, first_link
 from .._core.declared import Part
 from .._core.messages import uncalled, warn
 from .._core.printing import operand
-from .._core.traits import MIXED
+from .._core.traits import MIXED, AbstractTraits
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, keeps_zeros, transforms
 from .._core.wrapper import AbstractPacedTransform
@@ -26,27 +26,27 @@ from .names import names_of
 
 @dataclasses.dataclass(frozen=True)
 class Binding:
-    """What an optimizer is beside its arrays."""
+    """The static part of an optimizer."""
 
     structure: Any
-    """The tree of (transform, (state, count)), leaves being arrays."""
+    """The structure of the tree (transform, (state, count))."""
     rules: int
-    """How many of the leaves, the first ones, belong to the transform."""
+    """The number of arrays that belong to the transform. They come first."""
     statics: tuple[tuple[int, type, Any], ...]
-    """Leaves that are no arrays, such as the functions in a learned optimizer's network."""
+    """Leaves that are not arrays, such as the functions in a learned optimizer's network."""
     trainable: Where | None
     params: Any
     """The structure of the trainable parameters at binding."""
 
     @functools.cached_property
     def guarded(self) -> bool:
-        """Whether some transform may forbid a step, which the host must check before each."""
+        """Whether a transform checks its state on the host before each step."""
         transform, _ = example(self.structure)
         return any(part.module.guard is not None for part in transforms(transform))
 
     @functools.cached_property
     def readings(self) -> dict[Any, Any]:
-        """The programs of what was read from optimizers of this structure, by name."""
+        """The compiled readings of optimizers with this structure, by name."""
         return {}
 
     @functools.cached_property
@@ -63,19 +63,19 @@ class Binding:
         return _unpickle, (example(self.structure), example(self.params), *rest)
 
 
-def _unpickle(made: PyTree, params: PyTree, *rest: Any) -> Binding:
+def _unpickle(bound_tree: PyTree, params: PyTree, *rest: Any) -> Binding:
     rules, statics, trainable = rest
-    structure, bound = jax.tree.structure(made), jax.tree.structure(params)
+    structure, bound = jax.tree.structure(bound_tree), jax.tree.structure(params)
     return Binding(structure, rules, statics, trainable, bound)
 
 
-def bind(made: Any, trainable: Where | None, params: Any) -> tuple[tuple[Any, ...], Binding]:
-    """Takes (transform, (state, count)) apart into arrays and the rest."""
-    leaves, structure = jax.tree.flatten(made)
+def bind(bound_tree: Any, trainable: Where | None, params: Any) -> tuple[tuple[Any, ...], Binding]:
+    """Splits (transform, (state, count)) into arrays and static data."""
+    leaves, structure = jax.tree.flatten(bound_tree)
     statics = tuple((i, type(x), x) for i, x in enumerate(leaves) if not tree.is_array(x))
     skip = {i for i, _, _ in statics}
     arrays = tuple(x for i, x in enumerate(leaves) if i not in skip)
-    total = jax.tree.structure(made[0]).num_leaves
+    total = jax.tree.structure(bound_tree[0]).num_leaves
     rules = total - sum(i < total for i in skip)
     return arrays, Binding(structure, rules, statics, trainable, params)
 
@@ -91,24 +91,24 @@ def abstract_optimizer(make: Callable[[PyTree], Any], model: PyTree) -> Any:
 
 
 def no_transform(given: Any, model: PyTree) -> str:
-    """The message for something else in the transform's place."""
-    message = "An optimizer takes a transform such as `sl.adam(1e-3)`, got "
+    """The message for a first argument that is not a transform."""
+    message = "The first argument of an optimizer must be a transform such as `sl.adam(1e-3)`, got "
     if isinstance(model, AbstractTransform):
         kind = type(given).__name__
-        return f"{message}a {kind}. The transform comes first: `sl.Optimizer(tx, model)`."
+        return f"{message}a {kind}. Write `sl.Optimizer(tx, model)`."
     return f"{message}{given!r}.{uncalled(given)}"
 
 
 def check_transform(transform: AbstractTransform[Any], params: Params) -> None:
-    """Refuses, before anything is computed, a transform that these parameters would suffer from."""
+    """Checks, before anything is computed, that a transform suits these parameters."""
     for part in transforms(transform):
         for where in part.module.selectors():
             check_matches(where, params)
         if part.module.per_example and part.module is not first_link(transform):
             raise ValueError(
-                f"'{part.name}' takes a gradient for each example and gives their sum, so it must "
-                "be the very first link, with nothing around it. Write "
-                f"`{operand(part.module)} | rest`, with wrappers around the rest only."
+                f"'{part.name}' aggregates per-example gradients, so it must be the first link of "
+                "the chain, and must not be wrapped. Write "
+                f"`{operand(part.module)} | rest`, and wrap only the rest."
             )
     _warn_of_idle_steps(transform)
     _warn_of_two_rates(transform, params)
@@ -123,11 +123,11 @@ def check_transform(transform: AbstractTransform[Any], params: Params) -> None:
             if {1, -1}.issubset(part.module.signs(part.params))
         )
         raise ValueError(
-            f"Raw gradients would be added to {listed}, which would climb: '{culprit.name}' lets "
-            "them pass through there, and turns them into descending steps elsewhere. To leave "
-            "those parameters alone, write `.only(where)` instead of `.mask(where)`, or in a "
-            "partition give them `sl.SetToZero()`. To train them too, mask links further left and "
-            "let the last one, with the learning rate, act on all."
+            f"Raw gradients would be added to {listed}, so these parameters would ascend: "
+            f"'{culprit.name}' passes their gradients through unchanged, and flips the sign of all "
+            "others. To leave these parameters unchanged, use `.only(where)` instead of "
+            "`.mask(where)`, or `sl.SetToZero()` in a partition. To train them too, mask only the "
+            "links before the learning rate, and let the learning rate act on all parameters."
         )
     if MIXED in signs:
         *_, culprit = (
@@ -136,16 +136,16 @@ def check_transform(transform: AbstractTransform[Any], params: Params) -> None:
             if MIXED in part.module.signs(part.params)
         )
         raise ValueError(
-            f"Raw gradients would be added wherever the condition of '{culprit.name}' does not "
-            "hold, which would climb: it lets them pass through then, and turns them into "
-            "descending steps otherwise. To leave the parameters alone then, write "
-            '`.when(condition, otherwise="zero")`. To descend then too, put `.when` on links '
-            "further left and let the last one, with the learning rate, act always."
+            "Raw gradients would be added in every step in which the condition of "
+            f"'{culprit.name}' is false, so the parameters would ascend: it passes the gradients "
+            "through unchanged in these steps, and flips their sign in all others. To leave the "
+            'parameters unchanged in these steps, use `.when(condition, otherwise="zero")`. To '
+            "descend in these steps too, apply `.when` only to the links before the learning rate."
         )
 
 
 def _warn_of_idle_steps(transform: AbstractTransform[Any]) -> None:
-    """Warns of links that move parameters on the steps on which a link before them is held back."""
+    """Warns of links that update parameters in the idle steps of a link before them."""
     for outer in transforms(transform):
         if not isinstance(outer.module, Chain):
             continue
@@ -157,16 +157,16 @@ def _warn_of_idle_steps(transform: AbstractTransform[Any]) -> None:
                 inner = inner_transforms(paced.module)[0]
                 how = repr(paced.module).removeprefix(operand(inner))
                 warn(
-                    f"'{paced.name}' hands on zeros in the steps that it holds back, and "
-                    f"'{part.name}' after it makes updates of them: parameters would move in those "
-                    f"steps too. Move it inside: `(... | {operand(link)}){how}`."
+                    f"'{paced.name}' returns zeros in its idle steps, and '{part.name}' after it "
+                    "turns them into nonzero updates, so the parameters change in idle steps too. "
+                    f"Move it inside: `(... | {operand(link)}){how}`."
                 )
                 paced = None
-            paced = _held_back(part) or paced
+            paced = _idle_part(part) or paced
 
 
 def _warn_of_two_rates(transform: AbstractTransform[Any], params: Params) -> None:
-    """Warns of two links that each descend, and climb together."""
+    """Warns of two links that both flip the sign of the updates."""
     for outer in transforms(transform, params=params):
         if not isinstance(outer.module, Chain):
             continue
@@ -174,21 +174,35 @@ def _warn_of_two_rates(transform: AbstractTransform[Any], params: Params) -> Non
         for part in outer.module.children(params=outer.params):
             part = part._replace(path=outer.path + part.path)
             if not any(inner.module.sets_learning_rate for inner in transforms(part.module)):
-                continue  # another link with a negative factor was given it to climb
+                continue  # a negative factor of any other link is deliberate
             for i, sign in enumerate(part.module.signs(part.params)):
                 if sign == -1 and i in descending:
                     warn(
-                        f"'{descending[i]}' and '{part.name}' both turn updates around to descend, "
-                        "and together they climb. Keep one learning rate; for another factor write "
-                        "`sl.Scale`."
+                        f"'{descending[i]}' and '{part.name}' both flip the sign of the updates, "
+                        "so together they ascend. Keep only one learning rate. For another factor, "
+                        "use `sl.Scale`."
                     )
                     return
                 if sign == -1:
                     descending[i] = part.name
 
 
-def _held_back(part: Part) -> Part | None:
-    """What, at or inside a link, makes its result zeros in some steps."""
+def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
+    """Warns of a rule without a learning rate: a step adds what points along the gradients."""
+    signs = set(transform.signs(params))
+    inner = [part.module for part in transforms(transform) if not inner_transforms(part.module)]
+    deliberate = any(type(link).signs is not AbstractTraits.signs for link in inner)
+    if signs == {1} and not deliberate:
+        code = operand(transform)
+        warn(
+            f"A step with {code} ascends the loss: nothing in it flips the sign of the gradients. "
+            f"Write `{code} | sl.ScaleByLearningRate(1e-3)`. To ascend on purpose, write "
+            f"`{code} | sl.Scale(1.0)`."
+        )
+
+
+def _idle_part(part: Part) -> Part | None:
+    """The part of a link, or the link itself, that makes its result zero in some steps."""
     if isinstance(part.module, AbstractPacedTransform):
         return part
     paced: Part | None = None
@@ -198,23 +212,26 @@ def _held_back(part: Part) -> Part | None:
         inner = inner._replace(path=part.path + inner.path)
         if isinstance(part.module, Chain) and not keeps_zeros(inner.module):
             paced = None
-        paced = _held_back(inner) or paced
+        paced = _idle_part(inner) or paced
     return paced
 
 
-def at_home(made: PyTree, params: Params) -> PyTree:
-    """Everything on the devices of the parameters: what is not parameter-shaped, replicated."""
+def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
+    """Moves everything to the devices of the parameters.
+
+    Leaves that are not parameter-shaped are replicated.
+    """
     first = next((p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)), None)
     if first is None or isinstance(first, Tracer) or not first.committed:
-        return made
-    home = first.sharding
-    if isinstance(home, jax.sharding.NamedSharding):
-        home = jax.sharding.NamedSharding(home.mesh, jax.sharding.PartitionSpec())
+        return bound_tree
+    sharding = first.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
 
     def put(x: Any) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
             return x
-        there = x.committed and x.sharding.device_set == home.device_set
-        return x if there else jax.device_put(x, home)
+        in_place = x.committed and x.sharding.device_set == sharding.device_set
+        return x if in_place else jax.device_put(x, sharding)
 
-    return jax.tree.map(put, made)
+    return jax.tree.map(put, bound_tree)

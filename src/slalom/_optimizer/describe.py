@@ -1,4 +1,4 @@
-"""What people look at: a table of what happens to each parameter, and what steps report."""
+"""Tables and metrics for inspection."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -52,10 +52,10 @@ class Description:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The rows by path.
 
-        **Returns:** for each array a dict of `path`, `dtype`, `shape`, `trainable`, the labels of
-        its `group`, the `learning_rate` and `weight_decay` that the next step uses there (`None`
-        where there is no such number), the `state_bytes` held for it alone, and the `transform`s
-        that act on it.
+        **Returns:** a dict from paths to dicts with the keys `path`, `dtype`, `shape`, `trainable`,
+        `group` (its labels in partitions), `learning_rate` and `weight_decay` (the values for the
+        next step, or `None`), `state_bytes` (the state that belongs to this array alone) and
+        `transform` (the transforms that act on it).
         """
         return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
 
@@ -82,11 +82,11 @@ def describe(
     hyperparams: Mapping[str, Float[Array, "*runs"]],
     model: Split,
 ) -> Description:
-    """What happens to each array of a model."""
+    """Describes how each array of a model is optimized."""
     values = dict(hyperparams)
     rows = {
-        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), trained)
-        for path, leaf, trained in zip(model.paths, model.leaves, model.trained, strict=True)
+        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), is_trainable)
+        for path, leaf, is_trainable in zip(model.paths, model.leaves, model.trainable, strict=True)
         if tree.is_array(leaf)
     }
     for part in transforms(transform, state, params=model.params):
@@ -94,7 +94,7 @@ def describe(
         numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
         for path in dict.fromkeys(map(dotted, map(whole, _key_paths(part.params)))):
             if path not in rows:
-                continue  # inside of a transform that gives its inner one other leaves
+                continue  # inside a transform that changes the leaves, such as `.flatten()`
             row = dataclasses.replace(rows[path], **numbers)
             if part.group:
                 row.group = ".".join(part.group)
@@ -130,7 +130,7 @@ def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:
 
 
 def metrics(transform: AbstractTransform[Any], state: Any) -> dict[str, Array]:
-    """What each transform reports of its last update, by path."""
+    """The metrics of each transform's last update, by path."""
     return {
         ".".join(filter(None, (*part.path, name))): value
         for part in transforms(transform, state)
@@ -138,7 +138,7 @@ def metrics(transform: AbstractTransform[Any], state: Any) -> dict[str, Array]:
     }
 
 
-# --- the optimizer in short -----------------------------------------------------------------
+# --- the repr of an optimizer -----------------------------------------------------------------
 
 
 def summary(
@@ -148,7 +148,7 @@ def summary(
     parameters: int,
     trainable: Where | None,
 ) -> Call:
-    """What an optimizer is and how large, for its `repr`."""
+    """The `repr` of an optimizer."""
     arrays = jax.tree.leaves(state)
     size = sum(x.size * x.dtype.itemsize for x in arrays if hasattr(x, "dtype"))
     facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}

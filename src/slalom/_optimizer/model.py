@@ -18,21 +18,21 @@ Model = TypeVar("Model")
 
 
 class Split(NamedTuple):
-    """A model taken apart: its leaves, and which of them are trained.
+    """The leaves of a model, and which of them are trainable.
 
-    The contents of an `eqx.nn.StateIndex` belong to `eqx.nn.State` and are never trained, so
+    The contents of an `eqx.nn.StateIndex` belong to `eqx.nn.State` and are never trainable, so
     such an index counts as one leaf.
     """
 
     leaves: list[Any]
     structure: Any
-    trained: tuple[bool, ...]
+    trainable: tuple[bool, ...]
 
     @property
     def params(self) -> Params:
-        """The model with holes at everything that is not trained."""
+        """The model with `None` in place of everything that is not trainable."""
         return self.structure.unflatten(
-            [x if t else None for x, t in zip(self.leaves, self.trained, strict=True)]
+            [x if t else None for x, t in zip(self.leaves, self.trainable, strict=True)]
         )
 
     @property
@@ -40,29 +40,29 @@ class Split(NamedTuple):
         """The dotted name of each leaf."""
         return leaf_paths(example(self.structure))
 
-    def join(self, trained: list[Any]) -> Any:
-        """The model with these arrays as its trained leaves; everything else is the very object."""
-        new = iter(trained)
+    def join(self, arrays: list[Any]) -> Any:
+        """The model with these arrays as its trainable leaves; all others are the same objects."""
+        new = iter(arrays)
         return self.structure.unflatten(
-            [next(new) if t else x for x, t in zip(self.leaves, self.trained, strict=True)]
+            [next(new) if t else x for x, t in zip(self.leaves, self.trainable, strict=True)]
         )
 
     def flags(self, model: PyTree) -> PyTree:
-        """The model with a bool at each leaf: whether it is trained."""
-        flags = self.structure.unflatten(self.trained)
+        """The model with a bool at each leaf: whether it is trainable."""
+        flags = self.structure.unflatten(self.trainable)
         return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: flag, part), flags, model)
 
     def align(
         self, grads: PyTree, name: str = "the gradients", *, examples: bool = False
     ) -> Updates:
-        """Gradients as a tree with the parameters' holes; refused where they do not fit.
+        """Gradients as a tree like `params`. Raises an error if they do not match.
 
-        With `examples` they must have one more axis than the parameters, in front.
+        With `examples`, each must have an additional leading axis.
         """
         try:
             leaves = self.structure.flatten_up_to(grads)
         except (ValueError, TypeError):
-            verb = "have" if name.endswith("s") else "has"
+            verb = "do" if name.endswith("s") else "does"
             differ = first_difference(grads, self.params, (name, "the model"))
             swapped = all(tree.is_array(x) for x in self.leaves) and not all(
                 tree.is_array(x) for x in jax.tree.leaves(grads)
@@ -73,27 +73,27 @@ class Split(NamedTuple):
                     "`opt.step(model, grads)`."
                 ) from None
             raise ValueError(
-                f"{name[0].upper()}{name[1:]} {verb} another structure than the model: {differ}. "
-                "Differentiate the same model that you pass, for example with "
-                "`eqx.filter_grad(loss)(model)`."
+                f"{name[0].upper()}{name[1:]} {verb} not have the structure of the model: "
+                f"{differ}. Differentiate with respect to the model that you pass, for example "
+                "with `eqx.filter_grad(loss)(model)`."
             ) from None
-        for path, g, p, trained in zip(self.paths, leaves, self.leaves, self.trained, strict=True):
-            if trained:
+        pairs = zip(self.paths, leaves, self.leaves, self.trainable, strict=True)
+        for path, g, p, is_trainable in pairs:
+            if is_trainable:
                 _check_gradient(path, g, p, examples)
         if examples:
-            _check_examples(self.paths, leaves, self.trained)
+            _check_examples(self.paths, leaves, self.trainable)
         return self.structure.unflatten(
-            [g if t else None for g, t in zip(leaves, self.trained, strict=True)]
+            [g if t else None for g, t in zip(leaves, self.trainable, strict=True)]
         )
 
 
 def _check_gradient(path: str, grad: Any, param: Any, examples: bool) -> None:
     if grad is None:
         raise ValueError(
-            f"The gradient at '{path}' is None, but the parameter there is trainable. Either it "
-            "was frozen while differentiating: then bind with "
-            f"`sl.Optimizer(tx, model, trainable=~sl.where.path({path!r}))`; or differentiate it "
-            "too."
+            f"The gradient at '{path}' is None, but this parameter is trainable. To freeze it, use "
+            f"`sl.Optimizer(tx, model, trainable=~sl.where.path({path!r}))`. To train it, "
+            "differentiate with respect to it too."
         )
     if not tree.is_inexact(grad):
         kind = f"an array of dtype {grad.dtype}" if tree.is_array(grad) else type(grad).__name__
@@ -102,40 +102,40 @@ def _check_gradient(path: str, grad: Any, param: Any, examples: bool) -> None:
         )
     if jnp.iscomplexobj(grad) and not jnp.iscomplexobj(param):
         raise TypeError(
-            f"The gradient at '{path}' is {grad.dtype}, but the parameter there is {param.dtype}. "
-            "Pass its real part."
+            f"The gradient at '{path}' has dtype {grad.dtype}, but the parameter has dtype "
+            f"{param.dtype}. Pass the real part of the gradient."
         )
     if examples:
         if np.ndim(grad) == 0 or np.shape(grad)[1:] != np.shape(param):
             wanted = ", ".join(map(str, ("examples", *np.shape(param))))
             raise ValueError(
-                f"The gradient at '{path}' has shape {np.shape(grad)}, but the first link takes a "
-                f"gradient for each example: shape ({wanted}). Differentiate each example by "
-                "itself, as `jax.vmap(jax.grad(loss), in_axes=(None, 0))` and `sl.train_step` do."
+                f"The gradient at '{path}' has shape {np.shape(grad)}, but the first link needs "
+                f"per-example gradients of shape ({wanted}). Compute them with "
+                "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`."
             )
         return
     if np.shape(grad) != np.shape(param):
         raise ValueError(
-            f"The gradient at '{path}' has shape {np.shape(grad)}, but the parameter there has "
-            f"shape {np.shape(param)}. Shapes must be equal: nothing is broadcast. Average over "
-            "a batch axis before the step."
+            f"The gradient at '{path}' has shape {np.shape(grad)}, but the parameter has shape "
+            f"{np.shape(param)}. Gradients are not broadcast, so the shapes must be equal. If "
+            "there is a batch axis, average over it first."
         )
 
 
-def _check_examples(paths: list[str], leaves: list[Any], trained: tuple[bool, ...]) -> None:
-    """Refuses gradients that are of different numbers of examples."""
-    sizes = {path: g.shape[0] for path, g, t in zip(paths, leaves, trained, strict=True) if t}
+def _check_examples(paths: list[str], leaves: list[Any], trainable: tuple[bool, ...]) -> None:
+    """Raises an error for gradients with different numbers of examples."""
+    sizes = {path: g.shape[0] for path, g, t in zip(paths, leaves, trainable, strict=True) if t}
     first = next(iter(sizes), "")
     for path, size in sizes.items():
         if size != sizes[first]:
             raise ValueError(
-                f"The gradient at '{path}' is of {size} examples and that at '{first}' of "
-                f"{sizes[first]}. The first link takes a gradient for each example of one batch."
+                f"The gradient at '{path}' has {size} examples, but the gradient at '{first}' has "
+                f"{sizes[first]}. Per-example gradients must all come from one batch."
             )
 
 
 def split(model: PyTree, trainable: Where | None) -> Split:
-    """Takes a model apart. Trained are its inexact arrays, narrowed by `trainable`."""
+    """Splits a model. Its inexact arrays are trainable, or those of them that are selected."""
     leaves, structure = jax.tree.flatten(model, is_leaf=_is_state_index)
     inexact = [tree.is_inexact(x) and not _overlooked(x) for x in leaves]
     if trainable is None:
@@ -146,44 +146,43 @@ def split(model: PyTree, trainable: Where | None) -> Split:
 
 
 def check_model(model: PyTree, trainable: Where | None) -> None:
-    """Refuses, at binding, a model that could not be trained as its owner believes."""
+    """Raises an error for a model that cannot be trained as expected."""
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_state_index)
     for path, x in leaves:
         if _overlooked(x):
             raise TypeError(
                 f"The leaf '{dotted(path)}' is a NumPy array of dtype {x.dtype}, which Equinox "
-                "does not see as a floating array: it would get no gradient and never be "
-                "trained. Pass `jnp.asarray(leaf)` in its place."
+                "does not treat as a floating array, so it would never be trained. Replace it "
+                "with `jnp.asarray(leaf)`."
             )
     if trainable is not None:
         check_matches(trainable, split(model, None).params)
     parts = split(model, trainable)
-    if not any(parts.trained):
-        kinds = sorted({_kind(x) for _, x in leaves}) or ["no leaf at all"]
-        because = "none that `trainable` selects" if any(split(model, None).trained) else "none"
+    if not any(parts.trainable):
+        kinds = sorted({_kind(x) for _, x in leaves}) or ["no leaves"]
+        selected = " that `trainable` selects" if any(split(model, None).trainable) else ""
         raise ValueError(
-            "There is no parameter to train: parameters are floating or complex arrays, and the "
-            f"model holds {because}. It holds: {', '.join(kinds)}."
+            "There is nothing to train: the model has no floating or complex arrays"
+            f"{selected}. It contains {', '.join(kinds)}."
         )
     _warn_tied(parts)
 
 
 def _warn_tied(parts: Split) -> None:
     first: dict[int, str] = {}
-    for path, x, trained in zip(parts.paths, parts.leaves, parts.trained, strict=True):
-        if not trained or isinstance(x, Tracer):
+    for path, x, is_trainable in zip(parts.paths, parts.leaves, parts.trainable, strict=True):
+        if not is_trainable or isinstance(x, Tracer):
             continue
         if id(x) in first:
             warn(
-                f"One array stands at two places of the model, '{first[id(x)]}' and '{path}'. "
-                "They are trained as two parameters and will drift apart. To tie them, make one "
-                "a reference to the other with `eqx.nn.Shared`."
+                f"The model contains the same array twice, at '{first[id(x)]}' and '{path}'. They "
+                "are trained as two separate parameters. To tie them, use `eqx.nn.Shared`."
             )
         first[id(x)] = path
 
 
 def _overlooked(x: Any) -> bool:
-    """Whether a leaf is a floating array to JAX but not to Equinox: NumPy's bfloat16 and such."""
+    """Whether JAX treats a leaf as a floating array but Equinox does not, as NumPy's bfloat16."""
     return tree.is_inexact(x) and not eqx.is_inexact_array(x)
 
 
@@ -196,19 +195,20 @@ def _kind(x: Any) -> str:
 
 
 def check_bound(params: Params, bound: Any) -> None:
-    """Refuses a model whose trainable parameters are not where they were at binding."""
+    """Raises an error for a model whose trainable parameters differ from those at binding."""
     structure = jax.tree.structure(params)
     if structure != bound:
-        names = ("the model given now", "the model at binding")
+        names = ("this model", "the original model")
         differ = first_difference(params, example(bound), names)
         raise ValueError(
-            f"This optimizer was bound to a model with other trainable parameters: {differ}. Bind "
-            "a new one with `sl.Optimizer(tx, model)`."
+            "The trainable parameters of this model differ from those that the optimizer was "
+            f"created with: {differ}. Create a new optimizer with `sl.Optimizer(tx, model)`, or "
+            "transfer the state with `opt.rebind(model)`."
         )
 
 
 def strong(model_leaf: Any) -> Any:
-    """A weakly typed array made strong; anything else as it is."""
+    """The leaf, with a strong type if it is a weakly typed array."""
     if getattr(model_leaf, "weak_type", False):
         return jnp.asarray(model_leaf, model_leaf.dtype)
     return model_leaf
@@ -219,11 +219,11 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
 
     **Arguments:**
 
-    - `model`: any tree; everything at which the updates have a hole stays the very object.
-    - `updates`: what `opt.update` or `tx.update` returned: arrays shaped as the parameters, and
-        `None` elsewhere.
+    - `model`: any tree. Leaves whose update is `None` are returned as they are.
+    - `updates`: the updates that `opt.update` or `tx.update` returned: arrays with the shapes of
+        the parameters, and `None` for all other leaves.
 
-    **Returns:** the model, every leaf in its own dtype.
+    **Returns:** the new model, with unchanged dtypes.
 
     ```python
     >>> sl.apply_updates({"w": jnp.ones(2), "name": "net"}, {"w": jnp.ones(2), "name": None})
@@ -236,7 +236,7 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
         given = structure.flatten_up_to(updates)
     except (ValueError, TypeError):
         differ = first_difference(updates, model, ("the updates", "the model"))
-        raise ValueError(f"The updates have another structure than the model: {differ}.") from None
+        raise ValueError(f"The updates do not have the structure of the model: {differ}.") from None
     parts = Split(leaves, structure, tuple(u is not None for u in given))
     added = tree.add(parts.params, structure.unflatten(given))
     return parts.join(jax.tree.leaves(added))

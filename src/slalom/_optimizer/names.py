@@ -13,14 +13,14 @@ from .._paths import dotted
 
 
 def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple[str, ...]:
-    """The full path of each leaf: of a transform, its state and the count.
+    """The full path of each leaf of a transform, its state and the count.
 
     Hyperparameters are named as in `opt.hyperparams`, and state as in a report of `opt.rebind`. If
     a state or a part of a transform has the name of another leaf, a number is added to it.
 
     **Arguments:**
 
-    - `transform`, `state`: with their positions among all leaves in place of the leaves.
+    - `transform`, `state`: the transform and its state, with the positions of the leaves as leaves.
     - `total`: the number of leaves. The count is the last one.
     """
     names = [""] * total

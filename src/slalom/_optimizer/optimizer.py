@@ -27,17 +27,17 @@ from .arrays import Arrays
 from .binding import (
     Binding,
     abstract_optimizer,
-    at_home,
     bind,
     check_transform,
     is_abstract,
     no_transform,
+    on_param_devices,
 )
 from .describe import Description, describe, metrics, summary
 from .model import Model, Split, check_bound, check_model, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
-from .step import KNOWN, as_known, check_one_run, run
+from .step import KEYWORDS, as_keywords, check_one_run, run
 
 
 class Optimizer(AbstractPrinted):
@@ -99,7 +99,9 @@ class Optimizer(AbstractPrinted):
         check_transform(transform, params)
         transform = bound(transform, hyperparam_dtype)
         bound_tree = (transform, (transform.init(params), tree.fresh_count()))
-        leaves, binding = bind(at_home(bound_tree, params), where, jax.tree.structure(params))
+        leaves, binding = bind(
+            on_param_devices(bound_tree, params), where, jax.tree.structure(params)
+        )
         self.arrays = Arrays(leaves, binding)
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept every name
@@ -136,6 +138,7 @@ class Optimizer(AbstractPrinted):
     @property
     def count(self) -> Int[Array, "*runs"]:
         """The number of calls of `step` or `update` so far: the outermost clock."""
+        check_readable(self)
         return self.arrays.leaves[-1]
 
     @property
@@ -325,7 +328,7 @@ class Optimizer(AbstractPrinted):
         transform, (state, count) = self._tree
         fresh = transform.init(jax.tree.map(strong, params))
         state = reset(transform, state, fresh, params, chosen)
-        bound_tree = at_home((transform, (state, count)), params)
+        bound_tree = on_param_devices((transform, (state, count)), params)
         return _make(*bind(bound_tree, self.binding.trainable, self.binding.params))
 
     def rebind(
@@ -373,7 +376,7 @@ class Optimizer(AbstractPrinted):
             (new.transform, new.state, example(new.binding.params)),
         )
         bound_tree = (new.transform, (state, jnp.copy(self.count)))
-        home = at_home(bound_tree, split(model, new.binding.trainable).params)
+        home = on_param_devices(bound_tree, split(model, new.binding.trainable).params)
         return _make(*bind(home, new.binding.trainable, new.binding.params)), report
 
     # --- results ----------------------------------------------------------------------------
@@ -428,7 +431,8 @@ class Optimizer(AbstractPrinted):
 
     def _code(self) -> Call:
         parameters = self.binding.params.num_leaves
-        return summary(self.transform, self.state, self.count, parameters, self.binding.trainable)
+        count = self.arrays.leaves[-1]
+        return summary(self.transform, self.state, count, parameters, self.binding.trainable)
 
 
 # --- parts --------------------------------------------------------------------------------
@@ -444,7 +448,7 @@ def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
 def _keywords(*values: Any) -> dict[str, Any]:
     """The keywords of `step` and `update`, in order, as entries of the context."""
     *always, extra = values
-    return as_known(dict(zip(KNOWN, always, strict=True)) | extra)
+    return as_keywords(dict(zip(KEYWORDS, always, strict=True)) | extra)
 
 
 _RECORDED = ("grad_norm", "update_norm", "param_norm")
@@ -456,8 +460,8 @@ def _record_advice(name: str) -> str:
 
 
 def check_readable(opt: Optimizer) -> None:
-    """Refuses to read the state of an optimizer that was donated."""
-    count = opt.count
+    """Raises an error if the optimizer was donated, so that its state cannot be read."""
+    count = opt.arrays.leaves[-1]
     if isinstance(count, jax.Array) and not isinstance(count, Tracer) and count.is_deleted():
         raise ValueError(
             "This optimizer was donated to a training step, so its state can no longer be read. "

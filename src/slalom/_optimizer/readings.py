@@ -1,9 +1,9 @@
-"""What is read from an optimizer by name, computed when it is asked for.
+"""Numbers that are read from an optimizer by name, and computed when they are read.
 
 A training loop reads one number per step. Rebuilding the transform and its state for it, and
 computing all the others, would take longer than a small step. So the program of each reading is
-worked out once per structure: most numbers are one of the optimizer's arrays, and a schedule is a
-function of a few of them, which is compiled.
+derived once per structure. Most numbers are arrays of the optimizer. A schedule is a function of a
+few of them, which is compiled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Reading(NamedTuple):
 
     path: str
     positions: tuple[int, ...]
-    """Which of the optimizer's arrays it follows from."""
+    """The positions of the arrays that it depends on."""
     kinds: tuple[Any, ...]
     """Their shapes and dtypes."""
     compute: Callable[..., Any] | None
@@ -94,8 +94,8 @@ class Readings(_Numbers):
     def to_dict(self) -> dict[str, Any]:
         """All of them as plain Python numbers, in one transfer, for loggers and JSON.
 
-        **Returns:** a dict from paths to floats, ints and bools. An optimizer that was made under
-        `vmap` has lists of them, with an entry for each run.
+        **Returns:** a dict from paths to floats, ints and bools. For an optimizer created under
+        `vmap`, each value is a list with an entry for each run.
         """
         values = jax.device_get({name: self[name] for name in self})
         return {name: _plain(value) for name, value in values.items()}
@@ -138,7 +138,7 @@ class Readings(_Numbers):
             names[:] = values
             return list(values.values())
 
-        # An optimizer that was made under `vmap` has a count for each run.
+        # An optimizer created under `vmap` has a count for each run.
         of_runs = jax.vmap(of_leaves) if jnp.ndim(leaves[-1]) else of_leaves
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
         closed = jax.make_jaxpr(of_runs)(*structs)
@@ -163,7 +163,7 @@ def _reading(name: str, closed: Any, i: int, leaves: Sequence[Any]) -> Reading:
 
 
 def _plain(value: Any) -> Any:
-    """A number in its shortest form, which `float` would make longer than float32 is precise."""
+    """A Python number with the fewest digits that identify the value in its dtype."""
     if value.shape == () and jnp.issubdtype(value.dtype, jnp.floating):
         return float(shortest(value))
     return value.tolist()
@@ -173,5 +173,5 @@ def _kind_of(x: Any) -> tuple[Any, ...]:
     return x.shape, x.dtype
 
 
-# The next step may donate the state, and what was logged must outlive it.
+# Copied, because the next step may donate the state.
 _copy = jax.jit(jnp.copy)

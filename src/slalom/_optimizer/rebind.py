@@ -1,4 +1,4 @@
-"""Carrying a state over to another transform, or to another model."""
+"""Transfers a state to another transform or model."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable
@@ -26,16 +26,16 @@ AS_BEFORE = AsBefore()
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rebinding:
-    """What became of a state when its optimizer was bound anew: paths of its leaves."""
+    """A report of `opt.rebind`: the paths of all leaves of the old and the new state."""
 
     carried: tuple[str, ...]
-    """In the new state, with the value of the old one."""
+    """Leaves whose value comes from the old state."""
     new: tuple[str, ...]
-    """In the new state only: as `init` made them."""
+    """Leaves that only the new state has, with their initial value."""
     reshaped: tuple[str, ...]
-    """In both, with another shape: as `init` made them."""
+    """Leaves whose shape changed, with their initial value."""
     dropped: tuple[str, ...]
-    """In the old state only."""
+    """Leaves that only the old state had."""
 
     def __repr__(self) -> str:
         def line(field: str, names: tuple[str, ...]) -> str:
@@ -52,28 +52,28 @@ class _Side(NamedTuple):
     leaves: list[Any]
     params: list[str]
     entries: frozenset[int]
-    """The per-leaf fields, by position, that stand beside what they have an entry for."""
+    """The positions of the per-leaf fields of state modules that also have per-parameter leaves."""
 
     @classmethod
     def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "_Side":
         paths = leaf_paths(params)
         places = slots(transform, state, paths)
-        beside = {s.node for s in places if s.param is not None}
-        entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in beside)
+        owners = {s.node for s in places if s.param is not None}
+        entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in owners)
         return cls(places, jax.tree.leaves(state), paths, frozenset(entries))
 
 
 def carry(
     old: tuple[AbstractTransform, PyTree, PyTree], new: tuple[AbstractTransform, PyTree, PyTree]
 ) -> tuple[PyTree, Rebinding]:
-    """The new state with everything of the old one that still fits.
+    """Transfers everything that still fits from the old state to the new one.
 
-    What fits a leaf is the leaf of the same path; else, where there is only one such, that of the
-    same rule at the same path inside its state, since the rule was wrapped or moved; else the
-    momentum `mu` of another rule.
+    A leaf takes the value of the leaf with the same path. If there is none, it takes the value of
+    the only leaf of the same rule with the same path inside its state, because the rule was wrapped
+    or moved. If there is none either, it takes the momentum `mu` of another rule.
 
-    A rule that knows the age of what it accumulates takes a parameter's state whole or not at
-    all: means of different ages, corrected alike, would be far too large or too small.
+    A rule that knows the age of its means takes the whole state of a parameter or none of it.
+    Means of different ages with the same bias correction would be far too large or too small.
 
     **Arguments:**
 
@@ -118,15 +118,15 @@ def _names(side: _Side, which: Iterable[int]) -> tuple[str, ...]:
 
 
 def _as(like: Any, x: Any) -> Any:
-    """A copy in the dtype of what `init` made: neither optimizer may donate it for the other."""
+    """A copy in the dtype of the initial value, so that no two optimizers share a buffer."""
     return jnp.array(x, like.dtype, copy=True)
 
 
-# --- what fits what -------------------------------------------------------------------------
+# --- matching leaves ------------------------------------------------------------------------
 
 
 def _origins(before: _Side, after: _Side) -> dict[int, int]:
-    """For each new leaf that has one, the old leaf it would take its value from."""
+    """The old leaf whose value each new leaf would take, if there is one."""
     aged = {slot.node for slot in after.places if slot.mark == PER_LEAF}
 
     def by_path(slot: Slot) -> Hashable:
@@ -153,7 +153,7 @@ def _pair_up(
     after: _Side,
     origins: dict[int, int],
 ) -> None:
-    """Adds the pairs of leaves, not paired yet, whose key only they have."""
+    """Adds the pairs of unpaired leaves whose key is unique on both sides."""
     old = _alone(old_key, before, set(origins.values()))
     new = _alone(new_key, after, set(origins))
     for key in new.keys() & old.keys():
@@ -161,7 +161,7 @@ def _pair_up(
 
 
 def _alone(key: Callable[[Slot], Hashable], side: _Side, paired: set[int]) -> dict[Hashable, int]:
-    """The places, not paired yet, whose key no other one of them has, by key."""
+    """The positions of unpaired leaves with a unique key, by key."""
     found: dict[Hashable, list[int]] = {}
     for i, slot in enumerate(side.places):
         if i not in paired and i not in side.entries and key(slot) is not None:
@@ -173,7 +173,7 @@ def _alone(key: Callable[[Slot], Hashable], side: _Side, paired: set[int]) -> di
 
 
 def _aged_groups(places: list[Slot]) -> list[list[int]]:
-    """The leaves that belong to one parameter in a state with ages, parameter by parameter."""
+    """The leaves of states with ages, grouped by parameter."""
     aged = {slot.node for slot in places if slot.mark == PER_LEAF}
     groups: dict[Hashable, list[int]] = {}
     for i, slot in enumerate(places):
@@ -185,7 +185,7 @@ def _aged_groups(places: list[Slot]) -> list[list[int]]:
 def _entries(
     i: int, fits: dict[int, int], before: _Side, after: _Side
 ) -> list[tuple[int, int] | None]:
-    """For each entry of a new per-leaf field, the old field and the entry of it that it takes."""
+    """For each entry of a new per-leaf field, the old field and its entry to take, if any."""
     slot = after.places[i]
     carried = {
         (after.places[n].param, after.places[n].half): before.places[j]
@@ -212,7 +212,7 @@ def _entries(
 
 
 def _gathered(fresh: Any, sources: list[tuple[int, int] | None], old: list[Any]) -> Any:
-    """A per-leaf field: one number where all leaves are of one age, else an entry for each."""
+    """A per-leaf field: one number if all leaves have the same age, or else an entry for each."""
     known = [source for source in sources if source is not None]
     if not known:
         return fresh

@@ -27,7 +27,7 @@ class Role(enum.Enum):
 
 
 class Batch(NamedTuple):
-    """The arguments of a loss, taken apart.
+    """The leaves of the arguments of a loss, with their roles.
 
     **Arguments:**
 
@@ -53,11 +53,11 @@ class Batch(NamedTuple):
         return [x for x, role in zip(self.leaves, self.roles, strict=True) if role in rows]
 
     def with_key_per_part(self, number: int) -> "Batch":
-        """The batch with its PRNG keys split into as many as there will be parts."""
+        """The batch with its PRNG keys split into one for each part."""
         return self._with_keys(number, Role.PART_KEYS)
 
     def with_key_per_example(self) -> "Batch":
-        """The batch with its PRNG keys split into as many as there are examples."""
+        """The batch with its PRNG keys split into one for each example."""
         return self._with_keys(self.size, Role.EXAMPLE_KEYS)
 
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
@@ -107,14 +107,14 @@ def batch_of(
     batch_args: tuple[int | str, ...] | None,
     parts: str,
 ) -> Batch:
-    """The batch among the arguments of a loss, refused where it cannot be divided.
+    """The batch among the arguments of a loss. Raises an error if it cannot be divided.
 
     **Arguments:**
 
     - `loss_fn`: the loss, for the names of its arguments.
     - `args`, `kwargs`: its arguments after the model.
     - `batch_args`: the names or positions of the arguments that hold the batch; `None` for all.
-    - `parts`: what the batch is divided into, in words.
+    - `parts`: the name of the parts that the batch is divided into, for messages.
     """
     names = _positional_names(loss_fn)
     passed: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
@@ -150,13 +150,13 @@ def batch_of(
     for key in keys if batch_args is not None else ():
         if not any(map(is_array, jax.tree.leaves(passed[key]))):
             raise TypeError(
-                f"The argument '{_name(key, names)}' holds no array, so it cannot be divided into "
-                f"{parts}. Leave it out of `batch_args`."
+                f"The argument '{_name(key, names)}' contains no arrays, so it cannot be divided "
+                f"into {parts}. Remove it from `batch_args`."
             )
     if size is None:
         raise TypeError(
-            "There is no array among the arguments after `opt` that could be divided into "
-            f"{parts}. Pass the batch to the step: `step(model, opt, x, y)`."
+            f"There are no arrays among the arguments after `opt` to divide into {parts}. "
+            "Pass the batch to the step: `step(model, opt, x, y)`."
         )
     return Batch([x for _, x in leaves], structure, tuple(roles), size)
 

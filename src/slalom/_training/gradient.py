@@ -85,7 +85,7 @@ class BatchLoss(NamedTuple):
 
     @property
     def trained(self) -> list[Array]:
-        """The arrays to differentiate by."""
+        """The arrays to differentiate with respect to."""
         return [strong(x) for x in jax.tree.leaves(self.model.params)]
 
     def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
@@ -95,7 +95,7 @@ class BatchLoss(NamedTuple):
         return checked_loss(returned, self.options.has_aux, self.options.has_weight)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:
-        """The leaves of the gradient with these arguments, as JAX returns it."""
+        """The leaves of the gradient with these arguments, not conjugated."""
 
         def loss_of(trained: list[Array]) -> tuple[Scalar, Packed]:
             result = self.evaluate(self.model.join(trained), arguments)
@@ -106,7 +106,7 @@ class BatchLoss(NamedTuple):
     def over_batch(
         self, function: LossGradient, like: list[Array]
     ) -> tuple[list[Array], LossResult]:
-        """A function of the arguments for the whole batch, one microbatch after another."""
+        """Evaluates a function of the arguments on the whole batch, in microbatches."""
         if self.options.microbatches is None:
             means, packed = function((self.args, self.kwargs))
             return means, unpack(packed)
@@ -123,7 +123,7 @@ class BatchLoss(NamedTuple):
         return self.over_batch(without_gradient, [])[1].loss
 
     def divided(self, parts: str) -> Batch:
-        """The batch, taken apart."""
+        """The batch, ready to be divided."""
         return batch_of(self.loss_fn, self.args, self.kwargs, self.options.batch_args, parts)
 
     def tree(self, leaves: list[Array]) -> Params:
@@ -140,9 +140,10 @@ class Gradient(NamedTuple):
 
     **Arguments:**
 
-    - `grads`: what the transform takes: with an axis of examples if its first link asks for it.
+    - `grads`: the gradients for the transform, with a leading axis of examples if its first link
+        needs per-example gradients.
     - `mean`: the gradient of the mean loss.
-    - `result`: what the loss returned.
+    - `result`: the results of the loss.
     - `transform`: the transform to run, if not the optimizer's own.
     """
 
@@ -165,7 +166,7 @@ def _batch_gradient(
 
 
 def _recalled_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
-    """The gradient that a line search kept, computed only if it kept none."""
+    """The gradient that the line search kept, or a new one if it has not kept any."""
     _check_batch_args(batch_loss.options)
 
     def compute() -> tuple[Scalar, Updates]:
@@ -177,7 +178,7 @@ def _recalled_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
 
 
 def _per_example_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
-    """The gradient of each example, or what the first link gathers of them."""
+    """Per-example gradients, or the sums of them that the first link gathers."""
     link, options = first_link(opt.transform), batch_loss.options
     _check_per_example(options, link)
     batch = batch_loss.divided("examples").with_key_per_example()
@@ -201,27 +202,27 @@ def _check_batch_args(options: Options) -> None:
     if options.batch_args is not None and options.microbatches is None:
         raise ValueError(
             "`batch_args` names the arguments that are divided into microbatches or examples, but "
-            "this step divides nothing. Pass `microbatches=` too, or leave out `batch_args`."
+            "this step does not divide the batch. Pass `microbatches=` too, or remove `batch_args`."
         )
 
 
 def _check_per_example(options: Options, link: AbstractTransform) -> None:
-    """Refuses options that have no meaning if each example is differentiated by itself."""
+    """Raises an error for options that have no meaning with per-example gradients."""
     gathers = isinstance(link, AbstractPerExampleTransform)
     if options.microbatches is not None and not gathers:
         raise TypeError(
-            f"{type(link).__name__} takes the gradient of each example of the whole batch. To use "
+            f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
         )
     for name, reason in NOT_PER_EXAMPLE.items():
         if getattr(options, name):
             raise ValueError(
-                f"The first link takes the gradient of each example, {reason}. Leave out `{name}`."
+                f"The first link uses per-example gradients, {reason}. Remove `{name}`."
             )
 
 
 NOT_PER_EXAMPLE = {
-    "has_weight": "and counts all examples equally",
+    "has_weight": "and weights all examples equally",
     "reuse_linesearch": "but a line search knows only the gradient of their mean",
     "transform_grads": "so there is no single gradient to transform",
 }

@@ -1,4 +1,4 @@
-"""What a loss returned, checked, and its mean over microbatches and examples."""
+"""Checks the results of a loss, and averages them over microbatches and examples."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,16 +21,16 @@ LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], Packed]]
 
 
 class LossResult(NamedTuple):
-    """What a loss returned for one batch."""
+    """The results of a loss for one batch."""
 
     loss: Scalar
     weight: Scalar
-    """How much the batch counts. 1 unless the loss returns it."""
+    """The weight of the batch. Defaults to 1."""
     aux: Any
 
 
 def checked_loss(returned: Any, has_aux: bool, has_weight: bool) -> LossResult:
-    """What the loss returned, refused where it cannot be differentiated."""
+    """The results of the loss. Raises an error if it cannot be differentiated."""
     loss, weight, aux = returned, None, None
     if has_aux or has_weight:
         loss, weight, aux = _unpacked(returned, has_aux, has_weight)
@@ -156,18 +156,18 @@ def gather_microbatches(
     params: Params,
     context: Context,
 ) -> tuple[Updates, Gathered, list[Array], LossResult]:
-    """What a per-example link gathers from one microbatch after another.
+    """The sums that a per-example link gathers, one microbatch at a time.
 
     **Arguments:**
 
     - `differentiate`: the gradient of the loss on one example.
     - `link`: the transform that gathers.
     - `batch`, `number`: the batch, and the number of microbatches.
-    - `params`: the trained parameters.
-    - `context`: what `link` sees of this step.
+    - `params`: the trainable parameters.
+    - `context`: the context of the step.
 
     **Returns:** the sum that has the parameters' structure, the link holding its other sums, the
-    mean gradient, and what the loss returned.
+    mean gradient, and the results of the loss.
     """
     _check_divides(batch, number)
     leaves, structure = jax.tree.flatten(params)
@@ -192,7 +192,7 @@ def gather_microbatches(
 
 
 def _check_divides(batch: Batch, number: int, advice: str = "") -> None:
-    """Refuses a batch that cannot be divided into this number of equal parts."""
+    """Raises an error if a batch cannot be divided into this number of equal parts."""
     if batch.size % number:
         raise ValueError(
             f"The batch has {batch.size} examples, which cannot be divided into {number} "

@@ -26,7 +26,7 @@ class Options(NamedTuple):
         return (loss, *(weight,) * self.has_weight, *(aux,) * self.has_aux)
 
     def check(self) -> None:
-        """Refuses values that have no meaning."""
+        """Raises an error for invalid values."""
         for name in ("has_aux", "has_weight", "reuse_linesearch"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -58,17 +58,16 @@ class Options(NamedTuple):
         if self.has_aux or self.has_weight:
             name = "has_aux" if self.has_aux else "has_weight"
             raise ValueError(
-                "With `reuse_linesearch=True` the loss is not evaluated at the model that is "
-                f"passed, so it returns nothing else. Leave out `{name}`."
+                "`reuse_linesearch=True` reuses the loss of the previous step, so there is no "
+                f"`{name.removeprefix('has_')}` to return. Remove `{name}`."
             )
         if self.transform_grads is not None:
             raise ValueError(
-                "With `reuse_linesearch=True` the gradient is the one that the line search "
-                "evaluated, which `transform_grads` does not reach. Leave it out, or change the "
-                "loss itself."
+                "`reuse_linesearch=True` reuses the gradient that the line search computed, which "
+                "`transform_grads` does not change. Remove it, or change the loss itself."
             )
 
 
-DONATE_TRUE = """train_step.donate must say what is donated, got True. Write
+DONATE_TRUE = """train_step.donate must be "opt", "all" or False, got True. Write
     sl.train_step(loss_fn, donate="opt")  # the optimizer's state; the model is kept (the default)
-    sl.train_step(loss_fn, donate="all")  # the trained parameters too"""
+    sl.train_step(loss_fn, donate="all")  # the trainable parameters too"""

@@ -1,4 +1,4 @@
-"""Loss and gradient that a line search already computed."""
+"""The loss and gradient that a line search has already computed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def recalled(
     - `transform`: a line search, or a chain that ends with one. A line search elsewhere, or under
         a wrapper, does not know the parameters that the whole step led to.
     - `state`: its state.
-    - `compute`: computes loss and gradient where the line search does not know them.
+    - `compute`: computes the loss and gradient if the line search does not know them.
 
     **Returns:** the loss in the dtype of the line search's scalars, and the gradient.
     """

@@ -1,4 +1,4 @@
-"""What `train_step` returns, and the compiled programs behind it."""
+"""The object that `train_step` returns, and its compiled programs."""
 
 import functools
 import weakref
@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from .._compile.callables import as_tree, without_function
 from .._compile.program import Program
 from .._optimizer.optimizer import Optimizer, carried, check_guards
-from .._optimizer.step import as_known
+from .._optimizer.step import as_keywords
 from .gradient import training_step
 from .options import Options
 
@@ -34,7 +34,7 @@ class TrainStep(Generic[P, R]):
         self._program = _program(function, options)
 
     if TYPE_CHECKING:
-        # `context` cannot stand between the two halves of a `ParamSpec`.
+        # A `ParamSpec` allows no keyword such as `context` between its `args` and `kwargs`.
         @overload
         def __call__(
             self, model: Model, opt: Optimizer, /, *args: P.args, **kwargs: P.kwargs
@@ -90,7 +90,7 @@ class TrainStep(Generic[P, R]):
         check_guards(opt)
         return {
             "args": args,
-            "context": self._known(context),
+            "context": self._keywords(context),
             "kwargs": kwargs,
             "loss": self._loss,
             "model": model,
@@ -98,8 +98,8 @@ class TrainStep(Generic[P, R]):
             "transform_grads": self.options.transform_grads,
         }
 
-    def _known(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What the caller tells the transforms about this step."""
+    def _keywords(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The inputs of the transforms that the caller passed."""
         if context is None:
             return {}
         if not isinstance(context, Mapping):
@@ -112,9 +112,9 @@ class TrainStep(Generic[P, R]):
         for name in context:
             if name in own:
                 raise TypeError(
-                    f"The training step passes '{name}' itself. Leave it out of `context`."
+                    f"The training step passes '{name}' itself. Remove it from `context`."
                 )
-        return as_known(context)
+        return as_keywords(context)
 
     def __reduce__(self) -> Any:
         # Programs are not pickled. They are compiled again where the step is loaded.
@@ -138,7 +138,7 @@ def _program(function: Any, options: Options) -> Program:
     is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
     own = (id(function.__self__), id(function.__func__)) if is_method else (id(function), 0)
     if own not in _programs:
-        # A strong reference would keep the loss, and so its own entry, alive for ever. The
+        # A strong reference would keep the loss, and so its own entry, alive forever. The
         # steps hold the loss.
         reference = weakref.WeakMethod if is_method else weakref.ref
         try:

@@ -149,15 +149,16 @@ def train_step(
 
     The step differentiates the trainable leaves only, conjugates complex gradients, and passes
     `value` and, to transforms that need them, `grad` and `value_fn`. Dispatch is asynchronous:
-    `float(loss)` blocks until the step has finished. A loss with `eqx.error_if` in it is compiled
-    by `eqx.filter_jit` instead, without donation, so that a failed check raises Equinox's own error
-    and the model survives.
+    `float(loss)` blocks until the step has finished. A loss that uses `eqx.error_if` is compiled
+    with `eqx.filter_jit` instead, without donation, so that it raises Equinox's error and the model
+    stays valid.
 
-    With `microbatches=m` the loss is differentiated on m parts of the batch, one after another,
-    and the mean is taken in at least float32. The step is that of the whole batch, in the memory of
-    one part and one accumulator. Part i holds the examples i, i + m, i + 2m, …, so that a batch
-    which is sharded over devices does not move. If the parts count unequally, because examples are
-    padded, let the loss return a weighted mean and its total weight:
+    With `microbatches=m`, the loss is differentiated on m parts of the batch in sequence, and the
+    gradients are averaged in at least float32. The result is the step of the whole batch, but needs
+    only the memory of one part and an accumulator. Part i consists of the examples i, i + m,
+    i + 2m, …, so that a batch which is sharded over devices is not moved. If the parts have unequal
+    weights, for example because of padding, let the loss return a weighted mean and its total
+    weight:
 
     ```python
     >>> @sl.train_step(has_weight=True, microbatches=2)
@@ -171,41 +172,41 @@ def train_step(
 
     ```
 
-    If the first link of the optimizer takes the gradient of each example, as
-    `sl.DifferentiallyPrivateAggregate` does, every example is differentiated by itself. The loss is
-    called with batches of size 1, so it is written as for any batch, and the step returns the mean
-    loss. With `microbatches` that link gathers its sums from one part of the batch after another.
+    If the first link of the optimizer needs per-example gradients, such as
+    `sl.DifferentiallyPrivateAggregate`, the loss is differentiated for each example separately. It
+    is called with batches of size 1, and the step returns the mean loss. With `microbatches`, the
+    parts of the batch are processed in sequence.
 
-    A PRNG key among the arguments, made with `jax.random.key`, is split into one for each
-    microbatch or example, so that every part draws its own dropout mask: part i gets
+    A PRNG key among the arguments, such as `jax.random.key(0)`, is split into one for each
+    microbatch or example, so that every part has its own dropout mask: part i gets
     `jax.random.split(key, m)[i]`. An array of keys is divided like any other array.
 
     **Arguments:**
 
     - `loss_fn`: called as `loss_fn(model, *args, **kwargs)`. Returns a real scalar, or a tuple as
-        the next two arguments say. The arrays of a loss that carries some (an Equinox module or a
+        described below. The arrays of a loss that carries some (an Equinox module or a
         method of one, `functools.partial`, `jax.tree_util.Partial`) are traced, so that another
         such object does not recompile. Without a loss, `train_step` returns a decorator.
     - `has_aux`: whether the loss returns `(loss, aux)`, where `aux` is any tree.
     - `has_weight`: whether the loss returns `(loss, weight)`, or with `has_aux`
-        `(loss, weight, aux)`. The weight says how much the batch counts: a real scalar ≥ 0, such as
-        its number of tokens. It weighs the mean over microbatches, and the total is passed to the
-        optimizer, where `.every_k` weighs mini-batches by it.
+        `(loss, weight, aux)`. The weight of the batch is a real scalar ≥ 0, such as its number of
+        tokens. It is used for the mean over microbatches. The total is passed to the optimizer,
+        where `.every_k` uses it as the weight of the mini-batch.
     - `donate`: which memory the step reuses for its result. `"opt"`: that of the optimizer's
-        state; the optimizer that was passed cannot be used again. `"all"`: that of the trained
+        state; the optimizer that was passed cannot be used again. `"all"`: that of the trainable
         parameters too, so that the model cannot be used again either. `False`: none. Frozen leaves,
         hyperparameters, keys and the batch are never donated.
     - `microbatches`: the number of parts in which the batch is differentiated, an int ≥ 1 that
         divides the number of examples.
-    - `batch_args`: the arguments that hold the batch, by name or by position after `opt`. Every
+    - `batch_args`: the arguments that contain the batch, by name or by position after `opt`. Every
         array in them has the examples along its leading axis. Defaults to all arguments.
-    - `reuse_linesearch`: whether loss and gradient are those that the line search at the end of
-        the chain evaluated in the previous step, and are computed in the first step only. For a
-        loss that is the same function in every step (the same data, nothing random), and a model
-        that only the step changes. Not with `has_aux` or `has_weight`.
+    - `reuse_linesearch`: whether to reuse the loss and gradient that the line search at the end of
+        the chain computed in the previous step, instead of computing them again. Requires a
+        deterministic loss, the same data in every step, and a model that only the step changes.
+        Cannot be combined with `has_aux` or `has_weight`.
     - `transform_grads`: a function of the gradients, called before the optimizer sees them. It
-        takes and returns a tree like the model, with `None` where nothing is trained: for example
-        `lambda grads: jax.lax.pmean(grads, "data")`.
+        takes and returns a tree like the model, with `None` for everything that is not trainable,
+        for example `lambda grads: jax.lax.pmean(grads, "data")`.
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
     `(model, opt, loss)`. With `has_aux` or `has_weight` the third result is the tuple that the loss

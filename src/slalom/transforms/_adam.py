@@ -1,4 +1,4 @@
-"""What Adam and its variants share."""
+"""Code shared by Adam and its variants."""
 
 import abc
 import dataclasses

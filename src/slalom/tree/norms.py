@@ -29,7 +29,7 @@ def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
 def root(x: Real[Array, "..."]) -> Real[Array, "..."]:
     """√x with derivative 0 at 0, for x that are squares, whose own derivative is 0 there.
 
-    Without it, a gradient through an optimizer would be 0·∞ = NaN if any gradient is zero.
+    The derivative ∞ would make a gradient through an optimizer NaN if any gradient is zero.
     """
     return jnp.sqrt(x)
 

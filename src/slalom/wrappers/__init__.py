@@ -1,4 +1,4 @@
-"""Transforms around a transform. Each is also a method of every transform."""
+"""Transforms that wrap another transform. Each is also a method of every transform."""
 
 from .average import Average as Average
 from .drive import Driven as Driven

@@ -1,4 +1,4 @@
-"""An average of the parameters beside the parameters."""
+"""Averages of the parameters."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,38 +21,40 @@ from ..tree.dtypes import canonical_float
 
 
 class AverageState(eqx.Module):
-    """What `Average` remembers."""
+    """The state of `Average`."""
 
     inner: Any
     """The inner transform's state."""
     age: Int[Array, "*leaves"] = per_leaf()
-    """How many parameters were averaged."""
+    """The number of averaged steps."""
     average: PyTree[Inexact[Array, "..."]] = param_like()
-    """Their average; before the first step, the parameters at the start."""
+    """The average. Before the first step, the initial parameters."""
 
 
 class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageState]):
-    """The inner transform, and beside it an average of the parameters it makes.
+    """The inner transform, and an average of the parameters that it produces.
 
-    Made with `tx.average(decay)`; it changes no step. Of the parameters p₁, p₂, … the average is
+    Returned by `tx.average(decay)`. The average does not change the steps. For parameters
+    p₁, p₂, … it is
 
         aₜ = aₜ₋₁ + wₜ·(pₜ − aₜ₋₁)
 
-    with wₜ = (1 − d) / (1 − dᵗ) under a decay d: an exponential average of what was seen so far;
-    with `debias=False` wₜ = 1 − d, an average that starts at the first parameters, a₀ = p₀; and
-    without a decay wₜ = 1/t, the mean of all. It is kept in at least float32.
-    `opt.eval_params(model)` gives the model with it. Where the inner transform is paced, as by
-    `.every_k`, only the steps that it emits count.
+    With a decay d the weights are wₜ = (1 − d) / (1 − dᵗ), which is an exponential average of the
+    steps so far. With `debias=False` they are wₜ = 1 − d, and the average starts at the initial
+    parameters, a₀ = p₀. Without a decay they are wₜ = 1/t, which is the mean of all steps. The
+    average is stored in at least float32. `opt.eval_params(model)` returns the model with the
+    average. If the inner transform skips steps, as `.every_k` does, only its updates count.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `decay`: d, in [0, 1), or `None`.
-    - `debias`: whether p₀ has no part in an exponential average.
+    - `decay`: d, in [0, 1). Defaults to a uniform average.
+    - `debias`: whether to correct the bias of an exponential average towards its start.
 
     ??? cite "Polyak & Juditsky, [Acceleration of stochastic approximation by
         averaging](https://doi.org/10.1137/0330046), 1992; Kingma & Ba, [Adam: A Method for
-        Stochastic Optimization](https://arxiv.org/abs/1412.6980), 2014, for the exponential one"
+        Stochastic Optimization](https://arxiv.org/abs/1412.6980), 2014, for the exponential
+        average"
     """
 
     fluent_method: ClassVar[str | None] = "average"
@@ -106,7 +108,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         return AverageState(inner, age, average)
 
     def _weight(self, age: Int[Array, "*leaves"], context: Context | None) -> Array:
-        """How much the newest parameters weigh."""
+        """The weight of the newest parameters."""
         decay = self.at(context).decay
         if decay is None:
             return 1 / age.astype(canonical_float())

@@ -23,7 +23,7 @@ from .._types import Gradients, Params
 
 
 class DrivenState(eqx.Module):
-    """What `Driven` remembers."""
+    """The state of `Driven`."""
 
     schedules: dict[str, Any]
     """The state of each schedule, by the name of what it drives."""
@@ -80,7 +80,7 @@ class Driven(AbstractWrapper[DrivenState]):
 
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What the schedules need of the context."""
+        """The entries of the context that the schedules need."""
         return tuple(dict.fromkeys(name for s in self.schedules.values() for name in s.needs))
 
     def init(self, params: Params) -> DrivenState:
@@ -132,7 +132,7 @@ class Driven(AbstractWrapper[DrivenState]):
         return {name: advance(s, state.schedules[name]) for name, s in self.schedules.items()}
 
     def _with(self, values: Mapping[str, Any]) -> AbstractTransform:
-        """The inner transform with these in the places of its driven hyperparameters."""
+        """The inner transform with these values of its driven hyperparameters."""
         inner = self.inner
         for name, value in values.items():
             for _, part, field in targets(self.inner, name):

@@ -147,7 +147,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     def _skip_report(
         self, grads: Updates, state: EveryKState, params: Params | None
     ) -> dict[str, Array] | None:
-        """What the skip condition reports of this mini-batch, as the state keeps it."""
+        """The metrics of the skip condition for this mini-batch, in the dtypes of the state."""
         if state.skip is None:
             return None
         report = self._evaluate_skip(grads, state.count, params)
@@ -161,7 +161,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     def _evaluate_skip(
         self, grads: Updates, count: Int[Array, ""], params: Params | None
     ) -> dict[str, Array]:
-        """What the skip condition reports of a mini-batch."""
+        """The metrics of the skip condition for a mini-batch."""
         assert self.skip is not None
         wide = jax.tree.map(lambda g: jnp.asarray(g, tree.accumulation_dtype(g.dtype)), grads)
         skip, report = evaluate_skip(self.skip, wide, count, params)

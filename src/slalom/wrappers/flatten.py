@@ -1,4 +1,4 @@
-"""A transform on all small parameters end to end."""
+"""Concatenates small parameters into buffers."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -23,20 +23,20 @@ from .._paths import leaf_paths
 from .._types import Gradients, Params, Updates
 
 _MAX_SIZE = 8192
-"""Where joining and leaving apart take equally long on a CPU; on a GPU it lies higher."""
+"""The size at which concatenation starts to pay on a CPU. It is larger on a GPU."""
 
 
 class Joined(eqx.Module):
-    """What stands for the parameters, or for updates, inside of `Flatten`."""
+    """The parameters or updates that the inner transform of `Flatten` sees."""
 
     together: dict[str, Array]
-    """The small leaves end to end, in a buffer for each of the parameters' dtypes."""
+    """The small leaves, concatenated into one buffer for each dtype of the parameters."""
     apart: PyTree
-    """The tree with the large leaves only."""
+    """The tree with only the large leaves."""
 
 
 class FlattenState(eqx.Module):
-    """What `Flatten` remembers."""
+    """The state of `Flatten`."""
 
     inner: Any
     """The inner transform's state: a `Joined` in place of every parameter-shaped tree."""
@@ -47,22 +47,22 @@ class FlattenState(eqx.Module):
 
 
 class Flatten(AbstractWrapper[FlattenState]):
-    """The inner transform on one buffer per dtype that holds all small leaves, end to end.
+    """Applies the inner transform to all small leaves at once, in one buffer per dtype.
 
-    Made with `tx.flatten()`. It gives what the inner transform gives, with a few large
-    computations in place of one for each leaf. That pays for very many small leaves, whose
-    computations take longer to begin than to do. Large leaves stay as they are, since there the
-    two passes that join and split cost more than they save.
+    Returned by `tx.flatten()`. The result is that of the inner transform, but a few large
+    computations replace one computation per leaf. This is faster for models with very many small
+    leaves, where the overhead of each computation dominates. Large leaves are not concatenated,
+    because the copies would cost more than they save.
 
-    The inner transform must be elementwise, since in a buffer there are no leaves: no norms, no
-    masks. Flatten the other links alone: `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`.
+    The inner transform must be elementwise, because a buffer has no leaves for norms or masks.
+    Flatten only the elementwise links: `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`.
 
-    Differs from Optax, which joins all leaves, whatever their size.
+    Differs from Optax, which concatenates leaves of all sizes.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `max_size`: how many numbers a leaf may have to be joined to others, an int ≥ 1.
+    - `max_size`: the maximum number of elements of a leaf to concatenate, an int ≥ 1.
     """
 
     fluent_method: ClassVar[str | None] = "flatten"
@@ -74,11 +74,10 @@ class Flatten(AbstractWrapper[FlattenState]):
         for part in transforms(self.inner):
             if not part.module.elementwise:
                 raise ValueError(
-                    f"{part.name or type(part.module).__name__} does not treat every number of "
-                    "the parameters alike and by itself, as `.flatten()` needs: in a buffer there "
-                    "are no leaves. Flatten the other links alone, for example "
-                    "`sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`, and put wrappers "
-                    "outside, `tx.flatten().if_finite()`."
+                    f"{part.name or type(part.module).__name__} is not elementwise, so it cannot "
+                    "be used under `.flatten()`. Flatten only the elementwise links, for example "
+                    "`sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`, and apply wrappers "
+                    "afterwards, as in `tx.flatten().if_finite()`."
                 )
 
     def init(self, params: Params) -> FlattenState:
@@ -100,8 +99,8 @@ class Flatten(AbstractWrapper[FlattenState]):
             tree.check_same_structure((updates, params))
         self._check_shapes(updates, state)
         dtypes, links = state.dtypes, self._links(state.inner)
-        remember = [i for i, link in enumerate(links) if not _is_stateless(link)]
-        until = remember[-1] + 1 if remember else 0
+        stateful = [i for i, link in enumerate(links) if not _is_stateless(link)]
+        until = stateful[-1] + 1 if stateful else 0
         joined = self._join(updates, dtypes) if until else None
         seen = params if params is None or not until else self._join(params, dtypes)
         known = self._join_context(context, params, dtypes)
@@ -111,8 +110,8 @@ class Flatten(AbstractWrapper[FlattenState]):
             states.append(new)
         if joined is not None:
             updates = self._split(joined, updates, dtypes)
-        # What remembers nothing gives the same leaf by leaf, in the pass that adds the pieces to
-        # the parameters. These then need no buffer, though the weight decay reads them.
+        # Stateless links run leaf by leaf, fused with the addition to the parameters. So the
+        # parameters need no buffer, although weight decay reads them.
         for link in links[until:]:
             link = link._replace(params=params, context=context)
             updates, new = link.run(RETURN, updates)
@@ -121,24 +120,25 @@ class Flatten(AbstractWrapper[FlattenState]):
         return write(params, updates), FlattenState(inner, dtypes, state.shapes)
 
     def _check_shapes(self, updates: Updates, state: FlattenState) -> None:
-        """Refuses parameters of other shapes than at `init`, also those of equal size."""
+        """Raises an error for parameters whose shapes differ from those at `init`."""
         named = zip(leaf_paths(updates), jax.tree.leaves(updates), strict=True)
         small = [(path, np.shape(x)) for path, x in named if self._joins(x)]
         if len(small) != len(state.shapes):
             raise ValueError(
-                f"The state of `.flatten()` was made for {len(state.shapes)} small parameters, and "
-                f"there are {len(small)} now. Bind a new optimizer with `sl.Optimizer(tx, model)`."
+                f"There are {len(small)} small parameters, but the state of `.flatten()` was "
+                f"created for {len(state.shapes)}. Create a new optimizer with "
+                "`sl.Optimizer(tx, model)`, or transfer the state with `opt.rebind(model)`."
             )
         for (path, shape), before in zip(small, state.shapes, strict=True):
             if shape != before:
                 raise ValueError(
-                    f"The state of `.flatten()` was made for a parameter of shape {before} at "
-                    f"'{path}', which has shape {shape} now. Bind a new optimizer with "
-                    "`sl.Optimizer(tx, model)`."
+                    f"The parameter at '{path}' has shape {shape}, but the state of `.flatten()` "
+                    f"was created for shape {before}. Create a new optimizer with "
+                    "`sl.Optimizer(tx, model)`, or transfer the state with `opt.rebind(model)`."
                 )
 
     def shares(self, state: FlattenState, params: Params) -> dict[str, dict[str, float]]:
-        """For each buffer the small parameters in it, with the fraction of it that each takes."""
+        """The small parameters in each buffer, with the fraction of it that each occupies."""
         named = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
         sizes: dict[str, dict[str, int]] = {}
         small = ((path, np.size(x)) for path, x in named if self._joins(x))
@@ -180,7 +180,7 @@ class Flatten(AbstractWrapper[FlattenState]):
     def _join_context(
         self, context: Context | None, params: Params | None, dtypes: tuple[str, ...]
     ) -> Context | None:
-        """The context with everything that is shaped as the parameters joined."""
+        """The context with all parameter-shaped trees joined."""
         if context is None:
             return None
         given: dict[str, Any] = {}
@@ -194,7 +194,7 @@ class Flatten(AbstractWrapper[FlattenState]):
         return dataclasses.replace(context, **given)
 
     def _links(self, state: Any) -> tuple[Part, ...]:
-        """The links of a chain, or the one transform there is."""
+        """The links of a chain, or the single inner transform."""
         if isinstance(self.inner, Chain):
             return self.inner.children(state)
         return (self.inner_part(FlattenState(state, (), ())),)
@@ -206,6 +206,6 @@ def _is_stateless(link: Part) -> bool:
 
 def _concatenate(group: list[Any]) -> Array:
     own = {tree.canonical(x.dtype) for x in group}
-    # Updates of one buffer may differ in dtype: they meet in one that holds them all.
+    # Updates in one buffer may differ in dtype, so they are promoted to a common one.
     dtype = own.pop() if len(own) == 1 else tree.accumulation_dtype(*own, *(x.dtype for x in group))
     return jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in group])

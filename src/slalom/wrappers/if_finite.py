@@ -1,4 +1,4 @@
-"""No step where gradients are not finite."""
+"""Skips steps with non-finite gradients."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -19,48 +19,48 @@ from .._types import Gradients, Params
 
 
 class IfFiniteState(eqx.Module):
-    """What `IfFinite` remembers."""
+    """The state of `IfFinite`."""
 
     notfinite_count: Int[Array, "*runs"]
-    """How many steps in a row were not finite, up to the last one."""
+    """The number of consecutive non-finite steps, up to the last one."""
     last_finite: Bool[Array, "*runs"]
     """Whether the last step was finite."""
     total_notfinite: Int[Array, "*runs"]
-    """How many steps were not finite in all."""
+    """The total number of non-finite steps."""
     count: Int[Array, "*runs"]
-    """How often the inner transform ran: its clock."""
+    """The number of steps of the inner transform: its clock."""
     inner: Any
     """The inner transform's state."""
 
 
 class IfFinite(AbstractPacedTransform[IfFiniteState]):
-    """The inner transform where the incoming gradients are finite; no update where they are not.
+    """Skips steps in which the incoming gradients are not finite.
 
-    Made with `tx.if_finite()`. In a step that is left out nothing of the inner transform is
-    executed and no bit of its state changes, so schedules inside it do not advance. All
-    gradients count together: one NaN leaves out the whole step.
+    Returned by `tx.if_finite()`. In a skipped step the inner transform is not executed and its
+    state does not change, so schedules inside it do not advance. A single NaN in any gradient
+    skips the whole step.
 
-    `opt.metrics` has `notfinite_count`, the number of such steps in a row, `last_finite`, and
-    `total_notfinite`. At more than `max_consecutive_errors` of them in a row `on_limit` says
-    what happens: `"accept"` applies the update as it is, `"skip"` goes on leaving out, and
-    `"raise"` leaves out too and makes the *next* call of `opt.step` or of a training step a
-    `FloatingPointError`. That is read on the host, which waits for the step before; inside an
-    outer `jit` or `scan` the counter is traced and nothing is raised until it has left.
+    `opt.metrics` contains `notfinite_count`, the number of consecutive non-finite steps,
+    `last_finite`, and `total_notfinite`. After more than `max_consecutive_errors` of them,
+    `on_limit` applies: `"accept"` applies the update anyway, `"skip"` keeps skipping, and
+    `"raise"` also skips, but the *next* call of `opt.step` or of a training step raises a
+    `FloatingPointError`. The counter is checked on the host, which waits for the previous step.
+    Inside an outer `jit` or `scan` the counter is traced, so the error is raised afterwards.
 
-    With `check="both"` the result must be finite as well: the updates, or the new parameters
-    where it is the last link. The inner transform is then computed twice, at first for its
-    finiteness alone, because undoing a step would take a copy of parameters and state.
+    With `check="both"` the result must be finite too: the updates, or the new parameters if this
+    is the last link. The inner transform is then computed twice, because undoing a step would
+    require a copy of the parameters and the state.
 
-    Put the links that may spread a NaN inside: `(clip | adamw).if_finite()`. As links in front
-    they would be computed to memory, where the condition needs them.
+    Wrap all links that may spread a NaN: `(clip | adamw).if_finite()`. The result of a link before
+    this transform would have to be written to memory, because the condition depends on it.
 
-    Under a `vmap` that batches the gradients, `lax.cond` becomes a selection: values stay right,
-    and steps that are left out cost what others cost.
+    Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
+    skipped steps cost as much as others.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `max_consecutive_errors`: how many steps in a row may be left out, an int ≥ 0.
+    - `max_consecutive_errors`: the maximum number of consecutive steps to skip, an int ≥ 0.
     - `on_limit`: `"accept"`, `"skip"` or `"raise"`.
     - `check`: `"grads"` or `"both"`.
     """
@@ -135,10 +135,10 @@ class IfFinite(AbstractPacedTransform[IfFiniteState]):
     def _check_limit(self, name: str, state: IfFiniteState) -> None:
         in_a_row = int(np.max(jax.device_get(state.notfinite_count), initial=0))
         if in_a_row > self.max_consecutive_errors:
-            what = "Gradients" if self.check == "grads" else "Gradients, or what became of them,"
+            what = "gradients" if self.check == "grads" else "gradients or updates"
             raise FloatingPointError(
-                f"{what} were not finite in {in_a_row} steps in a row, and '{name}' allows "
-                f"{self.max_consecutive_errors}. None of these steps changed a parameter: the "
-                "model is as the last finite one left it. Look at the loss, the data and the "
-                'learning rate; to go on without an end, write `on_limit="skip"`.'
+                f"The {what} were not finite in {in_a_row} steps in a row, and '{name}' allows "
+                f"{self.max_consecutive_errors}. These steps were skipped, so the model is that of "
+                "the last finite step. Check the loss, the data and the learning rate. To skip any "
+                'number of steps, use `on_limit="skip"`.'
             )

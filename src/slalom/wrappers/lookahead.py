@@ -1,4 +1,4 @@
-"""Fast steps, and slow weights that follow them."""
+"""Slow weights that follow the fast ones."""
 
 from typing import Any, ClassVar
 
@@ -21,39 +21,40 @@ from .._types import Gradients, Params
 
 
 class LookaheadState(eqx.Module):
-    """What `Lookahead` remembers."""
+    """The state of `Lookahead`."""
 
     steps_since_sync: Int[Array, ""]
-    """How many fast steps were made since the last slow one."""
+    """The number of fast steps since the last slow one."""
     inner: Any
-    """The fast transform's state."""
+    """The inner transform's state."""
     wrote: Bool[Array, ""] | None
-    """Whether the last step was made; only with `reset_state`, which makes the inner one forget."""
+    """Whether the last step updated the parameters. `None` without `reset_state`, where the inner
+    state contains this."""
     slow: PyTree[Inexact[Array, "..."]] = param_like()
     """The slow weights."""
 
 
 class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[LookaheadState]):
-    """The inner transform as the fast one of two: slow weights follow every few steps.
+    """The inner transform, with slow weights that move towards its weights every few steps.
 
-    Made with `tx.lookahead(sync_period, slow_step_size)`. Of fast weights θ and slow ones φ,
-    every k-th fast step is followed by
+    Returned by `tx.lookahead(sync_period, slow_step_size)`. With fast weights θ and slow weights
+    φ, every k-th fast step is followed by
 
         φ ← φ + α·(θ − φ),   θ ← φ
 
-    The model holds θ; `opt.eval_params(model)` gives it with φ. Where the inner transform is
-    paced, as by `.every_k`, the fast steps are those that it emits.
+    The model contains θ, and `opt.eval_params(model)` returns the model with φ. If the inner
+    transform skips steps, as `.every_k` does, only its updates count as fast steps.
 
-    Differs from Optax: the slow weights are in the state, so the parameters need no special type;
+    Differs from Optax: the slow weights are in the state, so the parameters need no special type,
     and `reset_state` keeps the clocks of schedules.
 
     **Arguments:**
 
-    - `inner`: the fast transform.
+    - `inner`: the transform that makes the fast steps.
     - `sync_period`: k, an int ≥ 1.
     - `slow_step_size`: α, in [0, 1].
-    - `reset_state`: whether the inner transform's state is reset after each slow step, as by
-        `opt.reset(model)`: moments and their ages start again, clocks and counters go on.
+    - `reset_state`: whether to reset the inner transform's state after each slow step. As with
+        `opt.reset(model)`, moments start from scratch, and step counts continue.
 
     ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
         back](https://arxiv.org/abs/1907.08610), 2019"
@@ -100,7 +101,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
         fast, inner = part.run(RETURN, updates)
 
         def meet_by_update(fast: Any, slow: Any) -> tuple[Any, Any]:
-            # What takes p to the new slow weight s + α·(p + u − s), and this weight itself.
+            # The update from p to the new slow weight s + α·(p + u − s), and this weight.
             def rule(now, u, s, p):
                 ahead = now.slow_step_size * u + (1 - now.slow_step_size) * (s - p)
                 return ahead, p + ahead
@@ -114,7 +115,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     def _every_period(
         self, sync: Any, fast: Any, inner: Any, state: LookaheadState
     ) -> tuple[Any, LookaheadState]:
-        """What the fast transform made and the slow weights; both after `sync` when it is due."""
+        """The fast result and the slow weights, after `sync` if it is due."""
         wrote = self.inner.has_updated(inner)
         steps = state.steps_since_sync + jnp.asarray(wrote, jnp.int32)
         due = wrote & (steps >= self.sync_period)
@@ -123,18 +124,18 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
             fast, slow = sync(fast, slow)
             if not self.reset_state:
                 return fast, slow, inner
-            # As `opt.reset`: what belongs to parameters starts again, but clocks, counters and
-            # noise keys go on.
+            # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
+            # and noise keys continue.
             fresh = reset(self.inner, inner, self.inner.init(slow), slow, leaf_paths(slow))
-            # Ages are a vector once some parameters were reset by themselves.
+            # Ages are a vector after only some of the parameters were reset.
             return fast, slow, jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
 
-        def go_on(fast: Any, slow: Any, inner: Any) -> tuple[Any, Any, Any]:
+        def keep(fast: Any, slow: Any, inner: Any) -> tuple[Any, Any, Any]:
             return fast, slow, inner
 
-        fast, slow, inner = jax.lax.cond(due, meet, go_on, fast, state.slow, inner)
-        known = jnp.asarray(wrote) if self.reset_state else None
-        return fast, LookaheadState(jnp.where(due, 0, steps), inner, known, slow)
+        fast, slow, inner = jax.lax.cond(due, meet, keep, fast, state.slow, inner)
+        has_updated = jnp.asarray(wrote) if self.reset_state else None
+        return fast, LookaheadState(jnp.where(due, 0, steps), inner, has_updated, slow)
 
     def has_updated(self, state: LookaheadState) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(state.inner) if state.wrote is None else state.wrote

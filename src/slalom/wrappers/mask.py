@@ -1,4 +1,4 @@
-"""A transform on some leaves: the others pass through (`Masked`) or get no update (`Only`)."""
+"""Transforms for some of the leaves."""
 
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from ..where.resolve import Where, as_where, mask, selected_from
 
 
 class _AbstractCut(AbstractComposite[Any]):
-    """What `Masked` and `Only` share: the inner transform sees the selected leaves only."""
+    """The base class of `Masked` and `Only`. The inner transform sees only the selected leaves."""
 
     inner: AbstractTransform
     where: Where = eqx.field(static=True, converter=as_where)
@@ -47,7 +47,7 @@ class _AbstractCut(AbstractComposite[Any]):
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, tuple[bool, ...], Any]:
-        """What `write` makes of the selected leaves, which these are, and the new state."""
+        """The result for the selected leaves, which leaves these are, and the new state."""
         keep = mask(self.where, selected_from(self.where, updates, params))
         (part,) = self.children(state, context, params)
         result, state = part.run(write, tree.cut(updates, keep))
@@ -55,15 +55,16 @@ class _AbstractCut(AbstractComposite[Any]):
 
 
 class Masked(_AbstractCut):
-    """The inner transform on the selected leaves; the others pass through unchanged.
+    """Applies the inner transform to the selected leaves; the others pass through unchanged.
 
-    Made with `tx.mask(where)`. For links of a chain: as a whole optimizer it would add raw
-    gradients to the leaves that pass through, which binding refuses.
+    Returned by `tx.mask(where)`. Use it for links of a chain. As a whole optimizer it would add
+    raw gradients to the other parameters, so `sl.Optimizer` raises an error.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+    - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
+        tree.
     """
 
     fluent_method: ClassVar[str | None] = "mask"
@@ -87,14 +88,15 @@ class Masked(_AbstractCut):
 
 
 class Only(_AbstractCut):
-    """The inner transform on the selected leaves; the others get no update at all.
+    """Applies the inner transform to the selected leaves; the others are not updated.
 
-    Made with `tx.only(where)`.
+    Returned by `tx.only(where)`.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+    - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
+        tree.
     """
 
     fluent_method: ClassVar[str | None] = "only"
@@ -110,7 +112,7 @@ class Only(_AbstractCut):
         inside, keep, state = self._run_inside(write, updates, state, params, context)
         others = tuple(not k for k in keep)
         rest = None if params is None else tree.cut(params, others)
-        # What would be written there, for its shapes only.
+        # Only for the shapes of the result.
         shapes = jax.eval_shape(lambda: write(rest, tree.cut(updates, others)))
         outside = write.idle(rest, shapes)
         return tree.merge(jax.tree.structure(updates), keep, inside, outside), state

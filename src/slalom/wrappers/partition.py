@@ -21,7 +21,7 @@ from .._types import Gradients, Params
 from ..where.resolve import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
 
 REST = "rest"
-"""The label of the leaves that no case of `.partition({...})` takes."""
+"""The label of the leaves that no selector of `.partition({...})` matches."""
 
 
 class PartitionState(eqx.Module):
@@ -30,21 +30,21 @@ class PartitionState(eqx.Module):
     groups: tuple[Any, ...]
     """The state of each group."""
     is_empty: tuple[bool, ...] = eqx.field(static=True)
-    """Whether each group has no parameters at all."""
+    """Whether each group has no parameters."""
 
 
 class Partition(AbstractComposite[PartitionState]):
-    """Different transforms for different leaves; each holds state for its own leaves only.
+    """Different transforms for different leaves. Each has state only for its own leaves.
 
-    Made with `tx.partition({where: other})` or `sl.partition(transforms, labels)`. A norm
-    inside a group is the norm of that group; to clip by the norm of all parameters, put the
-    clip in front: `sl.ClipByGlobalNorm(1.0) | a.partition({where: b})`.
+    Returned by `tx.partition({where: other})` and `sl.partition(transforms, labels)`. Norms inside
+    a group are norms of that group. To clip by the norm of all parameters, clip before the
+    partition: `sl.ClipByGlobalNorm(1.0) | a.partition({where: b})`.
 
     **Arguments:**
 
     - `groups`: the transforms.
     - `names`: the label of each.
-    - `labelling`: what gives each leaf its label.
+    - `labelling`: a tree, function or selectors that map each leaf to its label.
     """
 
     groups: tuple[AbstractTransform, ...]
@@ -69,7 +69,7 @@ class Partition(AbstractComposite[PartitionState]):
         others: Mapping[WhereLike, AbstractTransform],
         names: tuple[Hashable, ...] | None,
     ) -> "Partition":
-        """What `rest.partition(others, names)` returns."""
+        """The result of `rest.partition(others, names)`."""
         _check_mapping("`.partition` takes a mapping from selectors to transforms", others)
         if names is None:
             names = tuple(range(len(others)))
@@ -183,16 +183,19 @@ def _check_mapping(takes: str, given: Any) -> None:
 
 
 def partition(transforms: Mapping[Hashable, AbstractTransform], labels: Any) -> Partition:
-    """A transform for each label.
+    """Applies a different transform for each label of the leaves.
 
     **Arguments:**
 
-    - `transforms`: a mapping from label (any hashable) to transform.
-    - `labels`: a tree of labels like the parameters or a prefix of one, a function of the
-        parameters to such a tree, or a mapping from selectors to labels (first match wins).
+    - `transforms`: a mapping from labels, which are any hashable objects, to transforms.
+    - `labels`: a tree of labels with the structure of the parameters, a prefix of such a tree, a
+        function of the parameters that returns one, or a mapping from selectors to labels. If
+        several selectors match a leaf, the first one is used.
 
-    **Returns:** a transform. A leaf without a label, or with one that has no transform, is an
-    error; a transform whose label no leaf has is not.
+    **Returns:** a transform.
+
+    **Raises:** `ValueError`, when the state is initialised, for a leaf without a label or with a
+    label that has no transform. Labels without leaves are allowed.
 
     ```python
     >>> tx = sl.partition({"g": sl.adam(0.1), "d": sl.adam(0.5)}, ("g", "d"))

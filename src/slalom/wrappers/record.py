@@ -1,4 +1,4 @@
-"""A transform whose steps are measured."""
+"""Records norms and hyperparameters."""
 
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from .._types import Gradients, Params, Scalar
 
 
 class RecordedState(eqx.Module):
-    """What `Recorded` remembers."""
+    """The state of `Recorded`."""
 
     inner: Any
     """The inner transform's state."""
@@ -30,14 +30,15 @@ class RecordedState(eqx.Module):
 
 
 class Recorded(AbstractWrapper[RecordedState]):
-    """The inner transform, with norms and hyperparameters of its last step in `opt.metrics`.
+    """Reports norms and hyperparameters of the inner transform in `opt.metrics`.
 
-    Made with `tx.record()`. The metrics are `grad_norm`, `update_norm` and `param_norm`, the
-    global norms of what comes in, of what goes out and of the parameters that result, summed in
-    at least float32; and each hyperparameter, by its path, as the step used it. Where the inner
-    transform is idle, as within `.every_k`, the norm of what goes out is 0.
+    Returned by `tx.record()`. The metrics are `grad_norm`, `update_norm` and `param_norm`, which
+    are the global norms of the incoming gradients, the updates and the new parameters, computed in
+    at least float32, and the value of each hyperparameter in the last step, by path. In the idle
+    steps of the inner transform, as under `.every_k`, the norm of the updates is 0.
 
-    A norm costs one more pass over what it measures, and that of the updates a buffer for them.
+    Each norm requires an additional pass over its arrays, and the norm of the updates requires a
+    buffer for them.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""Which mini-batches an accumulation leaves out."""
+"""Conditions under which an accumulation skips mini-batches."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -20,28 +20,29 @@ from .._core.printing import Infix
 from .._types import Params, Updates
 
 RESERVED = ("mini_step", "gradient_step")
-"""What `EveryK` itself reports under these names."""
+"""The metrics of `EveryK`, whose names conditions must not use."""
 
 
 class AbstractSkip(AbstractDeclared):
-    """A condition under which `tx.every_k(k, skip=...)` leaves a mini-batch out.
+    """A condition under which `tx.every_k(k, skip=...)` skips a mini-batch.
 
-    Two of them, or one and a plain function of the same arguments, are joined with `|`.
+    Conditions, including plain functions of the same arguments, can be combined with `|`.
     """
 
     @abc.abstractmethod
     def __call__(
         self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Looks at the gradients of one mini-batch.
+        """Evaluates the condition for one mini-batch.
 
         **Arguments:**
 
         - `updates`: its gradients, in the accumulation dtype.
-        - `gradient_step`: how many updates were emitted before.
-        - `params`: the parameters, where these are known.
+        - `gradient_step`: the number of steps so far, a 0-d integer array.
+        - `params`: the parameters, or `None` if they were not passed.
 
-        **Returns:** whether to leave it out, a bool scalar, and what to report: scalars by name.
+        **Returns:** whether to skip the mini-batch, a bool scalar, and its metrics, a dict of
+        scalars.
         """
 
     def __or__(self, other: Any) -> "AbstractSkip":
@@ -52,9 +53,9 @@ class AbstractSkip(AbstractDeclared):
 
 
 class SkipNotFinite(AbstractSkip):
-    """Leaves out mini-batches with a NaN or an infinity in their gradients.
+    """Skips mini-batches whose gradients contain NaN or infinity.
 
-    It reports `num_not_finite`, how many entries are not finite.
+    Reports `num_not_finite`, the number of non-finite entries.
 
     ```python
     >>> tx = sl.adam(1e-3).every_k(4, skip=sl.SkipNotFinite())
@@ -79,8 +80,8 @@ class SkipNotFinite(AbstractSkip):
 
 def _any_and_count(bad: Bool[Array, "..."]) -> tuple[Bool[Array, ""], Int[Array, ""]]:
     """Whether any entry is true, and how many are."""
-    # One reduction of pairs. A sum of bools by itself XLA:CPU rewrites to one over windows, for
-    # which it writes the ints to memory, a buffer as large as the gradients.
+    # One reduction of pairs. XLA:CPU would rewrite a separate sum of bools to a reduction over
+    # windows, which needs a buffer of ints as large as the gradients.
     return jax.lax.reduce(
         (bad, jnp.asarray(bad, jnp.int32)),
         (jnp.zeros((), bool), jnp.zeros((), jnp.int32)),
@@ -90,13 +91,13 @@ def _any_and_count(bad: Bool[Array, "..."]) -> tuple[Bool[Array, ""], Int[Array,
 
 
 class SkipLargeUpdates(AbstractSkip):
-    """Leaves out mini-batches whose gradients are large: those with ‖g‖² ≥ c, or not finite.
+    """Skips mini-batches whose gradients are large, ‖g‖² ≥ c, or not finite.
 
-    The squares are summed over all leaves, in at least float32. It reports `norm_squared`, ‖g‖².
+    The squares are summed over all leaves, in at least float32. Reports `norm_squared`, ‖g‖².
 
     **Arguments:**
 
-    - `max_squared_norm`: c, ≥ 0; a schedule of it sees the number of updates emitted before.
+    - `max_squared_norm`: c, ≥ 0. A schedule is evaluated at the number of steps so far.
     """
 
     max_squared_norm: Hyperparameter = hyperparameter(within="[0, inf]")
@@ -107,7 +108,7 @@ class SkipLargeUpdates(AbstractSkip):
         del params
         limit = read_number(self, "max_squared_norm", Context(step=gradient_step))
         norm = tree.squared_norm(updates)
-        # Asked this way round, a NaN is not small.
+        # Written so that NaN is skipped.
         return ~(norm < jnp.asarray(limit, norm.dtype)), {"norm_squared": norm}
 
 
@@ -116,7 +117,7 @@ class FunctionSkip(AbstractSkip):
 
     **Arguments:**
 
-    - `function`: called as an `AbstractSkip` is.
+    - `function`: a function with the arguments and results of `AbstractSkip.__call__`.
     """
 
     function: Callable[..., Any] = eqx.field(static=True)
@@ -131,11 +132,11 @@ class FunctionSkip(AbstractSkip):
 
 
 class AnySkip(AbstractSkip):
-    """Leaves out what any of several conditions leaves out, and reports what all of them do.
+    """Skips a mini-batch if any of several conditions does, and reports the metrics of all.
 
     **Arguments:**
 
-    - `conditions`: the conditions; each is asked.
+    - `conditions`: the conditions. All of them are evaluated.
     """
 
     conditions: tuple[Callable[..., Any], ...]
@@ -158,7 +159,7 @@ class AnySkip(AbstractSkip):
             twice = [name for name in report if name in known]
             if twice:
                 raise ValueError(
-                    f"Two of the conditions {self!r} report '{twice[0]}'. Give them other names."
+                    f"Two of the conditions {self!r} report '{twice[0]}'. Use different names."
                 )
             skip = jnp.logical_or(skip, own)
             known |= report
@@ -179,7 +180,7 @@ class AnySkip(AbstractSkip):
 
 
 def as_skip(condition: Any) -> Any:
-    """A condition from what a user gave: a module is kept, a plain function wrapped."""
+    """Converts a function to a condition. Modules are returned as is."""
     if not callable(condition) or isinstance(condition, type):
         raise TypeError(
             "EveryK.skip must be a condition such as `sl.SkipNotFinite()`, or a function of "
@@ -191,33 +192,32 @@ def as_skip(condition: Any) -> Any:
 def evaluate_skip(
     condition: Callable[..., Any], updates: Updates, gradient_step: Any, params: Params | None
 ) -> tuple[Bool[Array, ""], dict[str, Array]]:
-    """What a condition says of one mini-batch; refused where it is not of the form it must have."""
+    """Evaluates a condition for one mini-batch. Raises an error for results of another form."""
     result = condition(updates, gradient_step, params)
     must = (
         "The `skip` of every_k must return a pair: a bool scalar, and a dict of scalars by name, "
         f"which may be empty. {condition!r} returned "
     )
     if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(f"{must}{_in_words(result)}.")
+        raise TypeError(f"{must}{_describe(result)}.")
     skip, report = result
-    if _in_words(skip) != "a bool scalar":
-        raise TypeError(f"{must}{_in_words(skip)} in the first place.")
+    if _describe(skip) != "a bool scalar":
+        raise TypeError(f"{must}{_describe(skip)} as the first entry.")
     if not isinstance(report, Mapping):
-        raise TypeError(f"{must}{_in_words(report)} in the second place.")
+        raise TypeError(f"{must}{_describe(report)} as the second entry.")
     for name, x in report.items():
-        if not isinstance(name, str) or not _in_words(x).endswith(" scalar"):
-            raise TypeError(f"{must}{_in_words(x)} under {name!r}.")
+        if not isinstance(name, str) or not _describe(x).endswith(" scalar"):
+            raise TypeError(f"{must}{_describe(x)} under {name!r}.")
         if name in RESERVED:
             raise ValueError(
-                f"{condition!r} reports '{name}', which every_k reports itself. Give it another "
-                "name."
+                f"{condition!r} reports '{name}', which every_k reports itself. Use another name."
             )
-    # What is skipped is reported once, for all conditions together.
+    # `should_skip` is reported once, for all conditions together.
     return jnp.asarray(skip), {n: jnp.asarray(x) for n, x in report.items() if n != "should_skip"}
 
 
-def _in_words(x: Any) -> str:
-    """What a condition returned, in words."""
+def _describe(x: Any) -> str:
+    """The kind of object that a condition returned, for messages."""
     if isinstance(x, bool | int | float | complex):
         x = np.asarray(x)
     if not tree.is_array(x):

@@ -1,4 +1,4 @@
-"""The real and imaginary parts of complex parameters, as parameters of their own."""
+"""Transforms the real and imaginary parts of complex parameters separately."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from .._types import Gradients, Params
 
 
 class RealAndImaginary(NamedTuple):
-    """What stands for a complex array inside of `SplitRealAndImaginary`."""
+    """A complex array, as the inner transform of `SplitRealAndImaginary` sees it."""
 
     real: Float[Array, "*shape"]
     imag: Float[Array, "*shape"]
 
 
-# Its keys are told from a module's fields: selectors name parameters, not their parts.
+# With keys of its own type, because selectors name parameters, not their parts.
 jax.tree_util.register_pytree_with_keys(
     RealAndImaginary,
     lambda pair: (((HalfKey("real"), pair.real), (HalfKey("imag"), pair.imag)), None),
@@ -35,16 +35,16 @@ jax.tree_util.register_pytree_with_keys(
 
 
 class SplitRealAndImaginary(AbstractWrapper[Any]):
-    """The inner transform on the real and imaginary parts of complex leaves, as two real ones.
+    """Applies the inner transform to the real and imaginary parts of complex leaves.
 
-    Made with `tx.split_complex()`. Real leaves are what they are. Whatever looks at a leaf as a
-    whole then looks at one of the two parts: a second moment, a norm of a leaf, a sign.
+    Returned by `tx.split_complex()`. The two parts are separate real leaves, with separate second
+    moments, norms and signs. Real leaves are unchanged.
 
-    A selector inside names the parameter, and so selects both parts: the path is `"w"`, not
-    `"w.real"`. In paths of the state the parts are told apart: `scale_by_adam.mu.w.real`. The
-    context's `grad`, `per_param` and `value_fn` are split too.
+    A selector inside names the parameter and selects both parts: its path is `"w"`, not
+    `"w.real"`. In the state, the parts have separate paths, such as `scale_by_adam.mu.w.real`. The
+    `grad`, `per_param` and `value_fn` of the context are split too.
 
-    A transform that writes parameters itself goes around this one, as in
+    A transform that writes parameters itself must wrap this one, as in
     `tx.split_complex().lookahead(5, 0.5)`.
 
     **Arguments:**
@@ -61,8 +61,8 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
             if isinstance(part.module, AbstractParameterWriter):
                 method = snake_case(type(part.module).__name__)
                 raise ValueError(
-                    f"{type(part.module).__name__} writes parameters itself, and inside of "
-                    "`.split_complex()` it would keep halves of them. Change the order: "
+                    f"{type(part.module).__name__} writes parameters itself, so it cannot be used "
+                    "inside of `.split_complex()`. Change the order: "
                     f"`tx.split_complex().{method}(...)` instead of "
                     f"`tx.{method}(...).split_complex()`."
                 )
@@ -82,7 +82,7 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
         if write is RETURN or write is ADD:
             result, state = part.run(write, _split(updates))
             return _joined(result), state
-        # Another write must see whole parameters, not their halves.
+        # Other writes need whole parameters.
         halves, state = part.run(RETURN, _split(updates))
         return write(params, _joined(halves)), state
 

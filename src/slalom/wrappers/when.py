@@ -1,4 +1,4 @@
-"""A transform that runs where a condition holds."""
+"""Conditional transforms."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -21,12 +21,12 @@ from .._types import Gradients, Params, Updates
 
 
 class WhenState(eqx.Module):
-    """What `When` remembers."""
+    """The state of `When`."""
 
     last_ran: Bool[Array, "*runs"]
     """Whether the condition held in the last step."""
     count: Int[Array, "*runs"]
-    """How often it held: the inner transform's clock."""
+    """The number of steps in which it held: the inner transform's clock."""
     inner: Any
     """The inner transform's state."""
 
@@ -40,11 +40,11 @@ def _check_condition(name: str, condition: Any) -> None:
 
 
 class When(AbstractWrapper[WhenState]):
-    """The inner transform where a condition holds; else updates pass through, or are zero.
+    """Applies the inner transform only while a condition holds.
 
-    Made with `tx.when(condition)`. Where the condition does not hold, nothing of the inner
-    transform is executed and its state is kept; schedules inside it count the steps in which it
-    held.
+    Returned by `tx.when(condition)`. While the condition does not hold, the inner transform is not
+    executed and its state does not change. Schedules inside it count the steps in which the
+    condition held.
 
     ```python
     >>> def early(context, updates):
@@ -53,18 +53,19 @@ class When(AbstractWrapper[WhenState]):
 
     ```
 
-    A whole optimizer must not let gradients pass, since they would be added to the parameters,
-    which binding refuses: `sl.adam(1e-3).when(condition, otherwise="zero")`.
+    A whole optimizer must not pass raw gradients through, because they would be added to the
+    parameters. Use `sl.adam(1e-3).when(condition, otherwise="zero")`.
 
-    Under a `vmap` that batches the condition, `lax.cond` becomes a selection: values stay right,
-    and steps where it does not hold cost what others cost.
+    Under a `vmap` over the condition, `lax.cond` becomes a select: the results are the same, but
+    steps in which it does not hold cost as much as others.
 
     **Arguments:**
 
     - `inner`: the transform.
-    - `condition`: called as `condition(context, updates)` in every step, with the context as it
-        is outside, above all the clock `context.step`; returns a bool scalar.
-    - `otherwise`: `"pass"`: the updates pass through unchanged; `"zero"`: there is no update.
+    - `condition`: a function `condition(context, updates)` that returns a bool scalar. It is called
+        in every step, with the outer context. `context.step` is the step count.
+    - `otherwise`: what to do with the updates while the condition does not hold: `"pass"` returns
+        them unchanged, `"zero"` makes no update.
     """
 
     fluent_method: ClassVar[str | None] = "when"
@@ -105,8 +106,8 @@ class When(AbstractWrapper[WhenState]):
         else:
             result, inner = run_if(holds, step, write, params, state.inner)
             if self.otherwise == "pass":
-                # Written outside of the conditional: XLA gives the parameters' own memory only to
-                # a branch that leaves them as they are.
+                # Written outside of the conditional, because XLA updates the parameters in place
+                # only in a branch that does not change them.
                 passed = write(write.plain(result), updates)
                 result = jax.tree.map(lambda ran, raw: jnp.where(holds, ran, raw), result, passed)
         count = jnp.where(holds, tree.increment(state.count), state.count)
@@ -118,9 +119,9 @@ class When(AbstractWrapper[WhenState]):
             holds = self.condition(context, updates)
         except jax.errors.TracerBoolConversionError:
             raise TypeError(
-                f"The condition {name} of `.when` branches in Python on something that is traced. "
-                "Return the comparison itself, `context.step < n`, and join several with `&` and "
-                "`|` instead of `and` and `or`."
+                f"The condition {name} of `.when` branches in Python on a traced value. Return the "
+                "comparison itself, `context.step < n`, and combine several with `&` and `|` "
+                "instead of `and` and `or`."
             ) from None
         if not isinstance(holds, bool) and not tree.is_array(holds):
             got = f"{holds!r} of type {type(holds).__name__}"
@@ -129,8 +130,8 @@ class When(AbstractWrapper[WhenState]):
         else:
             return jnp.asarray(holds)
         raise TypeError(
-            f"The condition {name} of `.when` must return a bool scalar, got {got}. Compare, as in "
-            "`context.step < n`, and make one bool of several with `jnp.all` or `jnp.any`."
+            f"The condition {name} of `.when` must return a bool scalar, got {got}. Return a "
+            "comparison such as `context.step < n`, and reduce arrays with `jnp.all` or `jnp.any`."
         )
 
     def has_updated(self, state: WhenState) -> Bool[Array, "*runs"] | bool:

@@ -273,3 +273,20 @@ def test_bad_input_is_refused_by_name(make, message):
 def test_a_period_that_is_no_int_is_refused():
     message = refused(TypeError, lambda: sl.Lookahead(sl.adam(0.1), 2.5, 0.5))
     assert message == "Lookahead.sync_period must be an int, got 2.5 of type float."
+
+
+def test_a_reset_of_the_fast_state_keeps_clocks_and_counters():
+    tx = (
+        sl.sgd(lambda n: 0.5 ** n.astype(jnp.float32))
+        .every_k(2)
+        .lookahead(1, 1.0, reset_state=True)
+    )
+    params = jnp.zeros(())
+    opt = sl.Optimizer(tx, params)
+    moves = []
+    for _ in range(6):
+        new, opt = opt.step(params, jnp.ones(()))
+        moves.append(float(params - new))
+        params = new
+    assert moves == [0.0, 1.0, 0.0, 0.5, 0.0, 0.25]
+    assert int(opt.metrics["gradient_step"]) == 3

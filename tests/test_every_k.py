@@ -642,3 +642,30 @@ def test_an_idle_step_emits_nothing_through_wrapped_links_that_keep_zeros():
         params, opt = opt.step(params, params)
         told.append(bool(opt.has_updated))
     assert told == [False, True, False, True]
+
+
+# --- infinities and metrics -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grads", [(jnp.inf, jnp.inf), (jnp.inf, 1.0), (1.0, jnp.inf)])
+def test_the_mean_of_infinite_gradients_is_infinite(grads):
+    model = jnp.zeros(())
+    opt = sl.Optimizer(sl.ScaleBySign().every_k(2) | sl.sgd(1.0), model)
+    for g in grads:
+        model, opt = opt.step(model, jnp.float32(g))
+    assert float(model) == -1.0
+
+
+def test_the_mean_of_opposite_infinities_is_no_number():
+    model = jnp.zeros(())
+    opt = sl.Optimizer(sl.sgd(1.0).every_k(2), model)
+    for g in (jnp.inf, -jnp.inf):
+        model, opt = opt.step(model, jnp.float32(g))
+    assert jnp.isnan(model)
+
+
+def test_metrics_have_the_mean_loss_of_the_window():
+    model, opt = jnp.zeros(()), sl.Optimizer(sl.sgd(1.0).every_k(2), jnp.zeros(()))
+    for loss in (1.0, 4.0):
+        model, opt = opt.step(model, jnp.ones(()), value=loss)
+    assert float(opt.metrics["mean_value"]) == 2.5

@@ -1,5 +1,8 @@
 """What transforms report of their last step, in `opt.metrics`."""
 
+import json
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +30,7 @@ def norm(tree):
 def test_metrics_are_a_flat_dict_that_takes_suffixes():
     opt = sl.Optimizer((sl.Clip(1.0) | sl.sgd(0.1)).record(), MODEL)
     metrics = opt.metrics
-    assert isinstance(metrics, dict)
+    assert isinstance(metrics, Mapping)
     assert list(metrics) == [
         "recorded.grad_norm",
         "recorded.update_norm",
@@ -215,3 +218,47 @@ def test_adding_a_monitor_does_not_compile_twice():
     for i in range(3):
         model, opt = step(model, opt, at(GRADS, i))
     assert step._cache_size() == 1
+
+
+def test_recording_changes_no_decision():
+    params, huge = jnp.zeros(2), jnp.full(2, 1e20)
+    plain = sl.Optimizer(sl.sgd(1.0).if_finite(check="both"), params)
+    recorded = sl.Optimizer(sl.sgd(1.0).record().if_finite(check="both"), params)
+    outside = sl.Optimizer(sl.sgd(1.0).if_finite(check="both").record(), params)
+    expected, _ = plain.step(params, huge)
+    for opt in (recorded, outside):
+        stepped, _ = opt.step(params, huge)
+        assert stepped.tolist() == expected.tolist() != params.tolist()
+
+
+def test_metrics_and_hyperparams_are_plain_numbers_for_loggers():
+    params = jnp.zeros(2)
+    opt = sl.Optimizer(sl.adam(0.1).record().if_finite(), params)
+    _, opt = opt.step(params, jnp.ones(2))
+    logged = json.loads(json.dumps(opt.metrics.to_dict() | opt.hyperparams.to_dict()))
+    assert logged["if_finite.recorded.scale_by_learning_rate.learning_rate"] == 0.1
+    assert logged["if_finite.last_finite"] is True
+
+
+def test_a_norm_that_is_not_recorded_says_how_to():
+    opt = sl.Optimizer(sl.sgd(0.1), jnp.zeros(2))
+    with pytest.raises(KeyError, match=r"tx\.record\(\)"):
+        opt.metrics["grad_norm"]
+
+
+def test_reading_one_number_computes_no_other():
+    calls = []
+
+    def rate(step):
+        calls.append(step)
+        return 0.1 / (step.astype(jnp.float32) + 1)
+
+    opt = sl.Optimizer(sl.adam(rate), jnp.zeros(2))
+    opt.hyperparams["learning_rate"]
+    traced = len(calls)
+    for _ in range(3):
+        _, opt = opt.step(jnp.zeros(2), jnp.ones(2))
+    after_steps = len(calls)
+    assert float(opt.hyperparams["learning_rate"]) == pytest.approx(0.025)
+    assert opt.hyperparams["b1"] is opt.arrays.leaves[0]
+    assert (traced, len(calls)) == (1, after_steps)

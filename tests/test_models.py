@@ -597,3 +597,81 @@ def test_optax_on_the_whole_model_fails_where_slalom_does_not():
     with pytest.raises(TypeError):
         optax.adam(0.1).init(model)
     sl.Optimizer(sl.adam(0.1), model)
+
+
+# --- frictions --------------------------------------------------------------------------------
+
+
+def test_a_group_without_parameters_updates_nothing():
+    params = {"w": jnp.ones(2)}
+    tx = sl.SetToZero().partition({sl.where.ndim(3): sl.sgd(0.1)})
+    _, opt = sl.Optimizer(tx, params).step(params, params)
+    assert not opt.has_updated
+
+
+def test_a_need_is_not_met_by_a_method_of_the_context():
+    class Needy(sl.AbstractStatelessTransform):
+        needs = ("replace",)
+
+        def apply(self, updates, params, context):
+            return updates
+
+    with pytest.raises(TypeError, match="needs 'replace'"):
+        sl.Optimizer(Needy() | sl.sgd(0.1), jnp.ones(2)).step(jnp.ones(2), jnp.ones(2))
+
+
+def test_a_donated_count_says_what_to_use_instead():
+    params = jnp.ones(2)
+    opt = sl.Optimizer(sl.adam(0.1), params)
+    sl.train_step(jnp.sum)(params, opt)
+    for read in (lambda: opt.count, lambda: opt.metrics, lambda: opt.has_updated):
+        with pytest.raises(ValueError, match="was donated to a training step"):
+            read()
+    assert "<donated>" in repr(opt)
+
+
+def test_a_rule_without_a_learning_rate_warns_at_the_first_step_only():
+    params = jnp.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt = sl.Optimizer(sl.ScaleByAdam(eps=0.125), params)
+        opt.update(params, params)
+        sl.Optimizer(sl.ScaleByAdam(eps=0.125) | sl.Scale(1.0), params).step(params, params)
+    with pytest.warns(UserWarning, match="ascends the loss: nothing in 'scale_by_adam'"):
+        opt.step(params, params)
+
+
+def test_a_predicate_of_a_leaf_is_no_function_of_the_tree():
+    with pytest.raises(TypeError, match="returned False for the whole parameter tree"):
+        sl.Optimizer(sl.adamw(0.1, decay_where=eqx.is_inexact_array), mlp(jax.random.key(0)))
+
+
+def test_an_abstract_model_makes_an_abstract_optimizer():
+    model = mlp(jax.random.key(0))
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    abstract = sl.Optimizer(sl.adam(0.1), eqx.filter_eval_shape(lambda: model))
+    shapes = [(x.shape, x.dtype) for x in abstract.arrays]
+    assert shapes == [(x.shape, x.dtype) for x in opt.arrays]
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in abstract.arrays)
+    with pytest.raises(TypeError, match="ShapeDtypeStruct"):
+        sl.adam(0.1).init(jax.ShapeDtypeStruct((3,), jnp.float32))
+
+
+def test_a_bool_of_numpy_is_a_mask():
+    params = {"w": jnp.ones(2)}
+    tx = sl.sgd(0.1) | sl.freeze(np.array(True))
+    stepped, _ = sl.Optimizer(tx, params).step(params, params)
+    assert stepped["w"].tolist() == [1.0, 1.0]
+
+
+def test_swapped_arguments_are_named():
+    model = mlp(jax.random.key(0))
+    grads = params_of(model)
+    with pytest.raises(ValueError, match=r"swapped.*`opt.step\(model, grads\)`"):
+        sl.Optimizer(sl.sgd(0.1), model).step(grads, model)
+
+
+def test_a_learning_rate_cannot_be_assigned():
+    opt = sl.Optimizer(sl.sgd(0.1), jnp.ones(2))
+    with pytest.raises(AttributeError, match=r"with_hyperparams\(learning_rate=...\)"):
+        opt.learning_rate = 1e-3

@@ -1,5 +1,7 @@
 """Starting state anew, and carrying it over to other parameters and other transforms."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -266,3 +268,90 @@ def test_the_report_prints_as_a_table():
         "dropped:  scale_by_adam.age, scale_by_adam.mu.b, scale_by_adam.mu.s, "
         "scale_by_adam.mu.w, … (7)"
     )
+
+
+# --- carried by name --------------------------------------------------------------------------
+
+
+def plateau(rate):
+    return sl.schedules.ReduceOnPlateau(rate, patience=1, rtol=0.0)
+
+
+def test_the_states_of_driven_schedules_are_carried_by_name():
+    model, grads = jnp.ones(2), jnp.ones(2)
+    tx = sl.adam(0.1).drive({"learning_rate": plateau(0.1)})
+    opt = sl.Optimizer(tx, model)
+    for loss in (1.0, 2.0, 3.0):
+        model, opt = opt.step(model, grads, value=loss)
+    fallen = float(opt.hyperparams["learning_rate"])
+    assert fallen < 0.1
+
+    more = sl.adam(0.1).drive({"b1": plateau(0.9), "learning_rate": plateau(0.1)})
+    opt, report = opt.rebind(model, tx=more)
+    assert float(opt.hyperparams["learning_rate"]) == fallen
+    assert float(opt.hyperparams["b1"]) == pytest.approx(0.9)
+    assert any("learning_rate" in path for path in report.carried)
+
+
+def test_what_was_recorded_is_carried_by_name():
+    model, grads = jnp.ones(2), jnp.ones(2)
+    opt = sl.Optimizer(sl.adam(0.1).record(), model)
+    model, opt = opt.step(model, grads)
+    before = opt.metrics.to_dict()
+    opt, _ = opt.rebind(model, tx=(sl.Clip(3.0) | sl.adam(0.1)).record())
+    after = opt.metrics.to_dict()
+    assert {path: after[path] for path in before} == before
+
+
+@pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+def test_rebinding_without_a_change_keeps_everything(tx):
+    model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
+    opt = sl.Optimizer(tx, model)
+    again, report = opt.rebind(model)
+    assert (report.new, report.reshaped, report.dropped) == ((), (), ())
+    assert_same_bits(again.state, opt.state)
+
+
+def test_other_trained_parameters_are_not_mistaken_for_the_default():
+    opt = sl.Optimizer(sl.sgd(0.1), {"head": jnp.ones(1), "body": jnp.ones(2)})
+    with pytest.raises(TypeError, match="A string is"):
+        opt.rebind({"head": jnp.ones(1), "body": jnp.ones(2)}, trainable="head")
+
+
+# --- windows of accumulation ------------------------------------------------------------------
+
+
+def test_a_full_reset_starts_the_window_again():
+    model, grads = jnp.zeros(2), jnp.ones(2)
+    opt = sl.Optimizer(sl.sgd(1.0).every_k(2), model)
+    model, opt = opt.step(model, grads)
+    opt = opt.reset(model)
+    assert not opt.has_updated
+    model, opt = opt.step(model, grads)
+    assert not opt.has_updated
+    model, opt = opt.step(model, 3 * grads)
+    assert opt.has_updated
+    assert model.tolist() == [-2.0, -2.0]
+
+
+def test_after_a_partial_reset_the_mean_is_that_of_the_rest_of_the_window():
+    model = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+    ones = {"a": jnp.ones(()), "b": jnp.ones(())}
+    opt = sl.Optimizer(sl.sgd(1.0).every_k(2), model)
+    model, opt = opt.step(model, ones)
+    opt = opt.reset(model, sl.where.path("a"))
+    model, opt = opt.step(model, {"a": jnp.float32(3.0), "b": jnp.float32(3.0)})
+    assert (float(model["a"]), float(model["b"])) == (-3.0, -2.0)
+
+
+@pytest.mark.parametrize("changes", [{"mean": False}, {"k": 3}])
+def test_dataclasses_replace_makes_other_windows(changes):
+    tx = dataclasses.replace(sl.sgd(1.0).every_k(2), **changes)
+    assert tx == sl.sgd(1.0).every_k(**({"k": 2} | changes))
+
+
+def test_dataclasses_replace_works_on_driven_transforms_and_optimizers():
+    tx = sl.adam(0.1).drive({"learning_rate": plateau(0.1)})
+    assert dataclasses.replace(tx) == tx
+    opt = sl.Optimizer(tx, jnp.ones(2))
+    assert_same_bits(dataclasses.replace(opt).state, opt.state)

@@ -1,5 +1,8 @@
 """What schedules refuse, and what they say."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -176,3 +179,34 @@ def test_what_is_no_step_is_no_boundary(at):
 def test_what_is_no_cycle_is_refused(given):
     with pytest.raises(TypeError, match="cosine_kwargs"):
         S.sgdr(given)
+
+
+def test_a_schedule_that_closes_over_a_tracer_is_refused_when_it_is_made():
+    def helper(lr):
+        return lambda step: lr / (step + 1)
+
+    @jax.jit
+    def sweep(lr):
+        with pytest.raises(TypeError, match="closes over a traced value"):
+            sl.adam(lambda step: lr / (step + 1))
+        with pytest.raises(TypeError, match="closes over a traced value"):
+            sl.adam(helper(lr))
+        with pytest.raises(TypeError, match="closes over a traced value"):
+            sl.adam(functools.partial(lambda step, lr: lr / (step + 1), lr=lr))
+        return lr
+
+    sweep(0.1)
+
+
+def test_any_callable_tree_keeps_its_arrays_as_leaves():
+    def decaying(step, lr):
+        return lr / (step.astype(jnp.float32) + 1)
+
+    @jax.jit
+    def first_rates(lr):
+        tx = sl.adam(jax.tree_util.Partial(decaying, lr=lr))
+        opt = sl.Optimizer(tx, jnp.ones(2))
+        return opt.hyperparams["learning_rate"]
+
+    assert float(first_rates(0.5)) == 0.5
+    assert len(jax.tree.leaves(sl.sgd(jax.tree_util.Partial(decaying, lr=jnp.float32(0.1))))) == 1

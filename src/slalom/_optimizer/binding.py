@@ -193,11 +193,11 @@ def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
     inner = [part.module for part in transforms(transform) if not inner_transforms(part.module)]
     deliberate = any(type(link).signs is not AbstractTraits.signs for link in inner)
     if signs == {1} and not deliberate:
-        code = operand(transform)
+        names = [part.name for part in transforms(transform) if part.name]
         warn(
-            f"A step with {code} ascends the loss: nothing in it flips the sign of the gradients. "
-            f"Write `{code} | sl.ScaleByLearningRate(1e-3)`. To ascend on purpose, write "
-            f"`{code} | sl.Scale(1.0)`."
+            f"A step of this optimizer ascends the loss: nothing in '{names[-1]}' flips the sign "
+            "of the gradients. Add a learning rate, `tx | sl.ScaleByLearningRate(1e-3)`. To ascend "
+            "on purpose, write `tx | sl.Scale(1.0)`."
         )
 
 

@@ -14,14 +14,14 @@ import jax.core
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from jax.tree_util import DictKey
-from jaxtyping import Array, Real
+from jaxtyping import Array
 
 from .._core.by_path import ByPath, matches, the_path
 from .._core.printing import shortest
 from .arrays import Arrays
 
 if TYPE_CHECKING:
-    _Numbers = Mapping[str, Real[Array, "..."]]
+    _Numbers = Mapping[str, Array]
 else:
     _Numbers = Mapping  # with its parameters, a run-time type check would compute a number
 
@@ -60,7 +60,7 @@ class Readings(_Numbers):
         self._copies = copies
         self._advice = advice
 
-    def __getitem__(self, name: str) -> Real[Array, "..."]:
+    def __getitem__(self, name: str) -> Array:
         table = self._table
         if name not in table:
             try:

@@ -242,8 +242,8 @@ BAD_INPUTS = [
     (
         lambda: sl.sgd(0.1).drive({"learning_rate": sl.schedules.constant(0.5)}),
         TypeError,
-        TAKES + "sl.schedules.constant(0.5) of type constant for 'learning_rate'. A schedule "
-        "without a memory is given to the field itself, in place of a number.",
+        TAKES + "sl.schedules.constant(0.5) of type constant for 'learning_rate'. Pass a "
+        "stateless schedule as the hyperparameter itself, in place of a number.",
     ),
     (
         lambda: sl.adam(0.1).drive({"b1": Plateau(0.1), "scale_by_adam.b1": Plateau(0.2)}),
@@ -254,8 +254,7 @@ BAD_INPUTS = [
         lambda: sl.sgd(0.1).drive({"learning_rate": Plateau(0.1)}).drive({"**": Plateau(0.2)}),
         ValueError,
         "'driven.scale_by_learning_rate.learning_rate' is driven by "
-        "sl.schedules.ReduceOnPlateau(0.1) already, which would hide what '**' makes of it. Drive "
-        "it once.",
+        "sl.schedules.ReduceOnPlateau(0.1) already, which '**' would override. Drive it once.",
     ),
     (
         lambda: sl.Optimizer(DRIVEN, PARAMS).step(PARAMS, GRADS),

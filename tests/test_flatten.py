@@ -109,7 +109,7 @@ def test_large_leaves_stay_as_they_are():
 
 def test_what_is_joined_is_printed_where_it_is_not_the_default():
     assert repr(sl.sgd(0.1).flatten()).endswith(".flatten()")
-    assert repr(sl.sgd(0.1).flatten(max_size=100)).endswith(".flatten(max_size=100)")
+    assert repr(sl.sgd(0.1).flatten(100)).endswith(".flatten(100)")
     with pytest.raises(ValueError, match="max_size must be at least 1"):
         sl.sgd(0.1).flatten(max_size=0)
 
@@ -176,7 +176,7 @@ def test_each_parameter_is_described_with_what_acts_on_it_in_its_buffer():
 
 def test_parameters_of_another_size_are_refused():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"'together.float32' has shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"'w' has shape \(2, 2\), .* shape \(2, 3\)"):
         opt.step({"w": jnp.ones((2, 2))}, {"w": jnp.ones((2, 2))})
 
 

@@ -473,8 +473,8 @@ REFUSED = {
     "nothing to cut": (
         lambda: run(X, Y, 2.0, microbatches=3, batch_args="scale"),
         TypeError,
-        "The argument 'scale' holds no array, so it cannot be divided into microbatches. Leave it "
-        "out of `batch_args`.",
+        "The argument 'scale' contains no arrays, so it cannot be divided into microbatches. "
+        "Remove it from `batch_args`.",
     ),
     "nothing to divide": (
         lambda: run(X, Y, batch_args=("x", "y")),

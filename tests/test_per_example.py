@@ -438,7 +438,9 @@ REFUSED = {
     "wrapped": (
         lambda: bind((sl.DifferentiallyPrivateAggregate(1.0, 2.0, 3) | sl.sgd(0.1)).every_k(2)),
         "'every_k.differentially_private_aggregate' "
-        + FIRST.format("sl.DifferentiallyPrivateAggregate(1.0, 2.0, key=3)"),
+        + FIRST.format(
+            "sl.DifferentiallyPrivateAggregate(l2_norm_clip=1.0, noise_multiplier=2.0, key=3)"
+        ),
     ),
     "masked": (
         lambda: bind(sl.PerExampleLayerNormClip(1.0).mask(sl.where.ndim(2)) | sl.sgd(0.1)),

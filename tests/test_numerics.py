@@ -3,6 +3,7 @@
 import decimal
 from decimal import Decimal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,3 +41,57 @@ def test_radam_has_a_finite_derivative_at_any_age(age):
         return _degrees_of_freedom(b2, jnp.asarray(age, jnp.int32))[0]
 
     assert jnp.isfinite(jax.grad(degrees)(jnp.float32(0.9)))
+
+
+def test_adafactor_weighs_the_newest_square_exactly_at_any_age():
+    tx = sl.ScaleByFactoredRms(epsilon=1e-30)
+    g = jnp.full(4, 3.0)
+    for age in (10, 10**5, 10**8):
+        _, state = tx.update(g, tx.init(g))
+        # From zero the new mean is the weight times the square.
+        start = type(state)(jnp.asarray(age - 1, jnp.int32), (jnp.zeros(4),))
+        _, state = tx.update(g, start)
+        reference = 9 * np.float64(np.float32(age)) ** -np.float64(np.float32(0.8))
+        np.testing.assert_allclose(state.nu[0], reference, rtol=1e-6)
+
+
+def test_adafactor_takes_a_uniform_mean_at_large_ages():
+    age, steps, g = 10**6, 100_000, 3.3
+    tx = sl.ScaleByFactoredRms(decay_rate=1.0)
+    grads = jnp.full(2, g)
+    square = np.float64(np.float32(g)) ** 2
+    state = type(tx.init(grads))(jnp.asarray(age, jnp.int32), (2 * jnp.square(grads),))
+    step = jax.jit(lambda s: jax.lax.fori_loop(0, steps, lambda _, s: tx.update(grads, s)[1], s))
+    reference = square * (2 * age + steps) / (age + steps)
+    np.testing.assert_allclose(step(state).nu[0], reference, rtol=1e-4)
+
+
+def test_a_mean_of_parameters_does_not_drift():
+    tx = sl.Identity().average()
+    params, updates = jnp.asarray([1.1, -3.3, 0.7]), jnp.asarray([1e-2, 1e-2, 1e-2])
+    age, steps = 9_500_000, 100_000
+    state = tx.init(params)
+    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(age, jnp.int32))
+
+    def step(i, state):
+        return tx.update(jnp.where(i % 2 == 0, updates, -updates), state, params)[1]
+
+    state = jax.jit(lambda s: jax.lax.fori_loop(0, steps, step, s))(state)
+    np.testing.assert_allclose(state.average, params, rtol=2e-6)
+
+
+def test_the_first_parameters_are_their_own_average():
+    tx = sl.Identity().average(0.9)
+    state = tx.init(jnp.asarray([1e8, 3.0]))
+    new = jnp.asarray([0.1, -3.3])
+    _, state = tx.update(jnp.zeros(2), state, new)
+    np.testing.assert_array_equal(state.average, new)
+
+
+def test_a_smoothed_measurement_of_equal_values_does_not_drift():
+    tx = sl.MeasureWithEma(lambda u: u, 0.99999)
+    value = jnp.asarray([1.1, -3.3, 1e-3])
+    state = tx.init(value)
+    state = eqx.tree_at(lambda s: (s.age, s.ema), state, (jnp.asarray(10**4, jnp.int32), value))
+    step = jax.jit(lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(value, s)[1], s))
+    np.testing.assert_allclose(step(state).ema, value, rtol=2e-7)

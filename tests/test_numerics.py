@@ -66,18 +66,15 @@ def test_adafactor_takes_a_uniform_mean_at_large_ages():
     np.testing.assert_allclose(step(state).nu[0], reference, rtol=1e-4)
 
 
-def test_a_mean_of_parameters_does_not_drift():
-    tx = sl.Identity().average()
-    params, updates = jnp.asarray([1.1, -3.3, 0.7]), jnp.asarray([1e-2, 1e-2, 1e-2])
-    age, steps = 9_500_000, 100_000
+def test_an_average_of_equal_parameters_does_not_drift():
+    tx = sl.Identity().average(0.99999)
+    params, zeros = jnp.asarray([1.1, -3.3, 1e-3]), jnp.zeros(3)
     state = tx.init(params)
-    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(age, jnp.int32))
-
-    def step(i, state):
-        return tx.update(jnp.where(i % 2 == 0, updates, -updates), state, params)[1]
-
-    state = jax.jit(lambda s: jax.lax.fori_loop(0, steps, step, s))(state)
-    np.testing.assert_allclose(state.average, params, rtol=2e-6)
+    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(10**4, jnp.int32))
+    step = jax.jit(
+        lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(zeros, s, params)[1], s)
+    )
+    np.testing.assert_allclose(step(state).average, params, rtol=2e-7)
 
 
 def test_the_first_parameters_are_their_own_average():
@@ -95,3 +92,64 @@ def test_a_smoothed_measurement_of_equal_values_does_not_drift():
     state = eqx.tree_at(lambda s: (s.age, s.ema), state, (jnp.asarray(10**4, jnp.int32), value))
     step = jax.jit(lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(value, s)[1], s))
     np.testing.assert_allclose(step(state).ema, value, rtol=2e-7)
+
+
+S = sl.schedules
+LONG = 100_000_000
+
+
+@pytest.mark.parametrize("left", [1, 10, 1_000, 10_000_000])
+@pytest.mark.parametrize(
+    ("schedule", "reference"),
+    [
+        (S.linear(1.0, 0.0, LONG), lambda f: f),
+        (S.polynomial(1.0, 0.0, 2.0, LONG), lambda f: f**2),
+        (S.cosine_decay(1.0, LONG), lambda f: np.sin(np.pi / 2 * f) ** 2),
+        (S.warmup_cosine_decay(0.0, 1.0, 0, LONG), lambda f: np.sin(np.pi / 2 * f) ** 2),
+        (S.cosine_decay(1.0, LONG, 0.0, 2.0), lambda f: np.sin(np.pi / 2 * f) ** 4),
+        (S.warmup_stable_decay(0.0, 1.0, 0, 0, LONG), lambda f: f),
+        (
+            S.warmup_stable_decay(0.0, 1.0, 0, 0, LONG, 0.0, "sqrt"),
+            lambda f: f / (1 + np.sqrt(1 - f)),
+        ),
+        (S.piecewise_interpolate("linear", 1.0, {LONG: 0.0}), lambda f: f),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_the_tail_of_a_schedule_keeps_its_digits(schedule, reference, left):
+    expected = reference(np.float64(left) / LONG)
+    for evaluate in (schedule, jax.jit(schedule)):
+        np.testing.assert_allclose(evaluate(LONG - left), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("left", [1, 10, 1_000, 10_000_000])
+def test_the_head_of_a_rising_schedule_keeps_its_digits(left):
+    f = np.float64(left) / LONG
+    np.testing.assert_allclose(S.polynomial(0.0, 1.0, 3.0, LONG)(left), 1 - (1 - f) ** 3, 1e-6)
+    np.testing.assert_allclose(S.linear(0.0, 1.0, LONG)(left), f, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "sqrt"])
+def test_a_schedule_never_leaves_the_interval_between_its_values(kind):
+    @jax.jit
+    def extremes(length, high, low):
+        schedule = S.warmup_stable_decay(low, high, 0, 0, length, low, kind)
+        values = jax.vmap(schedule)(jnp.arange(408))
+        return values.min() - low, high - values.max(), schedule(length) == low
+
+    lengths = jnp.arange(1, 408)
+    for high, low in ((0.3, 0.0), (0.1, 0.1), (1e-3, 0.7e-3)):
+        high, low = jnp.float32(high), jnp.float32(low)
+        below, above, ends = jax.vmap(extremes, (0, None, None))(lengths, high, low)
+        assert bool(jnp.all(below >= 0) & jnp.all(above >= 0) & jnp.all(ends))
+
+
+def test_steps_may_sum_to_more_than_an_int32_holds():
+    half = 2**30
+    long = S.warmup_stable_decay(0.0, 1.0, half, 2**31 - 1, 10)
+    np.testing.assert_allclose(long(half // 2), 0.5, rtol=1e-6)
+    assert long(2**31 - 1) == 1
+    cycle = dict(init_value=0.0, peak_value=1.0, warmup_steps=0, decay_steps=half)
+    restarts = S.sgdr([cycle] * 4)
+    np.testing.assert_allclose(restarts(half + half // 2), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(restarts(2**31 - 1), 0, atol=1e-6)

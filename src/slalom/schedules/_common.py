@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from .._types import Scalar, Step
@@ -15,33 +16,66 @@ def as_step(steps: Step) -> Any:
     return jnp.asarray(steps, jnp.int32)
 
 
-def progress(step: Step, length: Step) -> Scalar:
-    """step / length, clipped to [0, 1]."""
+class Weights(NamedTuple):
+    """Two numbers ≥ 0 that sum to 1, each of them to full relative precision."""
+
+    first: Scalar
+    second: Scalar
+
+
+def fractions(step: Step, length: Step) -> Weights:
+    """What is left of `length` steps and what is done, as fractions; both clipped to [0, 1]."""
     dtype = canonical_float()
-    # Clipped as integers: floats round large steps.
+    # Clipped and subtracted as integers: floats round large steps, and 1 − f cancels near the end.
     total = as_step(length)
-    return jnp.clip(as_step(step), 0, total).astype(dtype) / total.astype(dtype)
+    done = jnp.clip(as_step(step), 0, total)
+    scale = total.astype(dtype)
+    return Weights((total - done).astype(dtype) / scale, done.astype(dtype) / scale)
 
 
-def cosine(fraction: Scalar) -> Scalar:
-    """½(1 + cos πf): from 1 to 0."""
-    return (1 + jnp.cos(jnp.pi * fraction)) / 2
+def cosine(linear: Weights) -> Weights:
+    """½(1 + cos πf) and ½(1 − cos πf), as squares of sines, which do not cancel."""
+    return Weights(*(jnp.square(jnp.sin(jnp.pi / 2 * w)) for w in linear))
 
 
-def interpolate(first: Any, second: Any, weight: Scalar) -> Scalar:
-    """weight·first + (1 − weight)·second, exact where the weight is 0 or 1."""
+def square_root(linear: Weights) -> Weights:
+    """1 − √f and √f."""
+    left, done = linear
+    root = jnp.sqrt(done)
+    return Weights(left / (1 + root), root)
+
+
+def power(weights: Weights, exponent: Any) -> Weights:
+    """wᵖ and 1 − wᵖ."""
+    first, second = weights
+    exponent = as_canonical(exponent)
+    large = first > 0.5
+    small = jnp.where(large, second, 0)
+    raised = first**exponent
+    return Weights(raised, jnp.where(large, -jnp.expm1(exponent * jnp.log1p(-small)), 1 - raised))
+
+
+def interpolate(first: Any, second: Any, weights: Weights) -> Scalar:
+    """The weighted mean of two values, never outside of the interval between them.
+
+    It is exact where a weight is 0.
+    """
     first, second = as_canonical(first), as_canonical(second)
-    between = first * weight + second * (1 - weight)
+    between = first * weights.first + second * weights.second
+    low, high = jnp.minimum(first, second), jnp.maximum(first, second)
+    # Without a derivative: the clipping only undoes a rounding.
+    between = between + jax.lax.stop_gradient(jnp.clip(between, low, high) - between)
     # Selected explicitly: the compiler may reorder the arithmetic, which is then not exact.
-    return jnp.where(weight == 1, first, jnp.where(weight == 0, second, between))
+    between = jnp.where(weights.second == 0, first, between)
+    return jnp.where(weights.first == 0, second, between)
 
 
-CURVES: dict[str, Callable[[Scalar], Scalar]] = {
-    "linear": lambda fraction: 1 - fraction,
+CURVES: dict[str, Callable[[Weights], Weights]] = {
+    "linear": lambda weights: weights,
     "cosine": cosine,
-    "sqrt": lambda fraction: 1 - jnp.sqrt(fraction),
+    "sqrt": square_root,
 }
-"""Curves that fall from 1 to 0 while the fraction grows from 0 to 1."""
+"""Curves of the weights of the first and the second value."""
 
 
 def check_curve(name: str, given: Any, *known: str) -> None:
@@ -60,8 +94,8 @@ def interpolate_points(points: Sequence[tuple[Any, Any]], step: Step, curve: str
     value = as_canonical(points[0][1])
     for (begin, first), (end, second) in itertools.pairwise(points):
         length = jnp.maximum(end - begin, 1)
-        weight = CURVES[curve](progress(step - begin, length))
-        segment = jnp.where(step < end, interpolate(first, second, weight), as_canonical(second))
+        weights = CURVES[curve](fractions(step - begin, length))
+        segment = jnp.where(step < end, interpolate(first, second, weights), as_canonical(second))
         value = jnp.where(step < begin, value, segment)
     return value
 

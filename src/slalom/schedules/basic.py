@@ -1,12 +1,10 @@
 """Constant, linear and polynomial schedules."""
 
-import jax.numpy as jnp
-
 from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
-from ._common import as_step, interpolate, progress
+from ._common import as_step, fractions, interpolate, power
 
 
 class constant(AbstractSchedule):
@@ -45,8 +43,9 @@ class linear(AbstractSchedule):
     transition_begin: Step = steps(0)
 
     def __call__(self, step: Step) -> Scalar:
-        done = progress(as_step(step) - as_step(self.transition_begin), self.transition_steps)
-        return interpolate(self.end_value, self.init_value, done)
+        past = as_step(step) - as_step(self.transition_begin)
+        weights = fractions(past, self.transition_steps)
+        return interpolate(self.init_value, self.end_value, weights)
 
 
 class polynomial(AbstractSchedule):
@@ -73,8 +72,6 @@ class polynomial(AbstractSchedule):
     transition_begin: Step = steps(0)
 
     def __call__(self, step: Step) -> Scalar:
-        length = as_step(self.transition_steps)
-        # Clipped first: the difference from the last step may otherwise overflow int32.
-        done = jnp.clip(as_step(step) - as_step(self.transition_begin), 0, length)
-        left = progress(length - done, length)
-        return interpolate(self.init_value, self.end_value, left ** as_canonical(self.power))
+        past = as_step(step) - as_step(self.transition_begin)
+        weights = power(fractions(past, self.transition_steps), self.power)
+        return interpolate(self.init_value, self.end_value, weights)

@@ -153,12 +153,14 @@ class sgdr(AbstractSchedule):
             raise ValueError("sgdr.cosine_kwargs must have at least one cycle, got none.")
 
     def __call__(self, step: Step) -> Scalar:
-        step, begin = as_step(step), jnp.zeros((), jnp.int32)
         first, *later = self.cosine_kwargs
-        value = first(step)
+        value, past, begun = first(step), as_step(step), jnp.array(True)
         for previous, cycle in zip(self.cosine_kwargs, later, strict=False):
-            begin = begin + as_step(previous.decay_steps)
-            value = jnp.where(step < begin, value, cycle(jnp.maximum(step - begin, 0)))
+            # Not the sum of all lengths so far, which may overflow int32.
+            past = past - as_step(previous.decay_steps)
+            begun = begun & (past >= 0)
+            past = jnp.maximum(past, 0)
+            value = jnp.where(begun, cycle(past), value)
         return value
 
 

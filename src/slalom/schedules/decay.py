@@ -9,7 +9,7 @@ from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical, canonical_float
-from ._common import as_step, cosine, interpolate, progress
+from ._common import as_step, cosine, fractions, interpolate, power
 
 
 class exponential_decay(AbstractSchedule):
@@ -21,7 +21,8 @@ class exponential_decay(AbstractSchedule):
 
     - `init_value`: the value up to `transition_begin`.
     - `transition_steps`: the number of steps per factor, ≥ 1.
-    - `decay_rate`: the factor, > 0. The value grows if it is above 1.
+    - `decay_rate`: the factor, > 0. The value grows if it is above 1. In float32 it is rounded to
+        a multiple of 6e-8 below 1: use more `transition_steps` rather than a factor closer to 1.
     - `transition_begin`: the step at which the decay begins, ≥ 0.
     - `staircase`: whether to round p down, so that the value changes once every
         `transition_steps` steps.
@@ -63,8 +64,8 @@ class cosine_decay(AbstractSchedule):
     exponent: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def __call__(self, step: Step) -> Scalar:
-        weight = cosine(progress(step, self.decay_steps)) ** as_canonical(self.exponent)
-        return as_canonical(self.init_value) * interpolate(1.0, self.alpha, weight)
+        weights = power(cosine(fractions(step, self.decay_steps)), self.exponent)
+        return as_canonical(self.init_value) * interpolate(1.0, self.alpha, weights)
 
 
 def exponential(rule: Any, value: Any, step: Any) -> Scalar:

@@ -7,7 +7,16 @@ from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical, canonical_float
-from ._common import CURVES, as_step, check_curve, cosine, interpolate, linear_warmup, progress
+from ._common import (
+    CURVES,
+    as_step,
+    check_curve,
+    cosine,
+    fractions,
+    interpolate,
+    linear_warmup,
+    power,
+)
 from .decay import exponential
 
 
@@ -66,9 +75,9 @@ class warmup_cosine_decay(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         step, warmup = as_step(step), as_step(self.warmup_steps)
         rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
-        weight = cosine(progress(step - warmup, as_step(self.decay_steps) - warmup))
-        weight = weight ** as_canonical(self.exponent)
-        falling = interpolate(self.peak_value, self.end_value, weight)
+        weights = cosine(fractions(step - warmup, as_step(self.decay_steps) - warmup))
+        weights = power(weights, self.exponent)
+        falling = interpolate(self.peak_value, self.end_value, weights)
         return jnp.where(step < warmup, rising, falling)
 
 
@@ -84,7 +93,8 @@ class warmup_exponential_decay(AbstractSchedule):
     - `peak_value`: the value at step `warmup_steps`.
     - `warmup_steps`: the length of the warm-up in steps, ≥ 0.
     - `transition_steps`: the number of steps per factor, ≥ 1.
-    - `decay_rate`: the factor, > 0. The value grows if it is above 1.
+    - `decay_rate`: the factor, > 0. The value grows if it is above 1. In float32 it is rounded to
+        a multiple of 6e-8 below 1: use more `transition_steps` rather than a factor closer to 1.
     - `transition_begin`: the number of steps between the warm-up and the decay, ≥ 0.
     - `staircase`: whether to round p down, so that the value changes once every
         `transition_steps` steps.
@@ -142,11 +152,12 @@ class warmup_stable_decay(AbstractSchedule):
 
     def __call__(self, step: Step) -> Scalar:
         step, warmup = as_step(step), as_step(self.warmup_steps)
-        begin = warmup + as_step(self.stable_steps)
-        weight = CURVES[self.decay_type](progress(step - begin, self.decay_steps))
+        # Not step − (warmup + stable): the sum may overflow int32.
+        past = jnp.maximum(step - warmup, 0) - as_step(self.stable_steps)
+        weights = CURVES[self.decay_type](fractions(past, self.decay_steps))
         rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
-        falling = interpolate(self.peak_value, self.end_value, weight)
-        return jnp.where(step < begin, rising, falling)
+        falling = interpolate(self.peak_value, self.end_value, weights)
+        return jnp.where((step < warmup) | (past < 0), rising, falling)
 
 
 class inverse_sqrt(AbstractSchedule):

@@ -132,7 +132,8 @@ class ScaleByRadam(AbstractAdam):
         uₜ = rₜ·m̂ₜ / (√(v̂ₜ + ε_root) + ε)   where ρₜ ≥ threshold,   else   m̂ₜ
 
     with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). In float32 the formula of ρₜ leaves two
-    correct digits at the default β₂; here it is computed without cancellation.
+    correct digits at the default β₂; here it is computed without cancellation, at any age. Differs
+    from Optax, which evaluates the formula as it stands.
 
     **Arguments:**
 
@@ -195,18 +196,25 @@ def _degrees_of_freedom(
     """
     t = age.astype(b2.dtype)
     x = -jnp.log1p(-(1 - b2))
-    return _langevin(x / 2) + t * (1 - _langevin(t * x / 2)), 2 / (1 - b2) - 1
+    start, _ = _langevin(x / 2)
+    _, rest = _langevin(t * x / 2)
+    return start + t * rest, 2 / (1 - b2) - 1
 
 
-def _langevin(y: Real[Array, "*shape"]) -> Real[Array, "*shape"]:
-    """coth y − 1/y for y ≥ 0."""
+def _langevin(y: Real[Array, "*shape"]) -> tuple[Array, Array]:
+    """L(y) = coth y − 1/y and 1 − L(y), for y ≥ 0."""
     small = y < 0.5
     near, far = jnp.where(small, y, 0), jnp.where(small, 1, y)
     square = jnp.square(near)
     series = jnp.zeros_like(near)
     for coefficient in reversed(_LANGEVIN):
         series = coefficient + square * series
-    return jnp.where(small, near * series, 1 + 2 / jnp.expm1(2 * far) - 1 / far)
+    # The exponential is bounded since its derivative is ∞/∞ where it overflows.
+    tail = 2 / jnp.expm1(jnp.minimum(2 * far, 80))
+    value = jnp.where(small, near * series, 1 + tail - 1 / far)
+    # At large ages the difference from 1 is all that counts, and 1 − L would round to 0.
+    rest = jnp.where(small, 1 - near * series, 1 / far - tail)
+    return value, rest
 
 
 _LANGEVIN = (

@@ -18,6 +18,7 @@ from .._core.transform import AbstractTransform
 from .._core.write import RETURN
 from .._paths import leaf_paths
 from .._types import Params, Updates
+from ..tree.means import moved
 
 
 class _AbstractMonitor(AbstractTransform):
@@ -82,7 +83,7 @@ class MeasureWithEmaState(eqx.Module):
 class MeasureWithEma(_AbstractMonitor):
     """Measures the updates; `opt.metrics` has an exponential moving average of the measurements.
 
-        mₜ = (1 − wₜ)·mₜ₋₁ + wₜ·measure(gₜ),   m₀ = 0
+        mₜ = mₜ₋₁ + wₜ·(measure(gₜ) − mₜ₋₁),   m₀ = 0
 
     with wₜ = (1 − d) / (1 − dᵗ), or wₜ = 1 − d with `debias=False`. Use it as a link of a chain or
     as a measure of a `Monitor`.
@@ -127,7 +128,7 @@ class MeasureWithEma(_AbstractMonitor):
         new = _measured(self.measure, updates, state.ema)
 
         def rule(now, mean, new):
-            return (1 - now.weight) * mean + now.weight * new
+            return moved(mean, new, now.weight)
 
         ema = tree.map_leaves(rule, (state.ema, new), now)
         return updates, MeasureWithEmaState(age, tree.cast_like(ema, state.ema))

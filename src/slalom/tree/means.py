@@ -40,6 +40,15 @@ def newest_weight(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*le
     return jnp.where(age == 1, 1, weight)
 
 
+def moved(mean: Array, new: Array, weight: Scalar) -> Array:
+    """mean + weight·(new − mean), and exactly `new` where the weight is 1.
+
+    Unlike (1 − weight)·mean + weight·new it does not drift: the two factors are rounded
+    separately, and over many steps what their sum lacks from 1 adds up.
+    """
+    return jnp.where(weight == 1, new, mean + weight * (new - mean))
+
+
 def increment(count: Int[Array, "..."]) -> Int[Array, "..."]:
     """count + 1; saturates at the largest integer instead of overflowing.
 

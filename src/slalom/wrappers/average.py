@@ -18,6 +18,7 @@ from .._core.write import Write
 from .._core.writer import AbstractParameterWriter
 from .._types import Gradients, Params
 from ..tree.dtypes import canonical_float
+from ..tree.means import moved
 
 
 class AverageState(eqx.Module):
@@ -89,11 +90,10 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         def take_in(average: Any, age: Any) -> tuple[Any, Any]:
             age = tree.increment(age)
             weight = self._weight(age, context)
-            now = SimpleNamespace(weight=weight, rest=1 - weight)
+            now = SimpleNamespace(weight=weight)
 
-            # Not a + w·(p − a): with w = 1 this is p to the last bit.
             def rule(now, a, p):
-                return now.rest * a + now.weight * p
+                return moved(a, p, now.weight)
 
             new = tree.map_leaves(rule, (average, params), now)
             return tree.cast_like(new, average), age

@@ -1,0 +1,155 @@
+"""Accuracy: what rules and schedules compute in float32, against references of more digits."""
+
+import decimal
+from decimal import Decimal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from slalom.transforms.adam_variants import _degrees_of_freedom
+
+AGES = (1, 2, 3, 10, 1_000, 10**6, 10**8, 2**31 - 2)
+
+
+def exact(x):
+    """The number that is stored, without rounding."""
+    return Decimal(float(x))
+
+
+def relative_error(x, reference):
+    return float(abs(exact(x) - reference) / abs(reference))
+
+
+@pytest.mark.parametrize("b2", [0.5, 0.9, 0.999, 0.9999])
+@pytest.mark.parametrize("age", AGES)
+def test_radam_counts_degrees_of_freedom_at_any_age(b2, age):
+    b2 = jnp.float32(b2)
+    rho, _ = _degrees_of_freedom(b2, jnp.asarray(age, jnp.int32))
+    with decimal.localcontext(prec=60):
+        d, t = exact(b2), Decimal(int(np.float32(age)))
+        reference = 2 / (1 - d) - 1 - 2 * t * d**t / (1 - d**t)
+    assert relative_error(rho, reference) < 1e-6
+
+
+@pytest.mark.parametrize("age", [1, 2, 10, 1_000, 2**31 - 2])
+def test_radam_has_a_finite_derivative_at_any_age(age):
+    def degrees(b2):
+        return _degrees_of_freedom(b2, jnp.asarray(age, jnp.int32))[0]
+
+    assert jnp.isfinite(jax.grad(degrees)(jnp.float32(0.9)))
+
+
+def test_adafactor_weighs_the_newest_square_exactly_at_any_age():
+    tx = sl.ScaleByFactoredRms(epsilon=1e-30)
+    g = jnp.full(4, 3.0)
+    for age in (10, 10**5, 10**8):
+        _, state = tx.update(g, tx.init(g))
+        # From zero the new mean is the weight times the square.
+        start = type(state)(jnp.asarray(age - 1, jnp.int32), (jnp.zeros(4),))
+        _, state = tx.update(g, start)
+        reference = 9 * np.float64(np.float32(age)) ** -np.float64(np.float32(0.8))
+        np.testing.assert_allclose(state.nu[0], reference, rtol=1e-6)
+
+
+def test_adafactor_takes_a_uniform_mean_at_large_ages():
+    age, steps, g = 10**6, 100_000, 3.3
+    tx = sl.ScaleByFactoredRms(decay_rate=1.0)
+    grads = jnp.full(2, g)
+    square = np.float64(np.float32(g)) ** 2
+    state = type(tx.init(grads))(jnp.asarray(age, jnp.int32), (2 * jnp.square(grads),))
+    step = jax.jit(lambda s: jax.lax.fori_loop(0, steps, lambda _, s: tx.update(grads, s)[1], s))
+    reference = square * (2 * age + steps) / (age + steps)
+    np.testing.assert_allclose(step(state).nu[0], reference, rtol=1e-4)
+
+
+def test_an_average_of_equal_parameters_does_not_drift():
+    tx = sl.Identity().average(0.99999)
+    params, zeros = jnp.asarray([1.1, -3.3, 1e-3]), jnp.zeros(3)
+    state = tx.init(params)
+    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(10**4, jnp.int32))
+    step = jax.jit(
+        lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(zeros, s, params)[1], s)
+    )
+    np.testing.assert_allclose(step(state).average, params, rtol=2e-7)
+
+
+def test_the_first_parameters_are_their_own_average():
+    tx = sl.Identity().average(0.9)
+    state = tx.init(jnp.asarray([1e8, 3.0]))
+    new = jnp.asarray([0.1, -3.3])
+    _, state = tx.update(jnp.zeros(2), state, new)
+    np.testing.assert_array_equal(state.average, new)
+
+
+def test_a_smoothed_measurement_of_equal_values_does_not_drift():
+    tx = sl.MeasureWithEma(lambda u: u, 0.99999)
+    value = jnp.asarray([1.1, -3.3, 1e-3])
+    state = tx.init(value)
+    state = eqx.tree_at(lambda s: (s.age, s.ema), state, (jnp.asarray(10**4, jnp.int32), value))
+    step = jax.jit(lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(value, s)[1], s))
+    np.testing.assert_allclose(step(state).ema, value, rtol=2e-7)
+
+
+S = sl.schedules
+LONG = 100_000_000
+
+
+@pytest.mark.parametrize("left", [1, 10, 1_000, 10_000_000])
+@pytest.mark.parametrize(
+    ("schedule", "reference"),
+    [
+        (S.linear(1.0, 0.0, LONG), lambda f: f),
+        (S.polynomial(1.0, 0.0, 2.0, LONG), lambda f: f**2),
+        (S.cosine_decay(1.0, LONG), lambda f: np.sin(np.pi / 2 * f) ** 2),
+        (S.warmup_cosine_decay(0.0, 1.0, 0, LONG), lambda f: np.sin(np.pi / 2 * f) ** 2),
+        (S.cosine_decay(1.0, LONG, 0.0, 2.0), lambda f: np.sin(np.pi / 2 * f) ** 4),
+        (S.warmup_stable_decay(0.0, 1.0, 0, 0, LONG), lambda f: f),
+        (
+            S.warmup_stable_decay(0.0, 1.0, 0, 0, LONG, 0.0, "sqrt"),
+            lambda f: f / (1 + np.sqrt(1 - f)),
+        ),
+        (S.piecewise_interpolate("linear", 1.0, {LONG: 0.0}), lambda f: f),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_the_tail_of_a_schedule_keeps_its_digits(schedule, reference, left):
+    expected = reference(np.float64(left) / LONG)
+    for evaluate in (schedule, jax.jit(schedule)):
+        np.testing.assert_allclose(evaluate(LONG - left), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("left", [1, 10, 1_000, 10_000_000])
+def test_the_head_of_a_rising_schedule_keeps_its_digits(left):
+    f = np.float64(left) / LONG
+    np.testing.assert_allclose(S.polynomial(0.0, 1.0, 3.0, LONG)(left), 1 - (1 - f) ** 3, 1e-6)
+    np.testing.assert_allclose(S.linear(0.0, 1.0, LONG)(left), f, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "sqrt"])
+def test_a_schedule_never_leaves_the_interval_between_its_values(kind):
+    @jax.jit
+    def extremes(length, high, low):
+        schedule = S.warmup_stable_decay(low, high, 0, 0, length, low, kind)
+        values = jax.vmap(schedule)(jnp.arange(408))
+        return values.min() - low, high - values.max(), schedule(length) == low
+
+    lengths = jnp.arange(1, 408)
+    for high, low in ((0.3, 0.0), (0.1, 0.1), (1e-3, 0.7e-3)):
+        high, low = jnp.float32(high), jnp.float32(low)
+        below, above, ends = jax.vmap(extremes, (0, None, None))(lengths, high, low)
+        assert bool(jnp.all(below >= 0) & jnp.all(above >= 0) & jnp.all(ends))
+
+
+def test_steps_may_sum_to_more_than_an_int32_holds():
+    half = 2**30
+    long = S.warmup_stable_decay(0.0, 1.0, half, 2**31 - 1, 10)
+    np.testing.assert_allclose(long(half // 2), 0.5, rtol=1e-6)
+    assert long(2**31 - 1) == 1
+    cycle = dict(init_value=0.0, peak_value=1.0, warmup_steps=0, decay_steps=half)
+    restarts = S.sgdr([cycle] * 4)
+    np.testing.assert_allclose(restarts(half + half // 2), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(restarts(2**31 - 1), 0, atol=1e-6)

@@ -276,11 +276,8 @@ def test_a_period_that_is_no_int_is_refused():
 
 
 def test_a_reset_of_the_fast_state_keeps_clocks_and_counters():
-    tx = (
-        sl.sgd(lambda n: 0.5 ** n.astype(jnp.float32))
-        .every_k(2)
-        .lookahead(1, 1.0, reset_state=True)
-    )
+    halving = sl.schedules.exponential_decay(1.0, 1, 0.5)
+    tx = sl.sgd(halving).every_k(2).lookahead(1, 1.0, reset_state=True)
     params = jnp.zeros(())
     opt = sl.Optimizer(tx, params)
     moves = []

@@ -149,7 +149,7 @@ def test_steps_may_sum_to_more_than_an_int32_holds():
     long = S.warmup_stable_decay(0.0, 1.0, half, 2**31 - 1, 10)
     np.testing.assert_allclose(long(half // 2), 0.5, rtol=1e-6)
     assert long(2**31 - 1) == 1
-    cycle = dict(init_value=0.0, peak_value=1.0, warmup_steps=0, decay_steps=half)
+    cycle = {"init_value": 0.0, "peak_value": 1.0, "warmup_steps": 0, "decay_steps": half}
     restarts = S.sgdr([cycle] * 4)
     np.testing.assert_allclose(restarts(half + half // 2), 0.5, rtol=1e-6)
     np.testing.assert_allclose(restarts(2**31 - 1), 0, atol=1e-6)

@@ -32,12 +32,18 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 """Names from Optax and PyTorch, and what they are called here."""
 
 
+def renamed_advice(name: str, known: Iterable[str]) -> str:
+    """What to write in place of a name that another library uses, if anything."""
+    renamed = _RENAMED.get(name, ())
+    return f" Write {' and '.join(renamed)}." if renamed and set(renamed) <= set(known) else ""
+
+
 def keyword_advice(keyword: str, known: Iterable[str]) -> str:
     """What to write in place of a keyword that is not known."""
     known = [name for name in known if name != "self"]
-    renamed = _RENAMED.get(keyword, ())
-    if renamed and set(renamed) <= set(known):
-        return f" Write {' and '.join(renamed)}."
+    renamed = renamed_advice(keyword, known)
+    if renamed:
+        return renamed
     close = difflib.get_close_matches(keyword, known, n=2, cutoff=0.7)
     if close:
         return f" Did you mean {' or '.join(close)}?"

@@ -7,6 +7,7 @@ import jax
 from jax.tree_util import DictKey
 
 from .._paths import candidates, has_suffix
+from .advice import renamed_advice
 from .printing import shortest
 
 
@@ -56,7 +57,8 @@ def the_path(name: str, known: Sequence[str]) -> str:
     """The path of a name: the name itself, or the only path that it is a suffix of."""
     found = matches(name, known)
     if not found:
-        raise KeyError(f"'{name}' is not known. Candidates: {candidates(name, known)}.")
+        advice = renamed_advice(name, [path.rpartition(".")[2] for path in known])
+        raise KeyError(f"'{name}' is not known. Candidates: {candidates(name, known)}.{advice}")
     return found[0]
 
 

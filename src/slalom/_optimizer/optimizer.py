@@ -10,18 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from .. import tree
-from .._compile.program import Program
 from .._core.context import Context
 from .._core.hyperparams import bound, read, replace
 from .._core.printing import AbstractPrinted, Call
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
-from .._core.walk import find, transforms
-from .._core.write import ADD, RETURN, Write
+from .._core.walk import find
 from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
 from .._suggest import frozen_attribute, no_attribute
-from .._types import Tracer, Updates
 from ..where.resolve import WhereLike, as_where, check_matches, mask
 from .arrays import Arrays
 from .binding import (
@@ -33,11 +30,12 @@ from .binding import (
     no_transform,
     on_param_devices,
 )
+from .compiled import check_guards, check_readable, compiled_step, compiled_update
 from .describe import Description, describe, metrics, summary
-from .model import Model, Split, check_bound, check_model, split, strong
+from .model import Model, check_bound, check_model, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
-from .step import KEYWORDS, as_keywords, check_one_run, run
+from .step import KEYWORDS, as_keywords, check_one_run
 
 
 class Optimizer(AbstractPrinted):
@@ -212,8 +210,9 @@ class Optimizer(AbstractPrinted):
         needs, or an unknown keyword.
         """
         check_guards(self)
-        known = _keywords(value, grad, value_fn, key, weight, per_param, extra)
-        after, _ = _step({"grads": grads, "known": known, "model": model, "opt": self})
+        keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
+        arguments = {"grads": grads, "known": keywords, "model": model, "opt": self}
+        after, _ = compiled_step(arguments)
         return after["model"], after["opt"]
 
     def update(
@@ -237,8 +236,10 @@ class Optimizer(AbstractPrinted):
         not trainable, to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
         """
         check_guards(self)
-        known = _keywords(value, grad, value_fn, key, weight, per_param, extra)
-        after, updates = _update({"grads": grads, "known": known, "model": model, "opt": self})
+        keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
+        after, updates = compiled_update(
+            {"grads": grads, "known": known, "model": model, "opt": self}
+        )
         return updates, after["opt"]
 
     # --- hyperparameters --------------------------------------------------------------------
@@ -457,71 +458,3 @@ _RECORDED = ("grad_norm", "update_norm", "param_norm")
 def _record_advice(name: str) -> str:
     """The advice for a metric that `.record()` would report."""
     return " Write `tx.record()` to report norms." if name in _RECORDED else ""
-
-
-def check_readable(opt: Optimizer) -> None:
-    """Raises an error if the optimizer was donated, so that its state cannot be read."""
-    count = opt.arrays.leaves[-1]
-    if isinstance(count, jax.Array) and not isinstance(count, Tracer) and count.is_deleted():
-        raise ValueError(
-            "This optimizer was donated to a training step, so its state can no longer be read. "
-            "Use the optimizer that the step returned, or `sl.train_step(loss_fn, donate=False)`."
-        )
-
-
-# --- the compiled step ----------------------------------------------------------------------
-
-
-def check_guards(opt: Optimizer) -> None:
-    """Raises the error that a state has recorded, such as too many non-finite gradients."""
-    if not opt.binding.guarded:
-        return  # nothing to check, so do not block
-    if any(isinstance(x, Tracer) or getattr(x, "is_deleted", bool)() for x in opt.arrays):
-        return  # traced, or donated, which the step itself refuses
-    for part in transforms(opt.transform, opt.state):
-        if part.module.guard is not None:
-            part.module.guard(part.name, part.state)
-
-
-def carried(arguments: Any, *, model: bool = True) -> Any:
-    """Which leaves a step changes: the trainable parameters, the state and the count."""
-    opt = arguments["opt"]
-    flags = jax.tree.map(lambda _: False, arguments)
-    changes = tuple(i >= opt.binding.rules for i in range(len(opt.arrays)))
-    flags["opt"] = _make(changes, opt.binding)
-    if model:
-        flags["model"] = split(arguments["model"], opt.binding.trainable).flags(arguments["model"])
-    return flags
-
-
-def advance(
-    opt: Optimizer,
-    model: Split,
-    grads: Any,
-    known: Any,
-    write: Write = ADD,
-    transform: AbstractTransform | None = None,
-) -> Any:
-    """One step of an optimizer on traced arrays, as in `run`. `transform` may replace its own, if
-    it has the same state."""
-    own, (state, count) = opt._tree
-    rule = own if transform is None else transform
-    return run(write, rule, state, count, opt.binding.params, model, grads, known)
-
-
-def _step_body(arguments: Any) -> tuple[list[Array], None]:
-    opt, known = arguments["opt"], arguments["known"]
-    model = split(arguments["model"], opt.binding.trainable)
-    params, state = advance(opt, model, arguments["grads"], known)
-    return jax.tree.leaves(params) + state, None
-
-
-def _update_body(arguments: Any) -> tuple[list[Array], Updates]:
-    opt, known = arguments["opt"], arguments["known"]
-    model = split(arguments["model"], opt.binding.trainable)
-    updates, state = advance(opt, model, arguments["grads"], known, RETURN)
-    return state, updates
-
-
-_step = Program(_step_body, carried)
-_update = Program(_update_body, functools.partial(carried, model=False))

@@ -14,8 +14,9 @@ from .._core.context import Context
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
+from .._optimizer.compiled import advance
 from .._optimizer.model import Split, split, strong
-from .._optimizer.optimizer import Optimizer, advance
+from .._optimizer.optimizer import Optimizer
 from .._types import Params, Scalar, Updates
 from .batch import Arguments, Batch, batch_of
 from .loss import (

@@ -10,7 +10,8 @@ from jaxtyping import PyTree
 
 from .._compile.callables import as_tree, without_function
 from .._compile.program import Program
-from .._optimizer.optimizer import Optimizer, carried, check_guards
+from .._optimizer.compiled import carried, check_guards
+from .._optimizer.optimizer import Optimizer
 from .._optimizer.step import as_keywords
 from .gradient import training_step
 from .options import Options

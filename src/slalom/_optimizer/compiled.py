@@ -1,0 +1,84 @@
+"""The compiled programs of `Optimizer.step` and `Optimizer.update`.
+
+They take the arguments of a call as one tree, in which `opt` is the optimizer. Its class is in the
+file above this one.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from .._compile.program import Program
+from .._core.transform import AbstractTransform
+from .._core.walk import transforms
+from .._core.write import ADD, RETURN, Write
+from .._types import Tracer, Updates
+from .model import Split, split
+from .step import run
+
+
+def check_readable(opt: Any) -> None:
+    """Raises an error if the optimizer was donated, so that its state cannot be read."""
+    count = opt.arrays.leaves[-1]
+    if isinstance(count, jax.Array) and not isinstance(count, Tracer) and count.is_deleted():
+        raise ValueError(
+            "This optimizer was donated to a training step, so its state can no longer be read. "
+            "Use the optimizer that the step returned, or `sl.train_step(loss_fn, donate=False)`."
+        )
+
+
+def check_guards(opt: Any) -> None:
+    """Raises the error that a state has recorded, such as too many non-finite gradients."""
+    if not opt.binding.guarded:
+        return  # nothing to check, so do not block
+    if any(isinstance(x, Tracer) or getattr(x, "is_deleted", bool)() for x in opt.arrays):
+        return  # traced, or donated, which the step itself refuses
+    for part in transforms(opt.transform, opt.state):
+        if part.module.guard is not None:
+            part.module.guard(part.name, part.state)
+
+
+def carried(arguments: Any, *, model: bool = True) -> Any:
+    """Which leaves a step changes: the trainable parameters, the state and the count."""
+    opt = arguments["opt"]
+    flags = jax.tree.map(lambda _: False, arguments)
+    changes = tuple(i >= opt.binding.rules for i in range(len(opt.arrays)))
+    flags["opt"] = jax.tree.structure(opt).unflatten(changes)
+    if model:
+        flags["model"] = split(arguments["model"], opt.binding.trainable).flags(arguments["model"])
+    return flags
+
+
+def advance(
+    opt: Any,
+    model: Split,
+    grads: Any,
+    known: Any,
+    write: Write = ADD,
+    transform: AbstractTransform | None = None,
+) -> Any:
+    """One step of an optimizer on traced arrays, as in `run`. `transform` may replace its own, if
+    it has the same state."""
+    own, (state, count) = opt._tree
+    rule = own if transform is None else transform
+    return run(write, rule, state, count, opt.binding.params, model, grads, known)
+
+
+def _step(arguments: Any) -> tuple[list[Array], None]:
+    opt, known = arguments["opt"], arguments["known"]
+    model = split(arguments["model"], opt.binding.trainable)
+    params, state = advance(opt, model, arguments["grads"], known)
+    return jax.tree.leaves(params) + state, None
+
+
+def _update(arguments: Any) -> tuple[list[Array], Updates]:
+    opt, known = arguments["opt"], arguments["known"]
+    model = split(arguments["model"], opt.binding.trainable)
+    updates, state = advance(opt, model, arguments["grads"], known, RETURN)
+    return state, updates
+
+
+compiled_step = Program(_step, carried)
+compiled_update = Program(_update, functools.partial(carried, model=False))

@@ -227,7 +227,8 @@ BAD_INPUTS = [
         lambda: sl.adam(0.1).drive({"lr": Plateau(0.1)}),
         KeyError,
         "'lr' is not known. Candidates: 'scale_by_adam.b1', 'scale_by_adam.b2', "
-        "'scale_by_adam.eps', 'scale_by_adam.eps_root', 'scale_by_learning_rate.learning_rate'.",
+        "'scale_by_adam.eps', 'scale_by_adam.eps_root', 'scale_by_learning_rate.learning_rate'. "
+        "Write learning_rate.",
     ),
     (
         lambda: (sl.Trace(0.9) | sl.Trace(0.5)).drive({"decay": Plateau(0.1)}),

@@ -294,12 +294,12 @@ ADAM_KNOWS = (
 )
 
 
-@refused(KeyError, "'lr' is not known. Candidates: " + ADAM_KNOWS)
+@refused(KeyError, "'lr' is not known. Candidates: " + ADAM_KNOWS + " Write learning_rate.")
 def an_unknown_hyperparameter():
     bound().with_hyperparams(lr=0.1)
 
 
-@refused(KeyError, "'lr' is not known. Candidates: " + ADAM_KNOWS)
+@refused(KeyError, "'lr' is not known. Candidates: " + ADAM_KNOWS + " Write learning_rate.")
 def an_unknown_hyperparameter_read():
     bound().hyperparams["lr"]
 

@@ -256,7 +256,7 @@ def an_optimizer_of_optax():
 
 @refused(
     TypeError,
-    "Link 1 is no transform: got GradientTransformation<…> of type "
+    "Link 1 is not a transform: got GradientTransformation<…> of type "
     "GradientTransformationExtraArgs. " + OF_OPTAX,
     unchecked=True,
 )

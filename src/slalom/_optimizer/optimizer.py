@@ -237,9 +237,8 @@ class Optimizer(AbstractPrinted):
         """
         check_guards(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
-        after, updates = compiled_update(
-            {"grads": grads, "known": known, "model": model, "opt": self}
-        )
+        arguments = {"grads": grads, "known": keywords, "model": model, "opt": self}
+        after, updates = compiled_update(arguments)
         return updates, after["opt"]
 
     # --- hyperparameters --------------------------------------------------------------------

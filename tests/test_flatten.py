@@ -176,13 +176,13 @@ def test_each_parameter_is_described_with_what_acts_on_it_in_its_buffer():
 
 def test_parameters_of_another_size_are_refused():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) at 'w', which has shape \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"'w' has shape \(2, 2\), but .* for shape \(2, 3\)"):
         opt.step({"w": jnp.ones((2, 2))}, {"w": jnp.ones((2, 2))})
 
 
 def test_parameters_of_another_shape_and_equal_size_are_refused():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) at 'w', which has shape \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"'w' has shape \(3, 2\), but .* for shape \(2, 3\)"):
         opt.step({"w": jnp.ones((3, 2))}, {"w": jnp.ones((3, 2))})
 
 

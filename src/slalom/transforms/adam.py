@@ -30,6 +30,10 @@ class ScaleByAdam(AbstractAdam):
     With `nesterov`, m̂ₜ is β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ). Each leaf counts t from
     the start of its own accumulators, so the correction is also right after a reset.
 
+    Differs from Optax: `mu_dtype` is a floating dtype also for complex parameters, whose m is
+    stored in its complex counterpart (complex64 for half precision). Complex dtypes are refused.
+    With ε = 0 the update of a zero gradient is 0, not NaN.
+
     **Arguments:**
 
     - `b1`: β₁, the decay of the mean, in [0, 1).

@@ -153,3 +153,101 @@ def test_steps_may_sum_to_more_than_an_int32_holds():
     restarts = S.sgdr([cycle] * 4)
     np.testing.assert_allclose(restarts(half + half // 2), 0.5, rtol=1e-6)
     np.testing.assert_allclose(restarts(2**31 - 1), 0, atol=1e-6)
+
+
+WITHOUT_EPSILON = {
+    "ScaleByAdam": sl.ScaleByAdam(eps=0.0),
+    "ScaleByAdam, nesterov": sl.ScaleByAdam(eps=0.0, nesterov=True),
+    "ScaleByAmsgrad": sl.ScaleByAmsgrad(eps=0.0),
+    "ScaleByBelief": sl.ScaleByBelief(eps=0.0, eps_root=0.0),
+    "ScaleByYogi": sl.ScaleByYogi(eps=0.0, initial_accumulator_value=0.0),
+    "ScaleByRadam": sl.ScaleByRadam(b2=0.5, eps=0.0, threshold=4.0),
+    "ScaleByNovograd": sl.ScaleByNovograd(eps=0.0),
+    "ScaleByAdan": sl.ScaleByAdan(eps=0.0),
+    "ScaleByRms": sl.ScaleByRms(eps=0.0),
+    "ScaleByRms, outside": sl.ScaleByRms(eps=0.0, eps_in_sqrt=False, bias_correction=True),
+    "ScaleByStddev": sl.ScaleByStddev(eps=0.0),
+    "ScaleByStddev, outside": sl.ScaleByStddev(eps=0.0, eps_in_sqrt=False, bias_correction=True),
+    "ScaleByRss": sl.ScaleByRss(0.0, eps=0.0),
+    "ScaleBySM3": sl.ScaleBySM3(eps=0.0),
+    "ScaleByTrustRatio": sl.ScaleByTrustRatio(eps=0.0),
+    "NormalizeByUpdateNorm": sl.NormalizeByUpdateNorm(eps=0.0),
+    "ScaleByPolyak": sl.ScaleByPolyak(eps=0.0),
+}
+
+
+@pytest.mark.parametrize("tx", WITHOUT_EPSILON.values(), ids=WITHOUT_EPSILON.keys())
+@pytest.mark.parametrize("size", [0.0, 1e-30])
+def test_small_gradients_do_no_harm_without_an_epsilon(tx, size):
+    params = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+    context = sl.Context(value=jnp.float32(1.0))
+
+    def total(grads):
+        state, sums = tx.init(params), 0.0
+        for _ in range(8):
+            updates, state = tx.update(grads, state, params, context)
+            sums += sum(map(jnp.sum, jax.tree.leaves(updates)))
+        return sums, updates
+
+    grads = jax.tree.map(lambda p: size * p, params)
+    (_, updates), derivative = jax.value_and_grad(total, has_aux=True)(grads)
+    for x in jax.tree.leaves(updates):
+        assert bool(jnp.all(jnp.isfinite(x)))
+        assert size or bool(jnp.all(x == 0))
+    if size == 0:
+        assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(derivative))
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-30, 1e-22, 1e-16, 1.0, 1e15])
+@pytest.mark.parametrize("eps", [0.0, 1e-30, 1e-3])
+def test_polyak_scales_updates_of_any_size(size, eps):
+    tx = sl.ScaleByPolyak(max_learning_rate=float("inf"), eps=eps)
+    updates = jnp.asarray([3.0, -4.0], jnp.float32) * jnp.float32(size)
+    loss = jnp.float32(size)
+    out, _ = tx.update(updates, tx.init(updates), updates, sl.Context(value=loss))
+    u = np.asarray(updates, np.float64)
+    expected = u * np.float64(loss) / (u @ u + np.float64(np.float32(eps)))
+    # Where the result itself is too small for float32, it is 0.
+    np.testing.assert_allclose(out, expected, rtol=2e-6, atol=1e-37)
+
+
+def test_polyak_keeps_zeros():
+    tx, zeros = sl.ScaleByPolyak(max_learning_rate=float("inf")), jnp.zeros(2)
+    out, _ = tx.update(zeros, tx.init(zeros), zeros, sl.Context(value=jnp.float32(1.0)))
+    np.testing.assert_array_equal(out, zeros)
+
+
+def stddev_in_float64(grads, decay, eps, debias):
+    m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    for t, g in enumerate(grads, 1):
+        m, v = decay * m + (1 - decay) * g, decay * v + (1 - decay) * g * g
+        rest = 1 - decay**t if debias else 1.0
+    return grads[-1] / np.sqrt(v / rest - (m / rest) ** 2 + eps)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_a_standard_deviation_does_not_cancel(debias):
+    noise = np.random.default_rng(0).standard_normal((300, 100))
+    grads = np.float32(1 + 1e-3 * noise)
+    tx = sl.ScaleByStddev(0.9, 1e-16, bias_correction=debias)
+    state = tx.init(jnp.asarray(grads[0]))
+    step = jax.jit(lambda g, state: tx.update(g, state))
+    for g in grads:
+        updates, state = step(jnp.asarray(g), state)
+    exact_grads = grads.astype(np.float64)
+    expected = stddev_in_float64(exact_grads, float(np.float32(0.9)), 1e-16, debias)
+    np.testing.assert_allclose(updates, expected, rtol=1e-3)
+
+
+def test_the_first_variance_is_zero():
+    tx = sl.ScaleByStddev(0.9, 1e-8, bias_correction=True)
+    g = jnp.asarray([0.3, 1e3, -7.7])
+    updates, _ = tx.update(g, tx.init(g))
+    np.testing.assert_allclose(updates, np.asarray(g) * 1e4, rtol=1e-6)
+
+
+def test_a_standard_deviation_may_start_at_a_scale():
+    tx = sl.ScaleByStddev(0.9, 0.0, 2.0, bias_correction=True)
+    g = jnp.asarray([0.3])
+    updates, _ = tx.update(g, tx.init(g))
+    np.testing.assert_allclose(updates, 0.3 / np.sqrt(0.9 * 2 / (1 - 0.9)), rtol=1e-6)

@@ -60,6 +60,8 @@ def yogi(
 ) -> AbstractTransform:
     """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v changes by at most (1 − β₂)·|g|².
 
+    Differs from Optax, where m starts at 1e-6 instead of 0: see `ScaleByYogi`.
+
     **Arguments:**
 
     - `learning_rate`: η.

@@ -97,6 +97,8 @@ def rprop(
 
     A step size grows while the sign of its gradient stays the same, and shrinks when it flips.
 
+    Differs from Optax, which applies each update one step later: see `ScaleByRprop`.
+
     **Arguments:**
 
     - `learning_rate`: the initial step size, > 0. Later changes of it have no effect.

@@ -2,6 +2,10 @@
 
 A schedule is called like a function, so these classes have lower-case names, as
 `functools.partial` has.
+
+Steps are int32. Unlike in Optax, whose steps may be floats of any size, lengths of 2³¹ steps or
+more are refused, and the step count stays at 2³¹ − 1 instead of overflowing. Values near the end of
+a schedule are computed from the steps that are left; those of Optax lose digits there.
 """
 
 from .._core.schedule import (

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
@@ -69,7 +68,9 @@ class ScaleByRss(AbstractTransform):
 
 def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
     """g / √(total + ε), or 0 where the total is 0."""
-    return g * jnp.where(total == 0, 0, jax.lax.rsqrt(total + eps))
+    zero = total == 0
+    # Two selections, since the derivative of an unused 1/√0 is NaN.
+    return g * jnp.where(zero, 0, tree.inverse_root(jnp.where(zero, 1, total) + eps))
 
 
 class ScaleByAdadeltaState(eqx.Module):

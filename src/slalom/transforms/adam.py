@@ -11,6 +11,7 @@ from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._types import Params
+from ..tree.norms import quotient
 from ._adam import (
     AbstractAdam,
     ScaleByAdamState as ScaleByAdamState,
@@ -29,11 +30,15 @@ class ScaleByAdam(AbstractAdam):
     With `nesterov`, m̂ₜ is β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ). Each leaf counts t from
     the start of its own accumulators, so the correction is also right after a reset.
 
+    Differs from Optax: `mu_dtype` is a floating dtype also for complex parameters, whose m is
+    stored in its complex counterpart (complex64 for half precision). Complex dtypes are refused.
+    With ε = 0 the update of a zero gradient is 0, not NaN.
+
     **Arguments:**
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0.
+    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
     - `eps_root`: ε_root, added under the root, ≥ 0. A positive value keeps the derivative of the
         update finite at zero gradients, for meta-learning.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
@@ -69,7 +74,8 @@ class ScaleByAdam(AbstractAdam):
         return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.abs_squared(g)
 
     def _direction(self, now, g, mu, nu):
-        return debiased_mean(now, g, mu) / (tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
+        divisor = tree.root(nu * now.nu_scale + now.eps_root) + now.eps
+        return quotient(debiased_mean(now, g, mu), divisor)
 
 
 class ScaleByAmsgradState(eqx.Module):
@@ -94,7 +100,7 @@ class ScaleByAmsgrad(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0.
+    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
     - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
@@ -135,7 +141,7 @@ class ScaleByAmsgrad(AbstractAdam):
 
     def _direction(self, now, g, mu, nu, nu_max):
         del g, nu
-        return mu * now.mu_scale / (tree.root(nu_max + now.eps_root) + now.eps)
+        return quotient(mu * now.mu_scale, tree.root(nu_max + now.eps_root) + now.eps)
 
 
 class ScaleByAdamax(AbstractAdam):

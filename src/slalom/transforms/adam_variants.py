@@ -11,6 +11,7 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._types import Params, Scalar
+from ..tree.norms import quotient
 from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
 
 
@@ -25,7 +26,7 @@ class ScaleByBelief(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0.
+    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at least
@@ -64,7 +65,7 @@ class ScaleByBelief(AbstractAdam):
         return mu, now.b2 * nu + (now.c2 * tree.abs_squared(g - mu) + now.eps_root)
 
     def _direction(self, now, g, mu, nu):
-        return debiased_mean(now, g, mu) / (tree.root(nu * now.nu_scale) + now.eps)
+        return quotient(debiased_mean(now, g, mu), tree.root(nu * now.nu_scale) + now.eps)
 
 
 class ScaleByYogi(AbstractAdam):
@@ -81,7 +82,7 @@ class ScaleByYogi(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, in [0, 1); 1 − β₂ is the relative size of the changes of v.
-    - `eps`: ε, added after the root, ≥ 0.
+    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `initial_accumulator_value`: v₀, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
@@ -120,7 +121,8 @@ class ScaleByYogi(AbstractAdam):
 
     def _direction(self, now, g, mu, nu):
         del g
-        return mu * now.mu_scale / (tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
+        divisor = tree.root(nu * now.nu_scale + now.eps_root) + now.eps
+        return quotient(mu * now.mu_scale, divisor)
 
 
 class ScaleByRadam(AbstractAdam):
@@ -139,7 +141,7 @@ class ScaleByRadam(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0.
+    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
@@ -182,7 +184,7 @@ class ScaleByRadam(AbstractAdam):
         return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.abs_squared(g)
 
     def _direction(self, now, g, mu, nu):
-        factor = now.r / (tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
+        factor = quotient(now.r, tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
         return debiased_mean(now, g, mu) * jnp.where(now.rectified, factor, 1)
 
 

@@ -11,6 +11,7 @@ from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._types import Params
+from ..tree.norms import quotient
 from ._adam import AbstractAdam
 from ._xla import written_after
 
@@ -43,7 +44,7 @@ class ScaleByAdan(AbstractAdam):
     - `b1`: β₁, the decay of the mean of gradients, in [0, 1).
     - `b2`: β₂, the decay of the mean of differences, in [0, 1).
     - `b3`: β₃, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0.
+    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m, v and the last gradient are stored. Defaults to the
         parameter's dtype.
@@ -86,6 +87,5 @@ class ScaleByAdan(AbstractAdam):
 
     def _direction(self, now, g, m, v, n, previous):
         del g, previous
-        return (now.m_scale * m + now.v_scale * v) / (
-            tree.root(n * now.n_scale + now.eps_root) + now.eps
-        )
+        divisor = tree.root(n * now.n_scale + now.eps_root) + now.eps
+        return quotient(now.m_scale * m + now.v_scale * v, divisor)

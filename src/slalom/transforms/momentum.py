@@ -29,7 +29,9 @@ class Trace(AbstractTransform):
 
     - `decay`: γ, in [0, 1]; 0.9 is usual.
     - `nesterov`: whether to use Nesterov momentum.
-    - `accumulator_dtype`: the dtype in which t is stored. Defaults to the parameter's dtype.
+    - `accumulator_dtype`: the floating dtype in which t is stored. Defaults to the parameter's
+        dtype. For complex parameters its complex counterpart is used; unlike in Optax,
+        complex dtypes are refused.
 
     ??? cite "Polyak, Some methods of speeding up the convergence of iteration methods, 1964;
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013"
@@ -84,7 +86,9 @@ class Ema(AbstractTransform):
 
     - `decay`: γ, in [0, 1); 0.9 is usual.
     - `debias`: whether to correct the bias towards the start at zero.
-    - `accumulator_dtype`: the dtype in which e is stored. Defaults to the parameter's dtype.
+    - `accumulator_dtype`: the floating dtype in which e is stored. Defaults to the parameter's
+        dtype. For complex parameters its complex counterpart is used; unlike in Optax,
+        complex dtypes are refused.
     """
 
     decay: Hyperparameter = hyperparameter(within="[0, 1)")

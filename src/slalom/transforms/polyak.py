@@ -1,15 +1,17 @@
 """A step size from the loss: Polyak."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._types import Params, Updates
+from .._types import Params, Scalar, Updates
 from ..tree.dtypes import as_float
 
 
@@ -23,7 +25,7 @@ class ScaleByPolyak(AbstractStatelessTransform):
     0. Zero updates stay zero.
 
     Differs from Optax, which scales updates only if ‖u‖² > 2e-16. Here all nonzero updates are
-    scaled.
+    scaled, also those whose ‖u‖² underflows.
 
     **Arguments:**
 
@@ -54,7 +56,7 @@ class ScaleByPolyak(AbstractStatelessTransform):
         del params
         value = as_float(self.demand("value", None if context is None else context.value))
         now = self.at(context)
-        norm = tree.global_norm(updates)
+        norm = _norm(updates)
         dtype = tree.accumulation_dtype(norm.dtype, value.dtype)
         value, norm, f_min, max_learning_rate, eps = (
             jnp.asarray(x, dtype) for x in (value, norm, now.f_min, now.max_learning_rate, now.eps)
@@ -62,7 +64,29 @@ class ScaleByPolyak(AbstractStatelessTransform):
         gap = value - f_min
         if self.variant == "sps+":
             gap = jnp.maximum(gap, 0)
-        divisor = jnp.square(norm) + eps
-        zero = divisor == 0
-        factor = jnp.minimum(gap / jnp.where(zero, 1, divisor), max_learning_rate)
-        return tree.scale(updates, jnp.where(zero, 0, factor))
+        zero = norm == 0
+        norm = jnp.where(zero, 1, norm)
+        square = jnp.square(norm)
+        # The length of the new update is (f − f*)·‖u‖ / (‖u‖² + ε), in which ‖u‖² may underflow.
+        large_eps = eps > square
+        length = jnp.where(
+            large_eps,
+            gap * (norm / jnp.where(large_eps, square + eps, 1)),
+            gap / (norm + jnp.where(large_eps, 0, eps) / norm),
+        )
+        length = jnp.minimum(length, max_learning_rate * norm)
+        to = SimpleNamespace(inverse_norm=jnp.where(zero, 0, 1 / norm), length=length)
+        return tree.map_leaves(lambda to, u: u * to.inverse_norm * to.length, (updates,), to)
+
+
+def _norm(updates: Updates) -> Scalar:
+    """The Euclidean norm, also where the sum of squares underflows."""
+    square = tree.squared_norm(updates)
+    limits = jnp.finfo(square.dtype)
+    scale = jnp.asarray(2.0 ** (-limits.minexp // 2), square.dtype)
+
+    def scaled() -> Scalar:
+        return tree.global_norm(tree.scale(updates, scale)) / scale
+
+    # A conditional, since the second pass over the updates is hardly ever needed.
+    return jax.lax.cond(square < limits.tiny / limits.eps, scaled, lambda: tree.root(square))

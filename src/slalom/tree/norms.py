@@ -54,6 +54,12 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> Any:
     return y, t * y * y * y / -2
 
 
+def quotient(x: Inexact[Array, "..."], divisor: Real[Array, "..."]) -> Inexact[Array, "..."]:
+    """x / divisor, and 0 where the divisor is 0, as for a zero gradient with ε = 0."""
+    zero = divisor == 0
+    return jnp.where(zero, 0, x / jnp.where(zero, 1, divisor))
+
+
 def global_norm(tree: PyTree) -> Scalar:
     """The Euclidean norm of all leaves together, summed in at least float32.
 

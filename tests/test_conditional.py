@@ -163,7 +163,8 @@ def test_raise_is_not_asked_inside_of_a_scan_but_after_it():
 
 def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     asked = []
-    monkeypatch.setattr(sl.IfFinite, "refuse", lambda self, name, state: asked.append(name))
+    check = lambda self, name, state: asked.append(name)  # noqa: E731
+    monkeypatch.setattr(sl.IfFinite, "_check_limit", check)
     for on_limit in ("accept", "skip", "raise"):
         opt = sl.Optimizer(sl.adam(0.1).if_finite(on_limit=on_limit), MODEL)
         assert opt.binding.guarded == (on_limit == "raise")

@@ -139,7 +139,14 @@ def test_metrics_have_one_structure_from_the_start():
     before = opt.metrics
     assert set(before) == {
         f"every_k.{name}"
-        for name in ("mini_step", "gradient_step", "should_skip", "num_not_finite", "at")
+        for name in (
+            "mini_step",
+            "gradient_step",
+            "mean_value",
+            "should_skip",
+            "num_not_finite",
+            "at",
+        )
     }
     _, opt = opt.step(jnp.ones(3), jnp.array([1.0, jnp.nan, jnp.inf]))
     after = opt.metrics

@@ -7,14 +7,14 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._core.fields import Hyperparameter, check_number, check_step, hyperparameter
-from .._core.printing import Entries
+from .._core.printing import AbstractPrinted, Entries
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
 from ._common import as_step, check_curve, interpolate_points
 
 
-class BoundariesAndScales(eqx.Module):
+class BoundariesAndScales(AbstractPrinted):
     """A dict from steps to factors. Its steps are leaves; as dict keys they would be static."""
 
     boundaries: tuple[Any, ...]

@@ -686,6 +686,7 @@ LINKS = st.sampled_from(
 )
 
 
+@pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 @hypothesis.given(TREES, st.lists(LINKS, max_size=3))
 @hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
 def test_any_chain_keeps_any_tree(model, links):
@@ -700,4 +701,4 @@ def test_any_chain_keeps_any_tree(model, links):
     assert jax.tree.structure(new) == jax.tree.structure(model)
     assert described(new) == described(model)
     assert jax.tree.structure(after) == jax.tree.structure(opt)
-    assert described(after.arrays) == described(opt.arrays)
+    assert jax.tree.leaves(described(after)) == jax.tree.leaves(described(opt))

@@ -155,6 +155,7 @@ def test_metrics_have_one_structure_from_the_start():
     assert set(sl.Optimizer(sl.adam(0.1).every_k(2), jnp.ones(3)).metrics) == {
         "every_k.mini_step",
         "every_k.gradient_step",
+        "every_k.mean_value",
     }
 
 

@@ -13,9 +13,6 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
-from ..tree.means import moved
-from ..tree.norms import quotient
-from ._xla import written_after
 
 
 class ScaleByRmsState(eqx.Module):
@@ -35,7 +32,7 @@ class ScaleByRms(AbstractTransform):
     **Arguments:**
 
     - `decay`: γ, in [0, 1).
-    - `eps`: ε, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, ≥ 0.
     - `initial_scale`: v₀, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide vₜ by 1 − γᵗ.
@@ -90,35 +87,26 @@ class ScaleByStddevState(eqx.Module):
     """`None` unless `bias_correction` is set."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     nu: PyTree[Inexact[Array, "..."]] = param_like()
-    """The variance."""
 
 
 class ScaleByStddev(AbstractTransform):
     """Centered RMSProp: divides updates by their running standard deviation.
 
-        sₜ = γ·sₜ₋₁ + γ·(1 − γ)·|gₜ − mₜ₋₁|²
-        mₜ = γ·mₜ₋₁ + (1 − γ)·gₜ
-        uₜ = gₜ / √(sₜ + ε)             or, with `eps_in_sqrt=False`,   gₜ / (√sₜ + ε)
+        mₜ = γ·mₜ₋₁ + (1 − γ)·gₜ,   vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
+        uₜ = gₜ / √(vₜ − |mₜ|² + ε)     or, with `eps_in_sqrt=False`,   gₜ / (√(vₜ − |mₜ|²) + ε)
 
-    s is the variance vₜ − |mₜ|² of the paper, where v is the mean of squares. With
-    `bias_correction`, m and v are divided by 1 − γᵗ before their difference is taken, so the
-    variance of the first gradient is 0 and the first update is gₜ / √ε or gₜ / ε. The state then
-    has the corrected mean and variance.
-
-    Differs from Optax, which computes v and m and their difference: for gradients that vary by a
-    thousandth of their size, half of its updates are off by 5 % or more. In the first corrected
-    step it divides by rounding errors.
+    vₜ − |mₜ|² is a variance; if rounding makes it negative, it counts as 0.
 
     **Arguments:**
 
     - `decay`: γ, in [0, 1).
-    - `eps`: ε, ≥ 0. The quotient is 0 where the divisor is 0.
-    - `initial_scale`: s₀, ≥ 0.
+    - `eps`: ε, ≥ 0.
+    - `initial_scale`: v₀, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide mₜ and vₜ by 1 − γᵗ.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at
-        least float32, because gₜ − mₜ₋₁ cancels.
-    - `nu_dtype`: the dtype in which s is stored. Defaults to the parameter's dtype, but at
+        least float32, because vₜ − |mₜ|² cancels.
+    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at
         least float32.
 
     ??? cite "Graves, [Generating Sequences With Recurrent Neural
@@ -155,22 +143,17 @@ class ScaleByStddev(AbstractTransform):
         del params
         now = self.at(context)
         age = None if state.age is None else tree.increment(state.age)
-        if age is None:
-            now.weight = 1 - now.decay
-            now.keep = now.decay
-        else:
-            now.weight = tree.newest_weight(now.decay, age)
-            # 1 − weight without cancellation, and at age 1 the factor of the initial scale.
-            before = tree.bias_correction(now.decay, jnp.maximum(age - 1, 1))
-            now.keep = now.decay * tree.bias_correction(now.decay, age)
-            now.keep = now.keep * jnp.where(age == 1, 1, 1 / before)
-        now.spread = jnp.where(now.weight == 1, 0, now.keep * now.weight)
+        now.rest = 1 - now.decay
+        now.debias = None if age is None else tree.bias_correction(now.decay, age)
 
         def rule(now, g, mu, nu):
-            nu = now.keep * nu + now.spread * tree.abs_squared(g - mu)
-            # XLA would otherwise copy the old mean, which the variance reads.
-            mu = written_after(moved(mu, g, now.weight), never=nu < 0)
-            return _divide(g, nu, now.eps, self.eps_in_sqrt), mu, nu
+            mu = now.decay * mu + now.rest * g
+            nu = now.decay * nu + now.rest * tree.abs_squared(g)
+            mean, square = mu, nu
+            if now.debias is not None:
+                mean, square = now.debias * mu, now.debias * nu
+            variance = jnp.maximum(square - tree.abs_squared(mean), 0)
+            return _divide(g, variance, now.eps, self.eps_in_sqrt), mu, nu
 
         updates, mu, nu = tree.map_leaves(rule, (updates, state.mu, state.nu), now)
         return updates, ScaleByStddevState(
@@ -179,7 +162,7 @@ class ScaleByStddev(AbstractTransform):
 
 
 def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:
-    """g / √(square + ε), or g / (√square + ε); 0 where the divisor is 0."""
+    """g / √(square + ε), or g / (√square + ε)."""
     if eps_in_sqrt:
-        return quotient(g, tree.root(square + eps))
-    return quotient(g, tree.root(square) + eps)
+        return g / tree.root(square + eps)
+    return g / (tree.root(square) + eps)

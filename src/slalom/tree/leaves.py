@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from .._types import Scalar, under_jit
+from .._types import under_jit
 from .checks import check_inexact, check_same_shapes, check_same_structure
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
 
@@ -122,7 +122,7 @@ def map_leaves(
     return structure.unflatten(results)
 
 
-def scale(tree: PyTree, factor: Scalar) -> PyTree:
+def scale(tree: PyTree, factor: Real[Array, "*leaves"]) -> PyTree:
     """factor · tree, in the accumulation dtype."""
     return map_leaves(lambda now, x: x * now.factor, (tree,), SimpleNamespace(factor=factor))
 

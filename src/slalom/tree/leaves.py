@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PyTree, Real
 
 from .._types import under_jit
 from .checks import check_inexact, check_same_shapes, check_same_structure

@@ -192,11 +192,6 @@ def operand(value: Any) -> str:
     return eqx.tree_pformat(_Laid(value, operand=True), width=LINE, indent=4)
 
 
-def indented(text: str) -> str:
-    """Code with the lines after the first one level further in."""
-    return text.replace("\n", "\n    ")
-
-
 def shortest(value: Any) -> str:
     """A number in the fewest digits that identify it in its own precision, at least float32.
 

@@ -59,7 +59,7 @@ class ScaleByRss(AbstractTransform):
         del params
 
         def rule(now, g, total):
-            total = total + tree.abs_squared(g)
+            total = tree.bounded(total + tree.abs_squared(g))
             return divide_by_root(g, total, now.eps), total
 
         updates, total = tree.map_leaves(rule, (updates, state.sum_of_squares), self.at(context))
@@ -67,10 +67,8 @@ class ScaleByRss(AbstractTransform):
 
 
 def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
-    """g / √(total + ε), or 0 where the total is 0."""
-    zero = total == 0
-    # Two selections, since the derivative of an unused 1/√0 is NaN.
-    return g * jnp.where(zero, 0, tree.inverse_root(jnp.where(zero, 1, total) + eps))
+    """g / √(total + ε), and 0 where the total is 0."""
+    return g * tree.inverse_root(tree.positive(total) + eps)
 
 
 class ScaleByAdadeltaState(eqx.Module):

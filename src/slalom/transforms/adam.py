@@ -11,7 +11,6 @@ from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._types import Params
-from ..tree.norms import quotient
 from ._adam import (
     AbstractAdam,
     ScaleByAdamState as ScaleByAdamState,
@@ -38,7 +37,7 @@ class ScaleByAdam(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0. A positive value keeps the derivative of the
         update finite at zero gradients, for meta-learning.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
@@ -71,11 +70,11 @@ class ScaleByAdam(AbstractAdam):
         now.nu_scale = tree.bias_correction(now.b2, age)
 
     def _moments(self, now, g, mu, nu):
-        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.abs_squared(g)
+        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.bounded_square(g)
 
     def _direction(self, now, g, mu, nu):
-        divisor = tree.root(nu * now.nu_scale + now.eps_root) + now.eps
-        return quotient(debiased_mean(now, g, mu), divisor)
+        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
+        return debiased_mean(now, g, mu) / divisor
 
 
 class ScaleByAmsgradState(eqx.Module):
@@ -100,7 +99,7 @@ class ScaleByAmsgrad(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
     - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
@@ -136,12 +135,12 @@ class ScaleByAmsgrad(AbstractAdam):
         now.nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else one
 
     def _moments(self, now, g, mu, nu, nu_max):
-        nu = now.b2 * nu + now.c2 * tree.abs_squared(g)
+        nu = now.b2 * nu + now.c2 * tree.bounded_square(g)
         return now.b1 * mu + now.c1 * g, nu, jnp.maximum(nu_max, nu * now.nu_scale)
 
     def _direction(self, now, g, mu, nu, nu_max):
         del g, nu
-        return quotient(mu * now.mu_scale, tree.root(nu_max + now.eps_root) + now.eps)
+        return mu * now.mu_scale / (tree.root(tree.positive(nu_max) + now.eps_root) + now.eps)
 
 
 class ScaleByAdamax(AbstractAdam):

@@ -11,7 +11,6 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._types import Params, Scalar
-from ..tree.norms import quotient
 from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
 
 
@@ -26,7 +25,7 @@ class ScaleByBelief(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at least
@@ -62,10 +61,10 @@ class ScaleByBelief(AbstractAdam):
     def _moments(self, now, g, mu, nu):
         mu = now.b1 * mu + now.c1 * g
         # For the order of the sums see `_xla`.
-        return mu, now.b2 * nu + (now.c2 * tree.abs_squared(g - mu) + now.eps_root)
+        return mu, now.b2 * nu + (now.c2 * tree.bounded_square(g - mu) + now.eps_root)
 
     def _direction(self, now, g, mu, nu):
-        return quotient(debiased_mean(now, g, mu), tree.root(nu * now.nu_scale) + now.eps)
+        return debiased_mean(now, g, mu) / (tree.root(tree.positive(nu) * now.nu_scale) + now.eps)
 
 
 class ScaleByYogi(AbstractAdam):
@@ -82,7 +81,7 @@ class ScaleByYogi(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, in [0, 1); 1 − β₂ is the relative size of the changes of v.
-    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `initial_accumulator_value`: v₀, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
@@ -116,13 +115,13 @@ class ScaleByYogi(AbstractAdam):
         now.nu_scale = tree.bias_correction(now.b2, age)
 
     def _moments(self, now, g, mu, nu):
-        square = tree.abs_squared(g)
+        square = tree.bounded_square(g)
         return now.b1 * mu + now.c1 * g, nu - now.c2 * jnp.sign(nu - square) * square
 
     def _direction(self, now, g, mu, nu):
         del g
-        divisor = tree.root(nu * now.nu_scale + now.eps_root) + now.eps
-        return quotient(mu * now.mu_scale, divisor)
+        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
+        return mu * now.mu_scale / divisor
 
 
 class ScaleByRadam(AbstractAdam):
@@ -141,7 +140,7 @@ class ScaleByRadam(AbstractAdam):
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
@@ -181,11 +180,11 @@ class ScaleByRadam(AbstractAdam):
         now.r = jnp.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
     def _moments(self, now, g, mu, nu):
-        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.abs_squared(g)
+        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.bounded_square(g)
 
     def _direction(self, now, g, mu, nu):
-        factor = quotient(now.r, tree.root(nu * now.nu_scale + now.eps_root) + now.eps)
-        return debiased_mean(now, g, mu) * jnp.where(now.rectified, factor, 1)
+        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
+        return debiased_mean(now, g, mu) * jnp.where(now.rectified, now.r / divisor, 1)
 
 
 def _degrees_of_freedom(

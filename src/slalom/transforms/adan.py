@@ -11,7 +11,6 @@ from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._types import Params
-from ..tree.norms import quotient
 from ._adam import AbstractAdam
 from ._xla import written_after
 
@@ -44,7 +43,7 @@ class ScaleByAdan(AbstractAdam):
     - `b1`: β₁, the decay of the mean of gradients, in [0, 1).
     - `b2`: β₂, the decay of the mean of differences, in [0, 1).
     - `b3`: β₃, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m, v and the last gradient are stored. Defaults to the
         parameter's dtype.
@@ -82,10 +81,10 @@ class ScaleByAdan(AbstractAdam):
         difference = jnp.where(now.has_previous, g - previous, 0)
         m = now.b1 * m + now.c1 * g
         v = now.b2 * v + now.c2 * difference
-        n = now.b3 * n + now.c3 * tree.abs_squared(g + now.b2 * difference)
+        n = now.b3 * n + now.c3 * tree.bounded_square(g + now.b2 * difference)
         return m, v, n, written_after(g, never=(n < 0) & (v == 0))
 
     def _direction(self, now, g, m, v, n, previous):
         del g, previous
-        divisor = tree.root(n * now.n_scale + now.eps_root) + now.eps
-        return quotient(now.m_scale * m + now.v_scale * v, divisor)
+        divisor = tree.root(tree.positive(n) * now.n_scale + now.eps_root) + now.eps
+        return (now.m_scale * m + now.v_scale * v) / divisor

@@ -14,7 +14,6 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
-from ..tree.norms import quotient
 
 
 class ScaleByNovogradState(eqx.Module):
@@ -38,7 +37,7 @@ class ScaleByNovograd(AbstractTransform):
 
     - `b1`: β₁, the decay of the momentum, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0. The quotient is 0 where the divisor is 0.
+    - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `weight_decay`: λ, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
@@ -75,13 +74,15 @@ class ScaleByNovograd(AbstractTransform):
         params = self.demand("params", params)
         now = self.at(context)
         age = tree.increment(state.age)
-        squares = tree.map_leaves(lambda _, g: jnp.sum(tree.abs_squared(g)), (updates,))
+        squares = tree.map_leaves(
+            lambda _, g: tree.bounded(jnp.sum(tree.abs_squared(g))), (updates,)
+        )
         nu = _vector(squares, state.nu)
         b2, c2, eps, eps_root = (
             jnp.asarray(x, nu.dtype) for x in (now.b2, 1 - now.b2, now.eps, now.eps_root)
         )
         nu = jnp.where(age == 1, nu, b2 * state.nu + c2 * nu)
-        now.inverse_norm = quotient(jnp.ones_like(nu), tree.root(nu + eps_root) + eps)
+        now.inverse_norm = 1 / (tree.root(tree.positive(nu) + eps_root) + eps)
 
         def rule(now, g, p, mu):
             return now.b1 * mu + (g * now.inverse_norm + now.weight_decay * p)

@@ -72,7 +72,7 @@ class ScaleByRms(AbstractTransform):
         now.debias = None if age is None else tree.bias_correction(now.decay, age)
 
         def rule(now, g, nu):
-            nu = now.decay * nu + now.rest * tree.abs_squared(g)
+            nu = now.decay * nu + now.rest * tree.bounded_square(g)
             debiased = nu if now.debias is None else nu * now.debias
             return _divide(g, debiased, now.eps, self.eps_in_sqrt), nu
 
@@ -148,7 +148,7 @@ class ScaleByStddev(AbstractTransform):
 
         def rule(now, g, mu, nu):
             mu = now.decay * mu + now.rest * g
-            nu = now.decay * nu + now.rest * tree.abs_squared(g)
+            nu = now.decay * nu + now.rest * tree.bounded_square(g)
             mean, square = mu, nu
             if now.debias is not None:
                 mean, square = now.debias * mu, now.debias * nu
@@ -163,6 +163,7 @@ class ScaleByStddev(AbstractTransform):
 
 def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:
     """g / √(square + ε), or g / (√square + ε)."""
+    square = tree.positive(square)
     if eps_in_sqrt:
         return g / tree.root(square + eps)
     return g / (tree.root(square) + eps)

@@ -75,7 +75,7 @@ class ScaleBySM3(AbstractTransform):
         # Phrasing it differently for each, as Adafactor does, would be slower: XLA's fast
         # reductions do not fuse with a minimum.
         def rule(now, g, bound, mu):
-            total = now.b2 * bound + now.c2 * tree.abs_squared(g)
+            total = now.b2 * bound + now.c2 * tree.bounded_square(g)
             return now.b1 * mu + now.c1 * divide_by_root(g, total, now.eps), total
 
         mu, total = tree.map_leaves(rule, (updates, bounds, state.mu), now, like=(state.mu, bounds))

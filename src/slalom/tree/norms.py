@@ -54,10 +54,42 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> Any:
     return y, t * y * y * y / -2
 
 
-def quotient(x: Inexact[Array, "..."], divisor: Real[Array, "..."]) -> Inexact[Array, "..."]:
-    """x / divisor, and 0 where the divisor is 0, as for a zero gradient with ε = 0."""
-    zero = divisor == 0
-    return jnp.where(zero, 0, x / jnp.where(zero, 1, divisor))
+def bounded_square(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
+    """|x|², but at most a quarter of the largest finite number; NaN stays NaN.
+
+    Otherwise a single gradient of 1e20 would make a running mean infinite, and all later updates
+    that are divided by its root 0. The quarter leaves room for rounding in the mean and in the
+    correction of its bias.
+
+    **Arguments:**
+
+    - `x`: a floating or complex array.
+
+    **Returns:** a real array.
+    """
+    return bounded(abs_squared(x))
+
+
+def bounded(square: Real[Array, "..."]) -> Real[Array, "..."]:
+    """A square, or a sum of squares, with the bound of `bounded_square`."""
+    return jnp.minimum(square, float(jnp.finfo(square.dtype).max) / 4)
+
+
+def positive(square: Real[Array, "..."]) -> Real[Array, "..."]:
+    """A mean of squares as a divisor: at least the smallest normal number.
+
+    With ε = 0 a zero gradient is divided by a positive number, so its update is 0 and not NaN.
+    Where the squares of tiny gradients have underflowed, the updates stay small.
+
+    **Arguments:**
+
+    - `square`: a real array, ≥ 0.
+
+    **Returns:** the array.
+    """
+    # A maximum costs nothing. Two selections around the quotient would make XLA keep the updates
+    # in a buffer wherever something else reads them too.
+    return jnp.maximum(square, float(jnp.finfo(square.dtype).tiny))
 
 
 def global_norm(tree: PyTree) -> Scalar:

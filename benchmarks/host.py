@@ -16,6 +16,7 @@ from .measure import WARM_UP, ratio, spread
 from .shapes import mlp
 
 LEAVES = 100
+BOUND_LEAVES = 10
 
 
 def loss_fn(model: Any, x: Any) -> Any:
@@ -110,20 +111,65 @@ def eager_steps(leaves: int) -> dict[str, Loop]:
     }
 
 
+def readings(leaves: int) -> dict[str, dict[str, Loop]]:
+    """Reading the learning rate of an optimizer, as for a progress bar."""
+    model = mlp(leaves, 8)
+    params = eqx.filter(model, eqx.is_inexact_array)
+
+    def loops(ours: Any, theirs: Any) -> dict[str, Loop]:
+        opt = sl.Optimizer(sl.adamw(ours), model)
+        state: Any = optax.inject_hyperparams(optax.adamw)(theirs).init(params)
+
+        def own() -> tuple[()]:
+            float(opt.hyperparams["learning_rate"])
+            return ()
+
+        def rival() -> tuple[()]:
+            float(state.hyperparams["learning_rate"])
+            return ()
+
+        return {"opt.hyperparams": Loop(own), "optax.inject_hyperparams": Loop(rival)}
+
+    return {
+        "reading a number": loops(1e-3, 1e-3),
+        "reading a scheduled number": loops(
+            sl.schedules.cosine_decay(1e-3, 1000), optax.cosine_decay_schedule(1e-3, 1000)
+        ),
+    }
+
+
+def bindings(leaves: int) -> dict[str, Loop]:
+    """Creating the state of a new optimizer, as meta-learning does in every outer step."""
+    model = mlp(leaves, 8)
+
+    def own() -> tuple[Any]:
+        return (sl.Optimizer(sl.adam(1e-3), model),)
+
+    def rival() -> tuple[Any]:
+        return (optax.adam(1e-3).init(eqx.filter(model, eqx.is_inexact_array)),)
+
+    return {
+        "sl.Optimizer": Loop(lambda *_: own()),
+        "optax, init": Loop(lambda *_: rival()),
+    }
+
+
 def compare_host(calls: int, leaves: int = LEAVES) -> list[dict[str, Any]]:
     """Entries of the JSON report. The ratios compare the times until the results are ready."""
     entries = []
-    for name, make, target in (
-        ("training step", training_steps, 2.0),
-        ("step on its own", eager_steps, 5.0),
-    ):
-        loops = make(leaves)
+    rows: list[tuple[str, int, float | None, dict[str, Loop]]] = [
+        ("training step", leaves, 2.0, training_steps(leaves)),
+        ("step on its own", leaves, 5.0, eager_steps(leaves)),
+        *((name, leaves, None, loops) for name, loops in readings(leaves).items()),
+        ("binding", BOUND_LEAVES, 1.0, bindings(BOUND_LEAVES)),
+    ]
+    for name, of, target, loops in rows:
         returned, done = interleave(loops, calls)
         own, *_ = loops
         entries.append(
             {
                 "row": name,
-                "leaves": leaves,
+                "leaves": of,
                 "target": target,
                 "contenders": {
                     who: {"returned": spread(returned[who]), "done": spread(done[who])}

@@ -132,7 +132,7 @@ def host_table(report: Report) -> Table:
                 f"{1e6 * each['returned']['median']:.0f}",
                 f"{1e6 * each['done']['median']:.0f}",
                 times(entry["ratios"][who]) if who != own else "",
-                f"{entry['target']} {verdict(entry)}" if who == own else "",
+                f"{entry['target']} {verdict(entry)}" if who == own and entry["target"] else "",
             )
     return table
 

@@ -306,6 +306,7 @@ def test_a_norm_inside_a_group_is_the_norm_of_the_group():
     np.testing.assert_allclose(got["w"], np.full((4, 3), 0.25), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_only_keeps_every_bit():
     # −0 + 0 is +0, and NaN + 0 may lose its payload: the unselected must not be touched.
     nan = np.array([0x7FC12345], np.uint32).view(np.float32)
@@ -331,6 +332,7 @@ def test_unselected_nan_does_not_spread():
     np.testing.assert_allclose(updates["w"], np.full((2, 2), 0.5), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_prefix_labels_over_a_pair_of_models():
     generator = eqx.nn.MLP(1, 1, 2, 1, key=jax.random.key(0))
     critic = eqx.nn.Linear(2, 1, key=jax.random.key(1))
@@ -360,6 +362,7 @@ def stepped():
     return model, opt
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_a_scan_carry(stepped):
     def body(carry, grads):
         model, opt = carry
@@ -686,6 +689,7 @@ LINKS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 @hypothesis.given(TREES, st.lists(LINKS, max_size=3))
 @hypothesis.settings(max_examples=30, deadline=None, derandomize=True)

@@ -48,6 +48,7 @@ def after_each(tx, model, grads, look):
 # --- if_finite --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", slow_except([0, 2], 2))
 def test_if_finite_is_apply_if_finite_also_around_the_limit(limit, x64):
     model = nested_dict(jax.random.key(0), jnp.float64)
@@ -92,6 +93,7 @@ def test_a_skipped_step_does_not_advance_a_schedule():
     np.testing.assert_allclose(rates[:5], [0.95, 0.95, 0.95, 0.9, 0.85], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_skipping_goes_on_for_ever():
     tx = sl.adam(0.1).if_finite(1, on_limit="skip")
     history, emitted = after_each(tx, MODEL, spoilt(GRADS, *BAD), lambda opt: opt.has_updated)
@@ -153,6 +155,7 @@ def test_raise_is_an_error_of_the_next_call():
         assert str(error.value) == message
 
 
+@pytest.mark.slow
 def test_raise_is_not_asked_inside_of_a_scan_but_after_it():
     tx = sl.adam(0.1).if_finite(1, on_limit="raise", check="both").every_k(1)
     history, opt = slalom_trajectory(tx, MODEL, spoilt(GRADS, 9, 10, 11))
@@ -161,6 +164,7 @@ def test_raise_is_not_asked_inside_of_a_scan_but_after_it():
         opt.step(MODEL, at(GRADS, 0))
 
 
+@pytest.mark.slow
 def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     asked = []
     check = lambda self, name, state: asked.append(name)  # noqa: E731

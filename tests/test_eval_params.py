@@ -178,6 +178,7 @@ def test_without_a_writer_the_model_itself_is_evaluated(tx):
         assert a is b
 
 
+@pytest.mark.slow
 def test_only_the_leaves_of_a_writer_are_replaced():
     model = mlp(jax.random.key(1))
     weights = sl.where.ndim(min=2)

@@ -127,6 +127,7 @@ def test_update_holds_zeros_and_then_the_update():
 # --- weights and values ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_unequal_micro_batches_equal_the_full_batch():
     # Gradients of means over 1, 5 and 2 examples, weighted by how many they are.
     random = np.random.default_rng(0)
@@ -293,6 +294,7 @@ def updated_at(tx, n):
     return np.flatnonzero(jax.lax.scan(body, opt, jnp.ones((n, 2)))[1]).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 def test_has_updated_says_whether_anything_was_written():
     assert updated_at(sl.adam(0.1), 3) == [0, 1, 2]
@@ -313,6 +315,7 @@ def test_a_scheduled_k_is_rounded_and_at_least_one():
     assert updated_at(sl.sgd(0.1).every_k(sl.schedules.linear(0.0, 2.6, 2)), 8) == [0, 1, 4, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", slow_except([True, False], False))
 def test_a_scheduled_k_walks_as_optax_does(mean):
     ours, theirs = INNER["adamw"]
@@ -507,6 +510,7 @@ def test_means_of_weighted_means_are_weighted_means():
     assert_same_path(path, exact, params, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 def test_in_the_middle_of_a_chain():
     # Idle steps hand zeros on: Adam is fed 0, 0, 0, mean, 0, 0, 0, mean.

@@ -41,6 +41,7 @@ def test_digits_prints_optimizer_and_accuracy_and_draws(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.slow
 def test_digits_says_how_to_install_what_it_misses():
     code = f"""
 import runpy, sys

@@ -77,6 +77,7 @@ def assert_steps_as(tx, opt):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_dtypes_are_kept_and_each_has_one_buffer():
     tx = sl.adamw(0.1, weight_decay=0.1)
     opt = sl.Optimizer(tx.flatten(), MIXED)
@@ -154,6 +155,7 @@ def test_what_the_context_holds_for_each_parameter_is_joined():
     np.testing.assert_allclose(flat["w"], [[10.0, 17.0]])
 
 
+@pytest.mark.slow
 def test_a_whole_model_takes_the_path_of_its_leaves():
     model = mlp(KEY)
     grads = gradients(model, 10)

@@ -556,6 +556,7 @@ def test_a_sweep_is_one_program_and_equals_separate_runs():
     np.testing.assert_allclose(together, apart, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_of_optimizers_by_vmap():
     rates = jnp.array([0.1, 0.2, 0.3])
     opts = eqx.filter_vmap(lambda rate: sl.Optimizer(sl.adam(rate), params()))(rates)
@@ -577,6 +578,7 @@ def test_the_loss_is_differentiable_in_the_rate():
     np.testing.assert_allclose(slope, numeric, rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx_of",
     [

@@ -15,6 +15,7 @@ def grads_at(n, params=PARAMS):
     return jax.tree.map(lambda p: jnp.cos(p * (n + 1)), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 9.0])
 def test_a_piecewise_interpolated_b1_and_a_b2_changed_by_hand(factor, x64):
     # The example of the public page has the factor 1, which interpolates nothing.

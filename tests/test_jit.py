@@ -69,6 +69,7 @@ class Trainer(eqx.Module):
         return self(model, x, y)
 
 
+@pytest.mark.slow
 def test_the_step_of_a_method_outlives_other_steps_of_it():
     trainer, model = Trainer(1), make_model()
     opt = sl.Optimizer(tx, model)
@@ -80,6 +81,7 @@ def test_the_step_of_a_method_outlives_other_steps_of_it():
     assert trainer.traces == [(4, 2), (2, 2)]
 
 
+@pytest.mark.slow
 def test_losses_that_compare_equal_have_programs_of_their_own():
     model = make_model()
     opt = sl.Optimizer(tx, model)
@@ -191,6 +193,7 @@ def test_called_without_a_loss_it_returns_a_decorator(has_aux):
     np.testing.assert_allclose(loss, mean_square(model, x, y), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_steps_of_a_dead_loss_are_forgotten():
     gc.collect()
     before = len(_programs)
@@ -204,6 +207,7 @@ def test_steps_of_a_dead_loss_are_forgotten():
     assert len(_programs) == before
 
 
+@pytest.mark.slow
 def test_two_optimizers_with_other_numbers_share_one_program():
     loss_fn = make_loss()
     step = sl.train_step(loss_fn)
@@ -252,6 +256,7 @@ def test_the_call_returns_before_the_work_is_done():
     assert not step(model, opt, matrix)[2].is_ready()
 
 
+@pytest.mark.slow
 def test_a_donated_model_is_refused_by_name():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
@@ -263,6 +268,7 @@ def test_a_donated_model_is_refused_by_name():
         step(new, opt, x, y)
 
 
+@pytest.mark.slow
 def test_by_default_the_model_is_kept_and_the_optimizer_is_donated():
     model = best = make_model()
     before = jax.tree.map(jnp.copy, eqx.filter(model, eqx.is_array))
@@ -314,6 +320,7 @@ def test_donated_memory_is_written_in_place(donate):
         assert "f32[256,256]{1,0} copy(" not in program.as_text()
 
 
+@pytest.mark.slow
 def test_without_donation_everything_can_be_used_again():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
@@ -409,6 +416,7 @@ def test_a_training_step_is_pickled_as_its_loss_and_options():
     assert repr(step) == "sl.train_step(sum_of, donate=False)"
 
 
+@pytest.mark.slow
 def test_under_a_users_own_jit_the_step_is_inlined():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
@@ -434,6 +442,7 @@ def test_under_a_users_own_jit_the_step_is_inlined():
     assert not jax.tree.leaves(eqx.filter(model, eqx.is_array))[0].is_deleted()
 
 
+@pytest.mark.slow
 def test_eight_learning_rates_in_one_program():
     loss_fn, model = make_loss(), make_model()
 
@@ -488,6 +497,7 @@ def rows(a):
     return NamedSharding(mesh, PartitionSpec("data")) if a.shape[0] % 4 == 0 else replicated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding_of", [lambda a: replicated, rows], ids=["replicated", "rows"])
 def test_on_a_mesh_nothing_moves_and_nothing_compiles_twice(sharding_of):
     loss_fn = make_loss()

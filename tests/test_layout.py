@@ -60,6 +60,7 @@ CLIPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs"), CLIPS.values(), ids=CLIPS.keys())
 def test_layers_of_equinox_are_what_optax_makes_of_their_transposes(ours, theirs):
     params, grads = drawn(zoo), drawn(zoo, seed=1)
@@ -79,6 +80,7 @@ def test_layers_of_equinox_are_what_optax_makes_of_their_transposes(ours, theirs
     assert changed
 
 
+@pytest.mark.slow
 def test_the_norm_of_each_unit_is_bounded_and_no_other_unit_is_touched():
     weight = jnp.array([[3.0, 4.0], [0.3, 0.4]])
     grads = eqx.tree_at(lambda l: l.weight, eqx.nn.Linear(2, 2, key=keys[0]), weight)
@@ -144,6 +146,7 @@ def test_rows_and_columns_are_those_of_the_layer():
     )
 
 
+@pytest.mark.slow
 def test_factors_are_kept_in_single_precision_and_are_finite_at_zero():
     params = {"w": jnp.ones((4, 3), jnp.float16), "b": jnp.ones(3, jnp.float16)}
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, clipping_threshold=1.0)

@@ -113,6 +113,7 @@ def test_lbfgs_arrives_by_the_path_of_optax(x64):
         assert np.sum(metrics["num_linesearch_steps"]) <= np.sum(tried)
 
 
+@pytest.mark.slow
 def test_lbfgs_arrives_in_single_precision():
     for _, minimum, history, (_, metrics) in all_problems(run, sl.lbfgs(), 60):
         np.testing.assert_allclose(history[-1], minimum, atol=1e-4)
@@ -163,6 +164,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", slow_except(PAIRS, "lbfgs-numbers", "zoom-numbers", "backtracking-numbers")
 )
@@ -295,6 +297,7 @@ def test_every_way_to_step_is_the_same_step():
     assert compiled.metrics["learning_rate"] == eager.metrics["learning_rate"]
 
 
+@pytest.mark.slow
 def test_the_loss_is_traced_once_for_the_gradient_and_once_for_the_search():
     traces = []
 
@@ -310,6 +313,7 @@ def test_the_loss_is_traced_once_for_the_gradient_and_once_for_the_search():
     assert len(traces) == 2
 
 
+@pytest.mark.slow
 def test_each_rate_tried_is_one_evaluation():
     calls = []
 
@@ -328,6 +332,7 @@ def test_each_rate_tried_is_one_evaluation():
         assert len(calls) == int(opt.metrics["num_linesearch_steps"]) > 3
 
 
+@pytest.mark.slow
 def test_reuse_spares_the_evaluation_that_the_search_has_made():
     calls = []
 
@@ -414,6 +419,7 @@ def test_a_search_on_some_parameters_sees_the_others_stand_still(wrap):
     assert jax.tree.leaves(opt.state_of(sl.ScaleByLbfgs).updates["b"]) == []
 
 
+@pytest.mark.slow
 def test_two_groups_search_each_by_itself():
     others = sl.sgd(0.01) | sl.ScaleByBacktrackingLinesearch(9)
     history, _, _ = run(bowl, BOWL, others.partition({FIRST: SHORT}), 1)
@@ -494,6 +500,7 @@ def pathology(x, kind):
     return jax.lax.switch(kind, branches, x)
 
 
+@pytest.mark.slow
 @searches
 @pytest.mark.parametrize(
     ("kind", "scale"), [(0, -1.0), (1, -1 / 16), (2, -1 / 4)], ids=["NaN", "-inf", "infinite slope"]
@@ -637,6 +644,7 @@ def test_lbfgs_after_a_reset_of_some_parameters_goes_on_with_the_others():
     np.testing.assert_allclose(update["a"], grad["a"] / norm, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_lbfgs_keeps_no_buffer_of_its_caller():
     params, grads = jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0])
     tx = sl.ScaleByLbfgs(2)
@@ -682,6 +690,7 @@ def test_verbose_prints_where_the_search_failed(kind, capfd):
     assert said.endswith("loss 22.0, slope 1332.0.\n")
 
 
+@pytest.mark.slow
 def test_lbfgs_needs_little_beside_its_memory():
     params = jnp.zeros(100_000)
     opt = sl.Optimizer(sl.lbfgs(), params)

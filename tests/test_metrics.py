@@ -130,6 +130,7 @@ def scratch(tx, model):
     return step.lower(model, opt, model).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_record_of_an_idle_step_is_zero_and_needs_no_buffer_of_its_own():
     model = {"w": jnp.ones(1 << 16)}
     paced = (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record()
@@ -147,6 +148,7 @@ def too_long(updates):
     return sl.tree.global_norm(updates) > 2.0
 
 
+@pytest.mark.slow
 def test_monitors_measure_what_those_of_optax_measure():
     ours = sl.sgd(0.1, momentum=0.9) | sl.Monitor(
         {
@@ -195,6 +197,7 @@ def test_an_ema_of_bools_is_the_share_of_the_true_ones():
     np.testing.assert_allclose(opt.metrics["share"], np.average(true, weights=weights), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_monitors_measure_the_leaves_of_their_mask():
     weights = sl.where.ndim(min=2)
     model = mlp(jax.random.key(1))
@@ -246,6 +249,7 @@ def test_a_norm_that_is_not_recorded_says_how_to():
         opt.metrics["grad_norm"]
 
 
+@pytest.mark.slow
 def test_reading_one_number_computes_no_other():
     calls = []
 

@@ -52,6 +52,7 @@ def test_equal_to_the_whole_batch_in_double_precision(x64):
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_args", [("x", "y"), ["x", 1], None])
 def test_batch_arguments_by_name_or_position(batch_args):
     # A table that belongs to no example, a keyword and something static are passed whole.
@@ -68,6 +69,7 @@ def test_batch_arguments_by_name_or_position(batch_args):
     assert distance(parts, whole) <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_batch_argument_given_by_keyword_and_one_that_is_a_tree():
     def loss_fn(model, batch, scale):
         return scale * mean_square(model, batch["x"], batch["y"])
@@ -102,6 +104,7 @@ class SeeWeight(sl.AbstractTransform):
         return updates, Weight(jnp.asarray(context.weight, jnp.float32))
 
 
+@pytest.mark.slow
 def test_unequal_weights_equal_the_whole_batch():
     tx = SeeWeight() | TX
     whole, opt, (loss, weight) = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True)
@@ -113,6 +116,7 @@ def test_unequal_weights_equal_the_whole_batch():
     assert float(opt.state_of(SeeWeight).seen) == float(by_parts.state_of(SeeWeight).seen) == 5.0
 
 
+@pytest.mark.slow
 def test_weight_and_aux_are_returned_in_the_order_of_the_loss():
     def loss_fn(model, x, y, mask):
         return *weighted(model, x, y, mask), x
@@ -126,6 +130,7 @@ def test_weight_and_aux_are_returned_in_the_order_of_the_loss():
     np.testing.assert_array_equal(stacked, np.stack([X[i::3] for i in range(3)]))
 
 
+@pytest.mark.slow
 def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
     # The second of three parts holds the examples 1, 4, 7, 10.
     def loss_fn(model, x, y, mask):
@@ -143,6 +148,7 @@ def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
     assert distance(parts, exact) <= 1e-6
 
 
+@pytest.mark.slow
 def test_mini_batches_of_unequal_weight_equal_the_whole_batch_under_every_k():
     # Microbatches inside, mini-batches outside: weights are counted through both.
     exact, _, _ = stepped(weighted, X, Y, MASK, has_weight=True)
@@ -154,6 +160,7 @@ def test_mini_batches_of_unequal_weight_equal_the_whole_batch_under_every_k():
     assert distance(params_of(model), exact) <= 1e-6
 
 
+@pytest.mark.slow
 def test_aux_is_stacked_over_the_microbatches():
     def loss_fn(model, x, y):
         return mean_square(model, x, y), {"x": x, "kind": "train"}
@@ -207,6 +214,7 @@ class LookAround(sl.AbstractTransform):
         return jax.tree.map(lambda u: u * (scale - context.value + 1), updates), state
 
 
+@pytest.mark.slow
 def test_value_fn_is_the_mean_over_microbatches_too():
     tx = LookAround() | sl.sgd(0.1)
     whole, _, _ = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True)
@@ -214,6 +222,7 @@ def test_value_fn_is_the_mean_over_microbatches_too():
     assert distance(parts, whole) <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_sharded_batch_stays_where_it_lies():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     x = jax.device_put(jnp.tile(X, (2, 1)), NamedSharding(mesh, PartitionSpec("data")))
@@ -232,6 +241,7 @@ def test_a_sharded_batch_stays_where_it_lies():
     assert distance(params_of(new), exact) <= 1e-6
 
 
+@pytest.mark.slow
 def test_scratch_is_one_accumulator_and_the_gradient_of_a_part():
     width = 256
     model = {f"layer{i}": jnp.full((width, width), 0.01) for i in range(4)}
@@ -279,6 +289,7 @@ def test_each_microbatch_draws_from_a_key_of_its_own():
     assert distance(named, parts) == distance(unnamed, parts) == 0
 
 
+@pytest.mark.slow
 def test_an_array_of_keys_is_divided_like_any_array():
     keys = jax.random.split(jax.random.key(7), 12)
 
@@ -292,6 +303,7 @@ def test_an_array_of_keys_is_divided_like_any_array():
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_value_fn_draws_the_masks_of_the_gradient():
     def loss_fn(model, x, y, key):
         return noisy(model, x, y, key)[0]
@@ -326,6 +338,7 @@ class ScaleByTemperature(sl.AbstractTransform):
         return jax.tree.map(lambda u: u * scale, updates), state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", slow_except([None, 3], 3))
 def test_context_reaches_the_transforms(number):
     key = jax.random.key(3)

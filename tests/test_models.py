@@ -128,6 +128,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", slow_except(TRANSFORMS, "adamw", "every_k", "partition"))
 def test_a_whole_model_trains_as_its_arrays_do(rule):
     tx, model = TRANSFORMS[rule](), mlp()
@@ -169,6 +170,7 @@ class Dropped(eqx.Module):
         return self.linear(self.dropout(x, key=key))
 
 
+@pytest.mark.slow
 def test_dropout_takes_a_key_through_train_step():
     model = Dropped(eqx.nn.Linear(2, 1, key=jax.random.key(0)), eqx.nn.Dropout(0.5))
 
@@ -223,6 +225,7 @@ def by_hand(model, state, steps):
     return params, state
 
 
+@pytest.mark.slow
 def test_batch_norm_trains_and_its_state_advances():
     model, state = eqx.nn.make_with_state(Normed)()
     start = state
@@ -569,6 +572,7 @@ def test_an_ensemble_trains_as_its_members_do():
             np.testing.assert_allclose(a[i], b, rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_train_step_runs_under_filter_vmap():
     def train(rate):
         model = mlp()

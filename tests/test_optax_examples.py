@@ -77,6 +77,7 @@ LOOPS = pytest.mark.parametrize("loop", slow_except([by_function, by_optimizer],
 # --- a custom chain on a dict -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @LOOPS
 def test_custom_optimizer_with_chaining(loop):
     original = optax.chain(
@@ -107,6 +108,7 @@ def map_nested_fn(fn):
     return map_fn
 
 
+@pytest.mark.slow
 @LOOPS
 def test_labels_from_a_function(loop):
     params = {
@@ -132,6 +134,7 @@ def pair():
     )
 
 
+@pytest.mark.slow
 def test_a_prefix_of_labels_over_a_pair_of_models():
     original = optax.partition(
         {"generator": optax.adam(0.1), "discriminator": optax.adam(0.5)},
@@ -153,6 +156,7 @@ def test_a_prefix_of_labels_over_a_pair_of_models():
     assert rates["discriminator.scale_by_learning_rate.learning_rate"] == 0.5
 
 
+@pytest.mark.slow
 @LOOPS
 def test_a_prefix_of_labels_over_a_pair_of_arrays(loop):
     labels = ("generator", "discriminator")
@@ -173,6 +177,7 @@ def mask_fn(p):
     return jax.tree.map(lambda x: x.ndim != 1, p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [mask_fn, mask_fn(NET), sl.where.ndim(min=2), ~sl.where.ndim(1), sl.where.path("**.w")],
@@ -201,6 +206,7 @@ def test_adamw_without_decay_of_biases_and_norms(where):
     assert_moves_as(original, NET, ours)
 
 
+@pytest.mark.slow
 def test_a_mask_holds_state_for_the_selected_only():
     state = sl.Trace(0.9).mask(mask_fn).init(NET)
     assert state.trace["linear"]["b"] is None
@@ -211,6 +217,7 @@ def test_a_mask_holds_state_for_the_selected_only():
 # --- another rate for the biases --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @LOOPS
 def test_bias_groups_by_path(loop):
     params = {
@@ -238,6 +245,7 @@ def test_bias_groups_by_path(loop):
         assert_moves_as(original, params, loop(ours, params))
 
 
+@pytest.mark.slow
 def test_accumulation_over_five_steps():
     # The page's `apply_every(5, adam)`, which optax itself spells `MultiSteps`.
     params = {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}
@@ -249,6 +257,7 @@ def test_accumulation_over_five_steps():
 # --- hyperparameters that change --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @LOOPS
 def test_a_scheduled_b1_beside_a_constant_b2(loop):
     b1 = optax.linear_schedule(0.1, 0.9, 100)
@@ -260,6 +269,7 @@ def test_a_scheduled_b1_beside_a_constant_b2(loop):
     assert_moves_as(expected, params, loop(ours | sl.Scale(-0.01), params))
 
 
+@pytest.mark.slow
 def test_b2_is_changed_by_hand():
     params, grads = jnp.array(0.0), jnp.array(0.5)
     rival = optax.inject_hyperparams(optax.scale_by_adam)(b1=0.9, b2=0.99)
@@ -278,6 +288,7 @@ def test_b2_is_changed_by_hand():
 # --- wrappers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lookahead_evaluates_the_slow_weights():
     def loss_fn(p):
         return jnp.sum(p**2)
@@ -290,6 +301,7 @@ def test_lookahead_evaluates_the_slow_weights():
     assert float(loss_fn(opt.eval_params(params))) == 2.0
 
 
+@pytest.mark.slow
 def test_some_parameters_are_not_optimized_at_all():
     # The page wraps `partition` with `masked`, which would add raw gradients to the others.
     params = {

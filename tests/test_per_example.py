@@ -131,6 +131,7 @@ def private_paths(params, grads):
     return path, exact
 
 
+@pytest.mark.slow
 def test_private_aggregate_walks_as_optax_with_the_same_noise():
     path, exact = private_paths(PARAMS, per_example(PARAMS, STEPS))
     assert_same_path(path, exact, PARAMS, 2e-5)
@@ -192,6 +193,7 @@ def noise_of(key, params, steps=2):
     return drawn
 
 
+@pytest.mark.slow
 def test_noise_is_reproducible_and_new_for_each_step_and_leaf():
     params = {"a": jnp.zeros(2000), "b": jnp.zeros(2000)}
     first, second = noise_of(1, params)
@@ -278,6 +280,7 @@ MODEL = mlp(jax.random.key(0))
 CLIP = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1)
 
 
+@pytest.mark.slow
 def test_train_step_differentiates_each_example():
     def of_one(model, x, y):
         return mean_square(model, x[None], y[None])
@@ -291,6 +294,7 @@ def test_train_step_differentiates_each_example():
     assert int(by_step.metrics["num_clipped"]) == int(opt.metrics["num_clipped"]) > 0
 
 
+@pytest.mark.slow
 def test_without_clipping_the_mean_is_that_of_the_batch():
     step = sl.train_step(mean_square, donate=False)
     exact, _, _ = step(MODEL, sl.Optimizer(sl.adam(0.1), MODEL), X, Y)
@@ -314,6 +318,7 @@ def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
     assert aux["a"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     slow_except(
@@ -341,6 +346,7 @@ def test_microbatches_gather_what_the_whole_batch_gives(name):
     np.testing.assert_array_equal(aux[:, :, 0], np.stack([X[i::3] for i in range(3)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [None, 3])
 def test_each_example_draws_from_a_key_of_its_own(number):
     key = jax.random.key(5)
@@ -398,6 +404,7 @@ def test_conjugation_and_what_links_behind_are_told(number):
     np.testing.assert_allclose(new, z, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_accumulation_stands_behind():
     tx = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1).every_k(2)
     step = sl.train_step(mean_square, donate=False)

@@ -117,6 +117,7 @@ def test_a_nan_stays_visible_in_its_own_block_and_nowhere_else():
     np.testing.assert_allclose(tree.rms(made["good"]), 0.5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_centralize_takes_the_mean_of_each_output():
     layer = eqx.nn.Conv2d(2, 3, 2, key=jax.random.key(0))
     grads = eqx.filter(layer, eqx.is_array)
@@ -165,6 +166,7 @@ def test_noise_differs_from_leaf_to_leaf_and_step_to_step_and_is_reproducible():
     assert distance(noises(sl.AddNoise(1.0, 0.0, key=2), params), made) > 0.1
 
 
+@pytest.mark.slow
 def test_the_variance_fades_with_the_clock():
     params = {"real": jnp.zeros(20_000), "complex": jnp.zeros(20_000, jnp.complex64)}
     for step, made in enumerate(noises(sl.AddNoise(4.0, 0.5), params)):
@@ -222,6 +224,7 @@ def test_the_variance_may_be_scheduled():
         sl.AddNoise(-1, 0.55)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_keys_is_one_program():
     params = {"w": jnp.zeros(4)}
 

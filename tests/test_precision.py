@@ -175,6 +175,7 @@ def test_bias_correction_is_accurate(decay):
 # --- half precision -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bfloat16_parameters_with_a_scheduled_b2():
     # bfloat16(0.999) is 1: computed in that, the correction would divide by zero.
     b2 = sl.schedules.linear(0.99, 0.999, 20)
@@ -417,6 +418,7 @@ def test_complex_gradient_of_a_mixed_model():
     assert (model["real"].dtype, model["complex"].dtype) == (jnp.float32, jnp.complex64)
 
 
+@pytest.mark.slow
 def test_leaves_of_different_ages_are_each_corrected_from_their_own_zero():
     params = {"new": jnp.ones(2), "old": jnp.ones(2)}
     grads = {"new": jnp.full(2, 0.5), "old": jnp.full(2, 0.25)}

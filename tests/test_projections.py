@@ -109,6 +109,7 @@ def test_no_point_of_a_sphere_is_nearer(name, x, other):
     assert np.linalg.norm(p, ord=1 if name == "l1_sphere" else 2) == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_simplex_of_large_and_of_many_numbers_has_the_right_sum():
     x = 1e6 * jax.random.normal(jax.random.key(0), (100_000,))
     p = P.simplex()({"a": x[:70_000], "b": x[70_000:].reshape(100, 300)})
@@ -133,6 +134,7 @@ def test_norms_neither_overflow_nor_underflow(size):
     np.testing.assert_allclose(inside, jnp.array([3.0, 4.0]) * min(size, 1.0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_trees_inside_of_a_ball_keep_every_bit():
     x = nested_dict(jax.random.key(0))
     for fn in (P.l1_ball(100.0), P.l2_ball(100.0), P.linf_ball(100.0), P.box(-9, 9)):
@@ -277,6 +279,7 @@ def test_update_is_the_difference():
         np.testing.assert_allclose(a, b, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_recording_changes_no_bit_and_no_bound():
     tx = sl.adam(0.1).project(P.box(-0.1, 0.1))
     stepped, _ = steps(tx)
@@ -344,6 +347,7 @@ def test_the_numbers_of_a_projection_are_hyperparameters():
     assert "sl.projections.l2_ball(scale=0.125)" in repr(opt.transform)
 
 
+@pytest.mark.slow
 def test_bounds_that_are_trees_follow_the_model():
     model = mlp()
     bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1), params_of(model))

@@ -78,6 +78,7 @@ def run(code, namespace, document, line):
 QUICK = ("README.md", "CONTRIBUTING.md", "docs/writing-a-transform.md")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", slow_except(DOCUMENTS, *QUICK))
 def test_snippets_run_and_show_what_they_say(document):
     namespace = {"__name__": "readme"}
@@ -122,6 +123,7 @@ def typecheck(value):
     return done, shown
 
 
+@pytest.mark.slow
 def test_typecheck_refuses_a_wrong_shape_with_the_message_shown():
     done, shown = typecheck("1")
     assert done.returncode == 1

@@ -130,6 +130,7 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
     assert differs or (cls, name) in INSENSITIVE
 
 
+@pytest.mark.slow
 @each
 def test_values_are_what_an_optimizer_uses(name):
     schedule = ALL[name]
@@ -140,6 +141,7 @@ def test_values_are_what_an_optimizer_uses(name):
     np.testing.assert_allclose(used, schedule.values(60), rtol=3e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_schedule_changes_no_state():
     params = nested_dict(jax.random.key(0))
     number = sl.Optimizer(sl.adamw(1e-3), params)
@@ -169,6 +171,7 @@ def test_a_function_is_a_schedule():
     np.testing.assert_allclose(rates, [1, 1 / 2, 1 / 3], rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_another_library_is_a_schedule():
     theirs = optax.cosine_decay_schedule(0.3, 10)
     tx = sl.sgd(theirs)

@@ -222,6 +222,7 @@ def test_values_are_those_of_the_formula_in_single_precision(name):
     np.testing.assert_allclose(values, formula(np.arange(100.0)), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["single", "double"])
 def test_ends_are_exact(precision, request):
     if precision == "double":
@@ -266,6 +267,7 @@ def test_cosine_decay_to_a_fraction_is_exact_at_both_ends(alpha):
     assert wave(9) == np.float32(0.3) * np.float32(alpha)
 
 
+@pytest.mark.slow
 def test_no_warm_up_begins_at_the_peak():
     schedule = S.warmup_cosine_decay(0.0, 0.3, 0, 10)
     assert schedule(0) == np.float32(0.3)
@@ -280,6 +282,7 @@ def test_without_warm_up_the_peak_is_all_there_is(schedule):
     np.testing.assert_array_equal(schedule.values(5), np.full(5, 0.9, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_a_jump_at_step_0_counts_from_there(kind):
     for schedule in (
@@ -322,6 +325,7 @@ def test_stairs_fall_on_whole_steps():
     assert [float(late(2**24 + n)) for n in range(2)] == [1.0, 0.5]
 
 
+@pytest.mark.slow
 def test_restarts_are_at_the_ends_of_the_cycles():
     values = S.sgdr(CYCLES).values(70)
     at = {0: 0.0, 5: 0.9, 20: 0.5, 50: 0.1, 53: 0.2, 59: 0.0, 69: 0.0}
@@ -384,6 +388,7 @@ def test_one_compiled_function_for_all_steps(name):
     np.testing.assert_allclose(schedule(27), values[3], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_values_over_a_batch_of_schedules():
     # A schedule's numbers are leaves: one program for several of them.
     peaks = jnp.array([0.1, 0.2, 0.3])
@@ -455,6 +460,7 @@ def test_arithmetic_of_another_precision_is_in_the_canonical_one(x64):
     np.testing.assert_allclose(made(0), 1.2, rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_factors_are_traced():
     traces = []
 
@@ -472,6 +478,7 @@ def test_factors_are_traced():
     assert jax.grad(lambda factor: (factor * s)(1))(3.0) == 0.5
 
 
+@pytest.mark.slow
 def test_a_plot_shows_the_values(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
@@ -512,6 +519,7 @@ def test_bound_it_prints_the_same(name):
     assert repr(bound) == repr(sl.sgd(schedule))
 
 
+@pytest.mark.slow
 def test_changed_numbers_do_not_trace_again():
     traces = []
 
@@ -538,6 +546,7 @@ def test_changed_numbers_do_not_trace_again():
     np.testing.assert_allclose(opt.hyperparams["b2"], 0.6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @each
 def test_all_numbers_are_leaves(name):
     # Of all of them one program, over a batch of schedules too, and differentiable.
@@ -613,6 +622,7 @@ def test_changed_numbers_are_used():
         _, opt = opt.step(x, x)
 
 
+@pytest.mark.slow
 def test_schedules_are_differentiable_in_their_numbers():
     def after(peak):
         return jnp.sum(S.warmup_cosine_decay(0.0, peak, 2, 6).values(6))

@@ -93,6 +93,7 @@ def test_same_path_as_optax_in_double_precision(k, mean, x64):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_leaves_no_trace():
     # The path is that of the other mini-batches alone, and every bit of the state with it.
     grads = rough_gradients(PARAMS)
@@ -131,6 +132,7 @@ def test_after_a_skipped_mini_batch_nothing_counts_as_emitted():
     assert emitted == [False, True, False, False, False, True]
 
 
+@pytest.mark.slow
 def test_metrics_have_one_structure_from_the_start():
     skip = sl.SkipNotFinite() | (
         lambda updates, gradient_step, params: (gradient_step > 2, {"at": gradient_step})

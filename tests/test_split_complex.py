@@ -103,6 +103,7 @@ def test_selectors_name_parameters_and_paths_of_the_state_their_halves():
         sl.Optimizer(sl.adam(0.1).only(sl.where.path("w.real")).split_complex(), params)
 
 
+@pytest.mark.slow
 def test_layers_are_known_by_their_halves_too():
     layer = eqx.nn.Linear(3, 2, dtype=jnp.complex64, key=jax.random.key(0))
     params = params_of(layer)
@@ -140,6 +141,7 @@ def test_the_context_is_split_along():
     np.testing.assert_allclose(opt.state_of("watch"), loss(params), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_some_parameters_start_anew_with_both_halves():
     params = model()
     opt = sl.Optimizer((sl.adam(0.1) | sl.ScaleByNovograd()).split_complex(), params)

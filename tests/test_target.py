@@ -61,6 +61,7 @@ def test_periodic_update_copies_when_due():
     assert_same_bits(sl.periodic_update(*keys, 1, 2), keys[1])
 
 
+@pytest.mark.slow
 def test_whole_models_follow_a_training_that_donates_everything():
     x, y = jax.random.normal(jax.random.key(2), (8, 2)), jnp.ones((8, 1))
     model = mlp()

@@ -289,7 +289,7 @@ class Program:
         structure: Structure,
         statics: dict[int, Any],
     ) -> Plan:
-        def positions(flagged: Callable[[PyTree], PyTree[bool]]) -> Positions:
+        def positions(flagged):
             flags = structure.flatten_up_to(flagged(arguments))
             return tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
 

@@ -14,7 +14,7 @@ from .._types import Tracer
 from .by_path import ByPath, the_path
 from .context import Context
 from .declared import CHECK, AbstractDeclared, Part
-from .fields import bind_number, hyperparameter_fields
+from .fields import bind_numbers, hyperparameter_fields
 from .numbers import read_number
 from .printing import shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule
@@ -92,7 +92,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     for number in numbers:
         field.metadata[CHECK](path, number)
     if isinstance(new, AbstractSchedule):
-        return jax.tree.map(bind_number, new)
+        return bind_numbers(new)
     if isinstance(old, AbstractSchedule) and not replace_schedules:
         raise ValueError(
             f"'{path}' is the schedule {old!r}. To replace it by the number {shortest(new)}, pass "
@@ -100,7 +100,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
             f"numbers, use '{path}.<field>'."
         )
     if isinstance(old, AbstractSchedule) or old is None:
-        return bind_number(new)
+        return bind_numbers(new)
     cast = jnp.asarray(new, old.dtype)
     for number in numbers:
         _check_rounding(path, field, number, jnp.asarray(number, old.dtype))
@@ -135,16 +135,20 @@ def replace(
     return transform
 
 
-def bound(transform: AbstractTransform[Any], dtype: Any | None) -> AbstractTransform[Any]:
+def bound(
+    transform: AbstractTransform[Any], dtype: Any | None, *, check: bool = True
+) -> AbstractTransform[Any]:
     """The transform with its numbers as arrays. Raises an error for invalid fields.
 
     Modules check their fields when they are created, but `eqx.tree_at` bypasses these checks.
     """
+    if not check:
+        return bind_numbers(transform, dtype)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
     for given in _declared(transform):
         AbstractDeclared.__check_init__(given)
-    result = jax.tree.map(lambda x: bind_number(x, dtype), transform)
+    result = bind_numbers(transform, dtype)
     for given, kept in zip(_declared(transform), _declared(result), strict=True):
         for field in hyperparameter_fields(given):
             path = f"{type(given).__name__}.{field.name}"

@@ -125,7 +125,7 @@ def constructor_call(module: Any, **values: Any) -> Call:
     parameters = list(inspect.signature(cls).parameters.values())
     fields = [f.name for f in dataclasses.fields(module)]
 
-    def is_kept(name: str) -> bool:
+    def is_kept(name):
         return name in fields or name in values or isinstance(getattr(cls, name, None), property)
 
     if not all(p.kind not in _VARIADIC and is_kept(p.name) for p in parameters):

@@ -47,6 +47,14 @@ class Write(abc.ABC):
     def new_params(self, params: Params, result: PyTree) -> Params:
         """The parameters that a result leads to."""
 
+    @abc.abstractmethod
+    def assigning(self, new: Params) -> "Write":
+        """The same write, but with given new parameters in the place of the sum.
+
+        Adding fn(p + u) − p to p would miss fn(p + u) by a rounding, and so leave a set that fn
+        projects onto.
+        """
+
 
 class _Return(Write):
     """The updates themselves: what `update` returns."""
@@ -64,6 +72,9 @@ class _Return(Write):
 
     def new_params(self, params: Params, result: PyTree) -> Params:
         return tree.add(params, result)
+
+    def assigning(self, new: Params) -> Write:
+        return self
 
 
 class _Add(Write):
@@ -83,8 +94,22 @@ class _Add(Write):
         del params
         return result
 
+    def assigning(self, new: Params) -> Write:
+        return _Assign(new)
+
 
 RETURN, ADD = _Return(), _Add()
+
+
+class _Assign(_Add):
+    """Given parameters, whatever the updates."""
+
+    def __init__(self, new: Params):
+        self.new = new
+
+    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
+        del updates
+        return tree.cast_like(self.new, params)
 
 
 class _Measurement(NamedTuple):
@@ -124,6 +149,9 @@ class MeasuredWrite(Write):
 
     def new_params(self, params: Params, result: PyTree) -> Params:
         return self.inner.new_params(params, self.split(result)[0])
+
+    def assigning(self, new: Params) -> Write:
+        return MeasuredWrite(self.inner.assigning(new))
 
     def split(self, result: PyTree) -> tuple[PyTree, Scalar]:
         """The result of the inner write, and the global norm of the updates."""

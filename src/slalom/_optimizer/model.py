@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.messages import warn
-from .._paths import dotted, example, first_difference, leaf_paths
+from .._paths import example, first_difference, leaf_paths
 from .._types import Params, Tracer, Updates
 from ..where.resolve import Where, check_matches, mask
 
@@ -145,40 +145,41 @@ def split(model: PyTree, trainable: Where | None) -> Split:
     return Split(leaves, structure, tuple(i and next(chosen) for i in inexact))
 
 
-def check_model(model: PyTree, trainable: Where | None) -> None:
-    """Raises an error for a model that cannot be trained as expected."""
-    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_state_index)
-    for path, x in leaves:
+def checked_split(model: PyTree, trainable: Where | None) -> Split:
+    """Splits a model. Raises an error for one that cannot be trained as expected."""
+    parts = split(model, trainable)
+    for i, x in enumerate(parts.leaves):
         if _overlooked(x):
             raise TypeError(
-                f"The leaf '{dotted(path)}' is a NumPy array of dtype {x.dtype}, which Equinox "
+                f"The leaf '{parts.paths[i]}' is a NumPy array of dtype {x.dtype}, which Equinox "
                 "does not treat as a floating array, so it would never be trained. Replace it "
                 "with `jnp.asarray(leaf)`."
             )
     if trainable is not None:
         check_matches(trainable, split(model, None).params)
-    parts = split(model, trainable)
     if not any(parts.trainable):
-        kinds = sorted({_kind(x) for _, x in leaves}) or ["no leaves"]
+        kinds = sorted({_kind(x) for x in parts.leaves}) or ["no leaves"]
         selected = " that `trainable` selects" if any(split(model, None).trainable) else ""
         raise ValueError(
             "There is nothing to train: the model has no floating or complex arrays"
             f"{selected}. It contains {', '.join(kinds)}."
         )
     _warn_tied(parts)
+    return parts
 
 
 def _warn_tied(parts: Split) -> None:
-    first: dict[int, str] = {}
-    for path, x, is_trainable in zip(parts.paths, parts.leaves, parts.trainable, strict=True):
+    first: dict[int, int] = {}
+    for i, (x, is_trainable) in enumerate(zip(parts.leaves, parts.trainable, strict=True)):
         if not is_trainable or isinstance(x, Tracer):
             continue
-        if id(x) in first:
+        earlier = first.setdefault(id(x), i)
+        if earlier != i:
             warn(
-                f"The model contains the same array twice, at '{first[id(x)]}' and '{path}'. They "
-                "are trained as two separate parameters. To tie them, use `eqx.nn.Shared`."
+                f"The model contains the same array twice, at '{parts.paths[earlier]}' and "
+                f"'{parts.paths[i]}'. They are trained as two separate parameters. To tie them, "
+                "use `eqx.nn.Shared`."
             )
-        first[id(x)] = path
 
 
 def _overlooked(x: Any) -> bool:

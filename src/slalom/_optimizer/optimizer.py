@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.hyperparams import bound, read, replace
+from .._core.hyperparams import read, replace
 from .._core.printing import AbstractPrinted, Call
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
@@ -25,17 +25,17 @@ from .binding import (
     Binding,
     abstract_optimizer,
     bind,
-    check_transform,
     is_abstract,
     no_transform,
     on_param_devices,
 )
 from .compiled import check_guards, check_readable, compiled_step, compiled_update
 from .describe import Description, describe, metrics, summary
-from .model import Model, check_bound, check_model, split, strong
+from .model import Model, check_bound, checked_split, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
 from .step import KEYWORDS, as_keywords, check_one_run
+from .transform_checks import checked
 
 
 class Optimizer(AbstractPrinted):
@@ -92,10 +92,8 @@ class Optimizer(AbstractPrinted):
             )
             self.arrays = abstract_optimizer(make, model).arrays
             return
-        check_model(model, where)
-        params = jax.tree.map(strong, split(model, where).params)
-        check_transform(transform, params)
-        transform = bound(transform, hyperparam_dtype)
+        params = jax.tree.map(strong, checked_split(model, where).params)
+        transform = checked(transform, params, hyperparam_dtype)
         bound_tree = (transform, (transform.init(params), tree.fresh_count()))
         leaves, binding = bind(
             on_param_devices(bound_tree, params), where, jax.tree.structure(params)

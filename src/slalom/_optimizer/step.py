@@ -19,8 +19,8 @@ from .._core.write import ADD, Write
 from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
-from .binding import warn_of_ascent
 from .model import Split, check_bound
+from .transform_checks import warn_of_ascent
 
 KEYWORDS = ("value", "grad", "value_fn", "key", "weight", "per_param")
 """Keywords that every step accepts. Transforms that do not use them ignore them."""

@@ -1,5 +1,6 @@
 """Initial state, shaped like the parameters."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,13 +19,28 @@ def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) 
     """A constant, shaped and sharded like the parameters; `dtype` maps the dtype of each leaf."""
     check_inexact(params)
 
-    def full(x: Any) -> Array:
-        # Without an explicit dtype the result would inherit a weak type. The value is added to
-        # zeros because `jnp.full_like` would share the buffer of the value with a 0-d leaf.
-        zeros = jnp.zeros_like(x, dtype=dtype(canonical(x.dtype)))
+    def full(x):
+        zeros = _zeros_like(x, dtype(canonical(x.dtype)))
+        # The value is added to zeros because `jnp.full_like` would share the buffer of the value
+        # with a 0-d leaf.
         return zeros if isinstance(value, int) else zeros + jnp.asarray(value, zeros.dtype)
 
     return jax.tree.map(full, params)
+
+
+def _zeros_like(x: Any, dtype: Any) -> Array:
+    """Zeros with the shape and sharding of `x`, and a strong dtype."""
+    if isinstance(x, Tracer):
+        return jnp.zeros_like(x, dtype=dtype)
+    home = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return _compiled_zeros(home)(np.shape(x), np.dtype(dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_zeros(home: Any) -> Any:
+    # A compiled call takes a tenth of the time of an eager `jnp.zeros`, and creates sharded zeros
+    # in place.
+    return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=home, inline=True)
 
 
 def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
@@ -143,4 +159,4 @@ def fresh_count() -> Int[Array, ""]:
 
     **Returns:** 0. Mark the field of an age with `sl.per_leaf()`.
     """
-    return jnp.zeros((), jnp.int32)
+    return _compiled_zeros(None)((), np.dtype(np.int32))

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree, Real
 
 from .._types import under_jit
@@ -59,12 +58,8 @@ def map_leaves(
     stored = [[canonical(x.dtype) for x in jax.tree.leaves(tree)] for tree in like]
     numbers = {} if now is None else vars(now)
 
-    def at_leaf(
-        dtypes: tuple[np.dtype, ...],
-        numbers: dict[str, Any],
-        leaves: tuple[Array, ...],
-        tuples: tuple[Any, ...],
-    ) -> Any:
+    # Without annotations, which a type checker at run time would compile for each new function.
+    def at_leaf(dtypes, numbers, leaves, tuples):
         result = in_accumulation_dtype(numbers, leaves, tuples)
         if not dtypes:
             return result
@@ -72,9 +67,7 @@ def map_leaves(
             return cast(result, *dtypes)
         return tuple(cast(x, dtype) for x, dtype in zip(result, dtypes, strict=True))
 
-    def in_accumulation_dtype(
-        numbers: dict[str, Any], leaves: tuple[Array, ...], tuples: tuple[Any, ...]
-    ) -> Any:
+    def in_accumulation_dtype(numbers, leaves, tuples):
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
         real = real_dtype(dtype)
         here = SimpleNamespace(
@@ -132,7 +125,7 @@ def add(params: PyTree, updates: PyTree) -> PyTree:
     check_same_shapes(updates, params, "the parameter there")
     check_inexact(updates)
 
-    def add_leaf(u: Any, p: Any) -> Array:
+    def add_leaf(u, p):
         if jnp.iscomplexobj(u) and not jnp.iscomplexobj(p):
             raise TypeError(f"A {u.dtype} update cannot be added to a {p.dtype} parameter.")
         dtype = accumulation_dtype(p.dtype, u.dtype)

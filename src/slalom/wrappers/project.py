@@ -16,7 +16,7 @@ from .._core.printing import AbstractPrinted, code
 from .._core.transform import AbstractTransform
 from .._core.walk import segments
 from .._core.wrapper import AbstractWrapper
-from .._core.write import ADD, RETURN, MeasuredWrite, Write
+from .._core.write import RETURN, Write
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
 from .._types import Gradients, Params, Updates
@@ -111,7 +111,7 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         def project(updates: Updates) -> Any:
             new = self._projected(tree.add(tree.widened(params), updates), context)
             change = tree.map_leaves(lambda _, new, old: new - old, (new, params))
-            return _assigning(write, new)(params, change)
+            return write.assigning(new)(params, change)
 
         wrote = self.inner.has_updated(state)
         if wrote is True:
@@ -166,30 +166,3 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def eval_params(self, state: Any, params: Params) -> Params:
         return params_to_evaluate(self.inner, state, params)
-
-
-class _Assign(Write):
-    """Writes given parameters. p + (fn(p + u) − p) would leave the set by a rounding."""
-
-    def __init__(self, new: Params):
-        self.new = new
-
-    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
-        del updates
-        return tree.cast_like(self.new, params)
-
-    def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
-        return ADD.idle(params, shapes)
-
-    def plain(self, result: PyTree) -> PyTree:
-        return result
-
-    def new_params(self, params: Params, result: PyTree) -> Params:
-        return ADD.new_params(params, result)
-
-
-def _assigning(write: Write, new: Params) -> Write:
-    """The same write, with these parameters in the place of the sum."""
-    if isinstance(write, MeasuredWrite):
-        return MeasuredWrite(_assigning(write.inner, new))
-    return _Assign(new) if write is ADD else write

@@ -1,0 +1,191 @@
+"""What is checked when a transform is bound to parameters, before anything is computed."""
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import tree
+from .._core.chain import Chain, first_link
+from .._core.declared import Part
+from .._core.hyperparams import bound
+from .._core.messages import warn
+from .._core.printing import Call, code, operand
+from .._core.traits import MIXED, AbstractTraits
+from .._core.transform import AbstractTransform
+from .._core.walk import inner_transforms, keeps_zeros, transforms
+from .._core.wrapper import AbstractPacedTransform
+from .._paths import leaf_paths
+from .._types import Params
+from ..tree.dtypes import canonical_float
+from ..where.resolve import check_matches
+
+# The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
+# binds an equal pair in every outer step, and the checks take most of the time of a binding.
+_passed: dict[Hashable, tuple[str, ...]] = {}
+_MOST_PASSED = 256
+
+
+def checked(
+    transform: AbstractTransform[Any], params: Params, dtype: Any | None
+) -> AbstractTransform[Any]:
+    """The transform with its numbers as arrays, after all checks."""
+    key = _key(transform, params, dtype)
+    messages = _passed.get(key)
+    if messages is not None:
+        for message in messages:
+            warn(message)
+        return bound(transform, dtype, check=False)
+    messages = tuple(_check(transform, params))
+    for message in messages:
+        warn(message)
+    transform = bound(transform, dtype)
+    if key is not None:
+        if len(_passed) >= _MOST_PASSED:
+            _passed.clear()
+        _passed[key] = messages
+    return transform
+
+
+def _key(transform: AbstractTransform[Any], params: Params, dtype: Any | None) -> Hashable:
+    """All that the checks depend on, or `None` if it has no hash, as with arrays."""
+    numbers, rule = jax.tree.flatten(transform)
+    leaves, structure = jax.tree.flatten(params)
+    if any(map(tree.is_array, numbers)):
+        return None
+    # With the types, since 1 == True == 1.0.
+    key = (
+        (rule, *((type(x), x) for x in numbers)),
+        (structure, *((np.shape(x), x.dtype) for x in leaves)),
+        (dtype, canonical_float()),
+    )
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _check(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """Raises an error for a transform that does not suit the parameters; yields warnings."""
+    for part in transforms(transform):
+        for where in part.module.selectors():
+            check_matches(where, params)
+        if part.module.per_example and part.module is not first_link(transform):
+            raise ValueError(
+                f"'{part.name}' aggregates per-example gradients, so it must be the first link of "
+                "the chain, and must not be wrapped. Write "
+                f"`{operand(part.module)} | rest`, and wrap only the rest."
+            )
+    yield from _idle_steps(transform)
+    yield from _two_rates(transform, params)
+    signs = transform.signs(params)
+    if 1 in signs and -1 in signs:
+        raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
+        listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
+        # Parts come depth first, so the last one that mixes is the innermost.
+        *_, culprit = (
+            part
+            for part in transforms(transform, params=params)
+            if {1, -1}.issubset(part.module.signs(part.params))
+        )
+        raise ValueError(
+            f"Raw gradients would be added to {listed}, so these parameters would ascend: "
+            f"'{culprit.name}' passes their gradients through unchanged, and flips the sign of all "
+            "others. To leave these parameters unchanged, use `.only(where)` instead of "
+            "`.mask(where)`, or `sl.SetToZero()` in a partition. To train them too, mask only the "
+            "links before the learning rate, and let the learning rate act on all parameters."
+        )
+    if MIXED in signs:
+        *_, culprit = (
+            part
+            for part in transforms(transform, params=params)
+            if MIXED in part.module.signs(part.params)
+        )
+        raise ValueError(
+            "Raw gradients would be added in every step in which the condition of "
+            f"'{culprit.name}' is false, so the parameters would ascend: it passes the gradients "
+            "through unchanged in these steps, and flips their sign in all others. To leave the "
+            'parameters unchanged in these steps, use `.when(condition, otherwise="zero")`. To '
+            "descend in these steps too, apply `.when` only to the links before the learning rate."
+        )
+
+
+def _idle_steps(transform: AbstractTransform[Any]) -> Iterator[str]:
+    """The warnings of links that update parameters in the idle steps of a link before them."""
+    for outer in transforms(transform):
+        if not isinstance(outer.module, Chain):
+            continue
+        paced: Part | None = None
+        for part in outer.module.children():
+            part = part._replace(path=outer.path + part.path)
+            link = part.module
+            if paced is not None and not keeps_zeros(link):
+                yield (
+                    f"'{paced.name}' returns zeros in its idle steps, and '{part.name}' after it "
+                    "turns them into nonzero updates, so the parameters change in idle steps too. "
+                    f"Move it inside{_moved_inside(link, paced.module)}."
+                )
+                paced = None
+            paced = _idle_part(part) or paced
+
+
+def _moved_inside(link: AbstractTransform[Any], wrapper: AbstractTransform[Any]) -> str:
+    """The code that wraps a link too, where the wrapper is made by a method."""
+    call = wrapper._code()
+    if not isinstance(call, Call) or call.receiver is None:
+        return ""
+    return f": `(... | {operand(link)}).{code(dataclasses.replace(call, receiver=None))}`"
+
+
+def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warning of two links that both flip the sign of the updates."""
+    for outer in transforms(transform, params=params):
+        if not isinstance(outer.module, Chain):
+            continue
+        descending: dict[int, str] = {}
+        for part in outer.module.children(params=outer.params):
+            part = part._replace(path=outer.path + part.path)
+            if not any(inner.module.sets_learning_rate for inner in transforms(part.module)):
+                continue  # a negative factor of any other link is deliberate
+            for i, sign in enumerate(part.module.signs(part.params)):
+                if sign == -1 and i in descending:
+                    yield (
+                        f"'{descending[i]}' and '{part.name}' both flip the sign of the updates, "
+                        "so together they ascend. Keep only one learning rate. For another factor, "
+                        "use `sl.Scale`."
+                    )
+                    return
+                if sign == -1:
+                    descending[i] = part.name
+
+
+def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
+    """Warns of a rule without a learning rate: a step adds what points along the gradients."""
+    signs = set(transform.signs(params))
+    inner = [part.module for part in transforms(transform) if not inner_transforms(part.module)]
+    deliberate = any(type(link).signs is not AbstractTraits.signs for link in inner)
+    if signs == {1} and not deliberate:
+        names = [part.name for part in transforms(transform) if part.name]
+        warn(
+            f"A step of this optimizer ascends the loss: nothing in '{names[-1]}' flips the sign "
+            "of the gradients. Add a learning rate, `tx | sl.ScaleByLearningRate(1e-3)`. To ascend "
+            "on purpose, write `tx | sl.Scale(1.0)`."
+        )
+
+
+def _idle_part(part: Part) -> Part | None:
+    """The part of a link, or the link itself, that makes its result zero in some steps."""
+    if isinstance(part.module, AbstractPacedTransform):
+        return part
+    paced: Part | None = None
+    for inner in part.module.children():
+        if not isinstance(inner.module, AbstractTransform):
+            continue
+        inner = inner._replace(path=part.path + inner.path)
+        if isinstance(part.module, Chain) and not keeps_zeros(inner.module):
+            paced = None
+        paced = _idle_part(inner) or paced
+    return paced

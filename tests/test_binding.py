@@ -1,0 +1,60 @@
+"""Binding a transform to a model: what it checks, and that it stays cheap."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import slalom as sl
+from slalom._optimizer import transform_checks
+
+model = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
+
+
+def test_an_equal_pair_is_checked_once(monkeypatch):
+    sl.Optimizer(sl.adam(0.0123), model)
+    monkeypatch.setattr(transform_checks, "_check", None)
+    first, second = (sl.Optimizer(sl.adam(0.0123), model) for _ in range(2))
+    assert first.hyperparams["learning_rate"] == second.hyperparams["learning_rate"]
+    held = [x.unsafe_buffer_pointer() for opt in (first, second) for x in opt.arrays]
+    assert len(set(held)) == len(held)
+
+
+@pytest.mark.parametrize(
+    ("tx", "other"),
+    [
+        (sl.adam(0.0124), {"a": jnp.ones(4), "b": jnp.ones((2, 2))}),
+        (sl.adam(0.0124), {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}),
+        (sl.adam(0.0124), {"c": jnp.ones(3), "b": jnp.ones((2, 2))}),
+        (sl.adam(0.0125), model),
+        (sl.adam(0.0124, b1=0.8), model),
+        (sl.adam(0.0124, nesterov=True), model),
+    ],
+)
+def test_another_pair_is_checked_again(monkeypatch, tx, other):
+    sl.Optimizer(sl.adam(0.0124), model)
+    monkeypatch.setattr(transform_checks, "_check", None)
+    with pytest.raises(TypeError, match="NoneType"):
+        sl.Optimizer(tx, other)
+
+
+def test_errors_and_warnings_come_at_every_binding():
+    ascending = sl.Scale(-1.0).mask(sl.where.path("a"))
+    twice = sl.sgd(0.1) | sl.sgd(0.1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="would ascend"):
+            sl.Optimizer(ascending, model)
+        with pytest.warns(UserWarning, match="both flip the sign"):
+            sl.Optimizer(twice, model)
+
+
+def test_numbers_are_checked_when_fields_were_replaced():
+    tx = eqx.tree_at(lambda t: t.links[0].b1, sl.adam(0.1), 2.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="b1 must be"):
+            sl.Optimizer(tx, model)
+
+
+def test_under_a_trace_binding_makes_only_constants():
+    jaxpr = jax.make_jaxpr(lambda m: jax.tree.leaves(sl.Optimizer(sl.adam(1e-3), m)))(model)
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["broadcast_in_dim"] * 4

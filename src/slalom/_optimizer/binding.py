@@ -7,6 +7,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .. import tree
@@ -103,13 +104,15 @@ def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
     if first is None or isinstance(first, Tracer) or not first.committed:
         return bound_tree
     sharding = first.sharding
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
 
     def put(x: Any) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
             return x
-        in_place = x.committed and x.sharding.device_set == sharding.device_set
-        return x if in_place else jax.device_put(x, sharding)
+        if x.committed and x.sharding.device_set == sharding.device_set:
+            return x
+        if not isinstance(sharding, NamedSharding):
+            return jax.device_put(x, sharding)
+        replicated = tree.canonical_spec(sharding.mesh, (None,) * x.ndim)
+        return jax.device_put(x, NamedSharding(sharding.mesh, replicated))
 
     return jax.tree.map(put, bound_tree)

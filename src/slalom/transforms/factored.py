@@ -97,8 +97,7 @@ class ScaleByFactoredRms(AbstractTransform):
             pair = next(chosen)
             if pair is not None:
                 return tree.zeros_of_sums(x, sorted(pair, reverse=True))
-            dtype = tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype)))
-            return (jnp.zeros_like(x, dtype=dtype),)
+            return (tree.second_moment(x),)
 
         return ScaleByFactoredRmsState(age=tree.fresh_count(), nu=jax.tree.map(zeros, params))
 

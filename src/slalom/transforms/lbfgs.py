@@ -77,19 +77,11 @@ class ScaleByLbfgs(AbstractTransform):
 
     def init(self, params: Params) -> ScaleByLbfgsState:
         size = self.memory_size
-
-        def memory() -> PyTree:
-            # Broadcasting keeps the sharding of the parameter.
-            return jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (size, *x.shape)),
-                tree.zeros_like(params, tree.accumulation_dtype),
-            )
-
         return ScaleByLbfgsState(
             count=tree.fresh_count(),
             age=tree.fresh_count(),
-            diff_params=memory(),
-            diff_updates=memory(),
+            diff_params=tree.stacked_zeros(params, size, tree.accumulation_dtype),
+            diff_updates=tree.stacked_zeros(params, size, tree.accumulation_dtype),
             products=jax.tree.map(
                 lambda p: jnp.zeros(size, tree.real_dtype(tree.accumulation_dtype(p.dtype))),
                 params,

@@ -22,12 +22,14 @@ from .dtypes import (
     widened as widened,
 )
 from .fresh import (
+    canonical_spec as canonical_spec,
     copy as copy,
     first_moment as first_moment,
     fresh_count as fresh_count,
     full_like as full_like,
     no_state as no_state,
     second_moment as second_moment,
+    stacked_zeros as stacked_zeros,
     zeros_like as zeros_like,
     zeros_of as zeros_of,
     zeros_of_sums as zeros_of_sums,

@@ -1,16 +1,17 @@
 """Initial state, shaped like the parameters."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.experimental.shard_alike import shard_alike
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, PyTree
 
-from .._types import Params, Tracer
+from .._types import Params, Tracer, under_jit
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
 
@@ -31,7 +32,9 @@ def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) 
 def _zeros_like(x: Any, dtype: Any) -> Array:
     """Zeros with the shape and sharding of `x`, and a strong dtype."""
     if isinstance(x, Tracer):
-        return jnp.zeros_like(x, dtype=dtype)
+        zeros = jnp.zeros_like(x, dtype=dtype)
+        # A tracer does not show how automatic axes shard it, but XLA can shard the zeros alike.
+        return shard_alike(x, zeros)[1] if under_jit(x) else zeros
     home = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return _compiled_zeros(home)(np.shape(x), np.dtype(dtype))
 
@@ -55,6 +58,18 @@ def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> P
     **Returns:** a tree like the parameters, in which no two leaves share a buffer.
     """
     return full_like(params, dtype)
+
+
+def stacked_zeros(params: Params, size: int, dtype: Callable[[np.dtype], Any]) -> PyTree:
+    """As many zeros as `size` for each parameter, stacked on a new first axis."""
+
+    def zeros(x: Any) -> Array:
+        if under_jit(x):
+            return _zeros_like(jnp.broadcast_to(x, (size, *x.shape)), dtype(x.dtype))
+        # Broadcasting keeps the sharding.
+        return jnp.broadcast_to(_zeros_like(x, dtype(canonical(x.dtype))), (size, *np.shape(x)))
+
+    return jax.tree.map(zeros, params)
 
 
 def copy(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
@@ -128,13 +143,44 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
 
 
 def zeros_of_sums(x: Any, along: Iterable[int | tuple[int, ...]]) -> tuple[Array, ...]:
-    """Zeros shaped like the sums of `x` along each of these axes, in at least float32."""
-    dtype, axes = real_dtype(accumulation_dtype(canonical(x.dtype))), tuple(along)
+    """Zeros shaped and sharded like the sums of `x` along each of these axes, in at least float32.
 
-    def sums(x: Any) -> tuple[Array, ...]:
-        return tuple(jnp.sum(x.real, a, dtype, keepdims=True) for a in axes)
+    A summed axis has size 1.
+    """
+    dtype = real_dtype(accumulation_dtype(canonical(x.dtype)))
+    return tuple(
+        _zeros_of_sum(x, (axes,) if isinstance(axes, int) else axes, dtype) for axes in along
+    )
 
-    return zeros_of(jax.eval_shape(sums, x), x)
+
+def _zeros_of_sum(x: Any, axes: tuple[int, ...], dtype: np.dtype) -> Array:
+    if under_jit(x):
+        # XLA computes no sum for this, since only its sharding is used.
+        return _zeros_like(jnp.sum(x.real, axes, dtype, keepdims=True), dtype)
+    shape = list(np.shape(x))
+    for axis in axes:
+        shape[axis] = 1
+    home = getattr(x, "sharding", None)
+    if not isinstance(home, NamedSharding) or isinstance(x, Tracer):
+        return zeros_of(jax.ShapeDtypeStruct(tuple(shape), dtype), x)
+    spec = list((*home.spec, *(None,) * len(shape))[: len(shape)])
+    for axis in axes:
+        spec[axis] = None
+    home = NamedSharding(home.mesh, canonical_spec(home.mesh, spec), memory_kind=home.memory_kind)
+    return _compiled_zeros(home)(tuple(shape), dtype)
+
+
+def canonical_spec(mesh: Any, spec: Sequence[Any]) -> PartitionSpec:
+    """The spec that JAX gives to the result of a program. Specs that mean the same may differ.
+
+    With explicit axes it has an entry for each axis of the array; otherwise none at the end is
+    `None`.
+    """
+    entries = list(spec)
+    if AxisType.Explicit not in mesh.axis_types:
+        while entries and entries[-1] is None:
+            entries.pop()
+    return PartitionSpec(*entries)
 
 
 def no_state(params: Params) -> None:

@@ -1,0 +1,82 @@
+"""State is sharded like the parameters: at binding, in every step, and inside of a `jit`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import slalom as sl
+from helpers import slow_except
+
+AXES = {"automatic": (AxisType.Auto,) * 2, "explicit": (AxisType.Explicit,) * 2}
+RULES = {
+    "adam": sl.adam(1e-3),
+    "adafactor": sl.adafactor(1e-3, min_dim_size_to_factor=2),
+    "sm3": sl.sm3(1e-3),
+    "lbfgs": sl.ScaleByLbfgs() | sl.Scale(-0.1),
+    "novograd": sl.novograd(1e-3),
+    "every_k": sl.adam(1e-3).every_k(2),
+    "average": sl.adam(1e-3).average(0.9),
+}
+
+
+def sharded(axis_types):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=axis_types)
+
+    def put(x, *spec):
+        return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+    return {
+        "w": put(jnp.ones((4, 8)), "data", "model"),
+        "b": put(jnp.ones(8), "model"),
+        "s": put(jnp.ones(())),
+    }
+
+
+def shardings(tree):
+    return [x.sharding for x in jax.tree.leaves(tree)]
+
+
+def step(params, opt):
+    return opt.step(params, jax.tree.map(lambda p: 0.1 * p, params))
+
+
+@pytest.mark.parametrize("axis_types", slow_except(AXES.values(), AXES["automatic"]), ids=AXES)
+@pytest.mark.parametrize("tx", slow_except(RULES.values(), RULES["adafactor"]), ids=RULES)
+def test_state_keeps_the_shardings_that_it_is_created_with(tx, axis_types):
+    params = sharded(axis_types)
+    opt = sl.Optimizer(tx, params)
+    before = shardings((params, opt))
+    compiled = jax.jit(lambda params, opt: step(params, opt))
+    assert shardings(compiled(*compiled(params, opt))) == before
+    assert compiled._cache_size() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis_types", AXES.values(), ids=AXES)
+@pytest.mark.parametrize("tx", RULES.values(), ids=RULES)
+def test_an_optimizer_made_in_a_jit_is_sharded_like_the_parameters(tx, axis_types):
+    params = sharded(axis_types)
+    outside, inside = sl.Optimizer(tx, params), jax.jit(lambda p: sl.Optimizer(tx, p))(params)
+    for a, b in zip(outside.arrays, inside.arrays, strict=True):
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+@pytest.mark.parametrize("axis_types", AXES.values(), ids=AXES)
+def test_sums_along_an_axis_keep_the_sharding_of_the_others(axis_types):
+    state = sl.Optimizer(RULES["adafactor"], sharded(axis_types)).state_of("scale_by_factored_rms")
+    row, column = state.nu["w"]
+    assert (row.shape, tuple(row.sharding.spec)[:1]) == ((4, 1), ("data",))
+    assert (column.shape, tuple(column.sharding.spec)) == ((1, 8), (None, "model"))
+
+
+@pytest.mark.slow
+def test_steps_on_a_mesh_equal_those_on_one_device():
+    params = sharded(AXES["automatic"])
+    alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
+    for tx in RULES.values():
+        together, _ = step(params, sl.Optimizer(tx, params))
+        expected, _ = step(alone, sl.Optimizer(tx, alone))
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)

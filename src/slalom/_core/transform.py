@@ -1,9 +1,10 @@
-"""The protocol. This is the file to read first.
+"""The protocol. Read this file first.
 
-A transform is an immutable module: its fields are its hyperparameters and its parts. Its state is
-a separate module, which `init` makes and `update` returns updated. What one step knows besides the
-gradients is in `context.py`; what becomes of the last updates, in `write.py`; how a transform is
-made of others, in `wrapper.py` and `chain.py`; what it may say of itself, in `traits.py`.
+A transform is an immutable module whose fields are its hyperparameters and its parts. Its state is
+a separate module: `init` creates it, and `update` returns the next one. The other files of this
+folder explain what a step knows besides the gradients (`context.py`), how updates reach the
+parameters (`write.py`), how transforms are made of others (`wrapper.py`, `chain.py`), and what the
+checks at binding read (`traits.py`).
 """
 
 import abc
@@ -134,10 +135,10 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
         **Arguments:**
 
-        - `write`: what becomes of the updates: returned, added to the parameters, or more.
+        - `write`: what to do with the updates: return them, or add them to the parameters.
         - the others: as for `update`.
 
-        **Returns:** what `write` makes of the updates, and the new state.
+        **Returns:** the result of `write`, and the new state.
         """
         if write is ADD and params is not None:
             return pair(self, self.step(updates, state, params, context))

@@ -495,3 +495,11 @@ def test_what_cannot_be_done_is_refused(name):
     # JAX may put a note of its own under the message.
     with pytest.raises(ValueError, match=rf"\A{re.escape(message)}(\n-+\n|\Z)"):
         bad()
+
+
+def test_an_option_is_refused_after_a_step_without_it():
+    # Steps that differ only in `transform_grads` share a program.
+    opt = sl.Optimizer(CLIP, MODEL)
+    sl.train_step(mean_square, donate=False)(MODEL, opt, X, Y)
+    with pytest.raises(ValueError, match="Remove `transform_grads`"):
+        sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)

@@ -11,7 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import lenient, slow_except
-from slalom._core.fields import bind_number
+from slalom._core.fields import bind_numbers
 
 S = sl.schedules
 
@@ -550,7 +550,7 @@ def test_changed_numbers_do_not_trace_again():
 @each
 def test_all_numbers_are_leaves(name):
     # Of all of them one program, over a batch of schedules too, and differentiable.
-    schedule = jax.tree.map(bind_number, ALL[name])
+    schedule = bind_numbers(ALL[name])
     traces = []
 
     @jax.jit

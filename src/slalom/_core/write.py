@@ -101,8 +101,8 @@ class _Add(Write):
 RETURN, ADD = _Return(), _Add()
 
 
-class _Assign(_Add):
-    """Given parameters, whatever the updates."""
+class _Assign(Write):
+    """Given new parameters, whatever the updates."""
 
     def __init__(self, new: Params):
         self.new = new
@@ -110,6 +110,18 @@ class _Assign(_Add):
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         del updates
         return tree.cast_like(self.new, params)
+
+    def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
+        return ADD.idle(params, shapes)
+
+    def plain(self, result: PyTree) -> PyTree:
+        return ADD.plain(result)
+
+    def new_params(self, params: Params, result: PyTree) -> Params:
+        return ADD.new_params(params, result)
+
+    def assigning(self, new: Params) -> Write:
+        return _Assign(new)
 
 
 class _Measurement(NamedTuple):

@@ -44,9 +44,11 @@ def training_step(
 
     def train_step(arguments: Any) -> tuple[list[Array], PyTree]:
         opt: Optimizer = arguments["opt"]
+        # Steps that differ only in this function share a program.
+        current = options._replace(transform_grads=arguments["transform_grads"])
         batch_loss = BatchLoss(
             loss_fn=with_function(arguments["loss"], get_function()),
-            options=options,
+            options=current,
             model=split(arguments["model"], opt.binding.trainable),
             args=arguments["args"],
             kwargs=arguments["kwargs"],
@@ -56,7 +58,7 @@ def training_step(
         elif options.reuse_linesearch:
             gradient = _recalled_gradient(batch_loss, opt)
         else:
-            gradient = _batch_gradient(batch_loss, arguments["transform_grads"])
+            gradient = _batch_gradient(batch_loss)
 
         result = gradient.result
         needs = {name for part in transforms(opt.transform) for name in part.module.needs}
@@ -154,15 +156,13 @@ class Gradient(NamedTuple):
     transform: AbstractTransform | None = None
 
 
-def _batch_gradient(
-    batch_loss: BatchLoss, transform_grads: Callable[[PyTree], PyTree] | None
-) -> Gradient:
+def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     """The gradient of the mean loss."""
     _check_batch_args(batch_loss.options)
     means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
     grads = batch_loss.ascent(means)
-    if transform_grads is not None:
-        grads = transform_grads(grads)
+    if batch_loss.options.transform_grads is not None:
+        grads = batch_loss.options.transform_grads(grads)
     return Gradient(grads, grads, result)
 
 

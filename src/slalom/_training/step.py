@@ -148,9 +148,10 @@ def _program(function: Any, options: Options) -> Program:
             return _new_program(lambda: function, options)
         _programs[own] = get_function, {}
     get_function, known = _programs[own]
-    # The transformation of the gradients is an argument of the program. Types are part of the key
-    # because 1 == True.
-    key = (*options._replace(transform_grads=None), *map(type, options.batch_args or ()))
+    # The transformation of the gradients is an argument of the program.
+    options = options._replace(transform_grads=None)
+    # Types are part of the key because 1 == True.
+    key = (*options, *map(type, options.batch_args or ()))
     if key not in known:
         known[key] = _new_program(get_function, options)
     return known[key]

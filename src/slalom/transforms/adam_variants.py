@@ -11,6 +11,7 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._types import Params, Scalar
+from ..tree.means import log_of_decay
 from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
 
 
@@ -196,7 +197,7 @@ def _degrees_of_freedom(
     of the usual formula, which agree in all but their last digits, cancel symbolically.
     """
     t = age.astype(b2.dtype)
-    x = -jnp.log1p(-(1 - b2))
+    x = -log_of_decay(b2)
     start, _ = _langevin(x / 2)
     _, rest = _langevin(t * x / 2)
     return start + t * rest, 2 / (1 - b2) - 1

@@ -214,11 +214,39 @@ def test_polyak_keeps_zeros():
 
 
 def stddev_in_float64(grads, decay, eps, debias):
-    m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    m = v = np.zeros_like(grads[0])
+    made = []
     for t, g in enumerate(grads, 1):
         m, v = decay * m + (1 - decay) * g, decay * v + (1 - decay) * g * g
         rest = 1 - decay**t if debias else 1.0
-    return grads[-1] / np.sqrt(v / rest - (m / rest) ** 2 + eps)
+        made.append(g / np.sqrt(np.maximum(v / rest - (m / rest) ** 2, 0) + eps))
+    return made
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("debias", [False, True])
+def test_a_variance_that_is_small_beside_the_mean_keeps_its_digits(decay, debias):
+    noise = np.random.default_rng(0).standard_normal((400, 100))
+    grads = (1 + 1e-3 * noise).astype(np.float32)
+    tx = sl.ScaleByStddev(decay, 1e-16, bias_correction=debias)
+
+    def body(state, g):
+        updates, state = tx.update(g, state)
+        return state, updates
+
+    _, updates = jax.lax.scan(body, tx.init(jnp.zeros(100)), jnp.asarray(grads))
+    wide = grads.astype(np.float64)
+    # The variance of the first gradient alone is 0, and the next test is about it.
+    exact = np.stack(stddev_in_float64(wide, np.float64(np.float32(decay)), 1e-16, debias))[1:]
+    assert np.quantile(abs(updates[1:] / exact - 1), 0.99) < 2e-4
+
+
+@pytest.mark.parametrize("eps_in_sqrt", [False, True])
+def test_the_update_of_a_zero_variance_without_an_epsilon_is_zero(eps_in_sqrt):
+    tx = sl.ScaleByStddev(0.9, 0.0, eps_in_sqrt=eps_in_sqrt, bias_correction=True)
+    g = jnp.asarray([0.3, 1e30, 0.0, jnp.nan])
+    updates, _ = tx.update(g, tx.init(g))
+    np.testing.assert_array_equal(updates, [0, 0, 0, np.nan])
 
 
 def test_the_first_variance_is_zero():

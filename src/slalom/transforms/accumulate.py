@@ -31,8 +31,8 @@ class ScaleByRss(AbstractTransform):
 
     - `initial_accumulator_value`: s₀, ≥ 0.
     - `eps`: ε, ≥ 0.
-    - `accumulator_dtype`: the dtype in which s is stored. Defaults to the parameter's dtype,
-        but at least float32.
+    - `accumulator_dtype`: the dtype in which s is stored, which is real also for complex
+        parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
@@ -89,8 +89,8 @@ class ScaleByAdadelta(AbstractTransform):
 
     - `rho`: ρ, the decay of both means of squares, in [0, 1).
     - `eps`: ε, > 0; with ε = 0 all updates would be zero.
-    - `accumulator_dtype`: the dtype in which v and x are stored. Defaults to the parameter's
-        dtype, but at least float32.
+    - `accumulator_dtype`: the dtype in which v and x are stored, which are real also for complex
+        parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """

@@ -15,6 +15,7 @@ from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ..tree.means import moved
+from ._first_moment import first_moment
 
 
 class ScaleByRmsState(eqx.Module):
@@ -38,8 +39,8 @@ class ScaleByRms(AbstractTransform):
     - `initial_scale`: v₀, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide vₜ by 1 − γᵗ.
-    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at
-        least float32.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
@@ -115,10 +116,11 @@ class ScaleByStddev(AbstractTransform):
     - `initial_scale`: v₀, the variance at the start, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to correct the bias of mₜ and Vₜ towards the start.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at
-        least float32, because gₜ − mₜ₋₁ cancels.
-    - `nu_dtype`: the dtype in which V is stored. Defaults to the parameter's dtype, but at
-        least float32.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but at least float32, because gₜ − mₜ₋₁
+        cancels. In bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Graves, [Generating Sequences With Recurrent Neural
         Networks](https://arxiv.org/abs/1308.0850), 2013; Finch, Incremental calculation of
@@ -139,9 +141,7 @@ class ScaleByStddev(AbstractTransform):
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(
             age=tree.fresh_count() if self.bias_correction else None,
-            mu=tree.zeros_like(params, tree.accumulation_dtype)
-            if self.mu_dtype is None
-            else tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "decay", wide=True),
             nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
         )
 

@@ -14,6 +14,7 @@ from .._core.marks import param_like
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
+from ._first_moment import first_moment
 from ._xla import interpolation_of_new
 
 
@@ -37,7 +38,9 @@ class ScaleByLion(AbstractTransform):
 
     - `b1`: β₁, the weight of the momentum in the update, in [0, 1).
     - `b2`: β₂, the decay of the momentum, in (0, 1); 0 is excluded because of a division.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
     - `mode`: `"hard"`, `"smooth"` or `"refined"`.
     - `smooth_beta`: s, > 0; used only by `"smooth"`.
 
@@ -60,7 +63,7 @@ class ScaleByLion(AbstractTransform):
     elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByLionState:
-        return ScaleByLionState(mu=tree.first_moment(params, self.mu_dtype))
+        return ScaleByLionState(mu=first_moment(self, params, "b2"))
 
     def update(
         self,

@@ -66,15 +66,48 @@ def test_adafactor_takes_a_uniform_mean_at_large_ages():
     np.testing.assert_allclose(step(state).nu[0], reference, rtol=1e-4)
 
 
-def test_an_average_of_equal_parameters_does_not_drift():
-    tx = sl.Identity().average(0.99999)
-    params, zeros = jnp.asarray([1.1, -3.3, 1e-3]), jnp.zeros(3)
-    state = tx.init(params)
-    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(10**4, jnp.int32))
-    step = jax.jit(
-        lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(zeros, s, params)[1], s)
-    )
-    np.testing.assert_allclose(step(state).average, params, rtol=2e-7)
+MANTISSAS = jnp.linspace(1.0, 2.0, 200)
+"""How a product rounds depends on the mantissa: 1.1 alone shows no drift."""
+
+
+def average_after(tx, age, steps, swing):
+    """The relative error of an average of parameters that alternate around `MANTISSAS`."""
+    state = tx.init(MANTISSAS)
+    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(age, jnp.int32))
+
+    @jax.jit
+    def run(state, swing):
+        def body(i, state):
+            params = MANTISSAS * (1 + swing * jnp.where(i % 2 == 0, 1.0, -1.0))
+            return tx.update(jnp.zeros_like(params), state, params)[1]
+
+        return jax.lax.fori_loop(0, steps, body, state)
+
+    end = run(state, swing)
+    return np.max(np.abs(np.asarray(end.average, np.float64) / np.asarray(MANTISSAS) - 1))
+
+
+AVERAGES = [
+    (sl.Identity().average(0.99999), 10**4, 200_000),
+    (sl.Identity().average(0.999999, debias=False), 1, 200_000),
+    (sl.Identity().average(), 3 * 10**7, 200_000),
+    pytest.param(sl.Identity().average(0.99999), 10**4, 2_000_000, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("tx", "age", "steps"), AVERAGES)
+def test_an_average_of_parameters_does_not_drift(tx, age, steps):
+    assert average_after(tx, age, steps, 0.0) == 0
+    assert average_after(tx, age, steps, 0.1) <= 1e-5
+
+
+@pytest.mark.parametrize(("tx", "age", "steps"), AVERAGES)
+def test_an_average_as_a_sum_of_two_products_would_drift(tx, age, steps, monkeypatch):
+    def two_products(mean, new, weight):
+        return (1 - weight) * mean + weight * new
+
+    monkeypatch.setattr("slalom.wrappers.average.moved", two_products)
+    assert average_after(tx, age, steps, 0.1) > 2e-5
 
 
 def test_the_first_parameters_are_their_own_average():
@@ -87,11 +120,12 @@ def test_the_first_parameters_are_their_own_average():
 
 def test_a_smoothed_measurement_of_equal_values_does_not_drift():
     tx = sl.MeasureWithEma(lambda u: u, 0.99999)
-    value = jnp.asarray([1.1, -3.3, 1e-3])
-    state = tx.init(value)
-    state = eqx.tree_at(lambda s: (s.age, s.ema), state, (jnp.asarray(10**4, jnp.int32), value))
-    step = jax.jit(lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(value, s)[1], s))
-    np.testing.assert_allclose(step(state).ema, value, rtol=2e-7)
+    state = tx.init(MANTISSAS)
+    state = eqx.tree_at(lambda s: (s.age, s.ema), state, (jnp.asarray(10**4, jnp.int32), MANTISSAS))
+    step = jax.jit(
+        lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(MANTISSAS, s)[1], s)
+    )
+    np.testing.assert_array_equal(step(state).ema, MANTISSAS)
 
 
 S = sl.schedules

@@ -88,10 +88,9 @@ def average_after(tx, age, steps, swing):
 
 
 AVERAGES = [
-    (sl.Identity().average(0.99999), 10**4, 200_000),
-    (sl.Identity().average(0.999999, debias=False), 1, 200_000),
-    (sl.Identity().average(), 3 * 10**7, 200_000),
-    pytest.param(sl.Identity().average(0.99999), 10**4, 2_000_000, marks=pytest.mark.slow),
+    (sl.Identity().average(0.99999), 10**4, 2_000_000),
+    (sl.Identity().average(0.999999), 10**4, 2_000_000),
+    (sl.Identity().average(), 3 * 10**7, 2_000_000),
 ]
 
 
@@ -107,7 +106,7 @@ def test_an_average_as_a_sum_of_two_products_would_drift(tx, age, steps, monkeyp
         return (1 - weight) * mean + weight * new
 
     monkeypatch.setattr("slalom.wrappers.average.moved", two_products)
-    assert average_after(tx, age, steps, 0.1) > 2e-5
+    assert average_after(tx, age, steps, 0.1) > 1e-4
 
 
 def test_the_first_parameters_are_their_own_average():

@@ -219,7 +219,7 @@ def test_small_gradients_do_no_harm_without_an_epsilon(tx, size):
         return sums, updates
 
     grads = jax.tree.map(lambda p: size * p, params)
-    (_, updates), derivative = jax.value_and_grad(total, has_aux=True)(grads)
+    (_, updates), derivative = jax.jit(jax.value_and_grad(total, has_aux=True))(grads)
     for x in jax.tree.leaves(updates):
         assert bool(jnp.all(jnp.isfinite(x)))
         assert size or bool(jnp.all(x == 0))
@@ -516,3 +516,51 @@ def test_adafactor_takes_the_smallest_epsilon(shape):
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, epsilon=1e-300)
     updates, _ = tx.update(jnp.zeros(shape), tx.init(jnp.zeros(shape)))
     np.testing.assert_array_equal(updates, jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("start", [0.01, 100.0])
+@pytest.mark.parametrize("scale", [1e-10, 1e-14, 1e-17])
+def test_lbfgs_minimizes_tiny_losses(scale, start):
+    def loss(x):
+        return 0.5 * scale * jnp.sum(jnp.asarray([1.0, 3.0, 10.0, 0.5]) * jnp.square(x - 2))
+
+    x = jnp.full(4, start)
+    opt, step = sl.Optimizer(sl.lbfgs(), x), sl.train_step(loss)
+    for _ in range(25):
+        x, opt, _ = step(x, opt)
+    np.testing.assert_allclose(x, 2, rtol=1e-3)
+
+
+def test_the_first_lbfgs_step_is_no_longer_than_it_must_be():
+    for size in (1e3, 0.5, 1e-2):
+        g = jnp.asarray([0.6, -0.8]) * size
+        tx = sl.ScaleByLbfgs()
+        u, _ = tx.update(g, tx.init(g), jnp.ones(2))
+        np.testing.assert_allclose(jnp.linalg.norm(u), min(size, 1), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_lbfgs_needs_as_many_iterations_as_scipy(x64):
+    optimize = pytest.importorskip("scipy.optimize")
+
+    def rosenbrock(x):
+        return jnp.sum(100 * jnp.square(x[1:] - jnp.square(x[:-1])) + jnp.square(1 - x[:-1]))
+
+    grad, start, tol = jax.jit(jax.grad(rosenbrock)), jnp.zeros(100), 1e-5
+
+    def body(carry):
+        x, opt, count = carry
+        value, g = jax.value_and_grad(rosenbrock)(x)
+        x, opt = opt.step(x, g, value=value, grad=g, value_fn=rosenbrock)
+        return x, opt, count + 1
+
+    def on(carry):
+        return jnp.max(jnp.abs(grad(carry[0]))) > tol
+
+    opt = sl.Optimizer(sl.lbfgs(), start)
+    count = jax.jit(lambda *carry: jax.lax.while_loop(on, body, carry))(start, opt, 0)[2]
+    options = {"maxcor": 10, "ftol": 0, "gtol": tol, "maxiter": 2000}
+    theirs = optimize.minimize(
+        jax.jit(rosenbrock), start, jac=grad, method="L-BFGS-B", options=options
+    )
+    assert abs(int(count) / theirs.nit - 1) <= 0.05

@@ -564,3 +564,20 @@ def test_lbfgs_needs_as_many_iterations_as_scipy(x64):
         jax.jit(rosenbrock), start, jac=grad, method="L-BFGS-B", options=options
     )
     assert abs(int(count) / theirs.nit - 1) <= 0.05
+
+
+@pytest.mark.parametrize("b2", [0.01, 0.3, 0.5, 0.99])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_lion_interpolates_accurately_for_any_decay(b2, dtype):
+    b1 = 0.9
+    tx = sl.ScaleByLion(b1, b2, mode="smooth")
+    grads = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32) * 0.1
+    params = jnp.zeros(1000, dtype)
+    opt, m, error = sl.Optimizer(tx, params), np.zeros(1000), 0.0
+    for g in jnp.asarray(grads, dtype):
+        updates, opt = opt.update(params, g)
+        g = np.asarray(g, np.float64)
+        c = np.float64(np.float32(b1)) * m + (1 - np.float64(np.float32(b1))) * g
+        error = max(error, np.max(np.abs(np.asarray(updates, np.float64) - np.tanh(c))))
+        m = np.asarray(opt.state.mu, np.float64)
+    assert error < 0.5 * float(jnp.finfo(dtype).eps)

@@ -49,10 +49,10 @@ class ScaleByLbfgs(AbstractTransform):
         P ← γ·I,   then for each pair, oldest first:   P ← (I − ρ·s·yᵀ)·P·(I − ρ·y·sᵀ) + ρ·s·sᵀ
         uₖ = P·gₖ
 
-    by the two-loop recursion, with γ = ⟨s, y⟩ / ⟨y, y⟩ of the newest pair. Before there is one, γ is
-    such that ‖u‖ = ‖g‖, but at most 1 and at least min(√ε·max(‖w‖, 1), 1), where ε is the machine
-    epsilon. Use it with a line search, as in `sl.lbfgs`. Complex parameters count as pairs of real
-    ones.
+    by the two-loop recursion, with γ = ⟨s, y⟩ / ⟨y, y⟩ of the newest pair. Before there is one, γ
+    is such that ‖u‖ = ‖g‖, but at most 1 and at least min(√ε·max(‖w‖, 1), 1), where ε is the
+    machine epsilon. Use it with a line search, as in `sl.lbfgs`. Complex parameters count as pairs
+    of real ones.
 
     Differs from Optax: the first step has a least length, because a line search that starts at
     g = 1e-10 does not change w at all. In float32 losses work whose gradients are at least 1e-16.

@@ -11,9 +11,10 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like
+from .._core.schedule import AbstractSchedule
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
-from .._types import Params, Scalar, Updates
+from .._types import Params, Scalar, Tracer, Updates
 from ._first_moment import first_moment
 from ._xla import interpolation_of_new
 
@@ -34,6 +35,10 @@ class ScaleByLion(AbstractTransform):
     by uₜ = cₜ where |cₜ| < 1. For complex leaves the sign is z / |z|, and the modes apply to the
     absolute value.
 
+    Where β₁ ≤ 2·β₂, as is usual, cₜ is derived from mₜ, which saves a copy of mₜ₋₁. With a smaller
+    β₂ this would lose the factor β₁/β₂ in precision, so cₜ is computed from mₜ₋₁ as it stands. For
+    traced or scheduled β it is always derived from mₜ.
+
     **Arguments:**
 
     - `b1`: β₁, the weight of the momentum in the update, in [0, 1).
@@ -53,6 +58,12 @@ class ScaleByLion(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field()
     mode: str = eqx.field(default="hard", static=True, kw_only=True)
     smooth_beta: Hyperparameter = hyperparameter(1.0, within="(0, inf)", kw_only=True)
+
+    _reads_old: bool = eqx.field(init=False, static=True, repr=False)
+
+    def __post_init__(self):
+        unknown = any(isinstance(b, Tracer | AbstractSchedule) for b in (self.b1, self.b2))
+        self._reads_old = not unknown and float(self.b1) > 2 * float(self.b2)
 
     def __check_init__(self):
         if self.mode not in ("hard", "smooth", "refined"):
@@ -83,6 +94,14 @@ class ScaleByLion(AbstractTransform):
         def update(now, g, mu):
             return self._sign(now.from_mu * mu + now.from_g * g, now.smooth_beta)
 
+        def both(now, g, mu):
+            c = now.b1 * mu + now.c1 * g
+            return self._sign(c, now.smooth_beta), mean(now, g, mu)
+
+        if self._reads_old:
+            now.c1 = 1 - now.b1
+            updates, mu = tree.map_leaves(both, (updates, state.mu), now)
+            return updates, ScaleByLionState(tree.cast_like(mu, state.mu))
         mu = tree.map_leaves(mean, (updates, state.mu), now, like=(state.mu,))
         return tree.map_leaves(update, (updates, mu), now), ScaleByLionState(mu)
 

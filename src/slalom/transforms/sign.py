@@ -1,8 +1,9 @@
 """Transforms that keep only the sign: Lion and signSGD."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
@@ -11,7 +12,6 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like
-from .._core.schedule import AbstractSchedule
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Tracer, Updates
@@ -62,8 +62,8 @@ class ScaleByLion(AbstractTransform):
     _reads_old: bool = eqx.field(init=False, static=True, repr=False)
 
     def __post_init__(self):
-        unknown = any(isinstance(b, Tracer | AbstractSchedule) for b in (self.b1, self.b2))
-        self._reads_old = not unknown and float(self.b1) > 2 * float(self.b2)
+        known = all(map(_is_known, (self.b1, self.b2)))
+        self._reads_old = known and float(self.b1) > 2 * float(self.b2)
 
     def __check_init__(self):
         if self.mode not in ("hard", "smooth", "refined"):
@@ -113,6 +113,12 @@ class ScaleByLion(AbstractTransform):
         if jnp.iscomplexobj(c):
             return jnp.sign(c) * jnp.tanh(smooth_beta * jnp.abs(c))
         return jnp.tanh(smooth_beta * c)
+
+
+def _is_known(x: Any) -> bool:
+    """Whether `x` is a number that is neither traced nor scheduled. Others are checked later."""
+    number = isinstance(x, float | int | np.ndarray | jax.Array) and not isinstance(x, Tracer)
+    return number and np.ndim(x) == 0
 
 
 class ScaleBySign(AbstractStatelessTransform):

@@ -62,7 +62,7 @@ def _measure(row: Row, dtype: Any, cells: list[tuple[int, float]]) -> Errors:
     wide = accumulation_dtype(dtype)
     limits = jnp.finfo(wide)
     rng = np.random.default_rng(0)
-    h = _numbers(row.rule, limits)
+    h = numbers(row.rule, limits)
     empty = row.rule.init(jnp.zeros(SHAPE, dtype))
     givens, states = [], []
     for t, size in cells:
@@ -111,7 +111,7 @@ def _measure(row: Row, dtype: Any, cells: list[tuple[int, float]]) -> Errors:
     return Errors(*worst)
 
 
-def _numbers(rule: Any, limits: Any) -> SimpleNamespace:
+def numbers(rule: Any, limits: Any) -> SimpleNamespace:
     """The fields of a rule as it computes with them, and the limits of its numbers."""
     largest, tiny = (np.longdouble(float(x)) for x in (limits.max, limits.tiny))
 

@@ -47,7 +47,12 @@ RULES = {
     "ScaleByRms": sl.ScaleByRms(),
     "ScaleByRms, bias correction": sl.ScaleByRms(bias_correction=True, eps_in_sqrt=False),
     "ScaleByStddev": sl.ScaleByStddev(),
-    "ScaleByStddev, bias correction": sl.ScaleByStddev(bias_correction=True, eps_in_sqrt=False),
+    "ScaleByStddev, bias correction": sl.ScaleByStddev(
+        # The variance of one gradient is 0, and the first update g / ε infinite in float16.
+        initial_scale=1.0,
+        bias_correction=True,
+        eps_in_sqrt=False,
+    ),
     "Trace": sl.Trace(0.9),
     "Trace, nesterov": sl.Trace(0.9, nesterov=True),
     "AddDecayedWeights": sl.AddDecayedWeights(0.1),

@@ -66,15 +66,47 @@ def test_adafactor_takes_a_uniform_mean_at_large_ages():
     np.testing.assert_allclose(step(state).nu[0], reference, rtol=1e-4)
 
 
-def test_an_average_of_equal_parameters_does_not_drift():
-    tx = sl.Identity().average(0.99999)
-    params, zeros = jnp.asarray([1.1, -3.3, 1e-3]), jnp.zeros(3)
-    state = tx.init(params)
-    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(10**4, jnp.int32))
-    step = jax.jit(
-        lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(zeros, s, params)[1], s)
-    )
-    np.testing.assert_allclose(step(state).average, params, rtol=2e-7)
+MANTISSAS = jnp.linspace(1.0, 2.0, 200)
+"""How a product rounds depends on the mantissa: 1.1 alone shows no drift."""
+
+
+def average_after(tx, age, steps, swing):
+    """The relative error of an average of parameters that alternate around `MANTISSAS`."""
+    state = tx.init(MANTISSAS)
+    state = eqx.tree_at(lambda s: s.age, state, jnp.asarray(age, jnp.int32))
+
+    @jax.jit
+    def run(state, swing):
+        def body(i, state):
+            params = MANTISSAS * (1 + swing * jnp.where(i % 2 == 0, 1.0, -1.0))
+            return tx.update(jnp.zeros_like(params), state, params)[1]
+
+        return jax.lax.fori_loop(0, steps, body, state)
+
+    end = run(state, swing)
+    return np.max(np.abs(np.asarray(end.average, np.float64) / np.asarray(MANTISSAS) - 1))
+
+
+AVERAGES = [
+    (sl.Identity().average(0.99999), 10**4, 2_000_000),
+    (sl.Identity().average(0.999999), 10**4, 2_000_000),
+    (sl.Identity().average(), 3 * 10**7, 2_000_000),
+]
+
+
+@pytest.mark.parametrize(("tx", "age", "steps"), AVERAGES)
+def test_an_average_of_parameters_does_not_drift(tx, age, steps):
+    assert average_after(tx, age, steps, 0.0) == 0
+    assert average_after(tx, age, steps, 0.1) <= 1e-5
+
+
+@pytest.mark.parametrize(("tx", "age", "steps"), AVERAGES)
+def test_an_average_as_a_sum_of_two_products_would_drift(tx, age, steps, monkeypatch):
+    def two_products(mean, new, weight):
+        return (1 - weight) * mean + weight * new
+
+    monkeypatch.setattr("slalom.wrappers.average.moved", two_products)
+    assert average_after(tx, age, steps, 0.1) > 1e-4
 
 
 def test_the_first_parameters_are_their_own_average():
@@ -87,11 +119,12 @@ def test_the_first_parameters_are_their_own_average():
 
 def test_a_smoothed_measurement_of_equal_values_does_not_drift():
     tx = sl.MeasureWithEma(lambda u: u, 0.99999)
-    value = jnp.asarray([1.1, -3.3, 1e-3])
-    state = tx.init(value)
-    state = eqx.tree_at(lambda s: (s.age, s.ema), state, (jnp.asarray(10**4, jnp.int32), value))
-    step = jax.jit(lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(value, s)[1], s))
-    np.testing.assert_allclose(step(state).ema, value, rtol=2e-7)
+    state = tx.init(MANTISSAS)
+    state = eqx.tree_at(lambda s: (s.age, s.ema), state, (jnp.asarray(10**4, jnp.int32), MANTISSAS))
+    step = jax.jit(
+        lambda s: jax.lax.fori_loop(0, 100_000, lambda _, s: tx.update(MANTISSAS, s)[1], s)
+    )
+    np.testing.assert_array_equal(step(state).ema, MANTISSAS)
 
 
 S = sl.schedules
@@ -186,7 +219,7 @@ def test_small_gradients_do_no_harm_without_an_epsilon(tx, size):
         return sums, updates
 
     grads = jax.tree.map(lambda p: size * p, params)
-    (_, updates), derivative = jax.value_and_grad(total, has_aux=True)(grads)
+    (_, updates), derivative = jax.jit(jax.value_and_grad(total, has_aux=True))(grads)
     for x in jax.tree.leaves(updates):
         assert bool(jnp.all(jnp.isfinite(x)))
         assert size or bool(jnp.all(x == 0))
@@ -214,11 +247,39 @@ def test_polyak_keeps_zeros():
 
 
 def stddev_in_float64(grads, decay, eps, debias):
-    m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    m = v = np.zeros_like(grads[0])
+    made = []
     for t, g in enumerate(grads, 1):
         m, v = decay * m + (1 - decay) * g, decay * v + (1 - decay) * g * g
         rest = 1 - decay**t if debias else 1.0
-    return grads[-1] / np.sqrt(v / rest - (m / rest) ** 2 + eps)
+        made.append(g / np.sqrt(np.maximum(v / rest - (m / rest) ** 2, 0) + eps))
+    return made
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("debias", [False, True])
+def test_a_variance_that_is_small_beside_the_mean_keeps_its_digits(decay, debias):
+    noise = np.random.default_rng(0).standard_normal((400, 100))
+    grads = (1 + 1e-3 * noise).astype(np.float32)
+    tx = sl.ScaleByStddev(decay, 1e-16, bias_correction=debias)
+
+    def body(state, g):
+        updates, state = tx.update(g, state)
+        return state, updates
+
+    _, updates = jax.lax.scan(body, tx.init(jnp.zeros(100)), jnp.asarray(grads))
+    wide = grads.astype(np.float64)
+    # The variance of the first gradient alone is 0, and the next test is about it.
+    exact = np.stack(stddev_in_float64(wide, np.float64(np.float32(decay)), 1e-16, debias))[1:]
+    assert np.quantile(abs(updates[1:] / exact - 1), 0.99) < 2e-4
+
+
+@pytest.mark.parametrize("eps_in_sqrt", [False, True])
+def test_the_update_of_a_zero_variance_without_an_epsilon_is_zero(eps_in_sqrt):
+    tx = sl.ScaleByStddev(0.9, 0.0, eps_in_sqrt=eps_in_sqrt, bias_correction=True)
+    g = jnp.asarray([0.3, 1e30, 0.0, jnp.nan])
+    updates, _ = tx.update(g, tx.init(g))
+    np.testing.assert_array_equal(updates, [0, 0, 0, np.nan])
 
 
 def test_the_first_variance_is_zero():
@@ -233,3 +294,290 @@ def test_a_standard_deviation_may_start_at_a_scale():
     g = jnp.asarray([0.3])
     updates, _ = tx.update(g, tx.init(g))
     np.testing.assert_allclose(updates, 0.3 / np.sqrt(0.9 * 2 / (1 - 0.9)), rtol=1e-6)
+
+
+NUMBERS_AT_ZERO = {
+    "ScaleByAdam, b1": lambda x: sl.ScaleByAdam(b1=x),
+    "ScaleByAdam, b2": lambda x: sl.ScaleByAdam(b2=x),
+    "ScaleByAdan, b1": lambda x: sl.ScaleByAdan(b1=x),
+    "ScaleByRadam, b2": lambda x: sl.ScaleByRadam(b2=x),
+    "ScaleByRms": lambda x: sl.ScaleByRms(x, bias_correction=True),
+    "Ema": sl.Ema,
+}
+
+
+def hypergradient(make, grads, x):
+    """The derivative of a sum of updates with respect to one number, and the sum."""
+
+    def total(x):
+        tx, total = make(x), 0.0
+        state = tx.init(grads[0])
+        for g in grads:
+            updates, state = tx.update(g, state, g)
+            total += updates @ jnp.arange(1.0, 1 + g.size)
+        return total
+
+    return jax.grad(total)(x), total
+
+
+@pytest.mark.parametrize("make", NUMBERS_AT_ZERO.values(), ids=NUMBERS_AT_ZERO.keys())
+def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(make, x64):
+    grads = [jnp.asarray(g) for g in ([0.3, -1.0], [-0.2, 0.7], [0.4, 0.1])]
+    derivative, total = hypergradient(make, grads, 0.0)
+    h = 1e-5
+    one_sided = (-3 * total(0.0) + 4 * total(h) - total(2 * h)) / (2 * h)
+    np.testing.assert_allclose(derivative, one_sided, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("age", [1, 2, 1_000, 2**31 - 2])
+def test_bias_correction_has_the_right_derivative(decay, age, x64):
+    derivative = jax.grad(sl.tree.bias_correction)(jnp.asarray(decay), jnp.asarray(age))
+    expected = age * decay ** (age - 1) / (1 - decay**age) ** 2
+    np.testing.assert_allclose(derivative, expected, rtol=1e-12, atol=1e-30)
+
+
+def means_of(state):
+    """The leaves of the first moments in a state, by the names of their fields."""
+    fields = ("mu", "m", "v", "g", "trace", "ema", "previous_gradient")
+    return [x for f in fields if hasattr(state, f) for x in jax.tree.leaves(getattr(state, f))]
+
+
+FIRST_MOMENTS = {
+    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByAdam, sl.ScaleByAmsgrad, sl.ScaleByAdamax)},
+    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByYogi, sl.ScaleByRadam, sl.ScaleByAdan)},
+    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByNovograd, sl.ScaleBySM3, sl.ScaleByLion)},
+    "Trace": sl.Trace(0.9),
+    "Ema": sl.Ema(0.9),
+    "ScaleByOptimisticGradient": sl.ScaleByOptimisticGradient(),
+}
+
+
+@pytest.mark.parametrize("tx", FIRST_MOMENTS.values(), ids=FIRST_MOMENTS.keys())
+def test_first_moments_of_float16_parameters_are_float32(tx):
+    for own, stored in ((jnp.float16, jnp.float32), (jnp.bfloat16, jnp.bfloat16)):
+        means = means_of(tx.init(jnp.ones(2, own)))
+        assert means
+        assert all(x.dtype == stored for x in means)
+
+
+def test_a_float16_parameter_comes_to_rest_after_its_last_gradient():
+    params = jnp.ones((), jnp.float16)
+    opt = sl.Optimizer(sl.adam(1e-3), params)
+
+    @jax.jit
+    def run(params, opt):
+        params, opt = opt.step(params, jnp.asarray(1e-2, jnp.float16))
+
+        def step(_, carry):
+            return carry[1].step(carry[0], jnp.zeros((), jnp.float16))
+
+        return jax.lax.fori_loop(0, 20_000, step, (params, opt))[0]
+
+    np.testing.assert_allclose(run(params, opt), 0.996, atol=5e-3)
+
+
+@pytest.mark.parametrize("g", [1e-6, 1.2e-7])
+def test_small_constant_float16_gradients_are_not_lost(g):
+    tx, grad = sl.Ema(0.9), jnp.asarray(g, jnp.float16)
+    state = tx.init(grad)
+    for _ in range(50):
+        updates, state = tx.update(grad, state)
+    np.testing.assert_allclose(updates, float(grad), rtol=1e-6)
+
+
+def test_a_momentum_of_float16_gradients_does_not_overflow():
+    tx, grad = sl.Trace(0.9), jnp.asarray(1e4, jnp.float16)
+    state = tx.init(grad)
+    for _ in range(50):
+        updates, state = tx.update(grad, state)
+    np.testing.assert_allclose(updates, float(grad) * (1 - 0.9**50) / 0.1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.99, 0.996, 0.9965, 0.998])
+def test_a_bfloat16_mean_decays_wherever_it_is_not_refused(decay):
+    starts = jnp.asarray(1 + np.arange(128) / 128, jnp.bfloat16)
+    decayed = jnp.asarray(jnp.float32(decay) * starts.astype(jnp.float32), jnp.bfloat16)
+    stalls = bool(jnp.any(decayed == starts))
+    try:
+        sl.Ema(decay).init(starts)
+    except ValueError:
+        assert stalls
+    else:
+        assert not stalls
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda **kw: sl.ScaleByAdam(b1=0.999, **kw), "mu_dtype"),
+        (lambda **kw: sl.ScaleByLion(b2=0.999, **kw), "mu_dtype"),
+        (lambda **kw: sl.ScaleByAdan(b2=0.999, **kw), "mu_dtype"),
+        (lambda **kw: sl.Ema(0.999, **kw), "accumulator_dtype"),
+        (lambda **kw: sl.Trace(0.999, **kw), "accumulator_dtype"),
+    ],
+)
+def test_a_decay_too_slow_for_the_dtype_of_the_mean_is_refused_by_name(make, field):
+    params = {"w": jnp.ones(2, jnp.bfloat16)}
+    with pytest.raises(ValueError, match=rf"is 0\.999.* bfloat16, .*'w'.*Write `{field}=\"float32"):
+        sl.Optimizer(make(), params)
+    with pytest.raises(ValueError, match=r"is 0\.999"):
+        sl.Optimizer(make(**{field: "bfloat16"}), {"w": jnp.ones(2)})
+    sl.Optimizer(make(**{field: "float32"}), params)
+
+
+def test_a_decay_that_is_not_known_is_not_refused():
+    params = jnp.ones(2, jnp.bfloat16)
+    sl.ScaleByAdam(b1=lambda step: 0.999).init(params)
+    jax.jit(lambda b1: sl.ScaleByAdam(b1=b1).init(params))(0.999)
+    sl.Trace(1.0).init(params)
+
+
+SIZES = [1e-36, 1e-30, 1e-22, 1e-16, 1.0, 1e15, 3e20, 1e36]
+
+
+def around(size, dtype=jnp.float32):
+    part = jnp.asarray([[3.0, -4.0], [0.0, 1.0]], jnp.float32) * jnp.float32(size)
+    return part.astype(dtype) * (1 + 2j) if jnp.issubdtype(dtype, jnp.complexfloating) else part
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
+@pytest.mark.parametrize("size", SIZES)
+def test_updates_of_any_size_are_normalized(size, dtype):
+    u = {"a": around(size, dtype), "b": around(size)}
+    out, _ = sl.NormalizeByUpdateNorm(eps=0.0).update(u, None)
+    wide = [np.asarray(x, np.complex128) for x in jax.tree.leaves(u)]
+    norm = np.sqrt(sum(np.sum(np.abs(x) ** 2) for x in wide))
+    for x, exact in zip(jax.tree.leaves(out), wide, strict=True):
+        np.testing.assert_allclose(x, exact / norm, rtol=2e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("of_params", [1e-15, 1.0, 4e20])
+def test_trust_ratios_of_any_size(size, of_params):
+    u, p = around(size), around(of_params)
+    out, _ = sl.ScaleByTrustRatio().update(u, None, p)
+    np.testing.assert_allclose(out, np.asarray(u) / np.float32(size) * of_params, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars", "fromage"])
+def test_large_parameters_take_a_finite_step(name):
+    params = {"w": around(4e20), "b": jnp.zeros(2)}
+    grads = {"w": around(1.0), "b": jnp.ones(2)}
+    opt = sl.Optimizer(getattr(sl, name)(0.1), params)
+    updates, _ = opt.update(params, grads)
+    scale = np.linalg.norm(np.asarray(params["w"], np.float64))
+    size = np.linalg.norm(np.asarray(updates["w"], np.float64))
+    assert 1e-5 * scale < size < scale
+
+
+def test_a_norm_that_no_float_holds_is_not_a_silent_zero():
+    u = jnp.full(4, 3e38)
+    for tx in (sl.NormalizeByUpdateNorm(), sl.ScaleByTrustRatio(), sl.ClipByGlobalNorm(1.0)):
+        out, _ = tx.update(u, tx.init(u), jnp.ones(4))
+        assert not bool(jnp.any(jnp.isfinite(out)))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_the_derivative_of_a_norm_of_any_size(size):
+    u = around(size)
+    derivative = jax.grad(sl.tree.scaled_norm)(u)
+    np.testing.assert_allclose(derivative, around(1.0) / np.sqrt(26), rtol=1e-6)
+
+
+@pytest.mark.parametrize("g", [3e16, 1e18, 1e20, 1e30])
+def test_adadelta_of_large_gradients_is_not_zero(g):
+    tx, grad = sl.ScaleByAdadelta(), jnp.asarray([g, -g], jnp.float32)
+    state = tx.init(grad)
+    for _ in range(3):
+        updates, state = tx.update(grad, state)
+        assert bool(jnp.all(jnp.isfinite(updates)))
+        assert updates[0] == -updates[1] > 0
+    if g < 1e19:
+        np.testing.assert_allclose(tx.update(grad, tx.init(grad))[0][0], 1e-3 / np.sqrt(0.1), 1e-5)
+
+
+@pytest.mark.parametrize("clipping_threshold", [None, 1.0])
+@pytest.mark.parametrize("shape", [(3,), (4, 4)])
+def test_adafactor_recovers_from_a_huge_gradient(shape, clipping_threshold):
+    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, clipping_threshold=clipping_threshold)
+    state = tx.init(jnp.ones(shape))
+    for g in (1.0, 3e20, 1.0):
+        updates, state = tx.update(jnp.full(shape, g), state)
+        assert bool(jnp.all(jnp.isfinite(updates) & (updates > 0)))
+    for _ in range(200):
+        _, state = tx.update(jnp.full(shape, 1e17), state)
+    updates, _ = tx.update(jnp.full(shape, 1e17), state)
+    assert bool(jnp.all(updates > 1e-2))
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 4)])
+def test_adafactor_takes_the_smallest_epsilon(shape):
+    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, epsilon=1e-300)
+    updates, _ = tx.update(jnp.zeros(shape), tx.init(jnp.zeros(shape)))
+    np.testing.assert_array_equal(updates, jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("start", [0.01, 100.0])
+@pytest.mark.parametrize("scale", [1e-10, 1e-14, 1e-17])
+def test_lbfgs_minimizes_tiny_losses(scale, start):
+    def loss(x):
+        return 0.5 * scale * jnp.sum(jnp.asarray([1.0, 3.0, 10.0, 0.5]) * jnp.square(x - 2))
+
+    x = jnp.full(4, start)
+    opt, step = sl.Optimizer(sl.lbfgs(), x), sl.train_step(loss)
+    for _ in range(25):
+        x, opt, _ = step(x, opt)
+    np.testing.assert_allclose(x, 2, rtol=1e-3)
+
+
+def test_the_first_lbfgs_step_is_no_longer_than_it_must_be():
+    for size in (1e3, 0.5, 1e-2):
+        g = jnp.asarray([0.6, -0.8]) * size
+        tx = sl.ScaleByLbfgs()
+        u, _ = tx.update(g, tx.init(g), jnp.ones(2))
+        np.testing.assert_allclose(jnp.linalg.norm(u), min(size, 1), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_lbfgs_needs_as_many_iterations_as_scipy(x64):
+    optimize = pytest.importorskip("scipy.optimize")
+
+    def rosenbrock(x):
+        return jnp.sum(100 * jnp.square(x[1:] - jnp.square(x[:-1])) + jnp.square(1 - x[:-1]))
+
+    grad, start, tol = jax.jit(jax.grad(rosenbrock)), jnp.zeros(100), 1e-5
+
+    def body(carry):
+        x, opt, count = carry
+        value, g = jax.value_and_grad(rosenbrock)(x)
+        x, opt = opt.step(x, g, value=value, grad=g, value_fn=rosenbrock)
+        return x, opt, count + 1
+
+    def on(carry):
+        return jnp.max(jnp.abs(grad(carry[0]))) > tol
+
+    opt = sl.Optimizer(sl.lbfgs(), start)
+    count = jax.jit(lambda *carry: jax.lax.while_loop(on, body, carry))(start, opt, 0)[2]
+    options = {"maxcor": 10, "ftol": 0, "gtol": tol, "maxiter": 2000}
+    theirs = optimize.minimize(
+        jax.jit(rosenbrock), start, jac=grad, method="L-BFGS-B", options=options
+    )
+    assert abs(int(count) / theirs.nit - 1) <= 0.05
+
+
+@pytest.mark.parametrize("b2", [0.01, 0.3, 0.5, 0.99])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_lion_interpolates_accurately_for_any_decay(b2, dtype):
+    b1 = 0.9
+    tx = sl.ScaleByLion(b1, b2, mode="smooth")
+    grads = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32) * 0.1
+    params = jnp.zeros(1000, dtype)
+    opt, m, error = sl.Optimizer(tx, params), np.zeros(1000), 0.0
+    for g in jnp.asarray(grads, dtype):
+        updates, opt = opt.update(params, g)
+        g = np.asarray(g, np.float64)
+        c = np.float64(np.float32(b1)) * m + (1 - np.float64(np.float32(b1))) * g
+        error = max(error, np.max(np.abs(np.asarray(updates, np.float64) - np.tanh(c))))
+        m = np.asarray(opt.state.mu, np.float64)
+    assert error < 0.5 * float(jnp.finfo(dtype).eps)

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
@@ -31,8 +30,8 @@ class ScaleByRss(AbstractTransform):
 
     - `initial_accumulator_value`: s₀, ≥ 0.
     - `eps`: ε, ≥ 0.
-    - `accumulator_dtype`: the dtype in which s is stored. Defaults to the parameter's dtype,
-        but at least float32.
+    - `accumulator_dtype`: the dtype in which s is stored, which is real also for complex
+        parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
@@ -85,12 +84,14 @@ class ScaleByAdadelta(AbstractTransform):
         uₜ = √(xₜ₋₁ + ε) / √(vₜ + ε) · gₜ
         xₜ = ρ·xₜ₋₁ + (1 − ρ)·|uₜ|²
 
+    Differs from Optax, where the root of the quotient makes the update of gradients from 3e16 on 0.
+
     **Arguments:**
 
     - `rho`: ρ, the decay of both means of squares, in [0, 1).
     - `eps`: ε, > 0; with ε = 0 all updates would be zero.
-    - `accumulator_dtype`: the dtype in which v and x are stored. Defaults to the parameter's
-        dtype, but at least float32.
+    - `accumulator_dtype`: the dtype in which v and x are stored, which are real also for complex
+        parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
@@ -120,9 +121,10 @@ class ScaleByAdadelta(AbstractTransform):
         now.rest = 1 - now.rho
 
         def rule(now, g, e_g, e_x):
-            square = tree.abs_squared(g)
+            square = tree.bounded_square(g)
             e_g = now.rho * e_g + now.rest * square
-            e_x = now.rho * e_x + now.rest * ((e_x + now.eps) / (e_g + now.eps) * square)
+            # |g|² / v is at most 1 / (1 − ρ), and no product with it overflows or underflows.
+            e_x = now.rho * e_x + now.rest * (square / (e_g + now.eps) * (e_x + now.eps))
             return _size_ratio(now, square, e_g, e_x) * g, e_g, e_x
 
         updates, e_g, e_x = tree.map_leaves(rule, (updates, state.e_g, state.e_x), now)
@@ -137,4 +139,5 @@ def _size_ratio(now: Any, square: Array, e_g: Array, e_x: Array) -> Array:
     xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
     """
     divisor = now.rho * (e_g + now.eps) + now.rest * square
-    return jnp.sqrt((e_x + now.rho * now.eps) / jnp.where(divisor > 0, divisor, 1))
+    # Not √(a / b), which is 0 for gradients from 3e16 on.
+    return tree.root(e_x + now.rho * now.eps) * tree.inverse_root(tree.positive(divisor))

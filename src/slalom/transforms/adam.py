@@ -17,6 +17,7 @@ from ._adam import (
     add_mean_numbers,
     debiased_mean,
 )
+from ._first_moment import first_moment
 
 
 class ScaleByAdam(AbstractAdam):
@@ -40,10 +41,12 @@ class ScaleByAdam(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0. A positive value keeps the derivative of the
         update finite at zero gradients, for meta-learning.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
     - `nesterov`: whether to use Nesterov momentum.
-    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
-        float32.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Dozat, Nesterov
         momentum into Adam, 2016"
@@ -60,7 +63,7 @@ class ScaleByAdam(AbstractAdam):
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
             age=tree.fresh_count(),
-            mu=tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
@@ -101,11 +104,13 @@ class ScaleByAmsgrad(AbstractAdam):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
     - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
     - `bias_correction_nu`: whether to divide vₜ by 1 − β₂ᵗ.
-    - `nu_dtype`: the dtype in which v and w are stored. Defaults to the parameter's dtype, but at
-        least float32.
+    - `nu_dtype`: the dtype in which v and w are stored, which are real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
@@ -123,7 +128,7 @@ class ScaleByAmsgrad(AbstractAdam):
     def init(self, params: Params) -> ScaleByAmsgradState:
         return ScaleByAmsgradState(
             age=tree.fresh_count(),
-            mu=tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params, self.nu_dtype),
             nu_max=tree.second_moment(params, self.nu_dtype),
         )
@@ -155,9 +160,11 @@ class ScaleByAdamax(AbstractAdam):
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the maximum, in [0, 1).
     - `eps`: ε, > 0; keeps v from being zero.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
-    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
-        float32.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
@@ -171,7 +178,7 @@ class ScaleByAdamax(AbstractAdam):
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
             age=tree.fresh_count(),
-            mu=tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 

@@ -11,7 +11,9 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._types import Params, Scalar
+from ..tree.means import log_of_decay
 from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
+from ._first_moment import first_moment
 
 
 class ScaleByBelief(AbstractAdam):
@@ -28,10 +30,11 @@ class ScaleByBelief(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at least
-        float32, because gₜ − mₜ cancels.
-    - `nu_dtype`: the dtype in which s is stored. Defaults to the parameter's dtype, but at least
-        float32.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but at least float32, because gₜ − mₜ
+        cancels. In bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which s is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
@@ -47,9 +50,7 @@ class ScaleByBelief(AbstractAdam):
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
             age=tree.fresh_count(),
-            mu=tree.zeros_like(params, tree.accumulation_dtype)
-            if self.mu_dtype is None
-            else tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "b1", wide=True),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
@@ -84,9 +85,11 @@ class ScaleByYogi(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `initial_accumulator_value`: v₀, ≥ 0.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
-    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
-        float32.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
         Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
@@ -105,7 +108,7 @@ class ScaleByYogi(AbstractAdam):
         start = self.at(Context(step=0)).initial_accumulator_value
         return ScaleByAdamState(
             age=tree.fresh_count(),
-            mu=tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params, self.nu_dtype, start),
         )
 
@@ -144,9 +147,11 @@ class ScaleByRadam(AbstractAdam):
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
-    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at least
-        float32.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
@@ -164,7 +169,7 @@ class ScaleByRadam(AbstractAdam):
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
             age=tree.fresh_count(),
-            mu=tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
@@ -196,7 +201,7 @@ def _degrees_of_freedom(
     of the usual formula, which agree in all but their last digits, cancel symbolically.
     """
     t = age.astype(b2.dtype)
-    x = -jnp.log1p(-(1 - b2))
+    x = -log_of_decay(b2)
     start, _ = _langevin(x / 2)
     _, rest = _langevin(t * x / 2)
     return start + t * rest, 2 / (1 - b2) - 1

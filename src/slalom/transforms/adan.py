@@ -12,6 +12,7 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._types import Params
 from ._adam import AbstractAdam
+from ._first_moment import first_moment
 from ._xla import written_after
 
 
@@ -45,10 +46,11 @@ class ScaleByAdan(AbstractAdam):
     - `b3`: β₃, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: the dtype in which m, v and the last gradient are stored. Defaults to the
-        parameter's dtype.
-    - `nu_dtype`: the dtype in which n is stored. Defaults to the parameter's dtype, but at least
-        float32.
+    - `mu_dtype`: the floating dtype in which m, v and the last gradient are stored; complex
+        parameters use its complex counterpart. Defaults to the parameter's dtype, but float32 for
+        float16 parameters. In bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which n is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
@@ -64,8 +66,8 @@ class ScaleByAdan(AbstractAdam):
     def init(self, params: Params) -> ScaleByAdanState:
         return ScaleByAdanState(
             age=tree.fresh_count(),
-            m=tree.first_moment(params, self.mu_dtype),
-            v=tree.first_moment(params, self.mu_dtype),
+            m=first_moment(self, params, "b1"),
+            v=first_moment(self, params, "b2"),
             n=tree.second_moment(params, self.nu_dtype),
             g=tree.first_moment(params, self.mu_dtype),
         )

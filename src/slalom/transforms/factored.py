@@ -1,5 +1,6 @@
 """A mean of squares that is stored as one row and one column: Adafactor."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -119,6 +120,9 @@ class ScaleByFactoredRms(AbstractTransform):
             beta = self.decay_rate_fn(counted, now.decay_rate)
             now.weight = 1 - jnp.asarray(beta, steps.dtype)
 
+        # An ε that underflows would not prevent a division by zero.
+        now.epsilon = tree.positive(now.epsilon)
+
         # No two reductions share an expression (see `_xla`): g is read three times, and u is the
         # only array of its size that is written.
         def rule(now, g, nu):
@@ -132,7 +136,9 @@ class ScaleByFactoredRms(AbstractTransform):
             row, column = nu
             # Roots of vectors are cheaper than roots of all their products.
             by_row = tree.inverse_root(row)
-            mean = _reduce(jnp.mean, row, _smaller(row, column))
+            # Divided first, since the sum of the largest squares would overflow.
+            smaller = _smaller(row, column)
+            mean = _reduce(jnp.sum, row * (math.prod(smaller) / max(row.size, 1)), smaller)
             by_column = tree.inverse_root(column) * tree.root(mean)
 
             def sum_of_squares():
@@ -161,10 +167,13 @@ def _reduce(reduction: Any, x: Inexact[Array, "..."], shape: tuple[int, ...]) ->
 
 
 def _mean_of_squares(g: Inexact[Array, "..."], i: int, shape: tuple[int, ...]) -> Array:
-    """The mean of |g|² over the i-th axis, phrased differently for each i (see `_xla`)."""
+    """The mean of |g|² over the i-th axis, phrased differently for each i (see `_xla`).
+
+    Bounded as in `tree.bounded_square`: one gradient of 1e20 would make all later updates 0.
+    """
     if i == 0 or jnp.iscomplexobj(g):
-        return _reduce(jnp.mean, tree.abs_squared(g), shape)
-    return _reduce(jnp.mean, (g + g) * g, shape) / 2
+        return tree.bounded(_reduce(jnp.mean, tree.abs_squared(g), shape))
+    return tree.bounded(_reduce(jnp.mean, (g + g) * g, shape) / 2)
 
 
 def _rms_clip_factor(now: Any, g: Array, sum_of_squares: Callable[[], Array]) -> Scalar | int:

@@ -13,7 +13,7 @@ from .._core.context import Context
 from .._core.fields import count_field
 from .._core.marks import param_like, per_leaf, per_param
 from .._core.transform import AbstractTransform
-from .._types import Params, Updates
+from .._types import Params, Scalar, Updates
 
 
 class ScaleByLbfgsState(eqx.Module):
@@ -49,12 +49,15 @@ class ScaleByLbfgs(AbstractTransform):
         P ← γ·I,   then for each pair, oldest first:   P ← (I − ρ·s·yᵀ)·P·(I − ρ·y·sᵀ) + ρ·s·sᵀ
         uₖ = P·gₖ
 
-    by the two-loop recursion, with γ = ⟨s, y⟩ / ⟨y, y⟩ of the newest pair, and min(1, 1 / ‖g‖)
-    before there is one. Use it with a line search, as in `sl.lbfgs`. Complex parameters count as
-    pairs of real ones.
+    by the two-loop recursion, with γ = ⟨s, y⟩ / ⟨y, y⟩ of the newest pair. Before there is one, γ
+    is such that ‖u‖ = ‖g‖, but at most 1 and at least min(√ε·max(‖w‖, 1), 1), where ε is the
+    machine epsilon. Use it with a line search, as in `sl.lbfgs`. Complex parameters count as pairs
+    of real ones.
 
-    Differs from Optax: a pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ (ε is the machine epsilon) is not stored,
-    since P would not be positive definite and u might ascend. If the parameters did not move, as
+    Differs from Optax: the first step has a least length, because a line search that starts at
+    g = 1e-10 does not change w at all. In float32 losses work whose gradients are at least 1e-16.
+    A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ is not stored, since P would not be positive definite and u might
+    ascend. If the parameters did not move, as
     after a failed line search, the memory is cleared, and the next direction is the gradient. The
     memories of half-precision parameters are float32.
 
@@ -174,10 +177,21 @@ class ScaleByLbfgs(AbstractTransform):
         q, alphas = jax.lax.scan(newest_first, q, (positions, weights))
         if self.scale_init_precond:
             _, y = pair(positions[0])
-            first = 1 / jnp.maximum(jnp.asarray(tree.global_norm(updates), weights.dtype), 1)
+            first = jnp.asarray(_first_scale(updates, state.params), weights.dtype)
             newest = 1 / jnp.where(stored[0], product(weights[0], y, y), 1)
             q = tree.scale(q, jnp.where(stored[0], newest, first))
         return jax.lax.scan(oldest_first, q, (positions, weights, alphas), reverse=True)[0]
+
+
+def _first_scale(updates: Updates, params: Params) -> Scalar:
+    """The factor of the first direction, which is the gradient."""
+    norm = tree.scaled_norm(updates)
+    size = jnp.asarray(tree.global_norm(params), norm.dtype)
+    # A step shorter than a rounding of the parameters would not change them. A longer one than the
+    # gradient would be wrong without a line search, so it is only as long as it needs to be.
+    least = jnp.finfo(norm.dtype).eps ** 0.5 * jnp.maximum(size, 1)
+    length = jnp.clip(norm, jnp.minimum(least, 1), 1)
+    return jnp.where(norm == 0, 1, length / jnp.where(norm == 0, 1, norm))
 
 
 def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:

@@ -12,6 +12,7 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
+from ._first_moment import first_moment
 
 
 class TraceState(eqx.Module):
@@ -29,9 +30,10 @@ class Trace(AbstractTransform):
 
     - `decay`: γ, in [0, 1]; 0.9 is usual.
     - `nesterov`: whether to use Nesterov momentum.
-    - `accumulator_dtype`: the floating dtype in which t is stored. Defaults to the parameter's
-        dtype. For complex parameters its complex counterpart is used; unlike in Optax,
-        complex dtypes are refused.
+    - `accumulator_dtype`: the floating dtype in which t is stored; complex parameters use its
+        complex counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+        In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes are
+        refused.
 
     ??? cite "Polyak, Some methods of speeding up the convergence of iteration methods, 1964;
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013"
@@ -44,7 +46,7 @@ class Trace(AbstractTransform):
     elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> TraceState:
-        return TraceState(tree.first_moment(params, self.accumulator_dtype))
+        return TraceState(first_moment(self, params, "decay", dtype="accumulator_dtype"))
 
     def update(
         self,
@@ -86,9 +88,10 @@ class Ema(AbstractTransform):
 
     - `decay`: γ, in [0, 1); 0.9 is usual.
     - `debias`: whether to correct the bias towards the start at zero.
-    - `accumulator_dtype`: the floating dtype in which e is stored. Defaults to the parameter's
-        dtype. For complex parameters its complex counterpart is used; unlike in Optax,
-        complex dtypes are refused.
+    - `accumulator_dtype`: the floating dtype in which e is stored; complex parameters use its
+        complex counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+        In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes are
+        refused.
     """
 
     decay: Hyperparameter = hyperparameter(within="[0, 1)")
@@ -100,7 +103,7 @@ class Ema(AbstractTransform):
     def init(self, params: Params) -> EmaState:
         return EmaState(
             age=tree.fresh_count() if self.debias else None,
-            ema=tree.first_moment(params, self.accumulator_dtype),
+            ema=first_moment(self, params, "decay", dtype="accumulator_dtype"),
         )
 
     def update(

@@ -94,8 +94,8 @@ class MeasureWithEma(_AbstractMonitor):
         as 0 and 1.
     - `decay`: d, in [0, 1).
     - `debias`: whether to correct the bias towards the start at 0.
-    - `accumulator_dtype`: the dtype in which m is stored. Defaults to the dtype of the
-        measurement, but at least float32.
+    - `accumulator_dtype`: the floating dtype in which m is stored; complex measurements use its
+        complex counterpart. Defaults to the dtype of the measurement, but at least float32.
     """
 
     measure: Callable[[Updates], Any] = eqx.field(static=True)

@@ -1,5 +1,6 @@
 """Transforms that normalize updates."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
@@ -45,6 +46,9 @@ class NormalizeByUpdateNorm(AbstractStatelessTransform):
     The Euclidean norm is summed in at least float32 over all leaves that this transform sees. Zero
     updates stay zero, even with ε = 0.
 
+    Differs from Optax where the sum of squares overflows or underflows: the norm is right there
+    too. If the norm itself is not finite, the updates are NaN, which does not hide the error.
+
     **Arguments:**
 
     - `scale_factor`: s.
@@ -59,10 +63,13 @@ class NormalizeByUpdateNorm(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
         now = self.at(context)
-        norm = tree.global_norm(updates)
+        norm = tree.scaled_norm(updates)
         divisor = norm + jnp.asarray(now.eps, norm.dtype)
-        factor = jnp.asarray(now.scale_factor, norm.dtype) / jnp.where(divisor == 0, 1, divisor)
-        return tree.scale(updates, factor)
+        # The quotient s / (‖u‖ + ε) may overflow or underflow where the updates do not.
+        to = SimpleNamespace(
+            inverse=1 / jnp.where(divisor == 0, 1, divisor), factor=now.scale_factor
+        )
+        return tree.map_leaves(lambda to, u: u * to.inverse * to.factor, (updates,), to)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.scale_factor),) * len(jax.tree.leaves(params))

@@ -14,6 +14,7 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
+from ._first_moment import first_moment
 
 
 class ScaleByNovogradState(eqx.Module):
@@ -40,7 +41,9 @@ class ScaleByNovograd(AbstractTransform):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `weight_decay`: λ, ≥ 0.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
 
     ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
         Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
@@ -61,7 +64,7 @@ class ScaleByNovograd(AbstractTransform):
         return ScaleByNovogradState(
             age=tree.fresh_count(),
             nu=jnp.zeros(len(leaves), tree.real_dtype(dtype)),
-            mu=tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "b1"),
         )
 
     def update(

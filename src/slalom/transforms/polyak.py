@@ -4,14 +4,13 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 
 from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._types import Params, Scalar, Updates
+from .._types import Params, Updates
 from ..tree.dtypes import as_float
 
 
@@ -25,7 +24,7 @@ class ScaleByPolyak(AbstractStatelessTransform):
     0. Zero updates stay zero.
 
     Differs from Optax, which scales updates only if ‖u‖² > 2e-16. Here all nonzero updates are
-    scaled, also those whose ‖u‖² underflows.
+    scaled, also those whose ‖u‖² underflows or overflows.
 
     **Arguments:**
 
@@ -56,7 +55,7 @@ class ScaleByPolyak(AbstractStatelessTransform):
         del params
         value = as_float(self.demand("value", None if context is None else context.value))
         now = self.at(context)
-        norm = _norm(updates)
+        norm = tree.scaled_norm(updates)
         dtype = tree.accumulation_dtype(norm.dtype, value.dtype)
         value, norm, f_min, max_learning_rate, eps = (
             jnp.asarray(x, dtype) for x in (value, norm, now.f_min, now.max_learning_rate, now.eps)
@@ -77,16 +76,3 @@ class ScaleByPolyak(AbstractStatelessTransform):
         length = jnp.minimum(length, max_learning_rate * norm)
         to = SimpleNamespace(inverse_norm=jnp.where(zero, 0, 1 / norm), length=length)
         return tree.map_leaves(lambda to, u: u * to.inverse_norm * to.length, (updates,), to)
-
-
-def _norm(updates: Updates) -> Scalar:
-    """The Euclidean norm, also where the sum of squares underflows."""
-    square = tree.squared_norm(updates)
-    limits = jnp.finfo(square.dtype)
-    scale = jnp.asarray(2.0 ** (-limits.minexp // 2), square.dtype)
-
-    def scaled() -> Scalar:
-        return tree.global_norm(tree.scale(updates, scale)) / scale
-
-    # A conditional, since the second pass over the updates is hardly ever needed.
-    return jax.lax.cond(square < limits.tiny / limits.eps, scaled, lambda: tree.root(square))

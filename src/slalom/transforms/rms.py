@@ -1,5 +1,6 @@
 """RMSProp: division by a running root mean square."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import equinox as eqx
@@ -13,6 +14,8 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
+from ..tree.means import moved
+from ._first_moment import first_moment
 
 
 class ScaleByRmsState(eqx.Module):
@@ -36,8 +39,8 @@ class ScaleByRms(AbstractTransform):
     - `initial_scale`: v₀, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide vₜ by 1 − γᵗ.
-    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at
-        least float32.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
@@ -86,31 +89,42 @@ class ScaleByStddevState(eqx.Module):
     age: Int[Array, "*leaves"] | None = per_leaf()
     """`None` unless `bias_correction` is set."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
+    """The mean, after bias correction if there is one."""
     nu: PyTree[Inexact[Array, "..."]] = param_like()
+    """The variance, after bias correction if there is one."""
 
 
 class ScaleByStddev(AbstractTransform):
     """Centered RMSProp: divides updates by their running standard deviation.
 
-        mₜ = γ·mₜ₋₁ + (1 − γ)·gₜ,   vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
-        uₜ = gₜ / √(vₜ − |mₜ|² + ε)     or, with `eps_in_sqrt=False`,   gₜ / (√(vₜ − |mₜ|²) + ε)
+        Vₜ = (1 − wₜ)·(Vₜ₋₁ + wₜ·|gₜ − mₜ₋₁|²),   mₜ = mₜ₋₁ + wₜ·(gₜ − mₜ₋₁),   wₜ = 1 − γ
+        uₜ = gₜ / √(Vₜ + ε)             or, with `eps_in_sqrt=False`,   gₜ / (√Vₜ + ε)
 
-    vₜ − |mₜ|² is a variance; if rounding makes it negative, it counts as 0.
+    Vₜ is the variance around the mean, (mean of |g|²) − |mₜ|², without the cancellation of this
+    difference. With `bias_correction`, wₜ = (1 − γ) / (1 − γᵗ), and m and V are the mean and
+    variance of the gradients so far, in which v₀ has the weight γᵗ / (1 − γᵗ). The variance of
+    the first gradient alone is then 0, so with v₀ = 0 the first update is g₁ / √ε. The update is 0
+    where both Vₜ and ε are 0.
+
+    Differs from Optax, which subtracts |mₜ|² from the mean of |g|². Where the gradients vary by
+    less than 1e-3 of their size, no digit of that difference is right in float32.
 
     **Arguments:**
 
     - `decay`: γ, in [0, 1).
     - `eps`: ε, ≥ 0.
-    - `initial_scale`: v₀, ≥ 0.
+    - `initial_scale`: v₀, the variance at the start, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
-    - `bias_correction`: whether to divide mₜ and vₜ by 1 − γᵗ.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype, but at
-        least float32, because vₜ − |mₜ|² cancels.
-    - `nu_dtype`: the dtype in which v is stored. Defaults to the parameter's dtype, but at
-        least float32.
+    - `bias_correction`: whether to correct the bias of mₜ and Vₜ towards the start.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but at least float32, because gₜ − mₜ₋₁
+        cancels. In bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Graves, [Generating Sequences With Recurrent Neural
-        Networks](https://arxiv.org/abs/1308.0850), 2013"
+        Networks](https://arxiv.org/abs/1308.0850), 2013; Finch, Incremental calculation of
+        weighted mean and variance, 2009"
     """
 
     decay: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
@@ -127,9 +141,7 @@ class ScaleByStddev(AbstractTransform):
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(
             age=tree.fresh_count() if self.bias_correction else None,
-            mu=tree.zeros_like(params, tree.accumulation_dtype)
-            if self.mu_dtype is None
-            else tree.first_moment(params, self.mu_dtype),
+            mu=first_moment(self, params, "decay", wide=True),
             nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
         )
 
@@ -143,22 +155,41 @@ class ScaleByStddev(AbstractTransform):
         del params
         now = self.at(context)
         age = None if state.age is None else tree.increment(state.age)
-        now.rest = 1 - now.decay
-        now.debias = None if age is None else tree.bias_correction(now.decay, age)
+        _add_weights(now, age)
 
         def rule(now, g, mu, nu):
-            mu = now.decay * mu + now.rest * g
-            nu = now.decay * nu + now.rest * tree.bounded_square(g)
-            mean, square = mu, nu
-            if now.debias is not None:
-                mean, square = now.debias * mu, now.debias * nu
-            variance = jnp.maximum(square - tree.abs_squared(mean), 0)
-            return _divide(g, variance, now.eps, self.eps_in_sqrt), mu, nu
+            mu = moved(mu, g, now.weight)
+            # XLA would copy the old mean, which the variance still reads (see `_xla`).
+            distance = now.back * (g - mu)
+            nu = now.keep * nu + now.spread * tree.bounded_square(distance)
+            # A zero variance says nothing about the size of the gradient.
+            known = jnp.where((nu == 0) & (now.eps == 0), jnp.inf, nu)
+            return _divide(g, known, now.eps, self.eps_in_sqrt), mu, nu
 
         updates, mu, nu = tree.map_leaves(rule, (updates, state.mu, state.nu), now)
         return updates, ScaleByStddevState(
             age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
         )
+
+
+def _add_weights(now: SimpleNamespace, age: Int[Array, "*leaves"] | None) -> None:
+    """Adds the weight w, the factors of the new variance, and 1 / (1 − w).
+
+    With bias correction 1 − w = γ·(1 − γᵗ⁻¹) / (1 − γᵗ), which keeps its digits for a small γ. At
+    t = 1 it is 0, and v₀ enters the variance with the factor γ / (1 − γ) instead.
+    """
+    if age is None:
+        now.weight, now.keep, rest = 1 - now.decay, now.decay, now.decay
+    else:
+        first = age == 1
+        now.weight = tree.newest_weight(now.decay, age)
+        before = tree.bias_correction(now.decay, jnp.maximum(age - 1, 1))
+        rest = now.decay * tree.bias_correction(now.decay, age) / before
+        rest = jnp.where(first, 0, rest)
+        now.keep = jnp.where(first, now.decay / (1 - now.decay), rest)
+    now.spread = now.weight * rest
+    # Where the weight is 1, the new mean is g, and so is the old one for all that it matters.
+    now.back = jnp.where(rest > 0, 1 / jnp.where(rest > 0, rest, 1), 0)
 
 
 def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:

@@ -69,7 +69,7 @@ class ScaleByRprop(AbstractTransform):
         start = self.at(Context(step=0)).learning_rate
         return ScaleByRpropState(
             step_sizes=tree.second_moment(params, None, start),
-            signs=tree.first_moment(params),
+            signs=tree.zeros_like(params),
         )
 
     def update(

@@ -1,8 +1,9 @@
 """Transforms that keep only the sign: Lion and signSGD."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
@@ -13,7 +14,8 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
-from .._types import Params, Scalar, Updates
+from .._types import Params, Scalar, Tracer, Updates
+from ._first_moment import first_moment
 from ._xla import interpolation_of_new
 
 
@@ -33,11 +35,17 @@ class ScaleByLion(AbstractTransform):
     by uₜ = cₜ where |cₜ| < 1. For complex leaves the sign is z / |z|, and the modes apply to the
     absolute value.
 
+    Where β₁ ≤ 2·β₂, as is usual, cₜ is derived from mₜ, which saves a copy of mₜ₋₁. With a smaller
+    β₂ this would lose the factor β₁/β₂ in precision, so cₜ is computed from mₜ₋₁ as it stands. For
+    traced or scheduled β it is always derived from mₜ.
+
     **Arguments:**
 
     - `b1`: β₁, the weight of the momentum in the update, in [0, 1).
     - `b2`: β₂, the decay of the momentum, in (0, 1); 0 is excluded because of a division.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
     - `mode`: `"hard"`, `"smooth"` or `"refined"`.
     - `smooth_beta`: s, > 0; used only by `"smooth"`.
 
@@ -51,6 +59,12 @@ class ScaleByLion(AbstractTransform):
     mode: str = eqx.field(default="hard", static=True, kw_only=True)
     smooth_beta: Hyperparameter = hyperparameter(1.0, within="(0, inf)", kw_only=True)
 
+    _reads_old: bool = eqx.field(init=False, static=True, repr=False)
+
+    def __post_init__(self):
+        known = all(map(_is_known, (self.b1, self.b2)))
+        self._reads_old = known and float(self.b1) > 2 * float(self.b2)
+
     def __check_init__(self):
         if self.mode not in ("hard", "smooth", "refined"):
             raise ValueError(
@@ -60,7 +74,7 @@ class ScaleByLion(AbstractTransform):
     elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByLionState:
-        return ScaleByLionState(mu=tree.first_moment(params, self.mu_dtype))
+        return ScaleByLionState(mu=first_moment(self, params, "b2"))
 
     def update(
         self,
@@ -80,6 +94,14 @@ class ScaleByLion(AbstractTransform):
         def update(now, g, mu):
             return self._sign(now.from_mu * mu + now.from_g * g, now.smooth_beta)
 
+        def both(now, g, mu):
+            c = now.b1 * mu + now.c1 * g
+            return self._sign(c, now.smooth_beta), mean(now, g, mu)
+
+        if self._reads_old:
+            now.c1 = 1 - now.b1
+            updates, mu = tree.map_leaves(both, (updates, state.mu), now)
+            return updates, ScaleByLionState(tree.cast_like(mu, state.mu))
         mu = tree.map_leaves(mean, (updates, state.mu), now, like=(state.mu,))
         return tree.map_leaves(update, (updates, mu), now), ScaleByLionState(mu)
 
@@ -91,6 +113,12 @@ class ScaleByLion(AbstractTransform):
         if jnp.iscomplexobj(c):
             return jnp.sign(c) * jnp.tanh(smooth_beta * jnp.abs(c))
         return jnp.tanh(smooth_beta * c)
+
+
+def _is_known(x: Any) -> bool:
+    """Whether `x` is a number that is neither traced nor scheduled. Others are checked later."""
+    number = isinstance(x, float | int | np.ndarray | jax.Array) and not isinstance(x, Tracer)
+    return number and np.ndim(x) == 0
 
 
 class ScaleBySign(AbstractStatelessTransform):

@@ -14,6 +14,7 @@ from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_param
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
+from ._first_moment import first_moment
 from .accumulate import divide_by_root
 
 
@@ -39,7 +40,9 @@ class ScaleBySM3(AbstractTransform):
     - `b1`: β₁, the decay of the momentum, in [0, 1).
     - `b2`: β₂, the decay of the accumulators, in [0, 1]; 1 sums.
     - `eps`: ε, ≥ 0.
-    - `mu_dtype`: the dtype in which m is stored. Defaults to the parameter's dtype.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
 
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
@@ -51,7 +54,7 @@ class ScaleBySM3(AbstractTransform):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleBySM3State:
-        mu = tree.first_moment(params, self.mu_dtype)
+        mu = first_moment(self, params, "b1")
         accumulators = jax.tree.map(lambda x: tree.zeros_of_sums(x, _others(x.ndim)), params)
         return ScaleBySM3State(accumulators, mu)
 

@@ -18,7 +18,8 @@ class ScaleByTrustRatio(AbstractStatelessTransform):
         u ↦ u·c·‖p‖ / (‖u‖ + ε)   with the norms of one leaf, each at least `min_norm`
 
     The update is unchanged if one of the two norms is 0, which lets parameters leave zero. Norms
-    are summed in at least float32.
+    are summed in at least float32, and are right also where a sum of squares overflows, or where
+    that of the updates underflows. Differs from Optax, which returns 0 or infinity there.
 
     **Arguments:**
 
@@ -40,14 +41,16 @@ class ScaleByTrustRatio(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
 
-        def rule(now, u, p):
-            u_norm = jnp.maximum(tree.norm(u), now.min_norm)
-            p_norm = jnp.maximum(tree.norm(p), now.min_norm)
+        def rule(now, u, norms):
+            u_norm, p_norm = (jnp.maximum(norm, now.min_norm) for norm in norms)
             zero = (u_norm == 0) | (p_norm == 0)
-            ratio = now.trust_coefficient * p_norm / jnp.where(zero, 1, u_norm + now.eps)
-            return u * jnp.where(zero, 1, ratio)
+            # The ratio may overflow where the result does not.
+            inverse = jnp.where(zero, 1, 1 / jnp.where(zero, 1, u_norm + now.eps))
+            return u * inverse * jnp.where(zero, 1, now.trust_coefficient * p_norm)
 
-        return tree.map_leaves(rule, (updates, params), self.at(context))
+        u_norms, p_norms = tree.leaf_norms(updates), tree.leaf_norms(params, small=False)
+        norms = jax.tree.map(lambda *pair: pair, u_norms, p_norms)
+        return tree.map_leaves(rule, (updates,), self.at(context), per_param=(norms,))
 
 
 class ScaleByParamBlockNorm(AbstractStatelessTransform):

@@ -48,10 +48,12 @@ from .norms import (
     global_norm as global_norm,
     inner as inner,
     inverse_root as inverse_root,
+    leaf_norms as leaf_norms,
     norm as norm,
     positive as positive,
     rms as rms,
     root as root,
+    scaled_norm as scaled_norm,
     squared_norm as squared_norm,
 )
 

@@ -89,15 +89,20 @@ def copy(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
 def first_moment(params: Params, dtype: Any | None = None) -> PyTree:
     """Zeros for a mean of updates.
 
+    In float16 it would never decay to 0: 0.9·m rounds back to m for m ≤ 4·2⁻²⁴, while the mean of
+    squares it is divided by decays in float32.
+
     **Arguments:**
 
     - `params`: the parameters.
     - `dtype`: the dtype of the mean; complex leaves use its complex counterpart. Defaults to the
-        parameter's own dtype.
+        parameter's dtype, but float32 for float16 parameters.
 
     **Returns:** a tree like the parameters.
     """
-    return zeros_like(params, np.dtype if dtype is None else lambda own: storage_dtype(own, dtype))
+    if dtype is None:
+        return zeros_like(params, lambda own: np.dtype(np.float32) if own == np.float16 else own)
+    return zeros_like(params, lambda own: storage_dtype(own, dtype))
 
 
 def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> PyTree:

@@ -19,7 +19,29 @@ def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*
 
     **Returns:** the factor, of the same shape as `age`.
     """
-    return -1 / jnp.expm1(age.astype(decay.dtype) * jnp.log1p(-(1 - decay)))
+    first = jnp.broadcast_to(1 / (1 - decay), age.shape)
+    later = -1 / jnp.expm1(age.astype(decay.dtype) * log_of_decay(decay))
+    return jnp.where(age == 1, first, later)
+
+
+def log_of_decay(decay: Scalar) -> Scalar:
+    """log(decay), to the last digits also close to 1, and with a finite derivative at 0.
+
+    Below 1e-20 it is constant. The derivative ∞ would meet an exponential that is 0 there, and
+    make the gradients of hyperparameters NaN.
+
+    **Arguments:**
+
+    - `decay`: the decay of a mean, in [0, 1).
+
+    **Returns:** the logarithm, < 0.
+    """
+    least = max(1e-20, float(jnp.finfo(decay.dtype).tiny))
+    is_small = decay < 0.5
+    # Each branch must be finite where the other one is used.
+    small = jnp.log(jnp.maximum(jnp.where(is_small, decay, 0.5), least))
+    large = jnp.log1p(-(1 - jnp.where(is_small, 0.5, decay)))
+    return jnp.where(is_small, small, large)
 
 
 def newest_weight(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:

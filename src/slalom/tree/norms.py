@@ -1,5 +1,7 @@
 """Sums over arrays and trees, in at least float32."""
 
+import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, PyTree, Real
 
 from .._types import Scalar
-from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
+from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
 from .leaves import map_leaves
 
 
@@ -112,6 +114,99 @@ def squared_norm(tree: PyTree) -> Scalar:
     for x in squares:
         total = jax.lax.add(total, cast(x, dtype))
     return total
+
+
+def scaled_norm(tree: PyTree) -> Scalar:
+    """The `global_norm`, also where the sum of squares overflows or underflows.
+
+    **Arguments:**
+
+    - `tree`: a tree of floating or complex arrays.
+
+    **Returns:** a real scalar; NaN if the tree is not finite, or if the norm itself overflows.
+    """
+    (norm,) = _norms([tree], small=True)
+    return norm
+
+
+def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
+    """The Euclidean norm of each leaf, also where the sum of its squares overflows.
+
+    **Arguments:**
+
+    - `tree`: a tree of floating or complex arrays.
+    - `small`: whether the norm must also be right where the sum underflows. If not, it may be 0
+        there. A leaf of zeros costs another pass over the tree, so parameters need `False`: their
+        biases are often zero.
+
+    **Returns:** a tree of real scalars.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten(_norms(leaves, small=small))
+
+
+def _norms(trees: list[PyTree], *, small: bool) -> list[Scalar]:
+    """The norm of each of these trees."""
+    squares = [squared_norm(tree) for tree in trees]
+
+    def in_range(tree: PyTree, square: Scalar) -> Bool[Array, ""]:
+        limits = jnp.finfo(square.dtype)
+        size = sum(x.size for x in jax.tree.leaves(tree))
+        # What the smallest squares lack is then less than a rounding of the sum.
+        least = max(size, 1) * float(limits.tiny) / float(limits.eps) if small else 0.0
+        return (square >= least) & (square < jnp.inf)
+
+    if not trees:
+        return []
+    good = [in_range(tree, square) for tree, square in zip(trees, squares, strict=True)]
+    # A conditional, since a second pass over the tree is hardly ever needed; and a single one,
+    # since a GPU waits for the host at each.
+    return jax.lax.cond(
+        functools.reduce(jnp.logical_and, good),
+        lambda: [root(square) for square in squares],
+        lambda: [_scaled_norm(tree) for tree in trees],
+    )
+
+
+@jax.custom_jvp
+def _scaled_norm(tree: PyTree) -> Scalar:
+    """The norm of a tree whose sum of squares overflows or underflows; NaN if it is infinite."""
+    leaves = jax.tree.leaves(widened(tree))
+    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for x in leaves)))
+    total = (jnp.zeros((), dtype), jnp.zeros((), dtype))
+    for x in leaves:
+        largest, squares = _largest_and_sum(x)
+        total = _add_scaled(total, (cast(largest, dtype), cast(squares, dtype)))
+    norm = total[0] * jnp.sqrt(total[1])
+    # Divided by infinity, finite updates would become 0, and nothing would notice.
+    return jnp.where(norm < jnp.inf, norm, jnp.nan)
+
+
+@_scaled_norm.defjvp
+def _scaled_norm_jvp(primals: Any, tangents: Any) -> Any:
+    (tree,), (t,) = primals, tangents
+    norm = _scaled_norm(tree)
+    now = SimpleNamespace(norm=jnp.where(norm == 0, 1, norm))
+    unit = map_leaves(lambda now, x: x / now.norm, (tree,), now)
+    return norm, cast(inner(unit, t), norm.dtype)
+
+
+def _largest_and_sum(x: Array) -> tuple[Array, Array]:
+    """The largest absolute value m, and the sum of |x / m|²."""
+    # XLA would write x / m to memory. A reduction of pairs needs no m in advance.
+    size = jnp.abs(x)
+    zero = jnp.zeros((), size.dtype)
+    return jax.lax.reduce((size, jnp.sign(size)), (zero, zero), _add_scaled, (*range(x.ndim),))
+
+
+def _add_scaled(a: Any, b: Any) -> tuple[Array, Array]:
+    """Adds two sums that are scaled to their largest entry."""
+    (m, sum_m), (n, sum_n) = a, b
+    swap = n > m
+    m, n = jnp.where(swap, n, m), jnp.where(swap, m, n)
+    larger, smaller = jnp.where(swap, sum_n, sum_m), jnp.where(swap, sum_m, sum_n)
+    ratio = n / jnp.where(m == 0, 1, m)
+    return m, larger + smaller * ratio * ratio
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

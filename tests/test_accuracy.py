@@ -1,0 +1,81 @@
+"""Every rule computes its formula to a few units in the last place, at any age and size."""
+
+import jax.numpy as jnp
+import pytest
+from benchmarks import accuracy
+from benchmarks.formulas import ROWS
+
+import slalom as sl
+from helpers import lenient, slow_except
+from table import RULES
+
+# Rules without a row, and why.
+WITHOUT_FORMULA = {
+    # They compute nothing.
+    *("Identity", "SetToZero", "Snapshot", "Monitor", "Freeze", "ApplyEvery"),
+    # One product, or a comparison.
+    *("ScaleByLearningRate", "ScaleBySchedule", "ScaleBy", "Clip", "ScaleBySign", "ZeroNans"),
+    *("KeepParamsNonnegative", "Stateless", "StatelessPerLeaf"),
+    # The same norms as in a rule with a row.
+    *("ScaleByParamBlockNorm", "UnitwiseClip", "AdaptiveGradClip"),
+    *("PerExampleGlobalNormClip", "MeasureWithEma"),
+    # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
+    *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
+    *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
+    # Signs, and step sizes that are products; a difference that cancels.
+    *("ScaleByRprop", "Centralize"),
+}
+
+
+@pytest.mark.parametrize("dtype", slow_except(accuracy.DTYPES, "float32"))
+@pytest.mark.parametrize("name", ROWS)
+def test_one_step_is_accurate_at_any_age_and_size(name, dtype):
+    row = ROWS[name]
+    with lenient():
+        errors = accuracy.measure(row, dtype)
+    # Updates are computed in float32, so in half precision only the stored means are rounded.
+    half = dtype in ("bfloat16", "float16")
+    assert errors.update <= (0.51 if half else row.ulp)
+    assert errors.state <= 4
+
+
+def test_an_error_would_show():
+    row = ROWS["ScaleByAdam"]
+    for wrong in (sl.ScaleByAdam(b2=0.9990001), sl.ScaleByAdam(eps=1.00001e-8)):
+
+        def formula(h, *args, rule=wrong):
+            wrong = accuracy.numbers(rule, jnp.finfo(jnp.float32))
+            return row.formula(wrong, *args)
+
+        with lenient():
+            errors = accuracy.measure(row._replace(formula=formula), "float32", (2,), (1e-3, 1e-10))
+        assert errors.update > 2 * row.ulp
+
+
+def test_every_rule_has_a_formula_or_a_reason():
+    rows = {type(row.rule).__name__ for row in ROWS.values()}
+    for name in RULES:
+        rule = name.partition(",")[0]
+        assert (rule in rows) != (rule in WITHOUT_FORMULA), rule
+
+
+def test_the_page_is_written(tmp_path, capsys, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{accuracy.BEGIN}\nold\n{accuracy.END}\nafter\n")
+    monkeypatch.setattr(accuracy, "ROWS", {"Scale": ROWS["Scale"]})
+    monkeypatch.setattr(accuracy, "DECAYS", (0.9,))
+    with lenient():
+        accuracy.main(["--docs", str(page)])
+    text = page.read_text()
+    assert capsys.readouterr().out.strip() in text
+    assert "| Scale | 0.5 | < 0.1 | < 0.1 | 0.4 | 0.5 |" in text
+    assert "| 0.9 | " in text
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
+def test_a_stored_mean_stops_short_of_a_constant_gradient_by_a_few_roundings(decay):
+    for dtype in ("float32", "bfloat16"):
+        least_change = float(jnp.finfo(dtype).eps) / 2
+        assert accuracy.shortfall(decay, dtype, 3_000) <= 1.1 * least_change / (1 - decay)

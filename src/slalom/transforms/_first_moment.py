@@ -40,12 +40,14 @@ def first_moment(
 
 
 def _check_decay(name: str, decay: float, mean: PyTree, field: str) -> None:
+    # Half the distance between two neighbours. What changes by less is rounded back.
+    least = {x.dtype: float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(mean)}
+    if decay == 1 or all(1 - decay >= change for change in least.values()):
+        return
     for path, x in jax.tree_util.tree_leaves_with_path(mean):
-        # Half the distance between two neighbours. What changes by less is rounded back.
-        least = float(jnp.finfo(x.dtype).eps) / 2
-        if 0 < 1 - decay < least:
+        if 1 - decay < least[x.dtype]:
             raise ValueError(
                 f"{name} is {decay:.7g}, and a mean that is stored in {x.dtype}, as that of "
                 f"'{dotted(path)}' would be, rounds back to its old value instead of decaying: "
-                f'{x.dtype} allows at most {1 - least:.6g}. Write `{field}="float32"`.'
+                f'{x.dtype} allows at most {1 - least[x.dtype]:.6g}. Write `{field}="float32"`.'
             )

@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.marks import param_like, per_leaf
-from .._core.transform import AbstractTransform
+from .._core.transform import AbstractTransform, State
 from .._types import Params, Updates
 
 
@@ -23,7 +23,7 @@ class ScaleByAdamState(eqx.Module):
     nu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class AbstractAdam(AbstractTransform):
+class AbstractAdam(AbstractTransform[State]):
     """A rule that updates some moments and derives the update from them.
 
     The first field of its state is `age`, the others are the moments. At each leaf `_moments` and

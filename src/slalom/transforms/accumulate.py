@@ -20,7 +20,7 @@ class ScaleByRssState(eqx.Module):
     sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByRss(AbstractTransform):
+class ScaleByRss(AbstractTransform[ScaleByRssState]):
     """Adagrad: divides updates by the root of the sum of all their squares.
 
         sₜ = sₜ₋₁ + |gₜ|²
@@ -77,7 +77,7 @@ class ScaleByAdadeltaState(eqx.Module):
     e_x: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByAdadelta(AbstractTransform):
+class ScaleByAdadelta(AbstractTransform[ScaleByAdadeltaState]):
     """Adadelta: gives each update the running size of the updates before it.
 
         vₜ = ρ·vₜ₋₁ + (1 − ρ)·|gₜ|²

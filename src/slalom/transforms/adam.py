@@ -20,7 +20,7 @@ from ._adam import (
 from ._first_moment import first_moment
 
 
-class ScaleByAdam(AbstractAdam):
+class ScaleByAdam(AbstractAdam[ScaleByAdamState]):
     """Adam: divides a mean of gradients by the root of a mean of their squares.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -89,7 +89,7 @@ class ScaleByAmsgradState(eqx.Module):
     nu_max: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByAmsgrad(AbstractAdam):
+class ScaleByAmsgrad(AbstractAdam[ScaleByAmsgradState]):
     """AMSGrad: Adam with the maximum of all means of squares so far.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
@@ -148,7 +148,7 @@ class ScaleByAmsgrad(AbstractAdam):
         return mu * now.mu_scale / (tree.root(tree.positive(nu_max) + now.eps_root) + now.eps)
 
 
-class ScaleByAdamax(AbstractAdam):
+class ScaleByAdamax(AbstractAdam[ScaleByAdamState]):
     """Adamax: divides a mean of gradients by a decaying maximum of their absolute values.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ

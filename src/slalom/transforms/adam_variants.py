@@ -16,7 +16,7 @@ from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_me
 from ._first_moment import first_moment
 
 
-class ScaleByBelief(AbstractAdam):
+class ScaleByBelief(AbstractAdam[ScaleByAdamState]):
     """AdaBelief: divides a mean of gradients by their deviation from it.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -68,7 +68,7 @@ class ScaleByBelief(AbstractAdam):
         return debiased_mean(now, g, mu) / (tree.root(tree.positive(nu) * now.nu_scale) + now.eps)
 
 
-class ScaleByYogi(AbstractAdam):
+class ScaleByYogi(AbstractAdam[ScaleByAdamState]):
     """Yogi: Adam with a mean of squares that changes additively, and so falls slowly.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -127,7 +127,7 @@ class ScaleByYogi(AbstractAdam):
         return mu * now.mu_scale / divisor
 
 
-class ScaleByRadam(AbstractAdam):
+class ScaleByRadam(AbstractAdam[ScaleByAdamState]):
     """RAdam: Adam that rectifies the variance of the first steps.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²

@@ -26,7 +26,7 @@ class ScaleByAdanState(eqx.Module):
     g: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByAdan(AbstractAdam):
+class ScaleByAdan(AbstractAdam[ScaleByAdanState]):
     """Adan: Nesterov momentum from the differences of successive gradients.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ

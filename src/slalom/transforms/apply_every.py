@@ -21,7 +21,7 @@ class ApplyEveryState(eqx.Module):
     grad_acc: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ApplyEvery(AbstractTransform):
+class ApplyEvery(AbstractTransform[ApplyEveryState]):
     """Emits the sum of the last k updates in every k-th step, and zeros in the other steps.
 
     The other links of a chain run in every step: a momentum that follows still decays. To run a

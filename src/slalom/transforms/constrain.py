@@ -56,7 +56,7 @@ def freeze(where: WhereLike) -> AbstractTransform:
     return SetToZero().mask(where)
 
 
-class KeepParamsNonnegative(AbstractTransform):
+class KeepParamsNonnegative(AbstractTransform[None]):
     """Stops parameters at zero that would become negative: u ↦ u, or −p where p + u < 0.
 
     Use it as the last link, since it does not see what later links do to the updates. Parameters
@@ -98,7 +98,7 @@ class ZeroNansState(eqx.Module):
     """The number of updates of each leaf that contained a NaN."""
 
 
-class ZeroNans(AbstractTransform):
+class ZeroNans(AbstractTransform[ZeroNansState]):
     """Replaces NaN by zero, and counts for each leaf the updates that contained one.
 
     Infinities pass through. Differs from Optax: `found_nan` is a count, where Optax stores only

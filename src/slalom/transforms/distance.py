@@ -25,7 +25,7 @@ class ScaleByDistanceOverGradientsState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByDistanceOverGradients(AbstractTransform):
+class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradientsState]):
     """Layer-wise DoG: the distance travelled over the root of the sum of squared gradients.
 
         rₜ = max(rₜ₋₁, ‖pₜ − p₀‖)   with   r₋₁ = r·(1 + ‖p₀‖)

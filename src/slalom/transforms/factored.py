@@ -34,7 +34,7 @@ class ScaleByFactoredRmsState(eqx.Module):
     order of the axes; at each other leaf a tuple of the one mean of squares."""
 
 
-class ScaleByFactoredRms(AbstractTransform):
+class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
     """Adafactor's scaling: divides by the root of a factored mean of squares.
 
         Rₜ = βₜ·Rₜ₋₁ + (1 − βₜ)·mean over inputs of (|gₜ|² + ε)

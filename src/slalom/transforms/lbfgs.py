@@ -40,7 +40,7 @@ class ScaleByLbfgsState(eqx.Module):
     """The gradients of the last update."""
 
 
-class ScaleByLbfgs(AbstractTransform):
+class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
     """L-BFGS: multiplies gradients by an approximation of the inverse Hessian.
 
     From parameters w and gradients g of the last m + 1 steps,

@@ -21,7 +21,7 @@ class TraceState(eqx.Module):
     trace: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class Trace(AbstractTransform):
+class Trace(AbstractTransform[TraceState]):
     """Momentum: a decaying sum of updates.
 
         tₙ = gₙ + γ·tₙ₋₁,   uₙ = tₙ,   or, with `nesterov`,   uₙ = gₙ + γ·tₙ
@@ -77,7 +77,7 @@ class EmaState(eqx.Module):
     ema: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class Ema(AbstractTransform):
+class Ema(AbstractTransform[EmaState]):
     """Replaces updates by their exponential moving average.
 
         eₜ = γ·eₜ₋₁ + (1 − γ)·gₜ,   uₜ = eₜ,   or, with `debias`,   uₜ = eₜ / (1 − γᵗ)

@@ -22,7 +22,7 @@ class AddNoiseState(eqx.Module):
     """The raw data of the key for the next noise."""
 
 
-class AddNoise(AbstractTransform):
+class AddNoise(AbstractTransform[AddNoiseState]):
     """Adds Gaussian noise that fades: u ↦ u + σₙ·ξ with ξ normal and σₙ² = η / (n + 1)^γ.
 
     n is the step, counted from 0. Each step draws independent noise for each leaf, in at least

@@ -25,7 +25,7 @@ class ScaleByNovogradState(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByNovograd(AbstractTransform):
+class ScaleByNovograd(AbstractTransform[ScaleByNovogradState]):
     """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
 
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·‖gₜ‖²,   v₁ = ‖g₁‖²

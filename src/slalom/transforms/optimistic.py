@@ -21,7 +21,7 @@ class ScaleByOptimisticGradientState(eqx.Module):
     previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByOptimisticGradient(AbstractTransform):
+class ScaleByOptimisticGradient(AbstractTransform[ScaleByOptimisticGradientState]):
     """Optimistic gradient: extrapolates from the previous update to the next one.
 
         uₜ = (α + β)·gₜ − β·gₜ₋₁   with   g₀ = g₁

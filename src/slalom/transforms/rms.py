@@ -26,7 +26,7 @@ class ScaleByRmsState(eqx.Module):
     nu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByRms(AbstractTransform):
+class ScaleByRms(AbstractTransform[ScaleByRmsState]):
     """RMSProp: divides updates by the root of a mean of their squares.
 
         vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
@@ -94,7 +94,7 @@ class ScaleByStddevState(eqx.Module):
     """The variance, after bias correction if there is one."""
 
 
-class ScaleByStddev(AbstractTransform):
+class ScaleByStddev(AbstractTransform[ScaleByStddevState]):
     """Centered RMSProp: divides updates by their running standard deviation.
 
         Vₜ = (1 − wₜ)·(Vₜ₋₁ + wₜ·|gₜ − mₜ₋₁|²),   mₜ = mₜ₋₁ + wₜ·(gₜ − mₜ₋₁),   wₜ = 1 − γ

@@ -25,7 +25,7 @@ class ScaleByRpropState(eqx.Module):
     """The signs of the last gradients; 0 after a change of sign."""
 
 
-class ScaleByRprop(AbstractTransform):
+class ScaleByRprop(AbstractTransform[ScaleByRpropState]):
     """Rprop: a step size per number, which grows while the gradient keeps its sign.
 
         sₜ = sign(gₜ)·sign(gₜ₋₁)

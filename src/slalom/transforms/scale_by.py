@@ -18,7 +18,7 @@ from ..where.resolve import Cases, Where, WhereLike, as_where, labels, selected_
 from .scale import Scale, sign_of
 
 
-class ScaleBy(AbstractTransform):
+class ScaleBy(AbstractTransform[None]):
     """Multiplies the updates of selected parameters by a factor: u ↦ s·u.
 
     The first selector that matches a parameter decides; other updates pass through unchanged.

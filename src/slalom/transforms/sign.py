@@ -25,7 +25,7 @@ class ScaleByLionState(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByLion(AbstractTransform):
+class ScaleByLion(AbstractTransform[ScaleByLionState]):
     """Lion: the sign of an interpolation between momentum and gradient.
 
         uₜ = sign(cₜ)   with   cₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -62,8 +62,8 @@ class ScaleByLion(AbstractTransform):
     _reads_old: bool = eqx.field(init=False, static=True, repr=False)
 
     def __post_init__(self):
-        known = all(map(_is_known, (self.b1, self.b2)))
-        self._reads_old = known and float(self.b1) > 2 * float(self.b2)
+        betas: tuple[Any, Any] = (self.b1, self.b2)
+        self._reads_old = all(map(_is_known, betas)) and bool(betas[0] > 2 * betas[1])
 
     def __check_init__(self):
         if self.mode not in ("hard", "smooth", "refined"):

@@ -26,7 +26,7 @@ class ScaleBySM3State(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleBySM3(AbstractTransform):
+class ScaleBySM3(AbstractTransform[ScaleBySM3State]):
     """SM3: Adagrad with sums of squares that are bounded by one number per row and column.
 
         vₜ = min over the axes k of aₖ + |gₜ|²,   aₖ = max of vₜ over all axes but k

@@ -269,8 +269,9 @@ def _sync(directory: Path) -> None:
 
 def _raise_unwritable(path: Path, error: OSError) -> NoReturn:
     """Says which file could not be written, why, and what to do."""
-    file = next((p for p in path.parents if p.exists() and not p.is_dir()), None)
     kept = " The old file is intact." if path.is_file() else ""
+    file = next((p for p in path.parents if os.path.isfile(p)), None)
+    number = error.errno if file is None else errno.ENOTDIR
     if file is not None:
         why = f"'{file}' is a file, not a directory. Choose another path"
     elif isinstance(error, IsADirectoryError):
@@ -284,7 +285,7 @@ def _raise_unwritable(path: Path, error: OSError) -> NoReturn:
     else:
         why = error.strerror or str(error)
     message = f"The checkpoint '{path}' cannot be written: {why}.{kept}"
-    raise OSError(error.errno, message) from error
+    raise OSError(number, message) from error
 
 
 # --- reading --------------------------------------------------------------------------------

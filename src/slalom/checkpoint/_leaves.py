@@ -128,8 +128,8 @@ def placed(value: Any, like: Any) -> Any:
         return np.array(value)
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return value
-    if getattr(like, "weak_type", False):
-        value = _weak(value)
+    if getattr(like, "weak_type", False) and value.shape == ():
+        value = value.item()  # a Python number becomes an array with a weak type
     if _has_devices(like):
         return jax.device_put(value, like.sharding)
     return jnp.asarray(value)
@@ -141,11 +141,3 @@ def _has_devices(like: Any) -> bool:
         return like.committed
     mesh = getattr(like.sharding, "mesh", None)
     return like.sharding is not None and not isinstance(mesh, jax.sharding.AbstractMesh)
-
-
-def _weak(value: Any) -> Any:
-    """The same array with a weak type, if it has the default dtype of a Python number."""
-    for number in (bool, int, float, complex):
-        if jax.dtypes.canonicalize_dtype(number) == value.dtype:
-            return jax.lax.convert_element_type(value, number)
-    return value

@@ -122,6 +122,51 @@ def test_rolling_goes_on_from_the_newest_whole_file_after_kills(tmp_path):
 
 
 @pytest.mark.slow
+def test_training_that_is_killed_again_and_again_ends_where_it_would_have(tmp_path):
+    code = """
+        import jax, jax.numpy as jnp, sys, slalom as sl
+
+        model = {"w": jax.random.normal(jax.random.key(0), (300, 300))}
+        schedule = sl.schedules.linear(1e-2, 1e-3, transition_steps=30)
+        opt = sl.Optimizer((sl.AddNoise(1e-3, 0.5) | sl.adam(schedule)).every_k(2), model)
+        step = sl.train_step(lambda model, x: jnp.mean((x @ model["w"] - 1.0) ** 2))
+        rolling = sl.checkpoint.Rolling(sys.argv[1], keep=2, background=True)
+        n, key = 0, jax.random.key(1)
+        print("ready", flush=True)
+        if rolling.latest():
+            loaded = rolling.load(model=model, opt=opt, n=n, key=key, hyperparams="file")
+            model, opt, n, key = (loaded[name] for name in ("model", "opt", "n", "key"))
+        while n < 120:
+            key, now = jax.random.split(key)
+            model, opt, loss = step(model, opt, jax.random.normal(now, (8, 300)))
+            n += 1
+            rolling.save(n, model=model, opt=opt, n=n, key=key)
+    """
+
+    def start(directory):
+        command = [sys.executable, "-c", textwrap.dedent(code), str(directory)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+    moment, kills = random.Random(2), 0
+    with start(tmp_path / "whole") as whole:
+        whole.communicate()
+    running = True
+    while running:
+        with start(tmp_path / "killed") as training:
+            training.stdout.readline()
+            try:
+                training.wait(timeout=moment.uniform(0.3, 1.0))
+                running = False
+            except subprocess.TimeoutExpired:
+                training.kill()
+                kills += 1
+    assert kills >= 2
+    ends = [sl.checkpoint.Rolling(tmp_path / name).latest() for name in ("whole", "killed")]
+    assert [end.name for end in ends] == ["step-00000120.safetensors"] * 2
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@pytest.mark.slow
 def test_two_processes_that_write_one_file_leave_it_whole(tmp_path):
     path = tmp_path / "run.safetensors"
     code = "for n in range(40): write(sys.argv[1], n)"
@@ -468,8 +513,7 @@ def test_a_checkpoint_of_eight_devices_loads_on_four_and_on_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_orbax_restores_what_to_dict_gave_on_another_mesh(tmp_path):
-    import orbax.checkpoint as ocp
-
+    ocp = pytest.importorskip("orbax.checkpoint")
     code = """
         import orbax.checkpoint as ocp
         items = sl.checkpoint.to_dict(model=model, opt=opt, key=jax.random.key(3), epoch=3)

@@ -102,6 +102,9 @@ def _filled(
     for path, node in nodes(root, template):
         if isinstance(node, Optimizer):
             _plan(path, node, source, plan, found.used)
+            if not take_hyperparams:  # those of the file are not missed
+                rules = source.layouts[path].rules if path in source.layouts else ()
+                found.used.update(f"{path}.{name}" for name in rules)
     new = []
     for name, leaf in leaves:
         if not is_saved(root, leaf):
@@ -133,8 +136,6 @@ def _plan(path: str, opt: Optimizer, source: Source, plan: _Plan, used: set[str]
     several_runs = opt.arrays[-1].ndim > 0
     if saved is None or several_runs or (alike and saved == own):
         return  # by their names alone
-    # What the program's hyperparameters replace is not missed.
-    used.update(start + name for name in saved.rules)
     found = match(own, arrays, saved, given)
     for name in (*own.rules, *own.state):
         # A name that the file has for something else is no counterpart.

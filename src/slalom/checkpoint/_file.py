@@ -144,7 +144,7 @@ def _encode(x: np.ndarray) -> tuple[np.ndarray, str]:
         return x, ""
     if kind == "complex128":
         return x.reshape(*x.shape, 1).view(np.float64), kind
-    if x.dtype.itemsize == 1:  # float8 in all its variants, int4
+    if _small_dtype(kind) is not None:
         return x.view(np.uint8), kind
     raise TypeError(f"An array of dtype {x.dtype} cannot be saved in a checkpoint.")
 
@@ -154,9 +154,22 @@ def _decode(x: np.ndarray, kind: str | None) -> np.ndarray:
         return x
     if kind == "complex128":
         return x.view(np.complex128)[..., 0]
+    dtype = _small_dtype(kind)
+    if dtype is None:
+        raise ValueError(
+            f"An array of this checkpoint has the dtype {kind}, which the installed ml_dtypes does "
+            "not have: pip install --upgrade ml_dtypes."
+        )
+    return x.view(dtype)
+
+
+def _small_dtype(kind: str) -> np.dtype | None:
+    """A dtype of at most 8 bits that NumPy does not have, such as float8 and int4 variants."""
     import ml_dtypes
 
-    return x.view(getattr(ml_dtypes, kind))
+    found = getattr(ml_dtypes, kind, None)
+    small = isinstance(found, type) and issubclass(found, np.generic)
+    return np.dtype(found) if small and np.dtype(found).itemsize == 1 else None
 
 
 def _bytes(x: np.ndarray) -> memoryview:

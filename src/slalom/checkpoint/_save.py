@@ -17,7 +17,7 @@ from .._optimizer.optimizer import Optimizer
 from . import _file
 from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host
 from ._optimizers import Layout
-from ._saving import Saving
+from ._saving import Saving, settle
 
 _PACKAGE = __name__.partition(".")[0]
 _RESERVED = ("path", "background", "strict", "hyperparams")
@@ -89,6 +89,7 @@ def start(
     _file.need_safetensors()
     # Joined to the current directory now: it may be another one when the file is written.
     path = Path(os.path.abspath(path))
+    settle(path.parent)
     leaves, values, layouts = {}, {}, {}
     for root, given in trees.items():
         for place, node in nodes(root, given):

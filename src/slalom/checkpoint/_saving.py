@@ -26,7 +26,6 @@ class Saving:
         self._work = work
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        settle(path.parent)
         if not background:
             work()
             return
@@ -73,7 +72,8 @@ _unfinished: dict[Path, Saving] = {}
 def settle(directory: Path) -> None:
     """Waits for a save to this directory, and raises its error if nobody has seen it.
 
-    So at most one snapshot for each directory is in memory, and saves end in their order.
+    Called before the next snapshot is made: at most one for each directory is in memory, and saves
+    end in their order.
     """
     if directory in _unfinished:
         _unfinished[directory].wait()

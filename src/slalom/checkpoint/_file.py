@@ -51,6 +51,8 @@ TEMPORARY = "partial"
 class DamagedError(ValueError):
     """A file that is not a whole checkpoint: truncated, changed, or written by something else."""
 
+    __module__ = "slalom.checkpoint"  # as it is shown when it is raised
+
 
 class Contents(NamedTuple):
     """What a file holds."""

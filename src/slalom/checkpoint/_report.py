@@ -7,6 +7,8 @@ from collections.abc import Mapping
 class MismatchError(ValueError):
     """A checkpoint that does not fit the program that loads it."""
 
+    __module__ = "slalom.checkpoint"  # as it is shown when it is raised
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:

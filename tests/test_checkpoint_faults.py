@@ -179,19 +179,26 @@ def test_two_processes_that_write_one_file_leave_it_whole(tmp_path):
     assert not leftovers(tmp_path)
 
 
-def test_the_temporary_file_of_a_living_process_is_not_removed(tmp_path):
-    path = tmp_path / "run.safetensors"
-    living, dead, other = (tmp_path / f".{n}.0.partial" for n in (path.name, path.name + "2", "x"))
-    for leftover in (living, dead, other):
-        leftover.touch()
-    with living.open("wb") as file:
+def test_only_temporary_files_of_ended_processes_are_removed(tmp_path):
+    path = tmp_path / "step-3.safetensors"
+    names = {
+        "living": ".step-3.safetensors.00000001.partial",
+        "ended": ".step-3.safetensors.00000002.partial",
+        "of another": ".step-4.safetensors.00000003.partial",
+        "foreign": ".step-3.safetensors.partial",
+    }
+    for name in names.values():
+        (tmp_path / name).touch()
+
+    def present():
+        return {key for key, name in names.items() if (tmp_path / name).exists()}
+
+    with (tmp_path / names["living"]).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         _file.write(path, {})
-        assert living.exists()
-    _file.remove_leftovers(tmp_path, path.name)
-    assert not living.exists()
-    assert not dead.exists()
-    assert other.exists()
+        assert present() == {"living", "of another", "foreign"}
+    sl.checkpoint.Rolling(tmp_path).save(5, n=5)
+    assert present() == {"foreign"}
 
 
 # --- damaged --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from .. import tree
 from .._core.messages import warn
 from .._core.printing import shortest
 from .._optimizer.optimizer import Optimizer
+from .._types import Tracer
 from ._leaves import is_saved, kind, named_leaves, nodes, placed, words
 from ._optimizers import Layout, match
 from ._report import MismatchError, Report, mismatch, other_hyperparams
@@ -110,6 +111,11 @@ def _filled(
         if not is_saved(root, leaf):
             new.append(leaf)
             continue
+        if isinstance(leaf, Tracer):
+            raise TypeError(
+                f"'{name}' is being traced: a checkpoint cannot be loaded inside a function that "
+                "JAX transforms. Load it first, and pass what it holds."
+            )
         origin = plan.sources.get(name, name)
         given = plan.gathered.get(name, source.items.get(origin))
         if origin in source.items:

@@ -6,6 +6,7 @@ Nothing here needs JAX, so a program that only copies or checks files starts fas
 import errno
 import json
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 
 try:
     import fcntl
-except ImportError:  # on Windows, a file that is open cannot be removed, so no lock is needed
+except ImportError:  # Windows removes and renames no open file, so it needs no lock
     fcntl = None
 
 FORMAT = "slalom.checkpoint"
@@ -45,7 +46,8 @@ DTYPES = {
 }
 """The dtypes that safetensors can both write and read as NumPy arrays, by NumPy's names."""
 
-TEMPORARY = "partial"
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")
+"""The names of temporary files, with the name of the file that each would become."""
 
 
 class DamagedError(ValueError):
@@ -209,12 +211,14 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a directory")
-        remove_leftovers(path.parent, path.name)
+        remove_leftovers(path.parent, lambda name: name == path.name)
         temporary, file = _open_temporary(path)
         with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            if fcntl is None:
+                file.close()
             # Under the lock, so that no other process takes it for a leftover.
             os.replace(temporary, path)
         _sync(path.parent)
@@ -230,7 +234,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
     """A new file next to `path`, locked for as long as it is open."""
     while True:
-        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.{TEMPORARY}"
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         file = os.fdopen(number, "wb")
         try:
@@ -255,11 +259,17 @@ def _lock(number: int) -> bool:
     return True
 
 
-def remove_leftovers(directory: Path, name: str = "") -> None:
-    """Removes temporary files whose processes have ended, of one file or of all in a directory."""
+def remove_leftovers(directory: Path, of: Callable[[str], Any]) -> None:
+    """Removes temporary files whose processes have ended.
+
+    **Arguments:**
+
+    - `directory`: where they are.
+    - `of`: whether to remove those of the file with this name.
+    """
     for leftover in directory.iterdir() if directory.is_dir() else ():
-        ours = leftover.name.startswith(f".{name}") and leftover.name.endswith(f".{TEMPORARY}")
-        if not ours:
+        ours = TEMPORARY.fullmatch(leftover.name)
+        if not (ours and of(ours[1])):
             continue
         with suppress(OSError):
             number = os.open(leftover, os.O_WRONLY)

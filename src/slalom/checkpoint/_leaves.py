@@ -69,7 +69,7 @@ def check_savable(leaves: Mapping[str, Any]) -> None:
     for name, x in leaves.items():
         if isinstance(x, Tracer):
             raise TypeError(
-                f"'{name}' is being traced: a checkpoint cannot be saved inside of a function that "
+                f"'{name}' is being traced: a checkpoint cannot be saved inside a function that "
                 "JAX transforms. Save what the compiled function returns."
             )
         if isinstance(x, jax.ShapeDtypeStruct):

@@ -92,7 +92,7 @@ class Rolling:
         path = self.directory / f"step-{step:08d}.safetensors"
 
         def prune() -> None:
-            _file.remove_leftovers(self.directory)
+            _file.remove_leftovers(self.directory, _NAME.fullmatch)
             files = self._files()
             for n in [n for n in sorted(files) if n <= step][: -self.keep]:
                 files[n].unlink(missing_ok=True)

@@ -407,6 +407,16 @@ def test_a_loaded_state_is_what_rebind_makes(path, name, grown):
     assert {f"opt.{name}" for name in report.dropped} >= {*loaded.report.unexpected}
 
 
+def test_a_model_that_is_one_array(path):
+    model, opt = after_steps(sl.adam(0.1), 2, jnp.ones(2), jnp.ones(2))
+    sl.checkpoint.save(path, model=model, opt=opt)
+    loaded = sl.checkpoint.load(path, model=model * 0, opt=sl.Optimizer(sl.adam(0.1), model))
+    assert_same_bits((loaded["model"], loaded["opt"]), (model, opt))
+    wrapped = sl.Optimizer(sl.Clip(9.0) | sl.adam(0.1).record(), model)
+    loaded = sl.checkpoint.load(path, opt=wrapped, strict=False)
+    assert_same_bits(loaded["opt"].state_of("scale_by_adam"), opt.state_of("scale_by_adam"))
+
+
 def test_ages_of_single_parameters_come_back(path):
     model, opt = after_steps(sl.adam(0.1))
     opt = opt.reset(model, where=sl.where.path("b"))

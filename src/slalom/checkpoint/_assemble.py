@@ -86,7 +86,7 @@ def assemble(
     )
     if strict and not report.fits:
         raise MismatchError(mismatch(report, source.where))
-    _check_concrete(report, trees, source.where)
+    _check_concrete(trees, source.where)
     if report.hyperparams:
         warn(other_hyperparams(report, source.where))
     loaded = Loaded(trees)
@@ -201,7 +201,7 @@ def _abstract(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct)
 
 
-def _check_concrete(report: Report, trees: Mapping[str, PyTree], where: str) -> None:
+def _check_concrete(trees: Mapping[str, PyTree], where: str) -> None:
     """Raises an error for abstract leaves that got no value."""
     for root, filled in trees.items():
         left = [name for name, x in named_leaves(root, filled) if _abstract(x)]

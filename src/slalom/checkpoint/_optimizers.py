@@ -59,7 +59,8 @@ class Layout(NamedTuple):
 
 def _slot_to_json(slot: Slot) -> dict[str, Any]:
     known = slot._asdict() | {"node": slot.node[1]}  # its first entry is the owner
-    return {field: value for field, value in known.items() if value}
+    # An empty parameter is the path of a model that is one array.
+    return {name: x for name, x in known.items() if x or (name == "param" and x is not None)}
 
 
 def _slot_from_json(known: Mapping[str, Any]) -> Slot:

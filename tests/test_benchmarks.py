@@ -6,7 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from benchmarks import __main__ as main, docs, donation, measure, report
+from benchmarks import __main__ as main, checkpoint, docs, donation, measure, report
 from benchmarks.rows import ROWS
 from benchmarks.shapes import FULL, QUICK, TINY
 
@@ -227,3 +227,9 @@ def test_shapes_have_the_leaves_they_are_named_for():
     assert all(
         row in ROWS or row == "flatten(AdamW)" for s in FULL.values() for row in s.rows or ()
     )
+
+
+def test_saving_and_loading_are_timed(tmp_path):
+    found = checkpoint.run(1e-5, tmp_path)
+    assert [*found] == ["save", "save, call only", "load"]
+    assert all(len(seconds) == 5 for seconds in found.values())

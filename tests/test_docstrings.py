@@ -78,6 +78,7 @@ def public_names():
     names += [(sl.schedules, name) for name in schedules]
     names += [(sl.where, name) for name in sl.where.__all__]
     names += [(sl.projections, name) for name in sl.projections.__all__]
+    names += [(sl.checkpoint, name) for name in sl.checkpoint.__all__]
     for module, name in names:
         value = getattr(module, name)
         own = getattr(value, "__module__", "").startswith("slalom")
@@ -130,7 +131,8 @@ def described(value, owner):
         names.update(re.findall(r"`(\w+)`", head))
     # "as for `step`", "the others: as in `ScaleByAdam`": what stands there counts here.
     for other in re.findall(r"\bas(?: for| in)? `(\w+)`", section):
-        found = getattr(owner, other, None) or getattr(sl, other)
+        homes = [home for home in (owner, sl.checkpoint, sl) if other in dir(home)]
+        found = getattr(homes[0], other)
         names |= described(found, owner)
     return names
 

@@ -34,6 +34,7 @@ LAYERS = [
     "_compile",
     "_optimizer",
     "_training",
+    "checkpoint",
     "__init__",
 ]
 
@@ -162,7 +163,9 @@ def test_importing_and_building_touches_no_backend_and_imports_no_matplotlib():
 
 
 @pytest.mark.parametrize(
-    "module", [sl, sl.tree, sl.where, sl.schedules, sl.projections], ids=lambda m: m.__name__
+    "module",
+    [sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint],
+    ids=lambda m: m.__name__,
 )
 def test_a_public_module_shows_only_what_slalom_defines(module):
     for name, value in vars(module).items():

@@ -19,8 +19,8 @@ class Slot(NamedTuple):
 
     owner: str
     """The path of the transform whose `init` created it."""
-    rule: type
-    """The class of that transform."""
+    rule: str
+    """The name of that transform's class."""
     local: str
     """The path inside that transform's state."""
     mark: str | None
@@ -52,11 +52,11 @@ def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str
     for part in parts(transform, example(structure)):
         # Parts come depth first, so the innermost owner of a leaf names it last.
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
-            found[i] = _slot(part.name, type(part.module), part.state, key_path, params)
+            found[i] = _slot(part.name, type(part.module).__name__, part.state, key_path, params)
     return found
 
 
-def _slot(owner: str, rule: type, state: Any, key_path: Any, params: Sequence[str]) -> Slot:
+def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str]) -> Slot:
     node = state
     for depth, key in enumerate(key_path):
         field = getattr(key, "name", None)

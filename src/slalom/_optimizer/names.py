@@ -41,7 +41,7 @@ def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple
     first = dict.fromkeys((*numbers, total - 1, *places))
     taken: set[str] = set()
     for i in (*first, *(i for i in range(total) if i not in first)):
-        names[i] = _free(names[i], taken)
+        names[i] = free_name(names[i], taken)
         taken.add(names[i])
     return tuple(names)
 
@@ -50,7 +50,8 @@ def _join(path: Sequence[str], local: str) -> str:
     return ".".join(filter(None, (*path, local)))
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, with a number added if it is taken."""
     n, free = 2, name
     while free in taken:
         n, free = n + 1, f"{name}_{n}"

@@ -45,28 +45,71 @@ class Rebinding:
         return "\n".join(line(f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
     """The places and values of a state's leaves."""
 
     places: list[Slot]
     leaves: list[Any]
     params: list[str]
+    """The paths of all parameters."""
     entries: frozenset[int]
     """The positions of the per-leaf fields of state modules that also have per-parameter leaves."""
 
     @classmethod
-    def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "_Side":
+    def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "Side":
         paths = leaf_paths(params)
-        places = slots(transform, state, paths)
+        return cls.at(slots(transform, state, paths), jax.tree.leaves(state), paths)
+
+    @classmethod
+    def at(cls, places: list[Slot], leaves: list[Any], params: list[str]) -> "Side":
         owners = {s.node for s in places if s.param is not None}
         entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in owners)
-        return cls(places, jax.tree.leaves(state), paths, frozenset(entries))
+        return cls(places, leaves, params, frozenset(entries))
+
+
+class Transfer(NamedTuple):
+    """Which leaves of an old state a new one takes, by position."""
+
+    origins: dict[int, int]
+    """The old leaf that each new leaf corresponds to, whether it fits or not."""
+    fits: dict[int, int]
+    """The old leaf whose value each new leaf takes."""
+    gathered: dict[int, Any]
+    """The values of per-leaf fields, put together from entries of old ones."""
+    used: set[int]
+    """The old leaves whose values are taken."""
 
 
 def carry(
     old: tuple[AbstractTransform, PyTree, PyTree], new: tuple[AbstractTransform, PyTree, PyTree]
 ) -> tuple[PyTree, Rebinding]:
     """Transfers everything that still fits from the old state to the new one.
+
+    **Arguments:**
+
+    - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
+    """
+    before, after = Side.of(*old), Side.of(*new)
+    found = transfer(before, after, lambda a, b: jnp.shape(a) == jnp.shape(b))
+    leaves = list(after.leaves)
+    for i, j in found.fits.items():
+        leaves[i] = _as(after.leaves[i], before.leaves[j])
+    for i, value in found.gathered.items():
+        leaves[i] = value
+    carried = found.fits.keys() | found.gathered.keys()
+    reshaped = {i for i in found.origins.keys() - carried if found.origins[i] not in found.used}
+    used = found.used | {found.origins[i] for i in reshaped}
+    report = Rebinding(
+        carried=_names(after, carried),
+        new=_names(after, set(range(len(leaves))) - carried - reshaped),
+        reshaped=_names(after, reshaped),
+        dropped=_names(before, set(range(len(before.leaves))) - used),
+    )
+    return jax.tree.structure(new[1]).unflatten(leaves), report
+
+
+def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -> Transfer:
+    """Finds an old leaf for each new one.
 
     A leaf takes the value of the leaf with the same path. If there is none, it takes the value of
     the only leaf of the same rule with the same path inside its state, because the rule was wrapped
@@ -77,43 +120,30 @@ def carry(
 
     **Arguments:**
 
-    - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
+    - `before`, `after`: the old and the new state.
+    - `same_kind`: whether an old leaf can take the place of a new one.
     """
-    before, after = _Side.of(*old), _Side.of(*new)
     origins = _origins(before, after)
     fits = {
         i: j
         for i, j in origins.items()
-        if jnp.shape(before.leaves[j]) == jnp.shape(after.leaves[i])
+        if same_kind(before.leaves[j], after.leaves[i])
         and (after.places[i].mark != PER_LEAF or before.params == after.params)
     }
     for group in _aged_groups(after.places):
         if any(i not in fits for i in group):
             for i in group:
                 fits.pop(i, None)
-
-    leaves, used = list(after.leaves), set(fits.values())
-    for i, j in fits.items():
-        leaves[i] = _as(after.leaves[i], before.leaves[j])
+    used, gathered = set(fits.values()), {}
     for i in after.entries:
         sources = _entries(i, fits, before, after)
-        leaves[i] = _gathered(after.leaves[i], sources, before.leaves)
-        used.update(j for j, _ in filter(None, sources))
         if any(sources):
-            fits[i] = -1
-
-    reshaped = {i for i in origins.keys() - fits.keys() if origins[i] not in used}
-    used |= {origins[i] for i in reshaped}
-    report = Rebinding(
-        carried=_names(after, fits),
-        new=_names(after, set(range(len(leaves))) - fits.keys() - reshaped),
-        reshaped=_names(after, reshaped),
-        dropped=_names(before, set(range(len(before.leaves))) - used),
-    )
-    return jax.tree.structure(new[1]).unflatten(leaves), report
+            gathered[i] = _gathered(after.leaves[i], sources, before.leaves)
+        used.update(j for j, _ in filter(None, sources))
+    return Transfer(origins, fits, gathered, used)
 
 
-def _names(side: _Side, which: Iterable[int]) -> tuple[str, ...]:
+def _names(side: Side, which: Iterable[int]) -> tuple[str, ...]:
     return tuple(side.places[i].name for i in sorted(which))
 
 
@@ -125,7 +155,7 @@ def _as(like: Any, x: Any) -> Any:
 # --- matching leaves ------------------------------------------------------------------------
 
 
-def _origins(before: _Side, after: _Side) -> dict[int, int]:
+def _origins(before: Side, after: Side) -> dict[int, int]:
     """The old leaf whose value each new leaf would take, if there is one."""
     aged = {slot.node for slot in after.places if slot.mark == PER_LEAF}
 
@@ -149,8 +179,8 @@ def _origins(before: _Side, after: _Side) -> dict[int, int]:
 def _pair_up(
     old_key: Callable[[Slot], Hashable],
     new_key: Callable[[Slot], Hashable],
-    before: _Side,
-    after: _Side,
+    before: Side,
+    after: Side,
     origins: dict[int, int],
 ) -> None:
     """Adds the pairs of unpaired leaves whose key is unique on both sides."""
@@ -160,7 +190,7 @@ def _pair_up(
         origins[new[key]] = old[key]
 
 
-def _alone(key: Callable[[Slot], Hashable], side: _Side, paired: set[int]) -> dict[Hashable, int]:
+def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dict[Hashable, int]:
     """The positions of unpaired leaves with a unique key, by key."""
     found: dict[Hashable, list[int]] = {}
     for i, slot in enumerate(side.places):
@@ -183,14 +213,14 @@ def _aged_groups(places: list[Slot]) -> list[list[int]]:
 
 
 def _entries(
-    i: int, fits: dict[int, int], before: _Side, after: _Side
+    i: int, fits: dict[int, int], before: Side, after: Side
 ) -> list[tuple[int, int] | None]:
     """For each entry of a new per-leaf field, the old field and its entry to take, if any."""
     slot = after.places[i]
     carried = {
         (after.places[n].param, after.places[n].half): before.places[j]
         for n, j in fits.items()
-        if j >= 0 and after.places[n].node == slot.node
+        if after.places[n].node == slot.node
     }
     sources: list[tuple[int, int] | None] = []
     for leaf in leaves_of(slot.node, after.places):
@@ -214,8 +244,6 @@ def _entries(
 def _gathered(fresh: Any, sources: list[tuple[int, int] | None], old: list[Any]) -> Any:
     """A per-leaf field: one number if all leaves have the same age, or else an entry for each."""
     known = [source for source in sources if source is not None]
-    if not known:
-        return fresh
     first = known[0][0]
     alike = len(known) == len(sources) and {field for field, _ in known} == {first}
     if alike and jnp.ndim(fresh) == jnp.ndim(old[first]) == 0:

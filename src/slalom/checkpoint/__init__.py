@@ -1,0 +1,25 @@
+"""Checkpoints: files in which every array has its name, and that survive being interrupted."""
+
+from ._dict import from_dict as from_dict, to_dict as to_dict
+from ._file import DamagedError as DamagedError
+from ._load import header as header, load as load
+from ._report import MismatchError as MismatchError
+from ._rolling import Rolling as Rolling
+from ._save import save as save
+from ._saving import Saving as Saving
+
+__all__ = [
+    "DamagedError",
+    "MismatchError",
+    "Rolling",
+    "Saving",
+    "from_dict",
+    "header",
+    "load",
+    "save",
+    "to_dict",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,143 @@
+"""The leaves of what is saved, with their names, and their way to the host and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .. import tree
+from .._optimizer.names import free_name
+from .._optimizer.optimizer import Optimizer
+from .._paths import dotted
+from .._types import Tracer
+
+NUMBERS = (bool, int, float, complex, str)
+"""The Python types that are saved; a subclass, such as that of an enum, is not."""
+
+
+def nodes(root: str, given: PyTree) -> list[tuple[str, Any]]:
+    """The optimizers in a tree and all leaves outside of them, by path, in order."""
+    found = jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda x: isinstance(x, Optimizer))
+    return [(".".join(filter(None, (root, dotted(path)))), node) for path, node in found]
+
+
+def named_leaves(root: str, given: PyTree) -> list[tuple[str, Any]]:
+    """Every leaf of a tree with a name of its own, in order."""
+    named: list[tuple[str, Any]] = []
+    for path, node in nodes(root, given):
+        if isinstance(node, Optimizer):
+            names = (f"{path}.{name}" for name in node.binding.names)
+            named += zip(names, node.arrays, strict=True)
+        else:
+            named.append((path, node))
+    taken: set[str] = set()
+    for i, (name, leaf) in enumerate(named):
+        name = free_name(name, taken)
+        taken.add(name)
+        named[i] = name, leaf
+    return named
+
+
+def is_saved(root: str, leaf: Any) -> bool:
+    """Whether a leaf is saved: arrays, and numbers and strings outside of the model."""
+    array = tree.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    return array or (root != "model" and type(leaf) in NUMBERS)
+
+
+def is_key(x: Any) -> bool:
+    """Whether `x` is an array of typed PRNG keys, or stands for one."""
+    return not isinstance(x, np.ndarray) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def kind(x: Any) -> str:
+    """The dtype of an array by name; that of keys names their implementation."""
+    if not is_key(x):
+        return x.dtype.name
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return f"key<{x.dtype._impl.name}>"  # pyright: ignore[reportAttributeAccessIssue]
+    return f"key<{jax.random.key_impl(x)}>"
+
+
+# --- to the host ----------------------------------------------------------------------------
+
+
+def check_savable(leaves: Mapping[str, Any]) -> None:
+    """Raises an error for arrays whose values this process cannot read."""
+    for name, x in leaves.items():
+        if isinstance(x, Tracer):
+            raise TypeError(
+                f"'{name}' is being traced: a checkpoint cannot be saved inside a function that "
+                "JAX transforms. Save what the compiled function returns."
+            )
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise TypeError(f"'{name}' is abstract: it has a shape, but no values to save.")
+        if not isinstance(x, jax.Array):
+            continue
+        if x.is_deleted():
+            raise ValueError(
+                f"'{name}' was donated to a training step, so it can no longer be saved. Save the "
+                "model and the optimizer that the step returned."
+            )
+        if not (x.is_fully_addressable or x.is_fully_replicated):
+            raise ValueError(
+                f"'{name}' is spread over several processes, and this process has only a part of "
+                "it. Save `sl.checkpoint.to_dict(model=model, opt=opt)` with Orbax."
+            )
+
+
+def to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """NumPy arrays, and the dtypes of those that stand for another one.
+
+    **Arguments:**
+
+    - `leaves`: arrays by name.
+    - `copy`: whether the result must stay valid when the arrays are donated or changed.
+    """
+    kinds = {name: kind(x) for name, x in leaves.items() if is_key(x)}
+    arrays = {name: words(x) for name, x in leaves.items()}
+    for x in arrays.values():
+        if isinstance(x, jax.Array):
+            x.copy_to_host_async()
+    # On the CPU, `np.asarray` shows the memory of the array itself.
+    return {name: np.array(x, copy=copy or None) for name, x in arrays.items()}, kinds
+
+
+def words(x: Any) -> Any:
+    """An array, or the words of keys."""
+    return jax.random.key_data(x) if is_key(x) else x
+
+
+# --- and back -------------------------------------------------------------------------------
+
+
+def from_host(words: np.ndarray, kind: str | None) -> Any:
+    """An array as it was before `to_host`."""
+    if kind is None or not kind.startswith("key<"):
+        return words
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=kind[4:-1])
+
+
+def placed(value: Any, like: Any) -> Any:
+    """An array as the type of array that it replaces, on the devices where that is."""
+    if isinstance(like, np.generic):
+        return np.asarray(value)[()]
+    if isinstance(like, np.ndarray):
+        return np.array(value)
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
+        return value
+    if getattr(like, "weak_type", False) and value.shape == ():
+        value = value.item()  # a Python number becomes an array with a weak type
+    if _has_devices(like):
+        return jax.device_put(value, like.sharding)
+    return jnp.asarray(value)
+
+
+def _has_devices(like: Any) -> bool:
+    """Whether an array was put on its devices, or stands for one that was."""
+    if isinstance(like, jax.Array):
+        return like.committed
+    mesh = getattr(like.sharding, "mesh", None)
+    return like.sharding is not None and not isinstance(mesh, jax.sharding.AbstractMesh)

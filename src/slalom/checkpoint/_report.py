@@ -1,0 +1,78 @@
+"""What a checkpoint and a program have in common, and where they differ."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+class MismatchError(ValueError):
+    """A checkpoint that does not fit the program that loads it."""
+
+    __module__ = "slalom.checkpoint"  # as it is shown when it is raised
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """What was loaded from a checkpoint, by path."""
+
+    loaded: tuple[str, ...]
+    """What was taken from the checkpoint, by its name in the program."""
+    missing: tuple[str, ...]
+    """What has nothing that fits in the checkpoint, and keeps the program's value."""
+    unexpected: tuple[str, ...]
+    """What is only in the checkpoint."""
+    reshaped: Mapping[str, tuple[str, str]]
+    """What has another shape: that in the file and that in the program, whose value stays."""
+    retyped: Mapping[str, tuple[str, str]]
+    """What has another dtype or type: likewise."""
+    hyperparams: Mapping[str, tuple[str, str]]
+    """Hyperparameters with another value: likewise. Empty with `hyperparams="file"`."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the checkpoint has what the program has, up to values of hyperparameters."""
+        return not (self.missing or self.unexpected or self.reshaped or self.retyped)
+
+    def __repr__(self) -> str:
+        return "\n".join(_line(f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+
+
+def _line(field: str, found: tuple[str, ...] | Mapping[str, tuple[str, str]]) -> str:
+    items = differences(found) if isinstance(found, Mapping) else list(found)
+    return f"{field + ':':<12} {listed(items, 4) or '–'}"
+
+
+def listed(items: list[str], limit: int) -> str:
+    """The first items and the number of all."""
+    more = f", … ({len(items)})" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more
+
+
+def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Both values of each item in words."""
+    return [
+        f"{name} is {theirs} in the file and {own} here" for name, (theirs, own) in found.items()
+    ]
+
+
+def mismatch(report: Report, where: str) -> str:
+    """The message for a checkpoint that does not fit."""
+    lines = {
+        "only in the program": list(report.missing),
+        "only in the file": list(report.unexpected),
+        "other shapes": differences(report.reshaped),
+        "other dtypes": differences(report.retyped),
+    }
+    text = "".join(f"\n  {what}: {listed(items, 8)}" for what, items in lines.items() if items)
+    return (
+        f"{where} does not fit this program:{text}\nPass the same model and optimizer as when it "
+        "was saved, or `strict=False` to load what fits and keep the program's values for the rest."
+    )
+
+
+def other_hyperparams(report: Report, where: str) -> str:
+    """The warning for hyperparameters that differ."""
+    return (
+        f"{where} has other hyperparameters, and those of the program are kept: "
+        f"{listed(differences(report.hyperparams), 8)}. To continue with those of the file, pass "
+        '`hyperparams="file"`.'
+    )

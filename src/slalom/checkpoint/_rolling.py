@@ -1,0 +1,165 @@
+"""The last few checkpoints of a run, in one directory."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import PyTree
+
+from .._core.messages import warn
+from .._optimizer.optimizer import Optimizer
+from . import _file
+from ._assemble import Loaded
+from ._load import load
+from ._save import given, start
+from ._saving import Saving, settle
+
+_NAME = re.compile(r"step-(\d+)\.safetensors")
+
+
+class Rolling:
+    """The last checkpoints of a run in one directory, named by step.
+
+    ```python
+    >>> import tempfile
+    >>> model = {"w": jnp.ones(2)}
+    >>> opt = sl.Optimizer(sl.sgd(0.1), model)
+    >>> checkpoints = sl.checkpoint.Rolling(tempfile.mkdtemp(), keep=2)
+    >>> for _ in range(3):
+    ...     model, opt = opt.step(model, {"w": jnp.ones(2)})
+    ...     saving = checkpoints.save(model=model, opt=opt)
+    >>> checkpoints.steps
+    (2, 3)
+    >>> checkpoints.load(model=model, opt=opt)["opt"].count
+    Array(3, dtype=int32)
+
+    ```
+    """
+
+    directory: Path
+    """Where the checkpoints are."""
+
+    def __init__(
+        self, directory: str | os.PathLike[str], keep: int = 3, *, background: bool = False
+    ):
+        """Opens a directory, which need not exist.
+
+        **Arguments:**
+
+        - `directory`: the directory. Nothing else should write to it.
+        - `keep`: the number of checkpoints to keep, at least 1.
+        - `background`: whether to write files while training goes on, as for `save`.
+        """
+        if keep < 1:
+            raise ValueError(f"`keep` must be at least 1, got {keep}.")
+        self.directory = Path(os.path.abspath(directory))
+        self.keep = keep
+        self.background = background
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have a file, in order."""
+        return tuple(sorted(self._files()))
+
+    def save(
+        self,
+        step: int | None = None,
+        *,
+        model: PyTree = None,
+        opt: PyTree = None,
+        **more: PyTree,
+    ) -> Saving:
+        """Saves a checkpoint, and then removes all but the last ones.
+
+        **Arguments:**
+
+        - `step`: its number. Defaults to the step count of `opt`.
+        - `model`, `opt`, `more`: trees as for `sl.checkpoint.save`.
+
+        **Returns:** a `Saving`.
+        """
+        trees = given(model, opt, more)
+        if step is None:
+            step = _count(opt)
+        later = [n for n in self.steps if n > step]
+        if later:
+            warn(
+                f"'{self.directory}' has a checkpoint of step {later[-1]}, later than step {step} "
+                "which is being saved, so `latest()` is that one. If training was started again "
+                "from an earlier step, remove the later files or use another directory."
+            )
+        path = self.directory / f"step-{step:08d}.safetensors"
+
+        def prune() -> None:
+            _file.remove_leftovers(self.directory, _NAME.fullmatch)
+            files = self._files()
+            for n in [n for n in sorted(files) if n <= step][: -self.keep]:
+                files[n].unlink(missing_ok=True)
+
+        return start(path, trees, self.background, prune)
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint. Warns of damaged ones.
+
+        **Returns:** its path, or `None` if there is no whole one.
+        """
+        settle(self.directory)
+        for path in self._newest_first():
+            try:
+                _file.read(path)
+            except _file.DamagedError as error:
+                warn(f"{error} It is skipped.")
+            else:
+                return path
+        return None
+
+    def load(
+        self,
+        *,
+        model: PyTree = None,
+        opt: PyTree = None,
+        strict: bool = True,
+        hyperparams: str = "program",
+        **more: PyTree,
+    ) -> Loaded:
+        """Loads the newest whole checkpoint. Warns of damaged ones.
+
+        **Arguments:**
+
+        - `model`, `opt`, `strict`, `hyperparams`, `more`: as for `sl.checkpoint.load`.
+
+        **Returns:** a dict, as `sl.checkpoint.load`.
+
+        **Raises:** `FileNotFoundError` if there is no whole checkpoint.
+        """
+        settle(self.directory)
+        trees = given(model, opt, more)
+        for path in self._newest_first():
+            try:
+                return load(path, strict=strict, hyperparams=hyperparams, **trees)
+            except _file.DamagedError as error:
+                warn(f"{error} It is skipped.")
+        whole = "whole " if self.steps else ""
+        raise FileNotFoundError(
+            f"There is no {whole}checkpoint in '{self.directory}'. To start without one, ask "
+            "`.latest()` first: it returns None."
+        )
+
+    def __repr__(self) -> str:
+        return f"sl.checkpoint.Rolling({str(self.directory)!r}, keep={self.keep})"
+
+    def _files(self) -> dict[int, Path]:
+        found = self.directory.iterdir() if self.directory.is_dir() else ()
+        named = ((_NAME.fullmatch(path.name), path) for path in found)
+        return {int(match[1]): path for match, path in named if match}
+
+    def _newest_first(self) -> list[Path]:
+        files = self._files()
+        return [files[step] for step in sorted(files, reverse=True)]
+
+
+def _count(opt: PyTree) -> int:
+    if not isinstance(opt, Optimizer):
+        raise TypeError("Pass the step: `.save(step, ...)`. It is only known from one optimizer.")
+    return int(np.max(opt.count))

@@ -1,0 +1,135 @@
+"""Saves trees, and their layout, to one file."""
+
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jaxtyping import PyTree
+
+from .. import tree
+from .._optimizer.compiled import check_readable
+from .._optimizer.optimizer import Optimizer
+from . import _file
+from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host
+from ._optimizers import Layout
+from ._saving import Saving, settle
+
+_PACKAGE = __name__.partition(".")[0]
+_RESERVED = ("path", "background", "strict", "hyperparams")
+
+
+def save(
+    path: str | os.PathLike[str],
+    *,
+    model: PyTree = None,
+    opt: PyTree = None,
+    background: bool = False,
+    **more: PyTree,
+) -> Saving:
+    """Saves a model, an optimizer and anything else to one file.
+
+    The file has the format safetensors, and its arrays have the names that the library uses
+    everywhere, such as `model.layers.0.weight` and `opt.scale_by_adam.mu.layers.0.weight`. Its
+    header is text: versions, the step count, the printed optimizer and checksums. It is written
+    next to `path`, synced and then renamed, so a process that is killed at any moment leaves the
+    old file or the new one.
+
+    ```python
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/run.safetensors"
+    >>> model = eqx.nn.Linear(2, 1, key=jax.random.key(0))
+    >>> opt = sl.Optimizer(sl.adam(1e-3), model)
+    >>> saving = sl.checkpoint.save(path, model=model, opt=opt, epoch=3)
+    >>> sl.checkpoint.load(path, model=model, opt=opt, epoch=0)["epoch"]
+    3
+
+    ```
+
+    **Arguments:**
+
+    - `path`: the file. Missing directories are made.
+    - `model`: any tree. All its arrays are saved, frozen ones and PRNG keys too. Its numbers, such
+        as a dropout rate, are not: they belong to the program.
+    - `opt`: an optimizer, or a tree of optimizers.
+    - `background`: whether to return as soon as all arrays are copied to the host, and to write
+        the file while training goes on. An error is raised by `.wait()` of the result, by the next
+        save to the same directory, or printed when the program ends.
+    - `more`: other trees by name, such as an `eqx.nn.State`, a key or the position of a data
+        loader. Of these, Python numbers and strings are saved too.
+
+    **Returns:** a `Saving`, whose `.wait()` waits for a file that is written in the background.
+
+    **Raises:** `OSError` if the file cannot be written; `ValueError` or `TypeError` for what cannot
+    be saved. The old file is intact.
+    """
+    return start(Path(path), given(model, opt, more), background, lambda: None)
+
+
+def given(model: PyTree, opt: PyTree, more: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """The trees that were passed, by keyword."""
+    trees = {"model": model, "opt": opt, **more}
+    trees = {name: x for name, x in trees.items() if x is not None}
+    for name in _RESERVED:
+        if name in trees:
+            raise TypeError(f"'{name}' names an option. Choose another name for this tree.")
+    if not trees:
+        raise TypeError("There is nothing to save or load: pass `model=model, opt=opt`.")
+    return trees
+
+
+def start(
+    path: Path, trees: Mapping[str, PyTree], background: bool, then: Callable[[], None]
+) -> Saving:
+    """Saves trees and then does something else, in the background or not."""
+    _file.need_safetensors()
+    # Joined to the current directory now: it may be another one when the file is written.
+    path = Path(os.path.abspath(path))
+    settle(path.parent)
+    leaves, values, layouts = {}, {}, {}
+    for root, given in trees.items():
+        for place, node in nodes(root, given):
+            if isinstance(node, Optimizer):
+                check_readable(node)
+                layouts[place] = node
+        for name, leaf in named_leaves(root, given):
+            if is_saved(root, leaf):
+                is_value = not (tree.is_array(leaf) or hasattr(leaf, "shape"))
+                (values if is_value else leaves)[name] = leaf
+    check_savable(leaves)
+    arrays, dtypes = to_host(leaves, copy=background)
+    header = _header(trees, layouts)
+    write = functools.partial(
+        _file.write, path, arrays, dtypes=dtypes, values=values, header=header
+    )
+
+    def work() -> None:
+        write()
+        then()
+
+    return Saving(path, work, background)
+
+
+def _header(trees: Mapping[str, PyTree], optimizers: Mapping[str, Optimizer]) -> dict[str, str]:
+    """The readable part of the header, and the layouts of the optimizers."""
+    slalom = sys.modules[_PACKAGE].__version__
+    libraries = {name: importlib.metadata.version(name) for name in ("jax", "equinox", "numpy")}
+    versions = {_PACKAGE: slalom, **libraries, "python": platform.python_version()}
+    single = len(optimizers) == 1
+
+    def text(of: Callable[[Optimizer], str]) -> str:
+        return "\n".join(
+            (of(x) if single else f"{path}: {of(x)}") for path, x in optimizers.items()
+        )
+
+    return {
+        "trees": json.dumps(list(trees)),
+        "versions": json.dumps(versions),
+        "count": text(lambda opt: str(opt.count.tolist())),
+        "optimizer": text(repr),
+        "layouts": json.dumps({path: Layout.of(x).to_json() for path, x in optimizers.items()}),
+    }

@@ -1,0 +1,67 @@
+"""Exact resume: saved, loaded into a fresh program and continued, every row of the table goes on
+bit for bit as if nothing had happened."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, kind_of, slow_except
+from table import EVERYTHING, PER_EXAMPLE
+
+STEPS = 5
+MODEL = {
+    "w": jnp.linspace(-1, 1, 6).reshape(2, 3),
+    "b": jnp.linspace(0.5, 1, 3).astype(jnp.bfloat16),
+    "frozen": jnp.arange(3),
+}
+
+
+def loss_fn(model, x):
+    hidden = jnp.tanh(x @ model["w"].astype(jnp.float32))
+    return jnp.mean((hidden - model["b"].astype(jnp.float32)[None]) ** 2)
+
+
+def batch(n):
+    return jax.random.normal(jax.random.fold_in(jax.random.key(1), n), (4, 2))
+
+
+QUICK = ("Chain", "EveryK", "AddNoise", "Driven", "ScaleByLbfgs", "nested")
+ROWS = EVERYTHING | PER_EXAMPLE
+
+
+def erased(x):
+    """Zeros in the place of an array, whatever its dtype."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        words = jnp.zeros_like(jax.random.key_data(x))
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    return jnp.zeros_like(x)
+
+
+def steps(step, model, opt, start):
+    """The model and the optimizer after each step."""
+    history = []
+    for n in range(start, STEPS):
+        model, opt, _ = step(model, opt, batch(n))
+        history.append((model, opt))
+    return history
+
+
+@pytest.mark.parametrize("name", slow_except(ROWS, *QUICK))
+def test_a_row_resumes_bit_for_bit(name, tmp_path):
+    step = sl.train_step(loss_fn, donate=False)
+    start = sl.Optimizer(ROWS[name], MODEL)
+    whole = steps(step, MODEL, start, 0)
+    # Every step is a place to stop; some of them are inside of a window of accumulation.
+    for stop in (1, 2, 3):
+        stopped = dict(zip(("model", "opt"), whole[stop - 1], strict=True))
+        path = tmp_path / f"{stop}.safetensors"
+        sl.checkpoint.save(path, **stopped, step=stop)
+        # Not one number of the new program is that of the old one.
+        fresh = jax.tree.map(erased, {"model": MODEL, "opt": start})
+        loaded = sl.checkpoint.load(path, **fresh, step=0, hyperparams="file")
+        assert loaded.report.fits
+        assert loaded["step"] == stop
+        assert_same_bits({name: loaded[name] for name in stopped}, stopped)
+        assert kind_of(loaded["opt"]) == kind_of(stopped["opt"])
+        assert_same_bits(steps(step, loaded["model"], loaded["opt"], stop)[-1], whole[-1])

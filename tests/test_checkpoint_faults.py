@@ -200,6 +200,22 @@ def test_only_temporary_files_of_ended_processes_are_removed(tmp_path):
     assert present() == {"foreign"}
 
 
+@pytest.mark.slow
+def test_files_are_written_and_read_without_jax(tmp_path):
+    path = tmp_path / "run.safetensors"
+    tree = {"b": jnp.ones(3, "bfloat16"), "i": jnp.ones(2, "int4")}
+    sl.checkpoint.save(path, model=tree)
+    code = """
+        contents = file.read(sys.argv[1])
+        assert contents.arrays["model.b"].dtype.name == "bfloat16"
+        file.write(sys.argv[2], contents.arrays)
+        assert "jax" not in sys.modules
+    """
+    subprocess.run([*program(code), str(path), str(tmp_path / "copy")], check=True)
+    arrays = _file.read(tmp_path / "copy").arrays
+    assert_same_bits(arrays, {f"model.{name}": np.asarray(x) for name, x in tree.items()})
+
+
 # --- damaged --------------------------------------------------------------------------------
 
 

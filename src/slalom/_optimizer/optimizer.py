@@ -35,7 +35,7 @@ from .describe import Description, describe, metrics, summary
 from .model import Model, check_bound, checked_split, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
-from .state_sharding import ShardedState, partition
+from .shard import ShardedState, shard
 from .step import KEYWORDS, as_keywords, check_one_run
 from .transform_checks import checked
 
@@ -393,13 +393,8 @@ class Optimizer(AbstractPrinted):
 
         ```python
         >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        >>> model = {"w": jnp.ones((8, 4)), "b": jnp.ones(3)}
-        >>> opt = sl.Optimizer(sl.adam(1e-3), model)
+        >>> opt = sl.Optimizer(sl.adam(1e-3), {"w": jnp.ones((8, 4))})
         >>> opt, report = opt.shard_state(mesh)
-        >>> report
-        partitioned: –
-        whole:       scale_by_adam.mu.b, scale_by_adam.mu.w, scale_by_adam.nu.b, … (4)
-        bytes of state per device: 308 before, 308 now
 
         ```
 
@@ -418,26 +413,17 @@ class Optimizer(AbstractPrinted):
         """
         check_readable(self)
         check_one_run(self.count, "shard_state(mesh)")
-        return self._sharded(mesh, axis, {})
-
-    def _sharded(
-        self, mesh: Mesh, axis: str, model: Mapping[str, Any]
-    ) -> "tuple[Optimizer, ShardedState]":
-        """The optimizer with its state partitioned. `model` has parameters by path."""
-        own, arrays = self.binding, self.arrays.leaves
-        sharding, report = partition(
-            self.transform, self.state, own.names, arrays, own.params, mesh, axis, model
-        )
-        leaves = tuple(map(jax.device_put, arrays, sharding.arrays))
-        return _make(leaves, dataclasses.replace(own, sharding=sharding)), report
+        leaves, binding, report = shard(self._tree, self.arrays, mesh, axis, {})
+        return _make(leaves, binding), report
 
     def _sharded_like(self, other: "Optimizer", params: PyTree) -> "Optimizer":
         """This optimizer, with its state partitioned as that of another one."""
-        sharding = other.binding.sharding
-        if sharding is None:
+        given = other.binding.sharding
+        if given is None:
             return self
-        model = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-        return self._sharded(sharding.mesh, sharding.axis, model)[0]
+        homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+        leaves, binding, _ = shard(self._tree, self.arrays, given.mesh, given.axis, homes)
+        return _make(leaves, binding)
 
     # --- results ----------------------------------------------------------------------------
 

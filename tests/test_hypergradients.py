@@ -127,3 +127,44 @@ def test_derivatives_are_those_of_finite_differences(name, x64):
     for label, ours, theirs, h in zip(labels, found, expected, steps, strict=True):
         rounding = 1e-15 * size / h
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 + rounding, err_msg=label)
+
+
+NUMBERS_AT_ZERO = {
+    "ScaleByAdam, b1": lambda x: sl.ScaleByAdam(b1=x),
+    "ScaleByAdam, b2": lambda x: sl.ScaleByAdam(b2=x),
+    "ScaleByAdan, b1": lambda x: sl.ScaleByAdan(b1=x),
+    "ScaleByRadam, b2": lambda x: sl.ScaleByRadam(b2=x),
+    "ScaleByRms": lambda x: sl.ScaleByRms(x, bias_correction=True),
+    "Ema": sl.Ema,
+}
+
+
+def hypergradient(make, grads, x):
+    """The derivative of a sum of updates with respect to one number, and the sum."""
+
+    def total(x):
+        tx, total = make(x), 0.0
+        state = tx.init(grads[0])
+        for g in grads:
+            updates, state = tx.update(g, state, g)
+            total += updates @ jnp.arange(1.0, 1 + g.size)
+        return total
+
+    return jax.grad(total)(x), total
+
+
+@pytest.mark.parametrize("make", NUMBERS_AT_ZERO.values(), ids=NUMBERS_AT_ZERO.keys())
+def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(make, x64):
+    grads = [jnp.asarray(g) for g in ([0.3, -1.0], [-0.2, 0.7], [0.4, 0.1])]
+    derivative, total = hypergradient(make, grads, 0.0)
+    h = 1e-5
+    one_sided = (-3 * total(0.0) + 4 * total(h) - total(2 * h)) / (2 * h)
+    np.testing.assert_allclose(derivative, one_sided, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("age", [1, 2, 1_000, 2**31 - 2])
+def test_bias_correction_has_the_right_derivative(decay, age, x64):
+    derivative = jax.grad(sl.tree.bias_correction)(jnp.asarray(decay), jnp.asarray(age))
+    expected = age * decay ** (age - 1) / (1 - decay**age) ** 2
+    np.testing.assert_allclose(derivative, expected, rtol=1e-12, atol=1e-30)

@@ -65,9 +65,12 @@ def shard(
     for name, x in zip(binding.names, arrays, strict=True):
         target = _home(x, mesh)
         slot = places.get(id(x))
-        if slot is not None and slot.mark == PARAM_LIKE and slot.param is not None:
-            home = homes.setdefault(slot.param, target)
-            target = _with_axis(home, x.shape, axis)
+        if slot is not None and slot.mark == PARAM_LIKE:
+            home = target
+            # A buffer of several parameters, as under `.flatten()`, does not show where they are.
+            if slot.param is not None and slot.param in paths:
+                home = homes.setdefault(slot.param, target)
+                target = _with_axis(home, x.shape, axis)
             if target is home:
                 whole.append(name)
             else:

@@ -66,16 +66,16 @@ def shard(
         target = _home(x, mesh)
         slot = places.get(id(x))
         if slot is not None and slot.mark == PARAM_LIKE:
-            home = target
             # A buffer of several parameters, as under `.flatten()`, does not show where they are.
-            if slot.param is not None and slot.param in paths:
-                home = homes.setdefault(slot.param, target)
+            home, param = target, slot.param
+            if param is not None and param in paths:
+                home = homes.setdefault(param, target)
                 target = _with_axis(home, x.shape, axis)
             if target is home:
                 whole.append(name)
-            else:
+            elif param is not None:
                 partitioned[name] = tuple(target.spec)
-                targets.setdefault(slot.param, target)
+                targets.setdefault(param, target)
         chosen.append(target)
     before = [_home(x, mesh) for x in arrays]
     sizes = _bytes_per_device(arrays, before), _bytes_per_device(arrays, chosen)

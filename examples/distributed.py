@@ -2,10 +2,10 @@
 
     pip install -e ".[examples]" && python examples/distributed.py
 
-The parameters and the optimizer's state are spread over a mesh of 2 × 2 devices: along `data`, which
-crosses the processes, and along `model`, which stays inside of each. The same program then runs in a
-single process, and the parameters of both are compared. docs/sharding.md says what changes on a
-cluster.
+The parameters and the optimizer's state are spread over a mesh of 2 × 2 devices: along `data`,
+which crosses the processes, and along `model`, which stays inside each of them. The same program
+then runs in a single process, and the parameters of both are compared. docs/sharding.md says what
+changes on a cluster.
 """
 
 import argparse
@@ -63,6 +63,11 @@ def loss_fn(model, images, labels):
     return -jnp.mean(jnp.take_along_axis(log_probabilities, labels[:, None], axis=1))
 
 
+def shuffled_batches(rng, size):
+    """The batches of one epoch as rows of indices. Leftover examples are dropped."""
+    return rng.permutation(size)[: size // BATCH * BATCH].reshape(-1, BATCH)
+
+
 def train(mesh, epochs, seed):
     """Returns the parameters, as NumPy arrays by path, and the loss of every step."""
     images, labels = load_digits(return_X_y=True)
@@ -87,7 +92,9 @@ def train(mesh, epochs, seed):
     first, last = (jax.process_index() + np.arange(2)) * BATCH // jax.process_count()
     losses = []
     for _ in range(epochs):
-        for batch in rng.permutation(len(images))[: len(images) // BATCH * BATCH].reshape(-1, BATCH):
+        for batch in rng.permutation(len(images))[: len(images) // BATCH * BATCH].reshape(
+            -1, BATCH
+        ):
             own = batch[first:last]  # every process reads its own part of the batch
             x = jax.make_array_from_process_local_data(rows, images[own])
             y = jax.make_array_from_process_local_data(rows, labels[own])
@@ -195,10 +202,12 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=20, help="number of epochs (20)")
+    parser.add_argument("--epochs", type=int, default=10, help="number of epochs (10)")
     parser.add_argument("--quick", action="store_true", help="train for 2 epochs only")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
-    parser.add_argument("--out", type=Path, default=Path("distributed.png"), help="file of the plot")
+    parser.add_argument(
+        "--out", type=Path, default=Path("distributed.png"), help="file of the plot"
+    )
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

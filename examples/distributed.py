@@ -37,19 +37,19 @@ import matplotlib.pyplot as plt
 
 PROCESSES = 2
 DEVICES = 2  # of each process
-BATCH = 64
+BATCH = 128
 HEARTBEAT = 10  # seconds until a process that has died is noticed
-LONGEST = 90  # seconds that the processes may take together
+LONGEST = 100  # seconds that the processes may take together
 # Every sum over devices has two terms along each axis, so its order does not matter, and four
 # devices in one process compute the same bits. One device adds up a batch in another order.
-TOLERANCE = 1e-3  # relative to the largest parameter
+TOLERANCE = 1e-5  # relative to the largest parameter
 
 
 # --- the program of every process -----------------------------------------------------------------
 
 
 def make_network(key):
-    return eqx.nn.MLP(64, 10, width_size=256, depth=2, key=key)
+    return eqx.nn.MLP(64, 10, width_size=256, depth=1, key=key)
 
 
 def spec(leaf):
@@ -99,12 +99,14 @@ def train(mesh, epochs, seed):
             x = jax.make_array_from_process_local_data(rows, images[own])
             y = jax.make_array_from_process_local_data(rows, labels[own])
             model, opt, loss = step(model, opt, x, y)
-            losses.append(loss)
+            # Waits for the step: on CPUs, processes that run far ahead of each other can exhaust
+            # their threads, with each waiting for a collective that the other cannot start.
+            losses.append(float(loss))
 
     params = multihost_utils.process_allgather(eqx.filter(model, eqx.is_array), tiled=True)
     paths = jax.tree_util.tree_leaves_with_path(params)
     arrays = {jax.tree_util.keystr(path): np.asarray(x) for path, x in paths}
-    return arrays, np.array([float(loss) for loss in losses])
+    return arrays, np.array(losses)
 
 
 def make_mesh(shape):
@@ -123,6 +125,7 @@ def work(args):
         coordinator_bind_address=address,
         num_processes=PROCESSES,
         process_id=args.process,
+        cluster_detection_method="deactivate",  # even if this runs in a job of SLURM
         initialization_timeout=30,
         heartbeat_timeout_seconds=HEARTBEAT,
         shutdown_timeout_seconds=30,
@@ -202,7 +205,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=10, help="number of epochs (10)")
+    parser.add_argument("--epochs", type=int, default=20, help="number of epochs (20)")
     parser.add_argument("--quick", action="store_true", help="train for 2 epochs only")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     parser.add_argument(

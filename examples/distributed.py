@@ -40,8 +40,8 @@ DEVICES = 2  # of each process
 BATCH = 128
 HEARTBEAT = 10  # seconds until a process that has died is noticed
 LONGEST = 100  # seconds that the processes may take together
-# Every sum over devices has two terms along each axis, so its order does not matter, and four
-# devices in one process compute the same bits. One device adds up a batch in another order.
+# Four devices compute the same bits in one process as in two, because a sum of two terms does not
+# depend on their order. One device adds up a batch in another order.
 TOLERANCE = 1e-5  # relative to the largest parameter
 
 
@@ -230,14 +230,14 @@ def main():
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", PROCESSES * DEVICES)
     four, _ = train(make_mesh((PROCESSES, DEVICES)), epochs, args.seed)
-    compare("one process with 4 devices", together, four)
+    moved = compare("one process with 4 devices", together, four)
     one, alone = train(make_mesh((1, 1)), epochs, args.seed)
     apart = compare("one process with 1 device", together, one)
     print(f"{time.perf_counter() - start:.1f} s, compilation included")
 
     plot(losses, alone, f"Two processes and one: parameters apart by {apart:.1e}", args.out)
     print(f"wrote {args.out}")
-    if not apart <= TOLERANCE:
+    if not max(moved, apart) <= TOLERANCE:
         raise SystemExit(f"The parameters differ by more than {TOLERANCE}.")
 
 

@@ -119,6 +119,8 @@ def work(args):
     threading.Thread(target=end_with_the_launcher, daemon=True).start()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # Nothing outside this machine can reach the coordinator. Gloo listens on the address that the
+    # machine's own name stands for.
     address = f"127.0.0.1:{args.port}"
     jax.distributed.initialize(
         coordinator_address=address,

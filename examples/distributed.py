@@ -92,9 +92,7 @@ def train(mesh, epochs, seed):
     first, last = (jax.process_index() + np.arange(2)) * BATCH // jax.process_count()
     losses = []
     for _ in range(epochs):
-        for batch in rng.permutation(len(images))[: len(images) // BATCH * BATCH].reshape(
-            -1, BATCH
-        ):
+        for batch in shuffled_batches(rng, len(images)):
             own = batch[first:last]  # every process reads its own part of the batch
             x = jax.make_array_from_process_local_data(rows, images[own])
             y = jax.make_array_from_process_local_data(rows, labels[own])

@@ -183,7 +183,7 @@ DECAYS = (0.5, 0.9, 0.95, 0.98, 0.99)
 
 def shortfall(decay: float, dtype: str, steps: int = 10_000) -> float:
     """How far a stored mean of a constant gradient stays behind it, at most, relative to it."""
-    tx, grads = sl.Ema(decay, accumulator_dtype=dtype), jnp.linspace(1.0, 2.0, 128)
+    tx, grads = sl.Ema(decay, accumulator_dtype=jnp.dtype(dtype)), jnp.linspace(1.0, 2.0, 128)
 
     @jax.jit
     def run(state: Any) -> Any:

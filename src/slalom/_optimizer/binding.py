@@ -18,6 +18,7 @@ from .._paths import example
 from .._types import Params, Tracer
 from ..where.resolve import Where
 from .names import names_of
+from .state_sharding import StateSharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Binding:
     trainable: Where | None
     params: Any
     """The structure of the trainable parameters at binding."""
+    sharding: StateSharding | None = None
+    """Where `Optimizer.shard_state` put the state. Tracers do not show it."""
 
     @functools.cached_property
     def guarded(self) -> bool:
@@ -55,6 +58,7 @@ class Binding:
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
+        # A mesh cannot be pickled either, nor are pickled arrays loaded onto one.
         rest = (self.rules, self.statics, self.trainable)
         return _unpickle, (example(self.structure), example(self.params), *rest)
 

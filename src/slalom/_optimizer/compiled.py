@@ -11,6 +11,7 @@ import jax
 from jaxtyping import Array
 
 from .._compile.program import Program
+from .._core.chain import first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.write import ADD, RETURN, Write
@@ -63,7 +64,13 @@ def advance(
     it has the same state."""
     own, (state, count) = opt._tree
     rule = own if transform is None else transform
-    return run(write, rule, state, count, opt.binding.params, model, grads, known)
+    sharding = opt.binding.sharding
+    if sharding is not None and not first_link(rule).per_example:
+        grads = sharding.constrain_grads(model.align(grads))
+    result, new = run(write, rule, state, count, opt.binding.params, model, grads, known)
+    if sharding is not None:
+        result, new = sharding.constrain_params(result), sharding.constrain_state(new)
+    return result, new
 
 
 def _step(arguments: Any) -> tuple[list[Array], None]:

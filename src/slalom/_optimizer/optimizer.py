@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
 from .. import tree
@@ -34,6 +35,7 @@ from .describe import Description, describe, metrics, summary
 from .model import Model, check_bound, checked_split, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
+from .shard import ShardedState, shard
 from .step import KEYWORDS, as_keywords, check_one_run
 from .transform_checks import checked
 
@@ -293,6 +295,7 @@ class Optimizer(AbstractPrinted):
         transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
         bound_tree = (transform, (self.state, self.count))
         leaves, binding = bind(bound_tree, self.binding.trainable, self.binding.params)
+        binding = dataclasses.replace(binding, sharding=self.binding.sharding)
         return _make(leaves, self.binding if binding == self.binding else binding)
 
     # --- state ------------------------------------------------------------------------------
@@ -327,7 +330,8 @@ class Optimizer(AbstractPrinted):
         fresh = transform.init(jax.tree.map(strong, params))
         state = reset(transform, state, fresh, params, chosen)
         bound_tree = on_param_devices((transform, (state, count)), params)
-        return _make(*bind(bound_tree, self.binding.trainable, self.binding.params))
+        new = _make(*bind(bound_tree, self.binding.trainable, self.binding.params))
+        return new._sharded_like(self, params)
 
     def rebind(
         self,
@@ -374,8 +378,52 @@ class Optimizer(AbstractPrinted):
             (new.transform, new.state, example(new.binding.params)),
         )
         bound_tree = (new.transform, (state, jnp.copy(self.count)))
-        home = on_param_devices(bound_tree, split(model, new.binding.trainable).params)
-        return _make(*bind(home, new.binding.trainable, new.binding.params)), report
+        params = split(model, new.binding.trainable).params
+        home = on_param_devices(bound_tree, params)
+        new = _make(*bind(home, new.binding.trainable, new.binding.params))
+        return new._sharded_like(self, params), report
+
+    def shard_state(self, mesh: Mesh, axis: str = "data") -> "tuple[Optimizer, ShardedState]":
+        """Partitions the state over a mesh axis along which the parameters are replicated (ZeRO-1).
+
+        Each parameter-shaped array, such as a moment, is partitioned along its largest dimension
+        that divides by the size of the axis and is not partitioned yet. Each device then updates
+        its part of every parameter, and gathers the rest. Steps compute the same as before, and
+        keep these shardings also inside of your own `jit`.
+
+        ```python
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> opt = sl.Optimizer(sl.adam(1e-3), {"w": jnp.ones((8, 4))})
+        >>> opt, report = opt.shard_state(mesh)
+
+        ```
+
+        **Arguments:**
+
+        - `mesh`: the mesh that the model is on, with automatic axes. Put the model on it first:
+            `eqx.filter_shard(model, NamedSharding(mesh, PartitionSpec()))` replicates it.
+        - `axis`: the name of the mesh axis, over which the batch is usually partitioned too.
+
+        **Returns:** the new optimizer, and a report of what was partitioned, what stayed whole
+        because it does not divide, and the bytes per device.
+
+        **Raises:** `ValueError` for an unknown axis, or a mesh with explicit axes.
+
+        ??? cite "Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020"
+        """
+        check_readable(self)
+        check_one_run(self.count, "shard_state(mesh)")
+        leaves, binding, report = shard(self._tree, self.arrays, mesh, axis, {})
+        return _make(leaves, binding), report
+
+    def _sharded_like(self, other: "Optimizer", params: PyTree) -> "Optimizer":
+        """This optimizer, with its state partitioned as that of another one."""
+        given = other.binding.sharding
+        if given is None:
+            return self
+        homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+        leaves, binding, _ = shard(self._tree, self.arrays, given.mesh, given.axis, homes)
+        return _make(leaves, binding)
 
     # --- results ----------------------------------------------------------------------------
 

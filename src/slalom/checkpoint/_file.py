@@ -331,6 +331,8 @@ def read(
     **Raises:** `DamagedError` for anything that is not a whole checkpoint; `ValueError` for one of
     a newer format; `OSError` if there is no file, or it may not be read.
     """
+    import ml_dtypes  # noqa: F401  # gives NumPy the dtype bfloat16, which JAX may not have done
+
     path, library = Path(path), need_safetensors()
     _check_readable(path)
     try:

@@ -84,7 +84,8 @@ def sm3(
 
     - `learning_rate`: η.
     - `momentum`: the decay of the momentum, in [0, 1).
-    - `mu_dtype`: the dtype of the momentum. Defaults to the parameter's own dtype.
+    - `mu_dtype`: the dtype of the momentum; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
 
     **Returns:** a chain of `ScaleBySM3` and `ScaleByLearningRate`.
 

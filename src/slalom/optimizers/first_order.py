@@ -23,7 +23,8 @@ def sgd(
     - `learning_rate`: η.
     - `momentum`: γ, in [0, 1]. Defaults to no momentum.
     - `nesterov`: whether to use Nesterov momentum.
-    - `accumulator_dtype`: the dtype of the momentum. Defaults to the parameter's own dtype.
+    - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
 
     **Returns:** a chain of `Trace`, with momentum only, and `ScaleByLearningRate`.
 
@@ -56,8 +57,7 @@ def rmsprop(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `centered`: whether to divide by the standard deviation, by subtracting the squared mean
-        gradient from v.
+    - `centered`: whether to divide by the standard deviation instead, as in `ScaleByStddev`.
     - `momentum`: the decay of the sum, in [0, 1]. Defaults to no momentum.
     - `nesterov`: whether to use Nesterov momentum.
     - The others: as in `ScaleByRms`.

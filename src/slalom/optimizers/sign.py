@@ -75,7 +75,8 @@ def signum(
 
     - `learning_rate`: η.
     - `beta`: β, the decay of the momentum, in [0, 1].
-    - `accumulator_dtype`: the dtype of the momentum. Defaults to the parameter's own dtype.
+    - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
 
     **Returns:** a chain of `Trace`, `ScaleBySign` and `ScaleByLearningRate`.
 

@@ -5,13 +5,14 @@ A step is limited by memory traffic, and overwrites the state in place. Two habi
 **An old array that is read after its successor was written is copied first.** So everything that
 is derived from a moment, such as the update, is derived from the new moment: `tree.map_leaves`
 returns the new moments, and a second rule receives them. Where the formula has the old moment,
-`interpolation_of_new` (Lion) and `_size_ratio` (Adadelta) solve it for the new one. Where a new
-array is derived from no other new array, `written_after` orders the writes. Belief's sum
-b₂·ν + (c₂·|g − m|² + ε) is added in this order because XLA would move a last sum of an array and
-a number into the kernel that reads ν, which would then read the old ν.
+`interpolation_of_new` (Lion), `_size_ratio` (Adadelta) and `ScaleByStddev` solve it for the new
+one. Where a new array is derived from no other new array, `written_after` orders the writes.
+Belief's sum b₂·ν + (c₂·|g − m|² + ε) is added in this order because XLA would move a last sum of an
+array and a number into the kernel that reads ν, which would then read the old ν.
 
 **An expression that two reductions share, or a reduction and a product, is written to memory.**
-So Adafactor phrases the square differently for each reduction.
+So Adafactor phrases the square differently for each reduction. A number that is broadcast for
+several reductions is written, too, so `tree.scaled_norm` reduces pairs instead of scaled arrays.
 
 `tests/test_compiled.py` counts copies, writes and scratch memory.
 """

@@ -112,7 +112,9 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
         del params
         now = self.at(context)
         steps = jnp.asarray(state.age, now.decay_rate.dtype)
-        counted = jnp.maximum(steps - jnp.asarray(now.step_offset, steps.dtype), 0)
+        offset = jnp.asarray(now.step_offset, steps.dtype)
+        # `jnp.maximum` has half the derivative with respect to an offset of 0.
+        counted = jnp.where(steps > offset, steps - offset, 0)
         if self.decay_rate_fn is _power_decay:
             # Not 1 − βₜ: at t = 1e5 it has lost 4 of its 8 digits.
             now.weight = (counted + 1) ** -now.decay_rate

@@ -67,7 +67,7 @@ class AddNoise(AbstractTransform[AddNoiseState]):
         step = self.demand("step", None if context is None else context.step)
         now = self.at(context)
         number = jnp.asarray(step, now.gamma.dtype) + 1
-        now.sigma = jnp.sqrt(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
+        now.sigma = tree.root(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
 
         key = jax.random.wrap_key_data(state.key, impl=self.implementation)
         key, drawn = jax.random.split(key)

@@ -62,8 +62,8 @@ class ScaleByLion(AbstractTransform[ScaleByLionState]):
     _reads_old: bool = eqx.field(init=False, static=True, repr=False)
 
     def __post_init__(self):
-        betas: tuple[Any, Any] = (self.b1, self.b2)
-        self._reads_old = all(map(_is_known, betas)) and bool(betas[0] > 2 * betas[1])
+        b1, b2 = map(_known, (self.b1, self.b2))
+        self._reads_old = b1 is not None and b2 is not None and b1 > 2 * b2
 
     def __check_init__(self):
         if self.mode not in ("hard", "smooth", "refined"):
@@ -115,10 +115,10 @@ class ScaleByLion(AbstractTransform[ScaleByLionState]):
         return jnp.tanh(smooth_beta * c)
 
 
-def _is_known(x: Any) -> bool:
-    """Whether `x` is a number that is neither traced nor scheduled. Others are checked later."""
+def _known(x: Any) -> float | None:
+    """A number that is neither traced nor scheduled. What is no number is refused later."""
     number = isinstance(x, float | int | np.ndarray | jax.Array) and not isinstance(x, Tracer)
-    return number and np.ndim(x) == 0
+    return float(x) if number and np.ndim(x) == 0 else None
 
 
 class ScaleBySign(AbstractStatelessTransform):

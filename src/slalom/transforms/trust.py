@@ -41,16 +41,17 @@ class ScaleByTrustRatio(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
 
-        def rule(now, u, norms):
-            u_norm, p_norm = (jnp.maximum(norm, now.min_norm) for norm in norms)
+        def rule(now, u, u_norms, p_norms):
+            u_norm = jnp.maximum(u_norms[0], now.min_norm)
+            p_norm = jnp.maximum(p_norms[0], now.min_norm)
             zero = (u_norm == 0) | (p_norm == 0)
             # The ratio may overflow where the result does not.
             inverse = jnp.where(zero, 1, 1 / jnp.where(zero, 1, u_norm + now.eps))
             return u * inverse * jnp.where(zero, 1, now.trust_coefficient * p_norm)
 
-        u_norms, p_norms = tree.leaf_norms(updates), tree.leaf_norms(params, small=False)
-        norms = jax.tree.map(lambda *pair: pair, u_norms, p_norms)
-        return tree.map_leaves(rule, (updates,), self.at(context), per_param=(norms,))
+        norms = tree.leaf_norms(updates), tree.leaf_norms(params, small=False)
+        per_param = tuple(jax.tree.map(lambda norm: (norm,), of) for of in norms)
+        return tree.map_leaves(rule, (updates,), self.at(context), per_param=per_param)
 
 
 class ScaleByParamBlockNorm(AbstractStatelessTransform):

@@ -68,7 +68,9 @@ def moved(mean: Array, new: Array, weight: Scalar) -> Array:
     Unlike (1 − weight)·mean + weight·new it does not drift: the two factors are rounded
     separately, and over many steps what their sum lacks from 1 adds up.
     """
-    return jnp.where(weight == 1, new, mean + weight * (new - mean))
+    change = new - mean
+    # Both sums have the same derivatives; `new` alone would have none with respect to the weight.
+    return jnp.where(weight == 1, new + (weight - 1) * change, mean + weight * change)
 
 
 def increment(count: Int[Array, "..."]) -> Int[Array, "..."]:

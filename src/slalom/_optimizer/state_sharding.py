@@ -1,0 +1,45 @@
+"""Where partitioned state is. Tracers do not show it, so the trace of a step applies it."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import PyTree
+
+from .._compile.mesh import constrain
+from .._types import Tracer
+
+
+class StateSharding(NamedTuple):
+    """Where the arrays of an optimizer and of its parameters are. The static part of a binding."""
+
+    mesh: Mesh
+    axis: str
+    arrays: tuple[NamedSharding, ...]
+    """The sharding of each array of the optimizer."""
+    params: tuple[NamedSharding | None, ...]
+    """The sharding of each parameter; `None` where no state shows it."""
+    grads: tuple[NamedSharding | None, ...]
+    """The sharding of the state that each gradient is added to."""
+
+    def constrain_grads(self, grads: PyTree) -> PyTree:
+        """Gradients that are reduced only to the shard that updates the state."""
+        return _constrained(grads, self.grads)
+
+    def constrain_params(self, params: PyTree) -> PyTree:
+        """New parameters, or updates, with the sharding of the parameters."""
+        return _constrained(params, self.params)
+
+    def constrain_state(self, arrays: list[Any]) -> list[Any]:
+        """New state with the sharding of the old one."""
+        return _constrained(arrays, self.arrays[-len(arrays) :])
+
+
+def _constrained(arrays: PyTree, shardings: tuple[NamedSharding | None, ...]) -> PyTree:
+    leaves, structure = jax.tree.flatten(arrays)
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return arrays  # inside a `shard_map`, where each device has its own part
+    pairs = zip(leaves, shardings, strict=True)
+    return structure.unflatten(
+        [constrain(x, s) if isinstance(x, Tracer) and s is not None else x for x, s in pairs]
+    )

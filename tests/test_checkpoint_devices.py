@@ -1,0 +1,192 @@
+"""Checkpoints of other devices and other numbers of processes, as files and through Orbax."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits
+
+ON_EIGHT = """
+import jax, jax.numpy as jnp, numpy as np, slalom as sl, sys
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+def put(x, *axes):
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
+model = {"w": put(jnp.arange(32.0).reshape(8, 4), "data", "model"), "b": put(jnp.ones(4), "model")}
+opt = sl.Optimizer(sl.adam(0.1), model)
+for _ in range(3):
+    model, opt = opt.step(model, jax.tree.map(jnp.sin, model))
+"""
+"""A program on 8 devices that has trained a sharded model."""
+
+
+def on_eight_devices(code, *arguments):
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": flags, "SLALOM_TYPECHECK": "0"}
+    subprocess.run(
+        [sys.executable, "-c", ON_EIGHT + textwrap.dedent(code), *map(str, arguments)],
+        env=environment,
+        check=True,
+    )
+
+
+def same_on_one_device():
+    """The model and optimizer of that program."""
+    model = {"w": jnp.arange(32.0).reshape(8, 4), "b": jnp.ones(4)}
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    for _ in range(3):
+        model, opt = opt.step(model, jax.tree.map(jnp.sin, model))
+    return model, opt
+
+
+def on_four_devices():
+    """A fresh model on half as many devices, along the other axis, and its optimizer."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
+    specs = {"w": jax.sharding.PartitionSpec(None, "x"), "b": jax.sharding.PartitionSpec()}
+    model = {
+        name: jax.device_put(jnp.zeros(shape), jax.sharding.NamedSharding(mesh, specs[name]))
+        for name, shape in {"w": (8, 4), "b": (4,)}.items()
+    }
+    return model, sl.Optimizer(sl.adam(0.1), model)
+
+
+def assert_close(loaded, model, opt):
+    for a, b in zip(
+        jax.tree.leaves((loaded["model"], loaded["opt"])),
+        jax.tree.leaves((model, opt)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_eight_devices_loads_on_four_and_on_one(tmp_path):
+    path = tmp_path / "run.safetensors"
+    on_eight_devices("sl.checkpoint.save(sys.argv[1], model=model, opt=opt)", path)
+    model, opt = on_four_devices()
+    loaded = sl.checkpoint.load(path, model=model, opt=opt)
+    for a, b in zip(jax.tree.leaves(loaded["model"]), jax.tree.leaves(model), strict=True):
+        assert a.sharding == b.sharding
+    assert_close(loaded, *same_on_one_device())
+    one = {"w": jnp.zeros((8, 4)), "b": jnp.zeros(4)}
+    loaded = sl.checkpoint.load(path, model=one, opt=sl.Optimizer(sl.adam(0.1), one))
+    assert_close(loaded, *same_on_one_device())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_orbax_restores_what_to_dict_gave_on_another_mesh(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    code = """
+        import orbax.checkpoint as ocp
+        items = sl.checkpoint.to_dict(model=model, opt=opt, key=jax.random.key(3), epoch=3)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(sys.argv[1], items)
+    """
+    path = tmp_path / "run"
+    on_eight_devices(code, path)
+    model, opt = on_four_devices()
+    trees = {"model": model, "opt": opt, "key": jax.random.key(0), "epoch": 0}
+    with ocp.StandardCheckpointer() as checkpointer:
+        # Without a template, Orbax looks for the eight devices.
+        with pytest.raises(ValueError, match="Topology mismatch"):
+            checkpointer.restore(path)
+        items = checkpointer.restore(path, sl.checkpoint.to_dict(**trees))
+    loaded = sl.checkpoint.from_dict(items, **trees)
+    assert loaded.report.fits
+    assert loaded["epoch"] == 3
+    assert_same_bits(loaded["key"], jax.random.key(3))
+    for a, b in zip(jax.tree.leaves(loaded["model"]), jax.tree.leaves(model), strict=True):
+        assert a.sharding == b.sharding
+    assert_close(loaded, *same_on_one_device())
+
+
+OF_TWO = """
+import jax, jax.numpy as jnp, numpy as np, slalom as sl, sys
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+port, rank, whole, path = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, initialization_timeout=60)
+
+def like(mesh, spec):
+    def put(x):
+        home = NamedSharding(mesh, spec if len(x.shape) == 2 else PartitionSpec())
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
+    return put
+
+def build():
+    model = {"w": jnp.zeros((8, 4)), "b": jnp.zeros(4)}
+    return {"model": model, "opt": sl.Optimizer(sl.adam(0.1), model)}
+
+# A file of one process starts a run of two.
+line = Mesh(np.array(jax.devices()), ("data",))
+trees = jax.tree.map(like(line, PartitionSpec("data")), jax.eval_shape(build))
+loaded = sl.checkpoint.load(whole, **trees)
+assert not loaded["model"]["w"].is_fully_addressable
+try:
+    sl.checkpoint.save(whole, **loaded)
+except ValueError as error:
+    print(error)
+
+# What Orbax saved comes back on another mesh.
+with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(path, sl.checkpoint.to_dict(**loaded))
+square = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+trees = jax.tree.map(like(square, PartitionSpec("y", "x")), jax.eval_shape(build))
+with ocp.StandardCheckpointer() as checkpointer:
+    items = checkpointer.restore(path, sl.checkpoint.to_dict(**trees))
+again = sl.checkpoint.from_dict(items, **trees)
+assert again["model"]["w"].sharding.mesh == square
+for a, b in zip(jax.tree.leaves({**loaded}), jax.tree.leaves({**again}), strict=True):
+    a, b = (multihost_utils.process_allgather(x, tiled=True) for x in (a, b))
+    assert np.array_equal(a, b)
+"""
+"""A program of two processes with two devices each."""
+
+
+@pytest.mark.slow
+def test_two_processes_share_checkpoints_with_one(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    whole, path = tmp_path / "run.safetensors", tmp_path / "orbax"
+    model, opt = same_on_one_device()
+    sl.checkpoint.save(whole, model=model, opt=opt)
+    before = whole.read_bytes()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags, "SLALOM_TYPECHECK": "0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    commands = [
+        [sys.executable, "-c", OF_TWO, *map(str, (port, rank, whole, path))] for rank in range(2)
+    ]
+    processes = [subprocess.Popen(command, env=environment, **pipes) for command in commands]
+    try:
+        for process in processes:
+            said, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            assert (
+                "'model.w' is spread over several processes, and this process has only a part of "
+                "it. Save `sl.checkpoint.to_dict(model=model, opt=opt)` with Orbax.\n"
+            ) in said  # among lines of the library that connects them
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert whole.read_bytes() == before
+    trees = {"model": model, "opt": sl.Optimizer(sl.adam(0.1), model)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        items = checkpointer.restore(path, sl.checkpoint.to_dict(**trees))
+    loaded = sl.checkpoint.from_dict(items, **trees)
+    assert_same_bits({**loaded}, {"model": model, "opt": opt})

@@ -1,0 +1,170 @@
+"""Derivatives through every rule: with respect to its hyperparameters, and to the parameters."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import slow_except
+from slalom._core.declared import CHECK
+from slalom._core.fields import hyperparameter_fields
+from table import RULES
+
+# Chains, whose numbers are in their links, and rules that round to another dtype than float64.
+SKIPPED = (
+    *("ScaleByLbfgs", "ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch", "Freeze"),
+    *("ScaleByAdam, dtypes", "Ema, without debias"),
+)
+
+# Where the formula itself has no derivative.
+SINGULAR = {
+    # The distance of the gradient from its mean is 0 there, and its root is in the divisor.
+    ("ScaleByBelief", "b1", 0.0),
+    ("ScaleByStddev", "decay", 0.0),
+    ("ScaleByStddev", "initial_scale", 0.0),
+    # The weight of the newest square is 1 there, and 1 − b2 elsewhere.
+    ("ScaleBySM3", "b2", 1.0),
+    # The standard deviation of the noise is the root of this number.
+    ("AddNoise", "eta", 0.0),
+}
+SMOOTH = [name for name in RULES if not name.startswith(SKIPPED)]
+
+GRADS = np.random.default_rng(0).uniform(0.3, 1, (3, 2, 3)) * [[[1], [-1]]]
+PARAMS = np.random.default_rng(1).uniform(0.5, 1.5, (2, 3))
+WEIGHTS = np.random.default_rng(2).standard_normal((2, 3))
+
+
+def total(tx, params):
+    """A sum of the updates of three steps, whose gradients depend on the parameters."""
+    state, sums = tx.init(params), 0.0
+    for step, g in enumerate(GRADS):
+        grads = jnp.asarray(g) * (1 + 0.1 * params)
+        context = sl.Context(step=step, value=jnp.sum(params))
+        updates, state = tx.update(grads, state, params, context)
+        sums += (step + 1) * jnp.sum(updates * WEIGHTS)
+    return sums
+
+
+def points_of(tx):
+    """Each number of a rule: its name, its values, and the sides on which it may move."""
+    for field in hyperparameter_fields(tx):
+        value = getattr(tx, field.name)
+        if not isinstance(value, float):
+            continue
+        interval = field.metadata[CHECK].args[0]
+        inside = value if interval.low < value < interval.high else _between(interval)
+        yield field.name, inside, 0
+        ends = []
+        if interval.above(interval.low, interval.low):
+            ends.append((interval.low, 1))
+        if interval.below(interval.high, interval.high):
+            ends.append((interval.high, -1))
+        for end, side in ends:
+            if np.isfinite(end) and (type(tx).__name__, field.name, end) not in SINGULAR:
+                yield field.name, end, side
+
+
+def _between(interval):
+    return (interval.low + interval.high) / 2 if np.isfinite(interval.high) else interval.low + 0.5
+
+
+def step_at(name, x):
+    """The step of a finite difference: small beside the number, and beside squares of gradients."""
+    if 0 < x < 1e-2:
+        return 1e-3 * x
+    return 1e-8 if x == 0 and name.startswith(("eps", "initial", "floor")) else 1e-5
+
+
+def differences(side):
+    """The offsets and weights of a finite difference of second order, in units of its step."""
+    if side == 0:
+        return (-1, 1), (-0.5, 0.5)
+    return (0, side, 2 * side), (-1.5 * side, 2 * side, -0.5 * side)
+
+
+@pytest.mark.parametrize(
+    "name", slow_except(SMOOTH, "ScaleByAdam", "ScaleBySM3", "ScaleByRss, from zero", "Ema")
+)
+def test_derivatives_are_those_of_finite_differences(name, x64):
+    tx, params = RULES[name], jnp.asarray(PARAMS)
+    points = list(points_of(tx))
+    names = list(dict.fromkeys(name for name, _, _ in points))
+    size = 1.0
+    own = {name: getattr(tx, name) for name in names}
+
+    def of_numbers(numbers):
+        changed = eqx.tree_at(lambda t: [getattr(t, n) for n in names], tx, list(numbers))
+        return total(changed, params)
+
+    @jax.jit
+    def along(rate):
+        return total(tx, params + rate * WEIGHTS)
+
+    h = 1e-5
+    found, expected, steps = [jax.grad(along)(0.0)], [(along(h) - along(-h)) / (2 * h)], [h]
+    if names:
+        values = jax.jit(jax.vmap(of_numbers))
+        bases = [np.array(list({**own, n: x}.values())) for n, x, _ in points]
+        grads = jax.jit(jax.vmap(jax.grad(of_numbers)))(jnp.asarray(np.stack(bases)))
+        nearby, sums = [], []
+        for (n, x, side), base in zip(points, bases, strict=True):
+            offsets, weights = differences(side)
+            unit = np.array([n == other for other in names])
+            steps.append(step_at(n, x))
+            nearby += [base + steps[-1] * offset * unit for offset in offsets]
+            sums += [weight / steps[-1] for weight in weights]
+        at_points = np.asarray(values(jnp.asarray(np.stack(nearby))))
+        size = np.max(np.abs(at_points))
+        weighted = at_points * sums
+        for i, (n, _, side) in enumerate(points):
+            count = len(differences(side)[0])
+            found.append(grads[i, names.index(n)])
+            expected.append(weighted[:count].sum())
+            weighted = weighted[count:]
+    labels = ["the parameters", *(f"{n}={x}" for n, x, _ in points)]
+    for label, ours, theirs, h in zip(labels, found, expected, steps, strict=True):
+        rounding = 1e-15 * size / h
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 + rounding, err_msg=label)
+
+
+NUMBERS_AT_ZERO = {
+    "ScaleByAdam, b1": lambda x: sl.ScaleByAdam(b1=x),
+    "ScaleByAdam, b2": lambda x: sl.ScaleByAdam(b2=x),
+    "ScaleByAdan, b1": lambda x: sl.ScaleByAdan(b1=x),
+    "ScaleByRadam, b2": lambda x: sl.ScaleByRadam(b2=x),
+    "ScaleByRms": lambda x: sl.ScaleByRms(x, bias_correction=True),
+    "Ema": sl.Ema,
+}
+
+
+def hypergradient(make, grads, x):
+    """The derivative of a sum of updates with respect to one number, and the sum."""
+
+    def total(x):
+        tx, total = make(x), 0.0
+        state = tx.init(grads[0])
+        for g in grads:
+            updates, state = tx.update(g, state, g)
+            total += updates @ jnp.arange(1.0, 1 + g.size)
+        return total
+
+    return jax.grad(total)(x), total
+
+
+@pytest.mark.parametrize("make", NUMBERS_AT_ZERO.values(), ids=NUMBERS_AT_ZERO.keys())
+def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(make, x64):
+    grads = [jnp.asarray(g) for g in ([0.3, -1.0], [-0.2, 0.7], [0.4, 0.1])]
+    derivative, total = hypergradient(make, grads, 0.0)
+    h = 1e-5
+    one_sided = (-3 * total(0.0) + 4 * total(h) - total(2 * h)) / (2 * h)
+    np.testing.assert_allclose(derivative, one_sided, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("age", [1, 2, 1_000, 2**31 - 2])
+def test_bias_correction_has_the_right_derivative(decay, age, x64):
+    derivative = jax.grad(sl.tree.bias_correction)(jnp.asarray(decay), jnp.asarray(age))
+    expected = age * decay ** (age - 1) / (1 - decay**age) ** 2
+    np.testing.assert_allclose(derivative, expected, rtol=1e-12, atol=1e-30)

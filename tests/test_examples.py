@@ -2,23 +2,30 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DIGITS, DQN = EXAMPLES / "digits.py", EXAMPLES / "dqn.py"
+DISTRIBUTED = EXAMPLES / "distributed.py"
+
+
+def without_strictness():
+    """The environment of a newcomer: without the strictness of the tests."""
+    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
+    return {name: value for name, value in os.environ.items() if name not in strict}
 
 
 def run(*command):
-    """Runs Python as a newcomer does: without the strictness of the tests."""
-    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
-    environment = {name: value for name, value in os.environ.items() if name not in strict}
+    """Runs Python as a newcomer does."""
     return subprocess.run(
         [sys.executable, *map(str, command)],
-        env=environment,
+        env=without_strictness(),
         capture_output=True,
         text=True,
         check=False,
@@ -73,3 +80,92 @@ def test_dqn_learns_and_draws(tmp_path):
     assert done.returncode == 0, done.stderr
     assert steps_upright(done.stdout) > 60  # random actions last for about 20
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+# --- several processes --------------------------------------------------------------------------
+
+
+HEARTBEAT = 10  # seconds, as the example states
+
+
+def worker(process, port, log):
+    """Starts one of the processes that `examples/distributed.py` starts."""
+    command = [DISTRIBUTED, "--process", process, "--port", port, "--epochs", 10_000]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**without_strictness(), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
+        )
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def wait_for(condition, seconds):
+    """Whether a condition becomes true in time."""
+    end = time.monotonic() + seconds
+    while not (true := condition()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return true
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.slow
+def test_processes_and_one_process_end_with_the_same_bits(tmp_path):
+    picture = tmp_path / "distributed.png"
+    done = run(DISTRIBUTED, "--quick", "--out", picture)
+    assert done.returncode == 0, done.stderr
+    assert "one process with 4 devices: the same bits" in done.stdout
+    assert re.search(r"one process with 1 device: apart by [\d.]+e-0[4-9]", done.stdout)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("survivor", [0, 1])
+def test_a_process_whose_peer_dies_ends_within_the_heartbeat_timeout(tmp_path, survivor):
+    port, logs = free_port(), [tmp_path / f"{i}.txt" for i in range(2)]
+    both = [worker(i, port, log) for i, log in enumerate(logs)]
+    try:
+        # They print the plan right before they compile the step.
+        ready = wait_for(lambda: all("total" in log.read_text() for log in logs), 90)
+        assert ready, [log.read_text() for log in logs]
+        time.sleep(8)
+        assert [process.poll() for process in both] == [None, None]
+        both[1 - survivor].kill()
+        start = time.monotonic()
+        status = both[survivor].wait(timeout=60)
+        assert time.monotonic() - start < HEARTBEAT + 5
+        assert status != 0
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
+    command = [sys.executable, DISTRIBUTED, "--epochs", "10000", "--out", tmp_path / "plot.png"]
+    launcher = subprocess.Popen(
+        list(map(str, command)), env=without_strictness(), stdout=subprocess.DEVNULL
+    )
+    try:
+        path = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+        assert wait_for(lambda: len(path.read_text().split()) == 2, 60)
+        children = path.read_text().split()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert wait_for(lambda: not any(map(is_running, children)), 30)

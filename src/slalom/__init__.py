@@ -50,6 +50,7 @@ with _checked:
     from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
+    from ._optimizer.plan import plan as plan
     from ._optimizer.target import (
         incremental_update as incremental_update,
         periodic_update as periodic_update,

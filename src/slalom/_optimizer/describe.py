@@ -154,11 +154,12 @@ def summary(
     facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}
     facts["count"] = count
     facts["parameters"] = TextDoc(f"{parameters} arrays")
-    facts["state"] = TextDoc(f"{len(arrays)} arrays, {_bytes(size)}")
+    facts["state"] = TextDoc(f"{len(arrays)} arrays, {bytes_as_text(size)}")
     return Call("Optimizer", (transform,), facts)
 
 
-def _bytes(size: int) -> str:
+def bytes_as_text(size: int) -> str:
+    """A size with three digits and its unit."""
     for power, unit in enumerate(("B", "kB", "MB")):
         if size < 1000 ** (power + 1):
             return f"{size / 1000**power:.3g} {unit}"

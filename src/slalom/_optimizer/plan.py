@@ -1,0 +1,286 @@
+"""How many bytes a model and its optimizer take on each device, before any of them exists."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jaxtyping import PyTree
+
+from .. import tree
+from .._core.chain import first_link
+from .._core.slots import Slot, slots
+from .._core.transform import AbstractTransform
+from .._core.walk import transforms
+from .._paths import dotted, example, leaf_paths
+from ..where.resolve import WhereLike
+from .describe import bytes_as_text
+from .optimizer import Optimizer
+
+_PASSED = {"params", "step", "value", "grad", "key"}
+"""The inputs of a step that `plan` can make up."""
+
+Spec = tuple[Any, ...]
+"""The mesh axes that each axis of an array is sharded over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Bytes per device, as `sl.plan` computes them."""
+
+    mesh: dict[str, int]
+    """The size of each mesh axis."""
+    params: int
+    """The trained parameters."""
+    frozen: int
+    """All other arrays of the model."""
+    grads: int
+    """The gradients, with the shapes, dtypes and shardings of the parameters."""
+    state: int
+    """The arrays of the optimizer: its state, hyperparameters and step count."""
+    scratch: int | None
+    """What the compiled optimizer step allocates besides, or `None` if it was not compiled."""
+
+    @property
+    def total(self) -> int:
+        """The sum of all of these. Activations are not included."""
+        return self.params + self.frozen + self.grads + self.state + (self.scratch or 0)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
+        scratch = "not compiled" if self.scratch is None else bytes_as_text(self.scratch)
+        rows = [
+            ("parameters", bytes_as_text(self.params)),
+            *([("frozen", bytes_as_text(self.frozen))] if self.frozen else []),
+            ("gradients", bytes_as_text(self.grads)),
+            ("state", bytes_as_text(self.state)),
+            ("scratch", scratch),
+            ("total", bytes_as_text(self.total)),
+        ]
+        lines = (f"{name:<10}  {size:>12}" for name, size in rows)
+        return "\n".join([f"per device of a mesh with {axes}:", *lines])
+
+
+def plan(
+    tx: AbstractTransform[Any],
+    model: PyTree,
+    mesh: Mesh | AbstractMesh,
+    *,
+    trainable: WhereLike | None = None,
+) -> Plan:
+    """Computes how many bytes a model and its optimizer take on each device.
+
+    An array of s bytes whose axes are sharded over mesh axes with sizes n₁, n₂, … takes
+    s / (n₁ n₂ …) bytes on each device. State with the shape of a parameter is sharded like it.
+    Sums of a parameter along some axes, such as the rows and columns of Adafactor and SM3, are
+    sharded like the axes that are left. All other state is replicated. Nothing is allocated.
+
+    ```python
+    >>> mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    >>> rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    >>> model = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32, sharding=rows)}
+    >>> sl.plan(sl.adam(1e-3), model, mesh)
+    per device of a mesh with data=8:
+    parameters       8.39 MB
+    gradients        8.39 MB
+    state            16.8 MB
+    scratch     not compiled
+    total            33.6 MB
+
+    ```
+
+    **Arguments:**
+
+    - `tx`: the transform.
+    - `model`: any tree. Its leaves may be arrays or `jax.ShapeDtypeStruct`s. Their shardings must
+        be `NamedSharding`s, of which only the spec is used; leaves without one are replicated.
+    - `mesh`: the mesh, with the axes that the specs name. An `AbstractMesh` needs no devices. With
+        a `Mesh`, the optimizer step is compiled for its devices to learn how much scratch memory
+        it needs; `mesh.abstract_mesh` skips this.
+    - `trainable`: which arrays to train, as in `Optimizer`.
+
+    **Returns:** a `Plan` with the numbers of bytes `params`, `frozen`, `grads`, `state`, `scratch`
+    and `total`. The first four are exact for arrays whose shardings stay as they are created.
+    `scratch` belongs to a step that donates parameters and state, such as that of
+    `sl.train_step(..., donate="all")`; a step that keeps the old parameters needs their bytes once
+    more. It is `None` for an abstract mesh, and for transforms that need per-example gradients, the
+    loss as a function, or inputs of their own.
+
+    **Raises:** `ValueError` for a spec that names an axis that the mesh does not have, or that does
+    not divide its array; `TypeError` for shardings of another kind.
+    """
+    axes = dict(mesh.shape)
+    abstract = jax.tree.map(_abstract, model)
+    opt = Optimizer(tx, abstract, trainable=trainable)
+    paths, leaves = leaf_paths(abstract), jax.tree.leaves(abstract)
+    specs = {
+        path: _spec(path, before, axes)
+        for path, before, leaf in zip(paths, jax.tree.leaves(model), leaves, strict=True)
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+    }
+    sizes = dict(zip(paths, leaves, strict=True))
+    trained = [p for p in leaf_paths(example(opt.binding.params)) if p in specs]
+    bytes_of = {path: _bytes(sizes[path], spec, axes) for path, spec in specs.items()}
+    params = sum(bytes_of[path] for path in trained)
+    own = _opt_specs(opt, trained, specs, sizes)
+    scratch = None
+    if isinstance(mesh, Mesh) and _can_step(opt.transform):
+        scratch = _scratch(opt, own, abstract, specs, trained, mesh)
+    return Plan(
+        mesh=axes,
+        params=params,
+        frozen=sum(bytes_of.values()) - params,
+        grads=params,
+        state=sum(_bytes(x, spec, axes) for x, spec in zip(opt.arrays, own, strict=True)),
+        scratch=scratch,
+    )
+
+
+# --- sizes and shardings ------------------------------------------------------------------------
+
+
+def _abstract(leaf: Any) -> Any:
+    """The shape and dtype of an array, which JAX may store in a smaller dtype than NumPy."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    if not tree.is_array(leaf):
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return jax.ShapeDtypeStruct(np.shape(leaf), tree.canonical(leaf.dtype))
+
+
+def _spec(path: str, leaf: Any, axes: dict[str, int]) -> Spec:
+    """How a leaf of the model is sharded, with an entry for each of its axes."""
+    sharding = getattr(leaf, "sharding", None)
+    whole = (None,) * len(leaf.shape)
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return whole
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(
+            f"The sharding of '{path}' is a {type(sharding).__name__}, which names no mesh axes. "
+            "Use `jax.sharding.NamedSharding(mesh, spec)`."
+        )
+    spec = (*sharding.spec, *whole[len(sharding.spec) :])
+    for i, entry in enumerate(spec):
+        for name in _names(entry):
+            if name not in axes:
+                raise ValueError(
+                    f"'{path}' is sharded over the mesh axis '{name}', but the mesh has the axes "
+                    f"{', '.join(map(repr, axes))}. Use the names of the mesh in the "
+                    "`PartitionSpec`."
+                )
+        parts = math.prod(axes[name] for name in _names(entry))
+        if leaf.shape[i] % parts:
+            raise ValueError(
+                f"'{path}' has shape {tuple(leaf.shape)}, and its axis {i} cannot be divided into "
+                f"{parts} equal parts along {', '.join(map(repr, _names(entry)))}. Shard another "
+                "axis, or pad the array."
+            )
+    return spec
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes in one entry of a spec."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _bytes(x: Any, spec: Spec, axes: dict[str, int]) -> int:
+    """The bytes of an array on each device."""
+    parts = math.prod(axes[name] for entry in spec for name in _names(entry))
+    return math.prod(x.shape) * x.dtype.itemsize // parts
+
+
+def _opt_specs(
+    opt: Optimizer, trained: Sequence[str], specs: dict[str, Spec], sizes: dict[str, Any]
+) -> list[Spec]:
+    """How each array of an optimizer is sharded."""
+    state = jax.tree.leaves(opt.state)
+    of_state = [
+        _state_spec(slot, leaf.shape, specs, sizes, trained)
+        for slot, leaf in zip(slots(opt.transform, opt.state, trained), state, strict=True)
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+    # The arrays of the transform come first, and the step count last.
+    rules = [(None,) * len(x.shape) for x in list(opt.arrays)[: opt.binding.rules]]
+    return [*rules, *of_state, ()]
+
+
+def _state_spec(
+    slot: Slot,
+    shape: Sequence[int],
+    specs: dict[str, Spec],
+    sizes: dict[str, Any],
+    trained: Sequence[str],
+) -> Spec:
+    """How a leaf of the state is sharded."""
+    for param in (slot.param, (slot.param or "").removeprefix("apart.")):  # `Flatten` names both
+        if param is not None and param in trained:
+            return _derived(tuple(shape), specs[param], tuple(sizes[param].shape))
+    return (None,) * len(shape)
+
+
+def _derived(shape: tuple[int, ...], spec: Spec, param: tuple[int, ...]) -> Spec:
+    """How state of this shape is sharded that belongs to a parameter with this spec and shape."""
+    if len(shape) == len(param) + 1 and shape[1:] == param:
+        return (None, *spec)  # stacked, such as the history of L-BFGS
+    if len(shape) == len(param) and all(
+        n in (1, full) for n, full in zip(shape, param, strict=True)
+    ):
+        # The parameter's own shape, or that of a sum, whose summed axes have size 1.
+        return tuple(
+            e if n == full else None for e, n, full in zip(spec, shape, param, strict=True)
+        )
+    return (None,) * len(shape)
+
+
+# --- scratch ------------------------------------------------------------------------------------
+
+
+def _can_step(transform: AbstractTransform[Any]) -> bool:
+    needs = {name for part in transforms(transform) for name in part.module.needs}
+    return needs <= _PASSED and not first_link(transform).per_example
+
+
+def _scratch(
+    opt: Optimizer,
+    opt_specs: Sequence[Spec],
+    model: PyTree,
+    specs: dict[str, Spec],
+    trained: Sequence[str],
+    mesh: Mesh,
+) -> int | None:
+    """The scratch memory of the compiled step on each device, where the backend says it."""
+
+    def placed(x: Any, spec: Spec) -> jax.ShapeDtypeStruct:
+        home = NamedSharding(mesh, tree.canonical_spec(mesh, spec))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
+
+    key_paths, structure = jax.tree_util.tree_flatten_with_path(model)
+    leaves = {dotted(key_path): leaf for key_path, leaf in key_paths}
+    arrays = {path: placed(leaves[path], spec) for path, spec in specs.items()}
+    params = {path: arrays[path] for path in trained}
+    others = {path: x for path, x in arrays.items() if path not in params}
+    bound = jax.tree.structure(opt).unflatten(map(placed, opt.arrays, opt_specs))
+    scalar = jax.ShapeDtypeStruct((), np.float32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def step(params: Any, opt: Any, others: Any, grads: Any, value: Any, key: Any) -> Any:
+        filled = {**leaves, **others}
+        whole = structure.unflatten([params.get(path, filled[path]) for path in leaves])
+        tangent = structure.unflatten([grads.get(path) for path in leaves])
+        after, opt = opt.step(whole, tangent, value=value, grad=tangent, key=key)
+        new = dict(zip(leaves, structure.flatten_up_to(after), strict=True))
+        return {path: new[path] for path in params}, opt
+
+    homes = jax.tree.map(lambda x: x.sharding, (params, bound))
+    compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=homes)
+    lowered = compiled.lower(params, bound, others, params, scalar, key)
+    usage = lowered.compile().memory_analysis()
+    return None if usage is None else int(usage.temp_size_in_bytes)

@@ -1,0 +1,199 @@
+"""`sl.plan` says how many bytes there will be on each device, from abstract shapes."""
+
+import math
+import os
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.sharding_impls import GSPMDSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
+
+import slalom as sl
+from helpers import slow_except
+from table import EVERYTHING
+
+SPECS = {
+    "replicated": (P(), P()),
+    "fsdp": (P("data"), P("data")),
+    "tensor": (P(None, "model"), P("model")),
+    "both": (P("data", "model"), P(("data", "model"))),
+}
+RULES = {
+    "adamw": sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3),
+    "adafactor": sl.adafactor(1e-3),
+    "sm3": sl.sm3(1e-3),
+    "lbfgs": sl.ScaleByLbfgs() | sl.Scale(-0.1),
+}
+ADAM = sl.adam(1e-3)
+
+
+def abstract(mesh, specs, shape=(256, 512)):
+    def leaf(shape, spec):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+    return {"w": leaf(shape, specs[0]), "b": leaf(shape[1:], specs[1]), "s": leaf((), P())}
+
+
+def two_by_two(kind=AxisType.Auto):
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
+
+
+def concrete(shapes):
+    return jax.tree.map(lambda s: jax.device_put(jnp.ones(s.shape), s.sharding), shapes)
+
+
+def on_one_device(arrays):
+    """The bytes of arrays on the first device."""
+    shards = (math.prod(x.sharding.shard_shape(x.shape)) for x in arrays)
+    return sum(n * x.dtype.itemsize for n, x in zip(shards, arrays, strict=True))
+
+
+def compiled_step(params, opt):
+    """The compiler's own figures for a step that donates parameters and state."""
+    step = jax.jit(lambda p, opt, grads: opt.step(p, grads), donate_argnums=(0, 1))
+    return step.lower(params, opt, params).compile().memory_analysis()
+
+
+def check_against_the_program(tx, specs, mesh, rtol=0.05):
+    shapes = abstract(mesh, specs)
+    plan = sl.plan(tx, shapes, mesh)
+    params = concrete(shapes)
+    usage = compiled_step(params, sl.Optimizer(tx, params))
+    arguments = plan.params + plan.grads + plan.state
+    assert arguments == pytest.approx(usage.argument_size_in_bytes, rel=rtol)
+    assert plan.scratch == pytest.approx(usage.temp_size_in_bytes, rel=rtol)
+    assert plan.total == arguments + plan.scratch
+
+
+@pytest.mark.parametrize("specs", slow_except(SPECS.values(), SPECS["both"]), ids=SPECS)
+@pytest.mark.parametrize("tx", slow_except(RULES.values(), RULES["adafactor"]), ids=RULES)
+def test_plan_equals_the_figures_of_the_compiled_program(tx, specs):
+    check_against_the_program(tx, specs, two_by_two())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+def test_plan_on_explicit_axes_equals_the_figures_of_the_compiled_program(specs):
+    check_against_the_program(RULES["adafactor"], specs, two_by_two(AxisType.Explicit))
+
+
+@pytest.mark.slow
+def test_plan_on_eight_devices_equals_the_figures_of_the_compiled_program():
+    code = """
+import jax
+import test_plan as here
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+for tx in here.RULES.values():
+    for specs in here.SPECS.values():
+        here.check_against_the_program(tx, specs, mesh)
+print("same")
+"""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "same"), done.stderr
+
+
+# Reference that the rules of `plan` are checked against: what binding creates.
+QUICK = [EVERYTHING[name] for name in ("ScaleByAdam", "ScaleByFactoredRms", "Flatten")]
+
+
+@pytest.mark.parametrize("tx", slow_except(EVERYTHING.values(), *QUICK), ids=EVERYTHING)
+def test_state_is_planned_as_it_is_created(tx):
+    mesh = two_by_two()
+    shapes = abstract(mesh, SPECS["both"], (64, 128))
+    opt = sl.Optimizer(tx, concrete(shapes))
+    assert sl.plan(tx, shapes, mesh.abstract_mesh).state == on_one_device(list(opt.arrays))
+
+
+def test_bytes_follow_the_formulas():
+    n, m = 4096, 1024
+
+    def plan(tx, devices):
+        mesh = AbstractMesh((devices,), ("data",))
+        home = NamedSharding(mesh, P("data"))
+        w = jax.ShapeDtypeStruct((n, m), jnp.bfloat16, sharding=home)
+        return sl.plan(tx, {"w": w}, mesh)
+
+    for devices in (1, 8, 512):
+        adam, adafactor = plan(ADAM, devices), plan(sl.adafactor(1e-3), devices)
+        assert adam.params == adam.grads == 2 * n * m // devices
+        # The first moment is bfloat16, the second float32; 5 hyperparameters and 2 counts.
+        assert adam.state == (2 + 4) * n * m // devices + 7 * 4
+        # The row sums are sharded like the rows, the column sums are replicated.
+        assert adafactor.state - (4 * n // devices + 4 * m) < 40
+        assert adam.scratch is None
+        assert adam.frozen == 0
+
+
+def test_plan_counts_frozen_arrays_apart():
+    model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    model = (model, jax.random.key(0), np.arange(3), "name")
+    plan = sl.plan(ADAM, model, mesh, trainable=sl.where.path("**.weight"))
+    weights, biases = 4 * (2 * 8 + 8), 4 * (8 + 1)
+    assert (plan.params, plan.grads, plan.frozen) == (weights, weights, biases + 8 + 3 * 4)
+    assert plan.state == 2 * weights + 7 * 4
+    assert plan.scratch is not None
+    assert "frozen" in repr(plan)
+
+
+def test_plan_is_a_table():
+    mesh = AbstractMesh((2, 2), ("data", "model"))
+    lines = repr(sl.plan(ADAM, abstract(mesh, SPECS["both"]), mesh)).splitlines()
+    assert lines[0] == "per device of a mesh with data=2, model=2:"
+    assert [line.split()[0] for line in lines[1:]] == [
+        *("parameters", "gradients", "state", "scratch", "total")
+    ]
+    assert lines[1].endswith("132 kB")
+    assert lines[4].endswith("not compiled")
+
+
+def test_plan_takes_specs_of_another_mesh():
+    small, large = AbstractMesh((2, 2), ("data", "model")), AbstractMesh((64, 8), ("model", "data"))
+    shapes = abstract(small, SPECS["both"])
+    assert sl.plan(ADAM, shapes, large).params == 4 * (256 * 512 + 512) // 512 + 4
+
+
+def test_scratch_is_not_compiled_for_what_needs_the_loss():
+    mesh = two_by_two()
+    shapes = abstract(mesh, SPECS["both"], (4, 8))
+    assert sl.plan(sl.lbfgs(), shapes, mesh).scratch is None
+    per_example = sl.PerExampleGlobalNormClip(1.0) | sl.sgd(0.1)
+    assert sl.plan(per_example, shapes, mesh).scratch is None
+    assert sl.plan(sl.polyak_sgd(), shapes, mesh).scratch is not None
+
+
+def test_an_unknown_mesh_axis_is_named():
+    mesh = AbstractMesh((2, 2), ("data", "model"))
+    with pytest.raises(ValueError, match=r"'b' is sharded over the mesh axis 'data', but the mesh"):
+        sl.plan(ADAM, abstract(mesh, SPECS["both"]), AbstractMesh((2,), ("model",)))
+
+
+def test_an_axis_that_does_not_divide_is_named():
+    mesh = AbstractMesh((2, 2), ("data", "model"))
+    shapes = abstract(mesh, (P("data"), P()), (6, 8))
+    with pytest.raises(ValueError, match=r"'w' has shape \(6, 8\), and its axis 0 cannot be"):
+        sl.plan(ADAM, shapes, AbstractMesh((4, 2), ("data", "model")))
+
+
+def test_another_kind_of_sharding_is_refused():
+    home = GSPMDSharding.get_replicated(tuple(jax.devices()[:2]))
+    shapes = {"w": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=home)}
+    with pytest.raises(TypeError, match=r"The sharding of 'w' is a GSPMDSharding"):
+        sl.plan(ADAM, shapes, AbstractMesh((2,), ("data",)))

@@ -12,6 +12,7 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import pytest
+from jaxtyping import config as jaxtyping_config
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -27,6 +28,27 @@ def x64():
         yield
 
 
+NOT_TYPECHECKED = {
+    "test_parity",
+    "test_projections",
+    "test_reset_and_rebind",
+    "test_resume",
+    "test_schedule_clock",
+    "test_schedules",
+    "test_shard_state",
+}
+"""Files that take long, and whose rules and schedules are type-checked by other files too. Checking
+types takes a third of the time of a test."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def typecheck(request):
+    """Turns the checks of types off where others make them."""
+    jaxtyping_config.update("jaxtyping_disable", request.module.__name__ in NOT_TYPECHECKED)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def free_memory():
     """Forgets compiled programs after every few files: kept, they take gigabytes.
@@ -35,6 +57,6 @@ def free_memory():
     """
     yield
     files_run.append(None)
-    if len(files_run) % 3 == 0:
+    if len(files_run) % 5 == 0:
         jax.clear_caches()
         gc.collect()

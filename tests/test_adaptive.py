@@ -41,6 +41,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem",
     [pytest.param(PARABOLA, marks=pytest.mark.slow), ROSENBROCK],

@@ -234,6 +234,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", slow_except(RULES, "adamw", "every_k"))
 def test_only_is_the_rule_on_the_selected_leaves_alone(rule):
     tx, model = RULES[rule], params()

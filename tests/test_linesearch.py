@@ -398,6 +398,7 @@ def alone(tx=SHORT):
     return run(lambda a: bowl(BOWL | {"a": a}), BOWL["a"], tx, 5)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap",
     [

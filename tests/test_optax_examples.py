@@ -192,6 +192,7 @@ def test_decay_without_biases_and_norms(loop, where):
     assert_moves_as(original, NET, loop(ours, NET))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [

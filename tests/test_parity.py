@@ -707,6 +707,7 @@ TORCH = {
 TORCH_SLOW = {"sgd", "sgd-momentum", "adam", "adamax", "radam", "adadelta-defaults", "rprop"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow if n in TORCH_SLOW else ()) for n in TORCH],

@@ -235,6 +235,7 @@ def make(dtypes):
     )
 
 
+@pytest.mark.slow
 @rows
 @pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES.keys())
 def test_step_returns_what_it_was_given_and_compiles_once(tx, dtypes):

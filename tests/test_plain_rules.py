@@ -60,6 +60,7 @@ def test_a_debiased_average_of_a_constant_is_the_constant():
 # --- ratios of norms ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_trust_ratios_are_finite_at_zero_and_where_squares_overflow(dtype):
     zero, large = jnp.zeros(3, dtype), jnp.full(3, 1000.0, dtype)
@@ -385,6 +386,7 @@ CONVERGING = {
 FUNCTIONS = {"parabola": (parabola, (1.0, -1.0)), "rosenbrock": (rosenbrock, (1.0, 1.0))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVERGING)
 @pytest.mark.parametrize("which", slow_except(FUNCTIONS, "rosenbrock"))
 def test_recipe_converges(name, which):

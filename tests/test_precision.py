@@ -150,6 +150,7 @@ def constant_and_traced(tx):
     return constant, jax.jit(walk)(sl.Optimizer(tx, params).transform, grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(SAME_BITS, "adamw", "rmsprop-centered", "lion"))
 def test_constant_and_traced_hyperparameters_give_the_same_bits(name):
     assert_same_bits(*constant_and_traced(SAME_BITS[name]))

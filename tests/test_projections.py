@@ -71,6 +71,7 @@ FEW = settings(max_examples=15, deadline=None, derandomize=True)
 # --- what they return ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @FEW
 @given(x=numbers())

@@ -207,6 +207,7 @@ def test_a_removed_layer_is_dropped():
     assert int(opt.state_of("scale_by_adam").age) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [

@@ -196,6 +196,7 @@ def test_values_are_those_of_optax_in_double_precision(name, x64):
     np.testing.assert_allclose(values, values_of_optax(theirs, 100), rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.slow
 @each_pair
 def test_values_are_those_of_optax_in_single_precision(name):
     ours, theirs = PAIRS[name]
@@ -371,6 +372,7 @@ def test_steps_beyond_float32_are_not_rounded():
     assert [float(then(begin + n)) for n in range(4)] == [0.0, 0.0, 0.5, 1.0]
 
 
+@pytest.mark.slow
 @each
 def test_one_compiled_function_for_all_steps(name):
     schedule = ALL[name]

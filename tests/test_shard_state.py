@@ -115,6 +115,7 @@ def test_each_parameter_is_gathered_once_and_moments_never(tx):
     assert size[0] - size[1] == moments * (DEVICES - 1) // DEVICES
 
 
+@pytest.mark.slow
 def test_train_step_and_eager_steps_keep_the_shardings():
     params, opt, _ = sharded(sl.adam(1e-3))
     before = [x.sharding for x in jax.tree.leaves((params, opt))]

@@ -64,6 +64,7 @@ def both_paths(name, k, mean, params, grads, dtype):
     return path, exact, opt.metrics, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k", "mean"),
     [

@@ -54,6 +54,7 @@ def test_same_path_as_optax(ours, theirs):
     assert_same_path(mine, others, params, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [

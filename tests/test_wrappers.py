@@ -281,6 +281,7 @@ def numbered():
         yield pytest.param(i, case, id=" ".join(case), marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("i", "case"), list(numbered()))
 def test_a_wrapped_transform_is_its_plain_form(i, case):
     row, *wrappers = case

@@ -125,8 +125,11 @@ def scaled_norm(tree: PyTree) -> Scalar:
 
     **Returns:** a real scalar; NaN if the tree is not finite, or if the norm itself overflows.
     """
-    (norm,) = _norms([tree], small=True)
-    return norm
+    square = squared_norm(tree)
+    # A conditional, since a second pass over the tree is hardly ever needed.
+    return jax.lax.cond(
+        _in_range(tree, square, small=True), lambda: root(square), lambda: _scaled_norm(tree)
+    )
 
 
 def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
@@ -142,30 +145,45 @@ def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
     **Returns:** a tree of real scalars.
     """
     leaves, structure = jax.tree.flatten(tree)
-    return structure.unflatten(_norms(leaves, small=small))
-
-
-def _norms(trees: list[PyTree], *, small: bool) -> list[Scalar]:
-    """The norm of each of these trees."""
-    squares = [squared_norm(tree) for tree in trees]
-
-    def in_range(tree: PyTree, square: Scalar) -> Bool[Array, ""]:
-        limits = jnp.finfo(square.dtype)
-        size = sum(x.size for x in jax.tree.leaves(tree))
-        # What the smallest squares lack is then less than a rounding of the sum.
-        least = max(size, 1) * float(limits.tiny) / float(limits.eps) if small else 0.0
-        return (square >= least) & (square < jnp.inf)
-
-    if not trees:
-        return []
-    good = [in_range(tree, square) for tree, square in zip(trees, squares, strict=True)]
-    # A conditional, since a second pass over the tree is hardly ever needed; and a single one,
-    # since a GPU waits for the host at each.
-    return jax.lax.cond(
-        functools.reduce(jnp.logical_and, good),
-        lambda: [root(square) for square in squares],
-        lambda: [_scaled_norm(tree) for tree in trees],
+    if not leaves:
+        return tree
+    squares = [squared_norm(x) for x in leaves]
+    pairs = list(zip(leaves, squares, strict=True))
+    good = functools.reduce(jnp.logical_and, (_in_range(x, s, small=small) for x, s in pairs))
+    # A single conditional, since a GPU waits for the host at each.
+    norms = jax.lax.cond(
+        good, lambda: [root(s) for s in squares], lambda: [_rescaled_norm(x, s) for x, s in pairs]
     )
+    return structure.unflatten(norms)
+
+
+def _in_range(tree: PyTree, square: Scalar, *, small: bool) -> Bool[Array, ""]:
+    """Whether a sum of squares has neither overflowed nor, if that matters, underflowed."""
+    limits = jnp.finfo(square.dtype)
+    size = sum(x.size for x in jax.tree.leaves(tree))
+    # What the smallest squares lack is then less than a rounding of the sum.
+    least = max(size, 1) * float(limits.tiny) / float(limits.eps) if small else 0.0
+    return (square >= least) & (square < jnp.inf)
+
+
+@jax.jit
+def _rescaled_norm(x: Array, square: Scalar) -> Scalar:
+    """The norm of an array whose sum of squares is out of range; NaN if it is infinite.
+
+    Compiled, so that arrays of equal shape share a trace.
+    """
+    # With this power of 2 the squares of all numbers that count are in range.
+    power = 2.0 ** (5 * jnp.finfo(square.dtype).maxexp // 8)
+    factor = jnp.where(square < 1, jnp.asarray(power, square.dtype), 1 / power)
+
+    def scaled_square(now, x):
+        parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
+        return sum(jnp.sum((part * now.twice) * (part * now.half)) for part in parts)
+
+    now = SimpleNamespace(twice=factor * 2, half=factor / 2)
+    norm = root(cast(map_leaves(scaled_square, (x,), now), square.dtype)) / factor
+    # Divided by infinity, finite updates would become 0, and nothing would notice.
+    return jnp.where(norm < jnp.inf, norm, jnp.nan)
 
 
 @jax.custom_jvp

@@ -92,3 +92,11 @@ def test_adafactor_takes_the_smallest_epsilon(shape):
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, epsilon=1e-300)
     updates, _ = tx.update(jnp.zeros(shape), tx.init(jnp.zeros(shape)))
     np.testing.assert_array_equal(updates, jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("other", [0.0, 1e-30, 1e30])
+def test_the_norm_of_a_leaf_does_not_depend_on_the_others(other):
+    leaves = {"a": around(0.3), "b": around(7.0), "c": around(other), "empty": jnp.zeros((0, 2))}
+    norms = sl.tree.leaf_norms(leaves)
+    for name, size in (("a", 0.3), ("b", 7.0), ("c", other), ("empty", 0.0)):
+        np.testing.assert_allclose(norms[name], size * np.sqrt(26), rtol=1e-6)

@@ -172,9 +172,12 @@ def _rescaled_norm(x: Array, square: Scalar) -> Scalar:
 
     Compiled, so that arrays of equal shape share a trace.
     """
-    # With this power of 2 the squares of all numbers that count are in range.
-    power = 2.0 ** (5 * jnp.finfo(square.dtype).maxexp // 8)
-    factor = jnp.where(square < 1, jnp.asarray(power, square.dtype), 1 / power)
+    # With this power of 2 the squares of all numbers that count are in range. Most arrays need
+    # none: they are here because of another one.
+    exponent = jnp.finfo(square.dtype).maxexp
+    power = jnp.asarray(2.0 ** (5 * exponent // 8), square.dtype)
+    is_small = square < 2.0 ** (-5 * exponent // 16)
+    factor = jnp.where(is_small, power, jnp.where(square < jnp.inf, 1, 1 / power))
 
     def scaled_square(now, x):
         parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)

@@ -135,15 +135,11 @@ def replace(
     return transform
 
 
-def bound(
-    transform: AbstractTransform[Any], dtype: Any | None, *, check: bool = True
-) -> AbstractTransform[Any]:
+def bound(transform: AbstractTransform[Any], dtype: Any | None) -> AbstractTransform[Any]:
     """The transform with its numbers as arrays. Raises an error for invalid fields.
 
     Modules check their fields when they are created, but `eqx.tree_at` bypasses these checks.
     """
-    if not check:
-        return bind_numbers(transform, dtype)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
     for given in _declared(transform):

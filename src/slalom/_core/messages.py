@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 _PACKAGE = __name__.partition(".")[0]
@@ -14,6 +15,13 @@ def warn(message: str) -> None:
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def listed(items: Iterable[str], limit: int) -> str:
+    """The first items, and the number of all if there are more."""
+    items = list(items)
+    more = f", … ({len(items)})" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more
 
 
 def uncalled(given: Any) -> str:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .._core.marks import PER_LEAF
+from .._core.messages import listed
 from .._core.slots import Slot, leaves_of, slots
 from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
@@ -39,8 +40,7 @@ class Rebinding:
 
     def __repr__(self) -> str:
         def line(field: str, names: tuple[str, ...]) -> str:
-            more = f", … ({len(names)})" if len(names) > 4 else ""
-            return f"{field + ':':<9} {', '.join(names[:4]) or '–'}{more}"
+            return f"{field + ':':<9} {listed(names, 4) or '–'}"
 
         return "\n".join(line(f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
 

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.marks import PARAM_LIKE
+from .._core.messages import listed
 from .._core.slots import slots
 from .._paths import candidates, example, leaf_paths
 from .arrays import Arrays
@@ -30,14 +31,9 @@ class ShardedState(NamedTuple):
     bytes_after: int
 
     def __repr__(self) -> str:
-        def listed(names: Iterable[str]) -> str:
-            names = list(names)
-            more = f", … ({len(names)})" if len(names) > 4 else ""
-            return ", ".join(names[:4]) + more or "–"
-
         return (
-            f"partitioned: {listed(self.partitioned)}\n"
-            f"whole:       {listed(self.whole)}\n"
+            f"partitioned: {listed(self.partitioned, 4) or '–'}\n"
+            f"whole:       {listed(self.whole, 4) or '–'}\n"
             f"bytes of state per device: {self.bytes_before} before, {self.bytes_after} now"
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 from .. import tree
 from .._core.chain import Chain, first_link
 from .._core.declared import Part
+from .._core.fields import bind_numbers
 from .._core.hyperparams import bound
 from .._core.messages import warn
 from .._core.printing import Call, code, operand
@@ -37,7 +38,7 @@ def checked(
     if messages is not None:
         for message in messages:
             warn(message)
-        return bound(transform, dtype, check=False)
+        return bind_numbers(transform, dtype)
     messages = tuple(_check(transform, params))
     for message in messages:
         warn(message)

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+from .._core.messages import listed
+
 
 class MismatchError(ValueError):
     """A checkpoint that does not fit the program that loads it."""
@@ -39,12 +41,6 @@ class Report:
 def _line(field: str, found: tuple[str, ...] | Mapping[str, tuple[str, str]]) -> str:
     items = differences(found) if isinstance(found, Mapping) else list(found)
     return f"{field + ':':<12} {listed(items, 4) or '–'}"
-
-
-def listed(items: list[str], limit: int) -> str:
-    """The first items and the number of all."""
-    more = f", … ({len(items)})" if len(items) > limit else ""
-    return ", ".join(items[:limit]) + more
 
 
 def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+
 import slalom as sl
 
 package = importlib.resources.files("slalom")

@@ -12,10 +12,12 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import slalom as sl
+from helpers import nested_dict
 
 ROOT = Path(__file__).parents[1]
 GENERATE = ROOT / "docs" / "migration" / "generate.py"
@@ -70,7 +72,9 @@ def torch_names(torch):
     names += [f"torch.optim.lr_scheduler.{name}" for name in schedulers.__all__]
     names += [f"torch.optim.swa_utils.{name}" for name in averages.__all__]
     names += [
-        f"torch.nn.utils.{name}" for name in public(torch.nn.utils) if name.startswith("clip_grad")
+        f"torch.nn.utils.{name}"
+        for name in public(torch.nn.utils)
+        if name.startswith("clip_grad") and name != "clip_grad"
     ]
     methods = [n for n in public(optim.Optimizer) if callable(getattr(optim.Optimizer, n))]
     # Two annotations, which are attributes of instances.
@@ -110,14 +114,37 @@ def namespace():
     grads = jax.tree.map(jnp.ones_like, params)
     tree = {"w": jnp.ones(3)}
     return {
-        **{"sl": sl, "jax": jax, "jnp": jnp, "eqx": eqx, "optax": optax},
-        **{"model": model, "params": params, "grads": grads, "updates": grads},
-        **{"tx": tx, "other": sl.sgd(0.1), "state": tx.init(params)},
-        **{"opt": sl.Optimizer(tx.record(), model), "context": sl.Context(step=0)},
-        **{"where": sl.where.ndim(min=2), "lr": 1e-3, "key": jax.random.key(0)},
-        **{"loss_fn": loss_fn, "fn": lambda *given: given[0], "f": f, "condition": condition},
-        **{"x": tree, "y": tree, "v": tree, "age": jnp.array(3, jnp.int32), "b1": jnp.float32(0.9)},
-        **{"new": params, "old": params, "steps": 3, "factor": lambda n: 0.5},
+        "__name__": __name__,
+        "sl": sl,
+        "jax": jax,
+        "jnp": jnp,
+        "eqx": eqx,
+        "optax": optax,
+        "model": model,
+        "params": params,
+        "grads": grads,
+        "updates": grads,
+        "tx": tx,
+        "other": sl.sgd(0.1),
+        "state": tx.init(params),
+        "opt": sl.Optimizer(tx.record(), model),
+        "context": sl.Context(step=0),
+        "where": sl.where.ndim(min=2),
+        "lr": 1e-3,
+        "key": jax.random.key(0),
+        "loss_fn": loss_fn,
+        "fn": lambda *given: given[0],
+        "f": f,
+        "condition": condition,
+        "x": tree,
+        "y": tree,
+        "v": tree,
+        "age": jnp.array(3, jnp.int32),
+        "b1": jnp.float32(0.9),
+        "new": params,
+        "old": params,
+        "steps": 3,
+        "factor": lambda n: 1 / (n + 1),
         "labels": {sl.where.ndim(min=2): "a", ~sl.where.ndim(min=2): "b"},
         "schedule": sl.schedules.linear(1.0, 0.0, 10),
         "plateau": sl.schedules.ReduceOnPlateau(1e-3),
@@ -151,6 +178,58 @@ def test_a_row_says_what_to_do(library):
 def test_the_page_is_what_the_generator_writes(library):
     page = generate.PAGES[library]
     assert page.read_text() == generate.page(library), "run python docs/migration/generate.py"
+
+
+CALLS = [row for row in ROWS["torch"] if row.call]
+OPTIMIZERS = [row for row in CALLS if "lr_scheduler" not in row.names[0]]
+SCHEDULERS = [row for row in CALLS if "lr_scheduler" in row.names[0]]
+
+
+def last(row):
+    return row.names[0].rpartition(".")[2]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(r, id=last(r), marks=() if last(r) == "AdamW" else pytest.mark.slow)
+        for r in OPTIMIZERS
+    ],
+)
+def test_optimizers_walk_the_path_of_their_calls(row):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    ours = nested_dict(jax.random.key(0))
+    gradients = [nested_dict(jax.random.key(seed)) for seed in range(1, 6)]
+    params = [torch.tensor(np.asarray(x), requires_grad=True) for x in jax.tree.leaves(ours)]
+    known = {**vars(torch.optim), "params": params, "lr": 1e-3}
+    theirs = eval(row.call, known)
+    opt = sl.Optimizer(eval(generate.code(row.slalom)[0], namespace()), ours)
+    start = ours
+    for grads in gradients:
+        ours, opt = opt.step(ours, grads)
+        for param, g in zip(params, jax.tree.leaves(grads), strict=True):
+            param.grad = torch.tensor(np.asarray(g))
+        theirs.step()
+    for first, own, param in zip(*map(jax.tree.leaves, (start, ours)), params, strict=True):
+        moved = np.abs(np.asarray(own - first)).max()
+        np.testing.assert_allclose(own, param.detach().numpy(), atol=1e-3 * moved)
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=last(row)) for row in SCHEDULERS])
+def test_schedules_have_the_values_of_their_calls(row):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    known = namespace()
+    ours = eval(generate.code(row.slalom)[0], known)
+    lr = 0.1 if last(row) == "CyclicLR" else known["lr"]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr)
+    names = {**vars(torch.optim.lr_scheduler), "optimizer": optimizer, "lr": lr}
+    theirs = eval(row.call, {**names, "factor": known["factor"]})
+    for step in range(50):
+        np.testing.assert_allclose(
+            ours(step), optimizer.param_groups[0]["lr"], rtol=1e-4, err_msg=f"step {step}"
+        )
+        optimizer.step()
+        theirs.step()
 
 
 def test_nothing_that_exists_here_is_said_to_be_missing():

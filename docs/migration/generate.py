@@ -2,10 +2,11 @@
 
     python docs/migration/generate.py
 
-Each file of `optax/` and `torch/` is a table. A row is a list of three texts: the names, separated
-by commas; what to write instead; and what differs. The second is code in backticks, `not yet`,
-`use ...`, or empty if nothing takes its place. `tests/test_migration.py` checks that no name is
-missing or stale, that the code runs, and that the pages are up to date.
+Each file of `optax/` and `torch/` is a table. A row is a list of texts: the names, separated by
+commas; what to write instead; and what differs. The second is code in backticks, `not yet`,
+`use ...`, or empty if nothing takes its place. A fourth text is a call of the other library that
+does the same. `tests/test_migration.py` checks that no name is missing or stale, that the code
+runs, that the calls do the same, and that the pages are up to date.
 """
 
 import re
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     names: tuple[str, ...]
     slalom: str
     differs: str
+    call: str = ""
 
 
 class Table(NamedTuple):
@@ -72,8 +74,9 @@ def _table(table, library):
     differs = any(row.differs for row in table.rows)
     lines += [_line(headings if differs else headings[:2])]
     lines += ["|" + " --- |" * (3 if differs else 2)]
-    for names, slalom, text in table.rows:
-        cells = [", ".join(f"`{name}`" for name in names), slalom or "–"]
+    for names, slalom, text, call in table.rows:
+        first = ", ".join(f"`{name}`" for name in names) + (f": `{call}`" if call else "")
+        cells = [first, slalom or "–"]
         lines.append(_line([*cells, text] if differs else cells))
     return "\n".join(lines)
 

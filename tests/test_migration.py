@@ -232,6 +232,20 @@ def test_schedules_have_the_values_of_their_calls(row):
         theirs.step()
 
 
+def test_the_loop_in_pytorch_runs():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    (loop,) = re.findall(r"^```py\n(.*?)^```$", generate.PAGES["torch"].read_text(), re.M | re.S)
+    model = torch.nn.Linear(2, 1)
+    x = torch.ones(4, 2)
+
+    def loss_fn(model, x, y):
+        return torch.mean((model(x) - y) ** 2)
+
+    before = loss_fn(model, x, 2.0).item()
+    exec(loop, {"torch": torch, "model": model, "loss_fn": loss_fn, "batches": [(x, 2.0)] * 10})
+    assert loss_fn(model, x, 2.0).item() < before
+
+
 def test_nothing_that_exists_here_is_said_to_be_missing():
     """A rule that Slalom gains needs a new row: its name is no longer `not yet`."""
     ours = {name.lower() for name in dir(sl)}

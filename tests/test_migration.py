@@ -179,6 +179,17 @@ def test_a_row_says_what_to_do(library):
         assert written or said or (row.slalom == "" and row.differs), row.names
 
 
+def test_what_docstrings_say_differs_is_said_in_the_tables():
+    rules = [row for row in ROWS["optax"] if not row.names[0].endswith("State")]
+    for row in rules:
+        for code in generate.code(row.slalom):
+            function = code.partition("(")[0]
+            if re.fullmatch(r"sl(\.\w+)+", function):
+                text = inspect.getdoc(functools.reduce(getattr, function.split(".")[1:], sl)) or ""
+                differs = re.search(r"Differs\s+from\s+Optax", text)
+                assert row.differs or not differs, f"{row.names[0]}: {function} differs from Optax"
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_page_is_what_the_generator_writes(library):
     page = generate.PAGES[library]

@@ -252,7 +252,8 @@ def _doc(value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
     if isinstance(value, float | jax.Array | np.ndarray | np.generic):
         return wl.TextDoc(shortest(value))
     if isinstance(value, types.FunctionType):
-        ours = value.__module__.startswith(f"{_PACKAGE}.tree.")
+        # Code that was run with `exec` may have no module.
+        ours = (value.__module__ or "").startswith(f"{_PACKAGE}.tree.")
         return wl.TextDoc(f"{'sl.tree.' * ours}{value.__name__}")
     if type(value) is list:
         return _bracketed("[", [_doc(x, kwargs) for x in value], "]", kwargs)

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from .._core.by_path import ByPath, matches, the_path
 from .._core.printing import shortest
-from .arrays import Arrays
+from .arrays import Arrays, check_not_donated
 
 if TYPE_CHECKING:
     _Numbers = Mapping[str, Array]
@@ -71,6 +71,7 @@ class Readings(_Numbers):
         reading = table[name]
         leaves = self._arrays.leaves
         used = [leaves[i] for i in reading.positions]
+        check_not_donated(used)
         if tuple(map(_kind_of, used)) != reading.kinds:
             # Ages become vectors when some parameters are reset.
             del self._arrays.binding.readings[self._key]

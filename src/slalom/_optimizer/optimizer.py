@@ -318,7 +318,7 @@ class Optimizer(AbstractPrinted):
         **Raises:** `ValueError` for a path that matches nothing, or if parameters share state, as
         under `.flatten()`.
         """
-        check_one_run(self.count, "reset(model)")
+        check_one_run(self.count, "opt.reset(model)")
         params = split(model, self.binding.trainable).params
         check_bound(params, self.binding.params)
         chosen = paths = leaf_paths(params)
@@ -369,7 +369,7 @@ class Optimizer(AbstractPrinted):
         **Returns:** the new optimizer, and a report of the paths that were carried over, new,
         reshaped or dropped.
         """
-        check_one_run(self.count, "rebind(model)[0]")
+        check_one_run(self.count, "opt.rebind(model)[0]")
         if isinstance(trainable, AsBefore):
             trainable = self.binding.trainable
         new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
@@ -412,7 +412,7 @@ class Optimizer(AbstractPrinted):
         ??? cite "Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020"
         """
         check_readable(self)
-        check_one_run(self.count, "shard_state(mesh)")
+        check_one_run(self.count, "opt.shard_state(mesh)")
         leaves, binding, report = shard(self._tree, self.arrays, mesh, axis, {})
         return _make(leaves, binding), report
 

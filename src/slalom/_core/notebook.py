@@ -23,10 +23,12 @@ _STYLE = """<style>
 .slalom summary { cursor: pointer; white-space: nowrap; }
 .slalom .slalom-quiet { opacity: 0.65; }
 .slalom .slalom-fields { white-space: pre; }
-.slalom table { border-collapse: collapse; }
-.slalom th, .slalom td { padding: 0.1em 0.8em 0.1em 0; text-align: left; vertical-align: top; }
+.slalom table { border-collapse: collapse; font-size: inherit; color: inherit; }
+.slalom th, .slalom td { padding: 0.1em 0.8em 0.1em 0; text-align: left; vertical-align: top;
+          white-space: nowrap; }
 .slalom tr > .slalom-number { text-align: right; }
 .slalom thead th { border-bottom: 1px solid rgba(128, 128, 128, 0.6); }
+.slalom td:last-child { white-space: normal; }
 .slalom tfoot td { border-top: 1px solid rgba(128, 128, 128, 0.6); }
 </style>"""
 

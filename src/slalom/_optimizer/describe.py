@@ -43,6 +43,11 @@ class _Row:
     def cells(self) -> list[str]:
         return [_cell(getattr(self, name)) for name in _COLUMNS]
 
+    def short_cells(self) -> list[str]:
+        """The cells with the last segments of the transforms' paths, which fit on a screen."""
+        names = " | ".join(path.rpartition(".")[2] for path in self.transform.split(" | "))
+        return [*self.cells()[:-1], _cell(names)]
+
 
 _COLUMNS = [field.name for field in dataclasses.fields(_Row)]
 _NUMBERS = ("learning_rate", "weight_decay")
@@ -128,22 +133,19 @@ class Description:
         from rich.text import Text
 
         table = Table(box=SIMPLE, caption=Text(str(self.totals)), caption_justify="left")
-        rows = [row.cells() for row in self._rows]
+        rows = [row.short_cells() for row in self._rows]
         # What no array has would only take away width.
         used = [i for i in range(len(_COLUMNS)) if any(row[i] != _NOTHING for row in rows)]
         for name in (_COLUMNS[i] for i in used):
             right = "right" if name in _RIGHT else "left"
             table.add_column(name.replace("_", "\n"), justify=right, no_wrap=name != "transform")
         for row, cells in zip(self._rows, rows, strict=True):
-            # The last segments only: a terminal has no room for the paths.
-            links = [path.rpartition(".")[2] for path in row.transform.split(" | ")]
-            cells[-1] = " | ".join(links) or _NOTHING
             # Text, not strings, in which rich would read brackets as markup.
             table.add_row(*(Text(cells[i]) for i in used), style=None if row.trainable else "dim")
         return table
 
     def _repr_html_(self) -> str:
-        rows = [row.cells() for row in self._rows]
+        rows = [row.short_cells() for row in self._rows]
         return notebook.document(notebook.table(_COLUMNS, rows, str(self.totals), _RIGHT))
 
 

@@ -81,9 +81,7 @@ def transform_tree(
 
 def folded(summary: str, body: str, *, is_open: bool) -> str:
     """An element with a summary, given as HTML, that shows and hides the rest."""
-    return (
-        f"<details{' open' if is_open else ''}><summary>{summary}</summary>{body}</details>"
-    )
+    return f"<details{' open' if is_open else ''}><summary>{summary}</summary>{body}</details>"
 
 
 def size_of(state: Any) -> tuple[int, int]:

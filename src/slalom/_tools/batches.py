@@ -39,8 +39,8 @@ def batches_of(batches: Any, who: str) -> Iterator[Any]:
     is_one = isinstance(batches, tuple) and any(hasattr(x, "shape") for x in batches)
     if is_one or hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise TypeError(
-            f"`{who}` takes an iterable of batches, got {_kind(batches)}. To use one batch in every "
-            "step, pass a list with it: `[(x, y)]`."
+            f"`{who}` takes an iterable of batches, got {_kind(batches)}. To use one batch in "
+            "every step, pass a list with it: `[(x, y)]`."
         )
     return iter(batches)
 

@@ -62,8 +62,7 @@ class LRRangeTestResult:
             return None
         end = int(np.nanargmin(smoothed)) + 1
         slopes = {
-            i + window // 2: _slope(self.losses[i : i + window])
-            for i in range(end - window + 1)
+            i + window // 2: _slope(self.losses[i : i + window]) for i in range(end - window + 1)
         }
         steepest = min(slopes, key=slopes.__getitem__, default=0)
         falls = steepest in slopes and slopes[steepest] < 0
@@ -124,10 +123,10 @@ def lr_range_test(
 
         lr_min (lr_max / lr_min)^(i / (n − 1))
 
-    At first it is too small to change the loss, then the loss decreases, and in the end it diverges.
-    The suggestion is where the loss decreases fastest, which is a good first guess for the constant
-    or the peak of a schedule. With L the mean of the last losses, a tenth of all steps, the test
-    stops as soon as
+    At first it is too small to change the loss, then the loss decreases, and in the end it
+    diverges. The suggestion is where the loss decreases fastest, which is a good first guess for a
+    constant learning rate or the peak of a schedule. With L the mean of the last losses, a tenth of
+    all steps, the test stops as soon as
 
         L − min L > (stop_factor − 1) max(|min L|, |L₀|)
 
@@ -171,7 +170,7 @@ def lr_range_test(
     **Raises:** `KeyError` for a learning rate that does not exist or is ambiguous; `ValueError`
     for an invalid range, or too few batches.
 
-    ??? cite "Smith, [Cyclical Learning Rates for Training Neural Networks](https://arxiv.org/abs/1506.01186), 2015"
+    ??? cite "Smith, [Cyclical Learning Rates](https://arxiv.org/abs/1506.01186), 2015"
     """
     check_steps(steps, "sl.lr_range_test", LEAST_STEPS)
     if not 0 < lr_min < lr_max < math.inf:
@@ -193,7 +192,7 @@ def lr_range_test(
             run = run._replace(opt=_with_learning_rate(run.opt, name, float(learning_rate)))
             run, loss = step(run, batch)
             losses.append(float(loss))
-            advance(f"learning rate {learning_rate:.2g}, loss {losses[-1]:.4g}")
+            advance(f"learning rate {learning_rate:.2g}, loss {losses[-1]:.4g}", 1)
             diverged = _has_diverged(losses, _window(steps), stop_factor)
             if diverged:
                 break

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 @contextlib.contextmanager
 def progress_bar(
     total: int, progress: bool | None, description: str
-) -> Iterator[Callable[[str], None]]:
-    """Shows a progress bar. Yields a function that advances it by one step, with a note.
+) -> Iterator[Callable[[str, int], None]]:
+    """Shows a progress bar. Yields a function that sets a note and advances by a number of steps.
 
     **Arguments:**
 
@@ -19,19 +19,19 @@ def progress_bar(
     """
     wanted = sys.stderr.isatty() if progress is None else progress
     if not wanted:
-        yield lambda note: None
+        yield lambda note, steps: None
         return
     try:
         from tqdm import tqdm
     except ImportError as error:
         if progress:
             raise ImportError("`progress=True` needs tqdm: pip install tqdm.") from error
-        yield lambda note: None
+        yield lambda note, steps: None
         return
     with tqdm(total=total, desc=description, unit="step") as bar:
 
-        def advance(note: str) -> None:
+        def advance(note: str, steps: int) -> None:
             bar.set_postfix_str(note, refresh=False)
-            bar.update()
+            bar.update(steps)
 
         yield advance

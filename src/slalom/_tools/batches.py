@@ -48,9 +48,9 @@ def batches_of(batches: Any, who: str) -> Iterator[Any]:
 def check_steps(steps: Any, who: str, least: int) -> None:
     """Raises an error for anything but a number of steps."""
     if not isinstance(steps, int) or isinstance(steps, bool):
-        raise TypeError(f"`{who}` takes a whole number of steps, got steps={steps!r}.")
+        raise TypeError(f"`steps` of `{who}` must be an int, got {steps!r}.")
     if steps < least:
-        raise ValueError(f"`{who}` needs at least {least} steps, got steps={steps}.")
+        raise ValueError(f"`steps` of `{who}` must be at least {least}, got {steps}.")
 
 
 def _kind(batches: Any) -> str:

@@ -104,8 +104,8 @@ def lr_range_test(
     model: PyTree,
     batches: Iterable[Any],
     *,
-    lr_min: float = 1e-6,
-    lr_max: float = 10.0,
+    lr_min: int | float = 1e-6,
+    lr_max: int | float = 10.0,
     steps: int = 100,
     name: str = "learning_rate",
     trainable: WhereLike | None = None,
@@ -114,7 +114,7 @@ def lr_range_test(
     has_weight: bool = False,
     microbatches: int | None = None,
     batch_args: BatchArgs = None,
-    stop_factor: float = 4.0,
+    stop_factor: int | float = 4.0,
     progress: bool | None = None,
 ) -> LRRangeTestResult:
     """Trains for a few steps while the learning rate grows, to find a good one.

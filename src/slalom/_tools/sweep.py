@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, Real
 
 from .._compile.program import Program
 from .._core.hyperparams import all_targets, targets
@@ -34,7 +34,7 @@ def sweep(
     tx: AbstractTransform[Any],
     model: PyTree,
     batches: Iterable[Any],
-    grid: Mapping[str, Sequence[float] | Float[Array | np.ndarray, " values"]],
+    grid: Mapping[str, Sequence[int | float] | Real[Array | np.ndarray, " values"]],
     *,
     steps: int,
     chunk: int | None = None,

@@ -53,6 +53,8 @@ _COLUMNS = [field.name for field in dataclasses.fields(_Row)]
 _NUMBERS = ("learning_rate", "weight_decay")
 _RIGHT = (*_NUMBERS, "state_bytes")
 _NOTHING = "–"
+_SHORT = 32
+"""The length up to which a path is never broken in a terminal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,20 +130,38 @@ class Description:
         return "\n".join([*rows, str(self.totals)])
 
     def __rich__(self) -> "Table":
-        from rich.box import SIMPLE
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=SIMPLE, caption=Text(str(self.totals)), caption_justify="left")
-        rows = [row.short_cells() for row in self._rows]
-        # What no array has would only take away width.
-        used = [i for i in range(len(_COLUMNS)) if any(row[i] != _NOTHING for row in rows)]
-        for name in (_COLUMNS[i] for i in used):
-            right = "right" if name in _RIGHT else "left"
-            table.add_column(name.replace("_", "\n"), justify=right, no_wrap=name != "transform")
+        # Narrower than the text: no rules between columns, no columns that say nothing, and
+        # what is frozen is dim.
+        table = Table(
+            box=None,
+            padding=(0, 2, 0, 0),
+            pad_edge=False,
+            caption=Text(f"\n{self.totals}"),
+            caption_justify="left",
+        )
+        rows = []
+        for row in self._rows:
+            cells = dict(zip(_COLUMNS, row.short_cells(), strict=True))
+            cells["array"] = f"{row.dtype}[{','.join(map(str, row.shape))}]"
+            cells["transform"] = cells["transform"] if row.trainable else "frozen"
+            rows.append(cells)
+        names = ["path", "array", "group", *_RIGHT, "transform"]
+        names = [name for name in names if any(cells[name] != _NOTHING for cells in rows)]
+        long = any(len(row.path) > _SHORT for row in self._rows)
+        for name in names:
+            table.add_column(
+                name.replace("_", "\n"),
+                justify="right" if name in _RIGHT else "left",
+                overflow="fold",
+                no_wrap=name != "transform" and not (name == "path" and long),
+            )
         for row, cells in zip(self._rows, rows, strict=True):
             # Text, not strings, in which rich would read brackets as markup.
-            table.add_row(*(Text(cells[i]) for i in used), style=None if row.trainable else "dim")
+            style = None if row.trainable else "dim"
+            table.add_row(*(Text(cells[name]) for name in names), style=style)
         return table
 
     def _repr_html_(self) -> str:

@@ -1,6 +1,7 @@
 """The result of a sweep, and its picture."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from .._core.figures import make_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MOST_COLOURS = 6
+"""The number of colours that a legend explains."""
 
 MOST_LABELS = 64
 """The number of cells of a heat map up to which each shows its number."""
@@ -102,15 +106,17 @@ def _draw_losses(axes: "Axes", result: SweepResult) -> None:
     window = max(1, steps // 20)
     smooth = np.lib.stride_tricks.sliding_window_view(result.losses, window, axis=-1).mean(axis=-1)
     middles = np.arange(steps - window + 1) + (window - 1) / 2
-    for runs, value, colour in zip(smooth, values, colours, strict=True):
-        for i, run in enumerate(runs.reshape(-1, len(middles))):
-            label = f"{value:.3g}" if i == 0 else None
+    every = math.ceil(len(values) / MOST_COLOURS)
+    for i, (runs, value, colour) in enumerate(zip(smooth, values, colours, strict=True)):
+        for j, run in enumerate(runs.reshape(-1, len(middles))):
+            label = f"{value:.3g}" if j == 0 and i % every == 0 else None
             axes.plot(middles, run, color=colour, linewidth=1, label=label)
     finite = smooth[np.isfinite(smooth)]
     if finite.size:
         # The losses of diverging runs would flatten all others.
         start = smooth[..., 0][np.isfinite(smooth[..., 0])]
-        low, high = finite.min(), min(finite.max(), np.max(start, initial=finite.min()))
+        low, high = finite.min(), finite.max()
+        high = min(high, np.median(start)) if start.size else high
         if _spreads(np.array([low, high])):
             axes.set_yscale("log")
             axes.set_ylim(low / 1.2, high * 1.2)
@@ -118,8 +124,7 @@ def _draw_losses(axes: "Axes", result: SweepResult) -> None:
             axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     averaged = f", mean of {window} steps" if window > 1 else ""
     axes.set(xlabel="step", ylabel=f"loss{averaged}")
-    if len(values) <= 12:
-        axes.legend(title=first, frameon=False, fontsize="small")
+    axes.legend(title=first, fontsize="small", loc="lower left")
 
 
 def _draw_line(axes: "Axes", result: SweepResult) -> None:
@@ -165,7 +170,8 @@ def _draw_heat_map(figure: "Figure", axes: "Axes", result: SweepResult) -> None:
             text = f"{value:.2g}" if np.isfinite(value) else "×"
             shade = float(np.asarray(image.norm(value))) if np.isfinite(value) else 0.0
             colour = "white" if shade > 0.5 else "black"
-            axes.text(i, j, text, ha="center", va="center", fontsize="small", color=colour)
+            size = "small" if len(rows) <= 8 else "x-small"
+            axes.text(i, j, text, ha="center", va="center", fontsize=size, color=colour)
     if shown.count():
         i, j = result.best_index[:2]
         axes.plot(i, j, "s", ms=26, mfc="none", mec="tab:orange", mew=2)

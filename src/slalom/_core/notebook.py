@@ -20,9 +20,9 @@ _STYLE = """<style>
 .slalom details, .slalom .slalom-fields { margin-left: 0.5em; padding-left: 0.8em;
           border-left: 1px solid rgba(128, 128, 128, 0.35); }
 .slalom > details { margin-left: 0; padding-left: 0; border-left: none; }
-.slalom summary { cursor: pointer; white-space: nowrap; }
+.slalom summary { cursor: pointer; }
 .slalom .slalom-quiet { opacity: 0.65; }
-.slalom .slalom-fields { white-space: pre; }
+.slalom .slalom-fields { white-space: pre-wrap; }
 .slalom table { border-collapse: collapse; font-size: inherit; color: inherit; }
 .slalom th, .slalom td { padding: 0.1em 0.8em 0.1em 0; text-align: left; vertical-align: top;
           white-space: nowrap; }

@@ -100,8 +100,9 @@ class Readings(_Numbers):
         **Returns:** a dict from paths to floats, ints and bools. For an optimizer created under
         `vmap`, each value is a list with an entry for each run.
         """
-        values = jax.device_get({name: self[name] for name in self})
-        return {name: _plain(value) for name, value in values.items()}
+        names = list(self)
+        values = jax.device_get([self[name] for name in names])  # of a dict, it sorts the keys
+        return {name: _plain(value) for name, value in zip(names, values, strict=True)}
 
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"

@@ -30,7 +30,7 @@ TRAJECTORIES = 128
 BATCH = 64
 TIMES = np.linspace(0, 5, 51, dtype=np.float32)  # of the training data
 PIECE = 16  # times of a trajectory that a step looks at
-NOISE = 0.02
+NOISE = 0.01
 
 
 def spiral(t, y, args):
@@ -112,16 +112,17 @@ def plot(times, exact, learned, errors, path):
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(5.5, 7), height_ratios=[2, 1], layout="constrained"
     )
-    for i, color in enumerate(("tab:blue", "tab:orange")):
-        top.plot(*exact[i].T, color=color, alpha=0.35, linewidth=4, label="exact")
-        top.plot(*learned[i].T, color=color, linestyle="--", label="learned")
-        top.plot(*exact[i, 0], "o", color=color)
-    top.set(title="Unseen starts", xlabel="y₁", ylabel="y₂", aspect="equal")
+    for i in range(2):
+        top.plot(*exact[i].T, color="tab:orange", alpha=0.5, linewidth=4, label="exact")
+        top.plot(*learned[i].T, color="tab:blue", linestyle="--", label="learned")
+        top.plot(*exact[i, 0], "o", color="black", label="start, not in the data")
+    top.set(xlabel="y₁", ylabel="y₂", aspect="equal")
+    top.legend(*(entries[:3] for entries in top.get_legend_handles_labels()), frameon=False)
     bottom.semilogy(times[1:], errors[1:], color="tab:blue")
     bottom.axvspan(0, TIMES[-1], color="gray", alpha=0.15, linewidth=0, label="times in the data")
     bottom.set(xlabel="t", ylabel="RMS error", xlim=(0, times[-1]))
+    bottom.legend(frameon=False, loc="lower right")
     for axes in (top, bottom):
-        axes.legend(frameon=False, loc="lower right")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=160)

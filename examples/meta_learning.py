@@ -120,13 +120,16 @@ def plot(learner, curves, path):
         top.plot(grid, jax.vmap(model)(grid), color=color, label=label)
     top.plot(grid, 3 * jnp.sin(grid + 1), color="black", linestyle=":", label="the sine")
     top.plot(x, y, "o", color="black", markersize=4, label="points")
-    top.set(title="A new task", xlabel="x", ylabel="y")
+    top.set(title="A new task", xlabel="x", ylabel="y", ylim=(-4, 7))
     for label, color, values in curves:
         bottom.plot(values, color=color, marker="o", markersize=4, label=label)
-    bottom.set(title="The mean of 1000 new tasks", xlabel="gradient steps", ylabel="mean squared error")
+    bottom.set(
+        title="The mean of 1000 new tasks", xlabel="gradient steps", ylabel="mean squared error"
+    )
     bottom.set(xticks=range(INNER_STEPS + 1), ylim=(0, None))
+    top.legend(frameon=False, ncols=2)
+    bottom.legend(frameon=False)
     for axes in (top, bottom):
-        axes.legend(frameon=False)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=160)
@@ -139,7 +142,9 @@ def main():
     parser.add_argument("--steps", type=int, default=4000, help="number of outer steps (4000)")
     parser.add_argument("--quick", action="store_true", help="take 150 outer steps only")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
-    parser.add_argument("--out", type=Path, default=Path("meta_learning.png"), help="file of the plot")
+    parser.add_argument(
+        "--out", type=Path, default=Path("meta_learning.png"), help="file of the plot"
+    )
     args = parser.parse_args()
 
     start = time.perf_counter()
@@ -155,8 +160,10 @@ def main():
     by_meta_learning = errors(*learned, x, y, INNER_STEPS)
     # Pretraining has no say in the inner rate, so it gets the best of several.
     by_pretraining = min(
-        (errors(pretrained, sl.sgd(rate), x, y, INNER_STEPS)
-            for rate in jnp.array([1e-3, 3e-3, 1e-2, 3e-2])),
+        (
+            errors(pretrained, sl.sgd(rate), x, y, INNER_STEPS)
+            for rate in jnp.array([1e-3, 3e-3, 1e-2, 3e-2])
+        ),
         key=lambda curve: curve[-1],
     )
     for name, curve in ("meta-learned", by_meta_learning), ("pretrained", by_pretraining):

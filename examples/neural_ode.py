@@ -115,9 +115,10 @@ def plot(times, exact, learned, errors, path):
     for i in range(2):
         top.plot(*exact[i].T, color="tab:orange", alpha=0.5, linewidth=4, label="exact")
         top.plot(*learned[i].T, color="tab:blue", linestyle="--", label="learned")
-        top.plot(*exact[i, 0], "o", color="black", label="start, not in the data")
-    top.set(xlabel="y₁", ylabel="y₂", aspect="equal")
-    top.legend(*(entries[:3] for entries in top.get_legend_handles_labels()), frameon=False)
+        top.plot(*exact[i, 0], "o", color="black", label="start")
+    top.set(title="From unseen starts", xlabel="y₁", ylabel="y₂", aspect="equal")
+    handles, labels = top.get_legend_handles_labels()
+    top.legend(handles[:3], labels[:3], loc="center", frameon=False)
     bottom.semilogy(times[1:], errors[1:], color="tab:blue")
     bottom.axvspan(0, TIMES[-1], color="gray", alpha=0.15, linewidth=0, label="times in the data")
     bottom.set(xlabel="t", ylabel="RMS error", xlim=(0, times[-1]))
@@ -132,7 +133,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1500, help="number of updates (1500)")
+    parser.add_argument("--steps", type=int, default=2500, help="number of updates (2500)")
     parser.add_argument("--quick", action="store_true", help="make 40 updates only")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     parser.add_argument("--out", type=Path, default=Path("neural_ode.png"), help="file of the plot")

@@ -32,6 +32,7 @@ HEADS = 4
 BLOCKS = 2
 BATCH = 16
 ACCUMULATE = 2  # batches per update
+PROMPT = "A context manager is an object that an optimizer can use. When the object is called, "
 
 
 def load_data():
@@ -179,23 +180,23 @@ def main():
     parser.add_argument("--steps", type=int, default=1600, help="number of batches (1600)")
     parser.add_argument("--quick", action="store_true", help="train on 60 batches only")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
-    parser.add_argument("--out", type=Path, default=Path("transformer.png"), help="file of the plot")
+    parser.add_argument(
+        "--out", type=Path, default=Path("transformer.png"), help="file of the plot"
+    )
     args = parser.parse_args()
 
     start = time.perf_counter()
     train_tokens, test_tokens, characters = load_data()
     steps = 60 if args.quick else args.steps
-    model, losses, test_losses = train(
-        train_tokens, test_tokens, len(characters), steps, args.seed
-    )
+    model, losses, test_losses = train(train_tokens, test_tokens, len(characters), steps, args.seed)
     baseline = pair_entropy(train_tokens, test_tokens, len(characters))
     final = test_losses[-1][1]
     print(f"held-out loss {final:.3f} nats per character, table of pairs {baseline:.3f}")
 
-    key = jax.random.key(args.seed)
-    written = sample(model, test_tokens[:CONTEXT], 400, key)
+    prompt = jnp.array([characters.index(c) for c in PROMPT[-CONTEXT:]])
+    written = sample(model, prompt, 500, jax.random.key(args.seed))
     print("-" * 72)
-    print("".join(characters[i] for i in written))
+    print(PROMPT + "".join(characters[i] for i in written))
     print("-" * 72)
     print(f"{time.perf_counter() - start:.1f} s, compilation included")
 

@@ -115,7 +115,7 @@ def fit(model, opt, few, test, steps):
 
 
 def finetune(model, few, test, steps, key):
-    """Trains a new head, then all layers. Returns the test accuracies and the report of `rebind`."""
+    """Trains a new head, then all layers. Returns test accuracies and the report of `rebind`."""
     model = eqx.tree_at(lambda m: m.head, model, eqx.nn.Linear(64, 10, key=key))
     body = model.body
 

@@ -24,10 +24,11 @@ try:
 except ImportError as error:
     raise SystemExit(f'{error}. Install the dependencies: pip install -e ".[examples]"') from None
 
-# Near the minimum, losses differ by less than float32 resolves, and line searches fail.
-jax.config.update("jax_enable_x64", True)
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+# Near a minimum, losses differ by less than float32 resolves, and line searches fail.
+jax.config.update("jax_enable_x64", True)
 
 VISCOSITY = 0.03 / np.pi
 
@@ -138,13 +139,13 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1000, help="steps of L-BFGS (1000)")
-    parser.add_argument("--quick", action="store_true", help="take 40 steps only")
+    parser.add_argument("--quick", action="store_true", help="take 40 steps on few points only")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     parser.add_argument("--out", type=Path, default=Path("pinn.png"), help="file of the plot")
     args = parser.parse_args()
 
     start = time.perf_counter()
-    points = collocation_points(2000, args.seed)
+    points = collocation_points(200 if args.quick else 2000, args.seed)
     model = Solution(jax.random.key(args.seed))
     steps = 40 if args.quick else args.steps
     by_lbfgs, losses, gradients = solve_with_lbfgs(model, points, steps)

@@ -121,7 +121,7 @@ def make_optimizer(model, updates):
 
 
 def train(train_tokens, test_tokens, vocabulary, steps, seed):
-    """Returns the model, the loss of every batch, and pairs of a batch and the loss on test data."""
+    """Returns the model, the loss of every batch, and pairs of a batch and the test loss then."""
     rng = np.random.default_rng(seed)
     model = Transformer(vocabulary, jax.random.key(seed))
     opt = make_optimizer(model, steps // ACCUMULATE)

@@ -118,11 +118,11 @@ def plot(exact, learned, errors, path):
     top.set(title="From unseen starts", xlabel="y₁", ylabel="y₂", aspect="equal")
     handles, labels = top.get_legend_handles_labels()
     top.legend(handles[:3], labels[:3], loc="center", frameon=False)
-    bottom.semilogy(TIMES[1:], errors[1:], color="tab:blue")
+    bottom.plot(TIMES, errors, color="tab:blue")
     bottom.axvspan(
         0, TIMES[SEEN - 1], color="gray", alpha=0.15, linewidth=0, label="times in the data"
     )
-    bottom.set(xlabel="t", ylabel="RMS error", xlim=(0, TIMES[-1]))
+    bottom.set(xlabel="t", ylabel="RMS error", xlim=(0, TIMES[-1]), ylim=(0, None))
     bottom.legend(frameon=False, loc="lower right")
     for axes in (top, bottom):
         axes.grid(alpha=0.25)

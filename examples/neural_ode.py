@@ -90,7 +90,7 @@ def train(trajectories, steps, seed):
     rng = np.random.default_rng(seed)
     field = Field(jax.random.key(seed))
     schedule = sl.schedules.cosine_decay(1e-2, decay_steps=steps)
-    tx = (sl.ClipByGlobalNorm(1.0) | sl.adabelief(schedule)).if_finite()
+    tx = (sl.ClipByGlobalNorm(1.0) | sl.adabelief(schedule)).if_finite(on_limit="raise")
     opt = sl.Optimizer(tx, field)
     print(opt)
 
@@ -111,7 +111,8 @@ def plot(exact, learned, errors, path):
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(5.5, 7), height_ratios=[2, 1], layout="constrained"
     )
-    for i in range(2):
+    radius = np.linalg.norm(exact[:, 0], axis=1)
+    for i in (np.argmax(radius), np.argmin(radius)):
         top.plot(*exact[i].T, color="tab:orange", alpha=0.5, linewidth=4, label="exact")
         top.plot(*learned[i].T, color="tab:blue", linestyle="--", label="learned")
         top.plot(*exact[i, 0], "o", color="black", label="start")

@@ -2,8 +2,8 @@
 
     pip install -e ".[examples]" && python examples/transformer.py
 
-The text is that of `help()`: the 700 kB that the standard library keeps in `pydoc_data.topics`. The
-last tenth is held out. At the end the model writes a paragraph.
+The text is that of `help()`: half a megabyte, which the standard library keeps in
+`pydoc_data.topics`. The last tenth is held out. At the end the model continues a sentence.
 """
 
 import argparse

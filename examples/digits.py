@@ -108,7 +108,7 @@ def train(images, labels, epochs, seed):
 def plot(losses, rates, title, path):
     """Plots the loss above the learning rate."""
     figure, (top, bottom) = plt.subplots(
-        2, sharex=True, figsize=(8, 5.5), height_ratios=[2, 1], layout="constrained"
+        2, sharex=True, figsize=(5.5, 4.5), height_ratios=[2, 1], layout="constrained"
     )
     window = min(50, len(losses))
     smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
@@ -122,7 +122,7 @@ def plot(losses, rates, title, path):
     for axes in (top, bottom):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=160)
 
 
 def main():

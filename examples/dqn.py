@@ -166,12 +166,12 @@ def train(steps, seed):
 
 def plot(lengths, title, path):
     """Plots how long the pole stays up."""
-    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.5, 3.5), layout="constrained")
     axes.plot(*zip(*lengths, strict=True), color="tab:blue", marker="o")
     axes.set(title=title, xlabel="step", ylabel="steps upright", ylim=(0, 1.05 * LONGEST))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=160)
 
 
 def main():

@@ -13,6 +13,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DIGITS, DQN = EXAMPLES / "digits.py", EXAMPLES / "dqn.py"
 DISTRIBUTED, SWEEP = EXAMPLES / "distributed.py", EXAMPLES / "sweep.py"
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+PAGES = EXAMPLES.parent / "docs" / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def without_strictness():
@@ -32,6 +35,63 @@ def run(*command):
     )
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_has_a_page_that_shows_it(name):
+    page = (PAGES / f"{name}.md").read_text()
+    assert f'--8<-- "examples/{name}.py"' in page
+    for picture in re.findall(r"!\[.+\]\((.+)\)", page):
+        size = (PAGES / picture).stat().st_size
+        assert size < 100_000, f"{picture} has {size} bytes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_names_the_options_and_the_command(name):
+    done = run(EXAMPLES / f"{name}.py", "--help")
+    assert done.returncode == 0, done.stderr
+    for text in ("--quick", "--out", f"python examples/{name}.py"):
+        assert text in done.stdout
+
+
+# --- what short runs reach ------------------------------------------------------------------------
+
+
+# A number that each script prints, what it reaches with `--quick`, and what it must stay below.
+REACHED = {
+    "transformer": (r"held-out loss ([\d.]+)", 2.72, 3.2),  # the frequencies of characters: 3.2
+    "gan": (r"generated ([\d.]+)", 2.82, 4.0),  # untrained: 6.1
+    "pinn": (r"L-BFGS: relative error ([\d.e+-]+)", 0.44, 0.55),  # untrained: 0.62
+    "meta_learning": (r"steps, meta-learned: ([\d.]+)", 2.03, 3.5),  # the mean of all sines: 4.4
+    "neural_ode": (r"unseen starts: ([\d.]+)", 0.52, 0.8),  # untrained: 1.1
+    "custom_transform": (r"quasi-hyperbolic: training loss ([\d.]+)", 0.29, 1.0),  # chance: 2.3
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REACHED)
+def test_a_short_run_learns_and_draws(name, tmp_path):
+    pattern, usual, limit = REACHED[name]
+    picture = tmp_path / "picture.png"
+    done = run(EXAMPLES / f"{name}.py", "--quick", "--out", picture)
+    assert done.returncode == 0, done.stderr
+    (reached,) = re.findall(pattern, done.stdout)
+    assert float(reached) < limit, f"usually {usual}"
+    assert picture.read_bytes().startswith(PNG)
+
+
+@pytest.mark.slow
+def test_finetuning_rises_when_layers_are_unfrozen(tmp_path):
+    picture = tmp_path / "finetuning.png"
+    done = run(EXAMPLES / "finetuning.py", "--quick", "--out", picture)
+    assert done.returncode == 0, done.stderr
+    ((head, all_layers),) = re.findall(
+        r"new head ([\d.]+)%, then all layers ([\d.]+)%", done.stdout
+    )
+    assert 20 < float(head) < float(all_layers)  # chance is 10 %
+    assert "carried:  scale_by_adam.age, scale_by_adam.mu.head.weight" in done.stdout
+    assert picture.read_bytes().startswith(PNG)
+
+
 def accuracy_on_test(output):
     (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", output)
     return float(accuracy) / 100
@@ -45,7 +105,7 @@ def test_digits_prints_optimizer_and_accuracy_and_draws(tmp_path):
     assert "sl.ClipByGlobalNorm(1.0)" in done.stdout
     assert ").every_k(2)" in done.stdout
     assert 0.5 < accuracy_on_test(done.stdout) <= 1  # two epochs; one in ten is chance
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert picture.read_bytes().startswith(PNG)
 
 
 @pytest.mark.slow
@@ -79,7 +139,7 @@ def test_dqn_learns_and_draws(tmp_path):
     done = run(DQN, "--quick", "--out", picture)
     assert done.returncode == 0, done.stderr
     assert steps_upright(done.stdout) > 60  # random actions last for about 20
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert picture.read_bytes().startswith(PNG)
 
 
 @pytest.mark.slow
@@ -90,7 +150,7 @@ def test_sweep_finds_a_learning_rate_and_draws(tmp_path):
     assert "sweep of 12 runs (learning_rate: 4, weight_decay: 3) with 44 steps" in done.stdout
     (accuracy,) = re.findall(r"test accuracy of the best run ([\d.]+)%", done.stdout)
     assert float(accuracy) > 70  # two epochs
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert picture.read_bytes().startswith(PNG)
 
 
 # --- several processes --------------------------------------------------------------------------
@@ -141,7 +201,7 @@ def test_processes_and_one_process_end_with_the_same_bits(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "one process with 4 devices: the same bits" in done.stdout
     assert re.search(r"one process with 1 device: apart by [\d.]+e-0[4-9]", done.stdout)
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert picture.read_bytes().startswith(PNG)
 
 
 @pytest.mark.slow

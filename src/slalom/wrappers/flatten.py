@@ -67,6 +67,8 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     fluent_method: ClassVar[str | None] = "flatten"
 
+    needs_whole_params: ClassVar[bool | None] = False
+
     inner: AbstractTransform
     max_size: int = count_field(_MAX_SIZE)
 

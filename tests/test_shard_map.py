@@ -116,10 +116,13 @@ def test_steps_are_those_of_one_device_or_are_refused(name):
     opt = sl.Optimizer(EVERYTHING[name], SHARDED)
     parts = jax.tree.map(lambda x: P("model") if x.shape[:1] == (4,) else P(), (SHARDED, opt))
     run = jax.shard_map(with_all_inputs, mesh=mesh, in_specs=parts, out_specs=P("model"))
+    refusal = ""
     try:
         new = jax.jit(run)(SHARDED, opt)
     except ValueError as error:
-        assert "needs whole parameters" in str(error)
+        refusal = str(error)
+    if refusal:
+        assert "needs whole parameters" in refusal
         return
     expected = jax.jit(with_all_inputs)(SHARDED, opt)
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
+from .._compile.memory import to_device
 from .._compile.program import Program
 from .._core.chain import first_link
 from .._core.transform import AbstractTransform
@@ -76,14 +77,14 @@ def advance(
 def _step(arguments: Any) -> tuple[list[Array], None]:
     opt, known = arguments["opt"], arguments["known"]
     model = split(arguments["model"], opt.binding.trainable)
-    params, state = advance(opt, model, arguments["grads"], known)
+    params, state = advance(opt, model, to_device(arguments["grads"]), known)
     return jax.tree.leaves(params) + state, None
 
 
 def _update(arguments: Any) -> tuple[list[Array], Updates]:
     opt, known = arguments["opt"], arguments["known"]
-    model = split(arguments["model"], opt.binding.trainable)
-    updates, state = advance(opt, model, arguments["grads"], known, RETURN)
+    model = split(to_device(arguments["model"]), opt.binding.trainable)
+    updates, state = advance(opt, model, to_device(arguments["grads"]), known, RETURN)
     return state, updates
 
 

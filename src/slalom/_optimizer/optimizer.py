@@ -26,6 +26,7 @@ from .binding import (
     Binding,
     abstract_optimizer,
     bind,
+    init_state,
     is_abstract,
     no_transform,
     on_param_devices,
@@ -96,7 +97,7 @@ class Optimizer(AbstractPrinted):
             return
         params = jax.tree.map(strong, checked_split(model, where).params)
         transform = checked(transform, params, hyperparam_dtype)
-        bound_tree = (transform, (transform.init(params), tree.fresh_count()))
+        bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
         leaves, binding = bind(
             on_param_devices(bound_tree, params), where, jax.tree.structure(params)
         )
@@ -327,7 +328,7 @@ class Optimizer(AbstractPrinted):
             keep = mask(as_where(where), params)
             chosen = [path for path, k in zip(paths, keep, strict=True) if k]
         transform, (state, count) = self._tree
-        fresh = transform.init(jax.tree.map(strong, params))
+        fresh = init_state(transform, jax.tree.map(strong, params))
         state = reset(transform, state, fresh, params, chosen)
         bound_tree = on_param_devices((transform, (state, count)), params)
         new = _make(*bind(bound_tree, self.binding.trainable, self.binding.params))

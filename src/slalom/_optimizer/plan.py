@@ -259,7 +259,7 @@ def _scratch(
     """The scratch memory of the compiled step on each device, where the backend says it."""
 
     def placed(x: Any, spec: Spec) -> jax.ShapeDtypeStruct:
-        home = NamedSharding(mesh, tree.canonical_spec(mesh, spec))
+        home = NamedSharding(mesh, tree.canonical_spec(mesh, spec, len(spec)))
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
 
     key_paths, structure = jax.tree_util.tree_flatten_with_path(model)

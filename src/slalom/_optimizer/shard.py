@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jaxtyping import PyTree
 
@@ -105,7 +106,7 @@ def _home(x: Any, mesh: Mesh) -> NamedSharding:
     sharding = getattr(x, "sharding", None)
     if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
         return sharding
-    return NamedSharding(mesh, tree.canonical_spec(mesh, ()))
+    return NamedSharding(mesh, tree.canonical_spec(mesh, (), np.ndim(x)))
 
 
 def _with_axis(home: NamedSharding, shape: tuple[int, ...], axis: str) -> NamedSharding:
@@ -118,4 +119,4 @@ def _with_axis(home: NamedSharding, shape: tuple[int, ...], axis: str) -> NamedS
     if axis in used or parts == 1 or not free:
         return home
     spec[max(free, key=lambda i: shape[i])] = axis
-    return home.update(spec=tree.canonical_spec(home.mesh, spec))
+    return home.update(spec=tree.canonical_spec(home.mesh, spec, len(shape)))

@@ -21,5 +21,10 @@ def to_device(tree: PyTree) -> PyTree:
 
 
 def to_host(x: T) -> T:
-    """A traced array in the pinned memory of the host."""
+    """An array in the pinned memory of the host."""
     return jax.device_put(x, _HOST)
+
+
+def to_memory_of(before: PyTree, after: PyTree) -> PyTree:
+    """New values in the memories of the old ones."""
+    return jax.tree.map(lambda x, y: to_host(y) if is_on_host(x) else y, before, after)

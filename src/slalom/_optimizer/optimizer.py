@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
 from .. import tree
+from .._compile.memory import to_device, to_memory_of
 from .._core.context import Context
 from .._core.hyperparams import read, replace
 from .._core.printing import AbstractPrinted, Call
@@ -443,8 +444,9 @@ class Optimizer(AbstractPrinted):
         whole = split(model, self.binding.trainable)
         check_bound(whole.params, self.binding.params)
         check_readable(self)
-        params = params_to_evaluate(self.transform, self.state, whole.params)
-        return whole.join(jax.tree.leaves(params))
+        params = to_device(whole.params)
+        params = params_to_evaluate(self.transform, to_device(self.state), params)
+        return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
 
     @property
     def metrics(self) -> Readings:

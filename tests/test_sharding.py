@@ -18,6 +18,7 @@ RULES = {
     "novograd": sl.novograd(1e-3),
     "every_k": sl.adam(1e-3).every_k(2),
     "average": sl.adam(1e-3).average(0.9),
+    "flatten": sl.ClipByGlobalNorm(0.01) | sl.adamw(1e-3).flatten(),
 }
 
 
@@ -69,6 +70,19 @@ def test_sums_along_an_axis_keep_the_sharding_of_the_others(axis_types):
     row, column = state.nu["w"]
     assert (row.shape, tuple(row.sharding.spec)[:1]) == ((4, 1), ("data",))
     assert (column.shape, tuple(column.sharding.spec)) == ((1, 8), (None, "model"))
+
+
+def test_buffers_of_parameters_on_explicit_axes_are_whole():
+    params = sharded(AXES["explicit"])
+    alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
+    opt = sl.Optimizer(RULES["flatten"], params)
+    mu = opt.state_of("scale_by_adam").mu
+    assert mu.together["float32"].sharding.is_fully_replicated
+    new, _ = step(params, opt)
+    assert shardings(new) == shardings(params)
+    expected, _ = step(alone, sl.Optimizer(RULES["flatten"], alone))
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 @pytest.mark.slow

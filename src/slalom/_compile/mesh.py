@@ -43,7 +43,7 @@ def constrain(x: T, sharding: NamedSharding) -> T:
 
 @functools.lru_cache(maxsize=1024)
 def _canonical(sharding: NamedSharding, ndim: int) -> NamedSharding:
-    return sharding.update(spec=canonical_spec(sharding.mesh, sharding.spec, ndim))
+    return sharding.update(spec=canonical_spec(sharding.mesh, tuple(sharding.spec), ndim))
 
 
 def _restricted(sharding: NamedSharding, names: list[str]) -> NamedSharding:

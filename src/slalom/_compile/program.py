@@ -24,7 +24,7 @@ from jaxtyping import PyTree
 from .._paths import dotted
 from .._types import Tracer, under_jit
 from .memory import is_on_host, to_device, to_host
-from .mesh import constrain, mesh_sharding
+from .mesh import constrain, may_be_at, mesh_sharding
 
 Leaves: TypeAlias = list[Any]
 """Leaves of the arguments: arrays, tracers and static values."""
@@ -33,6 +33,8 @@ Structure: TypeAlias = Any
 """A `jax.tree_util.PyTreeDef`, which type checkers see as a variable."""
 
 Positions: TypeAlias = tuple[int, ...]
+
+Homes: TypeAlias = tuple[NamedSharding | None, ...]
 
 Body: TypeAlias = Callable[[PyTree], tuple[Leaves, PyTree]]
 """From the arguments to the new values of the carried leaves, in order, and any other tree."""
@@ -69,7 +71,7 @@ class Signature:
         statics: dict[int, Any],
         carried: Positions,
         donated: Positions,
-        shardings: tuple[NamedSharding | None, ...],
+        shardings: Homes,
     ):
         self.structure = structure
         self.statics = statics
@@ -98,7 +100,7 @@ class Signature:
                 leaves[i] = array
         return self.structure.unflatten(leaves)
 
-    def run(self, body: Body, arguments: PyTree) -> tuple[Leaves, PyTree]:
+    def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[Leaves, PyTree]:
         """Calls the body, and returns its results where the carried leaves were.
 
         Carried leaves in the memory of the host are copied to the device, where all is computed.
@@ -107,11 +109,14 @@ class Signature:
         """
         leaves, structure = jax.tree.flatten(arguments)
         on_host = [is_on_host(leaves[i]) for i in self.carried]
+        # Arrays that were moved to another mesh since then are not moved back.
+        pairs = zip(self.carried, homes, strict=True) if homes else ()
+        homes = tuple(home if may_be_at(leaves[i], home) else None for i, home in pairs)
         for i in self.carried:
             leaves[i] = to_device(leaves[i])
         new, other = body(structure.unflatten(leaves))
-        if self.shardings:
-            pairs = zip(new, self.shardings, strict=True)
+        if shardings := self.shardings or homes:
+            pairs = zip(new, shardings, strict=True)
             new = [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
         new = [to_host(x) if host else x for x, host in zip(new, on_host, strict=True)]
         return new, other
@@ -170,17 +175,22 @@ class Program:
         any other tree.
     - `carried`: maps the arguments to a tree of bools like them: which leaves are carried. Called
         once per structure.
-    - `donated`: the same for the leaves that are donated, all of them carried. Defaults to none.
+    - `homes`: maps the arguments to the sharding of each carried leaf, or to `()` if these are not
+        known. It is asked only under an outer `jit`, whose tracers do not show them.
+    - `donated`: the same as `carried` for the leaves that are donated, all of them carried. The
+        default is none.
     """
 
     def __init__(
         self,
         body: Body,
         carried: Callable[[PyTree], PyTree[bool]],
+        homes: Callable[[PyTree], Homes],
         donated: Callable[[PyTree], PyTree[bool]] | None = None,
     ):
         self._body = body
         self._carried = carried
+        self._homes = homes
         self._donated = donated
         self._signatures: dict[Hashable, Signature] = {}
 
@@ -259,7 +269,7 @@ class Program:
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
             signature = self._make_signature(arguments, structure, statics)
-            return signature.carried, signature.run(self._body, arguments)
+            return signature.carried, signature.run(self._body, arguments, self._homes(arguments))
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         signature = self._signature(arguments, leaves, structure, kinds)
         try:

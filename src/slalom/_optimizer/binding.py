@@ -38,7 +38,8 @@ class Binding:
     params: Any
     """The structure of the trainable parameters at binding."""
     sharding: StateSharding | None = None
-    """Where `Optimizer.shard_state` put the state. Tracers do not show it."""
+    """Where the parameters and the state were at binding, or where `Optimizer.shard_state` put
+    it. Tracers do not show it."""
 
     @functools.cached_property
     def guarded(self) -> bool:

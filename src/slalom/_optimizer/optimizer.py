@@ -21,7 +21,7 @@ from .._core.walk import find
 from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
 from .._suggest import frozen_attribute, no_attribute
-from ..where.resolve import WhereLike, as_where, check_matches, mask
+from ..where.resolve import Where, WhereLike, as_where, check_matches, mask
 from .arrays import Arrays
 from .binding import (
     Binding,
@@ -38,6 +38,7 @@ from .model import Model, check_bound, checked_split, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
 from .shard import ShardedState, shard
+from .state_sharding import remembered
 from .step import KEYWORDS, as_keywords, check_one_run
 from .transform_checks import checked
 
@@ -99,10 +100,7 @@ class Optimizer(AbstractPrinted):
         params = jax.tree.map(strong, checked_split(model, where).params)
         transform = checked(transform, params, hyperparam_dtype)
         bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
-        leaves, binding = bind(
-            on_param_devices(bound_tree, params), where, jax.tree.structure(params)
-        )
-        self.arrays = Arrays(leaves, binding)
+        self.arrays = Arrays(*_bound(bound_tree, params, where))
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept every name
 
@@ -331,9 +329,8 @@ class Optimizer(AbstractPrinted):
         transform, (state, count) = self._tree
         fresh = init_state(transform, jax.tree.map(strong, params))
         state = reset(transform, state, fresh, params, chosen)
-        bound_tree = on_param_devices((transform, (state, count)), params)
-        new = _make(*bind(bound_tree, self.binding.trainable, self.binding.params))
-        return new._sharded_like(self, params)
+        leaves, binding = _bound((transform, (state, count)), params, self.binding.trainable)
+        return _make(leaves, binding)._sharded_like(self, params)
 
     def rebind(
         self,
@@ -381,8 +378,7 @@ class Optimizer(AbstractPrinted):
         )
         bound_tree = (new.transform, (state, jnp.copy(self.count)))
         params = split(model, new.binding.trainable).params
-        home = on_param_devices(bound_tree, params)
-        new = _make(*bind(home, new.binding.trainable, new.binding.params))
+        new = _make(*_bound(bound_tree, params, new.binding.trainable))
         return new._sharded_like(self, params), report
 
     def shard_state(self, mesh: Mesh, axis: str = "data") -> "tuple[Optimizer, ShardedState]":
@@ -421,7 +417,7 @@ class Optimizer(AbstractPrinted):
     def _sharded_like(self, other: "Optimizer", params: PyTree) -> "Optimizer":
         """This optimizer, with its state partitioned as that of another one."""
         given = other.binding.sharding
-        if given is None:
+        if given is None or given.axis is None:
             return self
         homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         leaves, binding, _ = shard(self._tree, self.arrays, given.mesh, given.axis, homes)
@@ -485,6 +481,15 @@ class Optimizer(AbstractPrinted):
 
 
 # --- parts --------------------------------------------------------------------------------
+
+
+def _bound(
+    bound_tree: Any, params: PyTree, trainable: Where | None
+) -> tuple[tuple[Any, ...], Binding]:
+    """The arrays and the binding of (transform, (state, count)), which remembers where they are."""
+    bound_tree = on_param_devices(bound_tree, params)
+    leaves, binding = bind(bound_tree, trainable, jax.tree.structure(params))
+    return leaves, dataclasses.replace(binding, sharding=remembered(leaves, params))
 
 
 def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:

@@ -9,9 +9,10 @@ import os
 # Before JAX and Slalom are imported: they read these once.
 os.environ["SLALOM_TYPECHECK"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
-devices = os.environ.get("SLALOM_TEST_DEVICES", "4")
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={devices}"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count="
+    + os.environ.get("SLALOM_TEST_DEVICES", "4")
 )
 
 import jax

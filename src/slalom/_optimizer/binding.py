@@ -141,7 +141,8 @@ def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
         if x.committed and x.sharding.device_set == sharding.device_set:
             return x
         if not isinstance(sharding, NamedSharding):
-            return jax.device_put(x, sharding.with_memory_kind(None))
+            memory = next(iter(sharding.device_set)).default_memory().kind
+            return jax.device_put(x, sharding.with_memory_kind(memory))
         replicated = tree.canonical_spec(sharding.mesh, (), x.ndim)
         return jax.device_put(x, NamedSharding(sharding.mesh, replicated))
 

@@ -40,7 +40,11 @@ class ShardedState(NamedTuple):
 
 
 def shard(
-    bound_tree: PyTree, arrays: Arrays, mesh: Mesh, axis: str, params: Mapping[str, Any]
+    bound_tree: PyTree,
+    arrays: Arrays,
+    mesh: Mesh | AbstractMesh,
+    axis: str,
+    params: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], Binding, ShardedState]:
     """The arrays and the binding of an optimizer whose state is partitioned, and a report.
 

@@ -124,7 +124,7 @@ print("same")
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "same"), done.stderr
 

@@ -1,4 +1,7 @@
-"""A strict world: types checked at run time, no implicit promotion, four fake devices."""
+"""A strict world: types checked at run time, no implicit promotion, four fake devices.
+
+`test_shard_state.py` runs itself again with eight of them.
+"""
 
 import gc
 import os
@@ -9,7 +12,9 @@ from pathlib import Path
 os.environ["SLALOM_TYPECHECK"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count="
+    + os.environ.get("SLALOM_TEST_DEVICES", "4")
 )
 
 import jax

@@ -398,15 +398,15 @@ def test_a_runtime_check_in_one_loss_argument_makes_no_other_program_wait():
     step = sl.train_step(loss_fn, donate=False)
     for checked in (True, False):
         step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
-    assert [plan.has_runtime_checks for plan in step._program._plans.values()] == [True, False]
+    assert [one.has_runtime_checks for one in step._program._signatures.values()] == [True, False]
 
 
 def test_programs_that_pile_up_are_forgotten(monkeypatch):
-    monkeypatch.setattr(program, "MOST_PLANS", 2)
+    monkeypatch.setattr(program, "MOST_SIGNATURES", 2)
     step, model = sl.train_step(lambda model, name: jnp.sum(model), donate=False), jnp.ones(2)
     for name in "abc":
         step(model, sl.Optimizer(sl.sgd(0.1), model), name)
-    assert len(step._program._plans) == step._program._compiled._cache_size() == 1
+    assert len(step._program._signatures) == step._program._compiled._cache_size() == 1
 
 
 def sum_of(model):

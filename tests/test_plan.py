@@ -59,11 +59,15 @@ def compiled_step(params, opt):
     return step.lower(params, opt, params).compile().memory_analysis()
 
 
-def check_against_the_program(tx, specs, mesh, rtol=0.05):
+def check_against_the_program(tx, specs, mesh, rtol=0.05, axis=None):
     shapes = abstract(mesh, specs)
-    plan = sl.plan(tx, shapes, mesh)
+    plan = sl.plan(tx, shapes, mesh, shard_state=axis)
     params = concrete(shapes)
-    usage = compiled_step(params, sl.Optimizer(tx, params))
+    opt = sl.Optimizer(tx, params)
+    if axis is not None:
+        opt, report = opt.shard_state(mesh, axis)
+        assert plan.state == report.bytes_after
+    usage = compiled_step(params, opt)
     arguments = plan.params + plan.grads + plan.state
     assert arguments == pytest.approx(usage.argument_size_in_bytes, rel=rtol)
     assert plan.scratch == pytest.approx(usage.temp_size_in_bytes, rel=rtol)
@@ -82,6 +86,20 @@ def test_plan_on_explicit_axes_equals_the_figures_of_the_compiled_program(specs)
     check_against_the_program(RULES["adafactor"], specs, two_by_two(AxisType.Explicit))
 
 
+def test_partitioned_state_is_planned_as_the_program_has_it():
+    check_against_the_program(RULES["adamw"], SPECS["replicated"], two_by_two(), axis="data")
+
+
+def test_partitioned_state_is_planned_on_an_abstract_mesh():
+    mesh = AbstractMesh((4,), ("data",))
+    shapes = abstract(mesh, SPECS["replicated"])
+    whole, parts = sl.plan(ADAM, shapes, mesh), sl.plan(ADAM, shapes, mesh, shard_state="data")
+    assert whole.state - parts.state == 2 * 4 * (256 * 512 + 512) * 3 // 4
+    assert (whole.params, whole.grads) == (parts.params, parts.grads)
+    with pytest.raises(ValueError, match=r"The mesh has no axis 'model'\. Its axes: 'data'"):
+        sl.plan(ADAM, shapes, mesh, shard_state="model")
+
+
 @pytest.mark.slow
 def test_plan_on_eight_devices_equals_the_figures_of_the_compiled_program():
     code = """
@@ -91,6 +109,8 @@ mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisTyp
 for tx in here.RULES.values():
     for specs in here.SPECS.values():
         here.check_against_the_program(tx, specs, mesh)
+    for specs in (here.SPECS["replicated"], here.SPECS["tensor"]):
+        here.check_against_the_program(tx, specs, mesh, axis="data")
 print("same")
 """
     environment = {
@@ -104,7 +124,7 @@ print("same")
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "same"), done.stderr
 

@@ -18,6 +18,7 @@ RULES = {
     "novograd": sl.novograd(1e-3),
     "every_k": sl.adam(1e-3).every_k(2),
     "average": sl.adam(1e-3).average(0.9),
+    "flatten": sl.ClipByGlobalNorm(0.01) | sl.adamw(1e-3).flatten(),
 }
 
 
@@ -71,6 +72,19 @@ def test_sums_along_an_axis_keep_the_sharding_of_the_others(axis_types):
     assert (column.shape, tuple(column.sharding.spec)) == ((1, 8), (None, "model"))
 
 
+def test_buffers_of_parameters_on_explicit_axes_are_whole():
+    params = sharded(AXES["explicit"])
+    alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
+    opt = sl.Optimizer(RULES["flatten"], params)
+    mu = opt.state_of("scale_by_adam").mu
+    assert mu.together["float32"].sharding.is_fully_replicated
+    new, _ = step(params, opt)
+    assert shardings(new) == shardings(params)
+    expected, _ = step(alone, sl.Optimizer(RULES["flatten"], alone))
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_steps_on_a_mesh_equal_those_on_one_device():
     params = sharded(AXES["automatic"])
@@ -80,3 +94,61 @@ def test_steps_on_a_mesh_equal_those_on_one_device():
         expected, _ = step(alone, sl.Optimizer(tx, alone))
         for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+MESH = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+WHOLE, ROWS = NamedSharding(MESH, P()), NamedSharding(MESH, P("data"))
+
+
+def in_parts():
+    """Only the matrix is sharded, as in most programs with FSDP."""
+    return {
+        "w": jax.device_put(jnp.ones((8, 4)), ROWS),
+        "out": jax.device_put(jnp.ones((4, 8)), WHOLE),
+        "b": jax.device_put(jnp.ones(8), WHOLE),
+    }
+
+
+def loss_fn(params, x):
+    return jnp.mean((x @ params["w"] @ params["out"] + params["b"][None]) ** 2)
+
+
+def own_jit():
+    return jax.jit(lambda p, opt, x: opt.step(p, jax.grad(loss_fn)(p, x)))
+
+
+def test_a_jit_of_the_user_keeps_what_is_replicated_beside_what_is_sharded():
+    params, x = in_parts(), jax.device_put(jnp.ones((8, 8)), ROWS)
+    opt = sl.Optimizer(sl.adam(1e-3), params)
+    before, compiled = shardings((params, opt)), own_jit()
+    assert shardings(compiled(*compiled(params, opt, x), x)) == before
+    assert compiled._cache_size() == 1
+    # What changes an optimizer keeps what it remembers.
+    for other in (opt.reset(params), opt.rebind(params)[0], opt.with_hyperparams(b1=0.8)):
+        assert other.binding.sharding == opt.binding.sharding
+        assert shardings(compiled(params, other, x)) == before
+
+
+@pytest.mark.slow
+def test_state_that_was_moved_is_remembered_by_rebinding():
+    params = jax.device_put(in_parts(), WHOLE)
+    x = jax.device_put(jnp.ones((8, 8)), ROWS)
+    opt = sl.Optimizer(sl.adam(1e-3), params)
+    moved = jax.tree.map(lambda x: jax.device_put(x, ROWS if x.ndim else WHOLE), opt)
+    opt, _ = moved.rebind(params)
+    before, compiled = shardings((params, moved)), own_jit()
+    assert shardings((params, opt)) == before
+    assert shardings(compiled(*compiled(params, opt, x), x)) == before
+    assert compiled._cache_size() == 1
+
+
+@pytest.mark.slow
+def test_what_was_moved_to_another_mesh_stays_there():
+    params = in_parts()
+    opt = sl.Optimizer(sl.adam(1e-3), params)
+    other = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    params, opt = jax.device_put((params, opt), NamedSharding(other, P()))
+    params["w"] = jax.device_put(params["w"], NamedSharding(other, P("model")))
+    after, _ = jax.jit(lambda p, opt: step(p, opt))(params, opt)
+    assert after["w"].sharding.mesh == other
+    assert after["w"].sharding.spec == P("model")

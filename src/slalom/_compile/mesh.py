@@ -7,6 +7,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._types import Tracer
+from ..tree.fresh import canonical_spec
 
 T = TypeVar("T")
 
@@ -17,8 +18,16 @@ def mesh_sharding(x: object) -> NamedSharding | None:
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     if AxisType.Explicit in sharding.mesh.axis_types:
-        return _with_all_axes(sharding, getattr(x, "ndim", 0))
+        return _canonical(sharding, getattr(x, "ndim", 0))
     return sharding
+
+
+def may_be_at(x: object, home: NamedSharding | None) -> bool:
+    """Whether a traced array may have this sharding: its type names the mesh that it is on.
+
+    Inside of a `shard_map` it names another one, in which each device has its own part.
+    """
+    return home is not None and jax.typeof(x).sharding.mesh == home.mesh.abstract_mesh
 
 
 def constrain(x: T, sharding: NamedSharding) -> T:
@@ -30,6 +39,8 @@ def constrain(x: T, sharding: NamedSharding) -> T:
         (AxisType.Auto, jax.lax.with_sharding_constraint),
     )
     axes = sharding.mesh.axis_names
+    # What is computed is on the device.
+    sharding = sharding.update(memory_kind=None)
     for kind, constraint in constraints:
         names = [n for n, k in zip(axes, sharding.mesh.axis_types, strict=True) if k == kind]
         if names:
@@ -39,10 +50,8 @@ def constrain(x: T, sharding: NamedSharding) -> T:
 
 
 @functools.lru_cache(maxsize=1024)
-def _with_all_axes(sharding: NamedSharding, ndim: int) -> NamedSharding:
-    """The same sharding with an entry for each axis of the array, as the array's type has it."""
-    spec = sharding.spec
-    return sharding.update(spec=PartitionSpec(*spec, *(None,) * (ndim - len(spec))))
+def _canonical(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    return sharding.update(spec=canonical_spec(sharding.mesh, tuple(sharding.spec), ndim))
 
 
 def _restricted(sharding: NamedSharding, names: list[str]) -> NamedSharding:

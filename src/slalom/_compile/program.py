@@ -7,9 +7,9 @@ which leaves of the arguments get new values, which we need to donate them, to k
 and to return all other leaves as the same objects.
 
 Here a call flattens its arguments once. Everything that follows from their structure is worked out
-once per structure and kept in a `Plan`, which is also the static argument of the compiled function.
-A program with runtime checks is the exception: `eqx.filter_jit` compiles it, since there the wait
-is what turns a failed check into Equinox's own error.
+once per structure and kept in a `Signature`, which is also the static argument of the compiled
+function. A program with runtime checks is the exception: `eqx.filter_jit` compiles it, since there
+the wait is what turns a failed check into Equinox's own error.
 """
 
 from collections.abc import Callable, Hashable
@@ -23,7 +23,8 @@ from jaxtyping import PyTree
 
 from .._paths import dotted
 from .._types import Tracer, under_jit
-from .mesh import constrain, mesh_sharding
+from .memory import is_on_host, to_device, to_host
+from .mesh import constrain, may_be_at, mesh_sharding
 
 Leaves: TypeAlias = list[Any]
 """Leaves of the arguments: arrays, tracers and static values."""
@@ -33,7 +34,12 @@ Structure: TypeAlias = Any
 
 Positions: TypeAlias = tuple[int, ...]
 
-MOST_PLANS = 512
+Homes: TypeAlias = tuple[NamedSharding | None, ...]
+
+Body: TypeAlias = Callable[[PyTree], tuple[Leaves, PyTree]]
+"""From the arguments to the new values of the carried leaves, in order, and any other tree."""
+
+MOST_SIGNATURES = 512
 _STATIC, _CONCRETE, _TRACED = 0, 1, 2
 _kinds: dict[type, int] = {}
 
@@ -47,7 +53,7 @@ UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is stati
 hashable, but it is not. Pass an array instead, or mark the field that holds it as static."""
 
 
-class Plan:
+class Signature:
     """Everything that follows from the structure of the arguments.
 
     **Arguments:**
@@ -65,7 +71,7 @@ class Plan:
         statics: dict[int, Any],
         carried: Positions,
         donated: Positions,
-        shardings: tuple[NamedSharding | None, ...],
+        shardings: Homes,
     ):
         self.structure = structure
         self.statics = statics
@@ -94,14 +100,29 @@ class Plan:
                 leaves[i] = array
         return self.structure.unflatten(leaves)
 
-    def finish(self, new: Leaves) -> Leaves:
-        """New values of the carried leaves, as `results`, with the shardings of the old ones.
+    def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[Leaves, PyTree]:
+        """Calls the body, and returns its results where the carried leaves were.
 
-        Otherwise the partitioner may choose other shardings, and the next call would recompile.
+        Carried leaves in the memory of the host are copied to the device, where all is computed.
+        New values have the shardings and memories of the old ones. Otherwise the partitioner may
+        choose other shardings, and the next call would recompile.
         """
-        if self.shardings:
-            pairs = zip(new, self.shardings, strict=True)
+        leaves, structure = jax.tree.flatten(arguments)
+        on_host = [is_on_host(leaves[i]) for i in self.carried]
+        # Arrays that were moved to another mesh since then are not moved back.
+        pairs = zip(self.carried, homes, strict=True) if homes else ()
+        homes = tuple(home if may_be_at(leaves[i], home) else None for i, home in pairs)
+        for i in self.carried:
+            leaves[i] = to_device(leaves[i])
+        new, other = body(structure.unflatten(leaves))
+        if shardings := self.shardings or homes:
+            pairs = zip(new, shardings, strict=True)
             new = [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
+        new = [to_host(x) if host else x for x, host in zip(new, on_host, strict=True)]
+        return new, other
+
+    def ordered(self, new: Leaves) -> Leaves:
+        """New values of the carried leaves in the order of `results`."""
         return [new[k] for k in self._order]
 
 
@@ -154,26 +175,31 @@ class Program:
         any other tree.
     - `carried`: maps the arguments to a tree of bools like them: which leaves are carried. Called
         once per structure.
-    - `donated`: the same for the leaves that are donated, all of them carried. Defaults to none.
+    - `homes`: maps the arguments to the sharding of each carried leaf, or to `()` if these are not
+        known. It is asked only under an outer `jit`, whose tracers do not show them.
+    - `donated`: the same as `carried` for the leaves that are donated, all of them carried. The
+        default is none.
     """
 
     def __init__(
         self,
-        body: Callable[[PyTree], tuple[Leaves, PyTree]],
+        body: Body,
         carried: Callable[[PyTree], PyTree[bool]],
+        homes: Callable[[PyTree], Homes],
         donated: Callable[[PyTree], PyTree[bool]] | None = None,
     ):
         self._body = body
         self._carried = carried
+        self._homes = homes
         self._donated = donated
-        self._plans: dict[Hashable, Plan] = {}
+        self._signatures: dict[Hashable, Signature] = {}
 
-        def program(plan: Plan, donated: Leaves, kept: Leaves) -> Packed:
+        def program(signature: Signature, donated: Leaves, kept: Leaves) -> Packed:
             # Traced here and inlined below, so that the body runs once and its program can be
             # searched for runtime checks before it is compiled.
             def finished(donated: Leaves, kept: Leaves) -> Packed:
-                new, other = body(plan.arguments(donated, kept))
-                return pack((plan.finish(new), other))
+                new, other = signature.run(body, signature.arguments(donated, kept))
+                return pack((signature.ordered(new), other))
 
             inner = jax.jit(finished, inline=True)
             if _has_runtime_checks(inner.trace(donated, kept).jaxpr.jaxpr):
@@ -185,7 +211,7 @@ class Program:
         self._compiled: Any = self._nested
         if donated is not None:
             self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1)
-        self._checked = eqx.filter_jit(body)
+        self._checked = eqx.filter_jit(lambda signature, arguments: signature.run(body, arguments))
 
     def __call__(self, arguments: PyTree) -> tuple[PyTree, PyTree]:
         """The arguments with new values of the carried leaves, and the body's other result."""
@@ -205,27 +231,29 @@ class Program:
     def lower(self, arguments: PyTree) -> jax.stages.Lowered:
         """The lowered program for these arguments, to see what is compiled."""
         leaves, structure = jax.tree.flatten(arguments)
-        plan = self._plan(arguments, leaves, structure, [_leaf_kind(x) for x in leaves])
-        return self._compiled.lower(plan, *plan.separate(leaves))
+        signature = self._signature(arguments, leaves, structure, [_leaf_kind(x) for x in leaves])
+        return self._compiled.lower(signature, *signature.separate(leaves))
 
     def _run(
         self, arguments: PyTree, leaves: Leaves, structure: Structure, kinds: list[int]
     ) -> tuple[Positions, tuple[Leaves, PyTree]]:
-        plan = self._plan(arguments, leaves, structure, kinds)
-        carried = plan.carried
-        if plan.has_runtime_checks:
-            return carried, self._checked(arguments)
+        signature = self._signature(arguments, leaves, structure, kinds)
+        carried = signature.carried
+        if signature.has_runtime_checks:
+            return carried, self._checked(signature, arguments)
         # A donated tree lost all its buffers at once, so two of them are enough to tell.
         if any(getattr(leaves[i], "is_deleted", bool)() for i in carried[:1] + carried[-1:]):
             raise ValueError(_donated_earlier(arguments))
         if any(getattr(leaves[i], "weak_type", False) for i in carried):
             leaves = [_strong(x) if i in carried else x for i, x in enumerate(leaves)]
-        donated, kept = plan.separate(leaves)
+        donated, kept = signature.separate(leaves)
         try:
-            return plan.results, unpack(self._compiled(plan, _unshared(donated, kept), kept))
+            return signature.results, unpack(
+                self._compiled(signature, _unshared(donated, kept), kept)
+            )
         except _HasRuntimeChecks:
-            plan.has_runtime_checks = True
-            return carried, self._checked(arguments)
+            signature.has_runtime_checks = True
+            return carried, self._checked(signature, arguments)
         except (RuntimeError, ValueError) as error:
             message = _donated_earlier(arguments) if "deleted" in str(error) else ""
             if not message:
@@ -240,62 +268,62 @@ class Program:
         if all(map(under_jit, traced)):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
-            plan = self._make_plan(arguments, structure, statics)
-            return plan.carried, self._body(arguments)
+            signature = self._make_signature(arguments, structure, statics)
+            return signature.carried, signature.run(self._body, arguments, self._homes(arguments))
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
-        plan = self._plan(arguments, leaves, structure, kinds)
+        signature = self._signature(arguments, leaves, structure, kinds)
         try:
-            return plan.results, unpack(self._nested(plan, *plan.separate(leaves)))
+            return signature.results, unpack(self._nested(signature, *signature.separate(leaves)))
         except _HasRuntimeChecks:
-            return plan.carried, self._body(arguments)
+            return signature.carried, signature.run(self._body, arguments)
 
-    def _plan(
+    def _signature(
         self,
         arguments: PyTree,
         leaves: Leaves,
         structure: Structure,
         kinds: list[int],
-    ) -> Plan:
+    ) -> Signature:
         statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
         key = _key(arguments, statics, structure)
-        plan = self._plans.get(key)
-        if plan is None:
-            self._limit_plans()
-            plan = self._plans[key] = self._make_plan(arguments, structure, statics)
-        if not plan.carried or mesh_sharding(leaves[plan.carried[0]]) is None:
-            return plan
-        shardings = tuple(mesh_sharding(leaves[i]) for i in plan.carried)
-        key = (plan, shardings)
-        on_mesh = self._plans.get(key)
+        signature = self._signatures.get(key)
+        if signature is None:
+            self._limit_signatures()
+            signature = self._signatures[key] = self._make_signature(arguments, structure, statics)
+        if not signature.carried or mesh_sharding(leaves[signature.carried[0]]) is None:
+            return signature
+        shardings = tuple(mesh_sharding(leaves[i]) for i in signature.carried)
+        key = (signature, shardings)
+        on_mesh = self._signatures.get(key)
         if on_mesh is None:
-            on_mesh = self._plans[key] = Plan(
-                structure, statics, plan.carried, plan.donated, shardings
+            on_mesh = self._signatures[key] = Signature(
+                structure, statics, signature.carried, signature.donated, shardings
             )
         return on_mesh
 
-    def _limit_plans(self) -> None:
+    def _limit_signatures(self) -> None:
         """Drops all programs once there are many, as when every call passes a new lambda.
 
         Otherwise these programs and functions would never be freed.
         """
-        if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()
+        if len(self._signatures) >= MOST_SIGNATURES:
+            self._signatures.clear()
             self._compiled.clear_cache()
             self._nested.clear_cache()
 
-    def _make_plan(
+    def _make_signature(
         self,
         arguments: PyTree,
         structure: Structure,
         statics: dict[int, Any],
-    ) -> Plan:
+    ) -> Signature:
         def positions(flagged):
             flags = structure.flatten_up_to(flagged(arguments))
             return tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
 
         carried = positions(self._carried)
         donated = () if self._donated is None else positions(self._donated)
-        return Plan(structure, statics, carried, donated, ())
+        return Signature(structure, statics, carried, donated, ())
 
 
 def _strong(x: Any) -> Any:

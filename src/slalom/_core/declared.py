@@ -10,6 +10,7 @@ import numpy as np
 
 from .._types import Params
 from .advice import check_keywords
+from .manual_axes import refuse_parts
 from .printing import AbstractPrinted
 
 CHECK = "slalom.check"
@@ -40,6 +41,11 @@ class Part(NamedTuple):
     def run(self, write: Any, updates: Any) -> tuple[Any, Any]:
         """Runs this transform, under its name in profiles: what `write` makes of its updates, and
         its new state."""
+        module = self.module
+        if module.needs_whole_params or (
+            module.needs_whole_params is None and not module.elementwise
+        ):
+            refuse_parts(type(module).__name__, updates, self.params)
         with jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext():
             return self.module.run(write, updates, self.state, self.params, self.context)
 

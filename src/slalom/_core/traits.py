@@ -24,6 +24,12 @@ class AbstractTraits(AbstractDeclared):
 
     For a wrapper, this does not include the inner transform."""
 
+    needs_whole_params: ClassVar[bool | None] = None
+    """Whether the transform needs all numbers of a parameter at once, as for a norm.
+
+    It is then refused where they differ between the devices of a `jax.shard_map`. Defaults to the
+    opposite of `elementwise`. For a wrapper, this does not include the inner transform."""
+
     keeps_zeros: ClassVar[bool] = False
     """Whether zero updates stay zero in any state. Such a link may follow one that
     accumulates."""

@@ -11,10 +11,13 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .. import tree
+from .._compile.memory import is_on_host, to_device, to_host
+from .._core.marks import PARAM_LIKE, PER_PARAM
 from .._core.messages import uncalled
+from .._core.slots import slots
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
-from .._paths import example
+from .._paths import example, leaf_paths
 from .._types import Params, Tracer
 from ..where.resolve import Where
 from .names import names_of
@@ -35,7 +38,8 @@ class Binding:
     params: Any
     """The structure of the trainable parameters at binding."""
     sharding: StateSharding | None = None
-    """Where `Optimizer.shard_state` put the state. Tracers do not show it."""
+    """Where the parameters and the state were at binding, or where `Optimizer.shard_state` put
+    it. Tracers do not show it."""
 
     @functools.cached_property
     def guarded(self) -> bool:
@@ -80,6 +84,28 @@ def bind(bound_tree: Any, trainable: Where | None, params: Any) -> tuple[tuple[A
     return arrays, Binding(structure, rules, statics, trainable, params)
 
 
+def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
+    """The initial state. That of parameters in the memory of the host is there too."""
+    named = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
+    on_host = {path for path, x in named if is_on_host(x)}
+    if not on_host:
+        return transform.init(params)
+
+    # Compiled, so that a rule may compute with the parameters, which is only possible on the
+    # device, while those that it does not read stay on the host.
+    @eqx.filter_jit
+    def init(params: Params) -> Any:
+        state = transform.init(to_device(params))
+        leaves, structure = jax.tree.flatten(state)
+        places = slots(transform, state, leaf_paths(params))
+        visits = [slot.mark in (PARAM_LIKE, PER_PARAM) and slot.param in on_host for slot in places]
+        return structure.unflatten(
+            [to_host(x) if visit else x for x, visit in zip(leaves, visits, strict=True)]
+        )
+
+    return init(params)
+
+
 def is_abstract(model: PyTree) -> bool:
     """Whether a model has shapes and dtypes in place of arrays."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
@@ -115,8 +141,9 @@ def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
         if x.committed and x.sharding.device_set == sharding.device_set:
             return x
         if not isinstance(sharding, NamedSharding):
-            return jax.device_put(x, sharding)
-        replicated = tree.canonical_spec(sharding.mesh, (None,) * x.ndim)
+            memory = next(iter(sharding.device_set)).default_memory().kind
+            return jax.device_put(x, sharding.with_memory_kind(memory))
+        replicated = tree.canonical_spec(sharding.mesh, (), x.ndim)
         return jax.device_put(x, NamedSharding(sharding.mesh, replicated))
 
     return jax.tree.map(put, bound_tree)

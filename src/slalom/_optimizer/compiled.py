@@ -8,8 +8,10 @@ import functools
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 from jaxtyping import Array
 
+from .._compile.memory import to_device
 from .._compile.program import Program
 from .._core.chain import first_link
 from .._core.transform import AbstractTransform
@@ -48,6 +50,15 @@ def carried(arguments: Any, *, model: bool = True) -> Any:
     return flags
 
 
+def homes(arguments: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...]:
+    """Where the leaves that a step changes were at binding, which tracers do not show."""
+    binding = arguments["opt"].binding
+    if binding.sharding is None:
+        return ()
+    state = binding.sharding.arrays[binding.rules :]
+    return (*binding.sharding.params, *state) if model else state
+
+
 def advance(
     opt: Any,
     model: Split,
@@ -61,6 +72,8 @@ def advance(
     own, (state, count) = opt._tree
     rule = own if transform is None else transform
     sharding = opt.binding.sharding
+    if sharding is not None and sharding.axis is None:
+        sharding = None  # the state is where its parameters are, and so is all between
     if sharding is not None and not first_link(rule).per_example:
         grads = sharding.constrain_grads(model.align(grads))
     result, new = run(write, rule, state, count, opt.binding.params, model, grads, known)
@@ -72,16 +85,18 @@ def advance(
 def _step(arguments: Any) -> tuple[list[Array], None]:
     opt, known = arguments["opt"], arguments["known"]
     model = split(arguments["model"], opt.binding.trainable)
-    params, state = advance(opt, model, arguments["grads"], known)
+    params, state = advance(opt, model, to_device(arguments["grads"]), known)
     return jax.tree.leaves(params) + state, None
 
 
 def _update(arguments: Any) -> tuple[list[Array], Updates]:
     opt, known = arguments["opt"], arguments["known"]
-    model = split(arguments["model"], opt.binding.trainable)
-    updates, state = advance(opt, model, arguments["grads"], known, RETURN)
+    model = split(to_device(arguments["model"]), opt.binding.trainable)
+    updates, state = advance(opt, model, to_device(arguments["grads"]), known, RETURN)
     return state, updates
 
 
-compiled_step = Program(_step, carried)
-compiled_update = Program(_update, functools.partial(carried, model=False))
+compiled_step = Program(_step, carried, homes)
+compiled_update = Program(
+    _update, functools.partial(carried, model=False), functools.partial(homes, model=False)
+)

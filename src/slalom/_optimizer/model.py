@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .. import tree
+from .._compile.memory import to_device, to_memory_of
 from .._core.messages import warn
 from .._paths import example, first_difference, leaf_paths
 from .._types import Params, Tracer, Updates
@@ -239,5 +240,6 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
         differ = first_difference(updates, model, ("the updates", "the model"))
         raise ValueError(f"The updates do not have the structure of the model: {differ}.") from None
     parts = Split(leaves, structure, tuple(u is not None for u in given))
-    added = tree.add(parts.params, structure.unflatten(given))
-    return parts.join(jax.tree.leaves(added))
+    params = parts.params
+    added = tree.add(to_device(params), to_device(structure.unflatten(given)))
+    return parts.join(jax.tree.leaves(to_memory_of(params, added)))

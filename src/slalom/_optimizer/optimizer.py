@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
 from .. import tree
+from .._compile.memory import to_device, to_memory_of
 from .._core.context import Context
 from .._core.hyperparams import read, replace
 from .._core.printing import AbstractPrinted, Call
@@ -21,12 +22,13 @@ from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
 from .._suggest import frozen_attribute, no_attribute
 from .._types import Tracer
-from ..where.resolve import WhereLike, as_where, check_matches, mask
+from ..where.resolve import Where, WhereLike, as_where, check_matches, mask
 from .arrays import Arrays
 from .binding import (
     Binding,
     abstract_optimizer,
     bind,
+    init_state,
     is_abstract,
     no_transform,
     on_param_devices,
@@ -38,6 +40,7 @@ from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
 from .schedule_plots import plot_schedules
 from .shard import ShardedState, shard
+from .state_sharding import remembered
 from .step import KEYWORDS, as_keywords, check_one_run
 from .transform_checks import checked
 
@@ -101,11 +104,8 @@ class Optimizer(AbstractPrinted):
             return
         params = jax.tree.map(strong, checked_split(model, where).params)
         transform = checked(transform, params, hyperparam_dtype)
-        bound_tree = (transform, (transform.init(params), tree.fresh_count()))
-        leaves, binding = bind(
-            on_param_devices(bound_tree, params), where, jax.tree.structure(params)
-        )
-        self.arrays = Arrays(leaves, binding)
+        bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
+        self.arrays = Arrays(*_bound(bound_tree, params, where))
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept every name
 
@@ -332,11 +332,10 @@ class Optimizer(AbstractPrinted):
             keep = mask(as_where(where), params)
             chosen = [path for path, k in zip(paths, keep, strict=True) if k]
         transform, (state, count) = self._tree
-        fresh = transform.init(jax.tree.map(strong, params))
+        fresh = init_state(transform, jax.tree.map(strong, params))
         state = reset(transform, state, fresh, params, chosen)
-        bound_tree = on_param_devices((transform, (state, count)), params)
-        new = _make(*bind(bound_tree, self.binding.trainable, self.binding.params))
-        return new._sharded_like(self, params)
+        leaves, binding = _bound((transform, (state, count)), params, self.binding.trainable)
+        return _make(leaves, binding)._sharded_like(self, params)
 
     def rebind(
         self,
@@ -384,8 +383,7 @@ class Optimizer(AbstractPrinted):
         )
         bound_tree = (new.transform, (state, jnp.copy(self.count)))
         params = split(model, new.binding.trainable).params
-        home = on_param_devices(bound_tree, params)
-        new = _make(*bind(home, new.binding.trainable, new.binding.params))
+        new = _make(*_bound(bound_tree, params, new.binding.trainable))
         return new._sharded_like(self, params), report
 
     def shard_state(self, mesh: Mesh, axis: str = "data") -> "tuple[Optimizer, ShardedState]":
@@ -424,7 +422,7 @@ class Optimizer(AbstractPrinted):
     def _sharded_like(self, other: "Optimizer", params: PyTree) -> "Optimizer":
         """This optimizer, with its state partitioned as that of another one."""
         given = other.binding.sharding
-        if given is None:
+        if given is None or given.axis is None:
             return self
         homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         leaves, binding, _ = shard(self._tree, self.arrays, given.mesh, given.axis, homes)
@@ -447,8 +445,9 @@ class Optimizer(AbstractPrinted):
         whole = split(model, self.binding.trainable)
         check_bound(whole.params, self.binding.params)
         check_readable(self)
-        params = params_to_evaluate(self.transform, self.state, whole.params)
-        return whole.join(jax.tree.leaves(params))
+        params = to_device(whole.params)
+        params = params_to_evaluate(self.transform, to_device(self.state), params)
+        return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
 
     @property
     def metrics(self) -> Readings:
@@ -516,6 +515,15 @@ class Optimizer(AbstractPrinted):
 
 
 # --- parts --------------------------------------------------------------------------------
+
+
+def _bound(
+    bound_tree: Any, params: PyTree, trainable: Where | None
+) -> tuple[tuple[Any, ...], Binding]:
+    """The arrays and the binding of (transform, (state, count)), which remembers where they are."""
+    bound_tree = on_param_devices(bound_tree, params)
+    leaves, binding = bind(bound_tree, trainable, jax.tree.structure(params))
+    return leaves, dataclasses.replace(binding, sharding=remembered(leaves, params))
 
 
 def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:

@@ -19,7 +19,9 @@ from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._paths import dotted, example, leaf_paths
 from ..where.resolve import WhereLike
+from .arrays import Arrays
 from .optimizer import Optimizer
+from .shard import partitioning
 
 _PASSED = {"params", "step", "value", "grad", "key"}
 """The inputs of a step that `plan` can make up."""
@@ -71,6 +73,7 @@ def plan(
     mesh: Mesh | AbstractMesh,
     *,
     trainable: WhereLike | None = None,
+    shard_state: str | None = None,
 ) -> Plan:
     """Computes how many bytes a model and its optimizer take on each device.
 
@@ -102,6 +105,8 @@ def plan(
         a `Mesh`, the optimizer step is compiled for its devices to learn how much scratch memory
         it needs; `mesh.abstract_mesh` skips this.
     - `trainable`: which arrays to train, as in `Optimizer`.
+    - `shard_state`: the mesh axis that `opt.shard_state` partitions the state over. Defaults to
+        none.
 
     **Returns:** a `Plan` with the numbers of bytes `params`, `frozen`, `grads`, `state`, `scratch`
     and `total`. The first four are exact for arrays whose shardings stay as they are created.
@@ -127,6 +132,9 @@ def plan(
     bytes_of = {path: _bytes(sizes[path], spec, axes) for path, spec in specs.items()}
     params = sum(bytes_of[path] for path in trained)
     own = _opt_specs(opt, trained, specs, sizes)
+    if shard_state is not None:
+        opt = _partitioned(opt, own, trained, specs, sizes, mesh, shard_state)
+        own = [tuple(x.sharding.spec) for x in opt.arrays]
     scratch = None
     if isinstance(mesh, Mesh) and _can_step(opt.transform):
         scratch = _scratch(opt, own, abstract, specs, trained, mesh)
@@ -240,6 +248,31 @@ def _derived(shape: tuple[int, ...], spec: Spec, param: tuple[int, ...]) -> Spec
     return (None,) * len(shape)
 
 
+def _partitioned(
+    opt: Optimizer,
+    own: Sequence[Spec],
+    trained: Sequence[str],
+    specs: dict[str, Spec],
+    sizes: dict[str, Any],
+    mesh: Mesh | AbstractMesh,
+    axis: str,
+) -> Optimizer:
+    """An optimizer of shapes, with the shardings after `shard_state`."""
+    arrays = tuple(_placed(x, spec, mesh) for x, spec in zip(opt.arrays, own, strict=True))
+    opt = Optimizer(arrays=Arrays(arrays, opt.binding))
+    params = {path: _placed(sizes[path], specs[path], mesh) for path in trained}
+    sharding, _ = partitioning(opt._tree, opt.arrays, mesh, axis, params)
+    binding = dataclasses.replace(opt.binding, sharding=sharding)
+    pairs = zip(arrays, sharding.arrays, strict=True)
+    placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home) for x, home in pairs]
+    return Optimizer(arrays=Arrays(tuple(placed), binding))
+
+
+def _placed(x: Any, spec: Spec, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
+    home = NamedSharding(mesh, tree.canonical_spec(mesh, spec, len(spec)))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
+
+
 # --- scratch ------------------------------------------------------------------------------------
 
 
@@ -258,16 +291,13 @@ def _scratch(
 ) -> int | None:
     """The scratch memory of the compiled step on each device, where the backend says it."""
 
-    def placed(x: Any, spec: Spec) -> jax.ShapeDtypeStruct:
-        home = NamedSharding(mesh, tree.canonical_spec(mesh, spec))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
-
     key_paths, structure = jax.tree_util.tree_flatten_with_path(model)
     leaves = {dotted(key_path): leaf for key_path, leaf in key_paths}
-    arrays = {path: placed(leaves[path], spec) for path, spec in specs.items()}
+    arrays = {path: _placed(leaves[path], spec, mesh) for path, spec in specs.items()}
     params = {path: arrays[path] for path in trained}
     others = {path: x for path, x in arrays.items() if path not in params}
-    bound = jax.tree.structure(opt).unflatten(map(placed, opt.arrays, opt_specs))
+    own = [_placed(x, spec, mesh) for x, spec in zip(opt.arrays, opt_specs, strict=True)]
+    bound = jax.tree.structure(opt).unflatten(own)
     scalar = jax.ShapeDtypeStruct((), np.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jaxtyping import PyTree
 
 from .. import tree
@@ -39,14 +40,34 @@ class ShardedState(NamedTuple):
 
 
 def shard(
-    bound_tree: PyTree, arrays: Arrays, mesh: Mesh, axis: str, params: Mapping[str, Any]
+    bound_tree: PyTree,
+    arrays: Arrays,
+    mesh: Mesh | AbstractMesh,
+    axis: str,
+    params: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], Binding, ShardedState]:
     """The arrays and the binding of an optimizer whose state is partitioned, and a report.
+
+    **Arguments:** as for `partitioning`.
+    """
+    sharding, report = partitioning(bound_tree, arrays, mesh, axis, params)
+    leaves = tuple(map(jax.device_put, arrays, sharding.arrays))
+    return leaves, dataclasses.replace(arrays.binding, sharding=sharding), report
+
+
+def partitioning(
+    bound_tree: PyTree,
+    arrays: Arrays,
+    mesh: Mesh | AbstractMesh,
+    axis: str,
+    params: Mapping[str, Any],
+) -> tuple[StateSharding, ShardedState]:
+    """Where the state of an optimizer would be if it were partitioned, and a report.
 
     **Arguments:**
 
     - `bound_tree`: the tree (transform, (state, count)) of the arrays.
-    - `arrays`: the arrays of the optimizer.
+    - `arrays`: the arrays of the optimizer, or shapes with their shardings.
     - `mesh`, `axis`: the mesh, and the axis to partition over.
     - `params`: parameters by path. Where the others are, their state shows.
     """
@@ -78,9 +99,7 @@ def shard(
     sharding = StateSharding(
         mesh, axis, tuple(chosen), tuple(map(homes.get, paths)), tuple(map(targets.get, paths))
     )
-    leaves = tuple(map(jax.device_put, arrays, chosen))
-    report = ShardedState(partitioned, tuple(whole), *sizes)
-    return leaves, dataclasses.replace(binding, sharding=sharding), report
+    return sharding, ShardedState(partitioned, tuple(whole), *sizes)
 
 
 def _bytes_per_device(arrays: Iterable[Any], shardings: Iterable[NamedSharding]) -> int:
@@ -88,7 +107,7 @@ def _bytes_per_device(arrays: Iterable[Any], shardings: Iterable[NamedSharding])
     return sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in pairs)
 
 
-def _check_mesh(mesh: Mesh, axis: str) -> None:
+def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
     if axis not in mesh.axis_names:
         known = candidates(axis, list(map(str, mesh.axis_names)))
         raise ValueError(f"The mesh has no axis '{axis}'. Its axes: {known}.")
@@ -100,12 +119,12 @@ def _check_mesh(mesh: Mesh, axis: str) -> None:
         )
 
 
-def _home(x: Any, mesh: Mesh) -> NamedSharding:
+def _home(x: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding of an array on this mesh; replicated if it is not on it yet."""
     sharding = getattr(x, "sharding", None)
     if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
         return sharding
-    return NamedSharding(mesh, tree.canonical_spec(mesh, ()))
+    return NamedSharding(mesh, tree.canonical_spec(mesh, (), np.ndim(x)))
 
 
 def _with_axis(home: NamedSharding, shape: tuple[int, ...], axis: str) -> NamedSharding:
@@ -118,4 +137,4 @@ def _with_axis(home: NamedSharding, shape: tuple[int, ...], axis: str) -> NamedS
     if axis in used or parts == 1 or not free:
         return home
     spec[max(free, key=lambda i: shape[i])] = axis
-    return home.update(spec=tree.canonical_spec(home.mesh, spec))
+    return home.update(spec=tree.canonical_spec(home.mesh, spec, len(shape)))

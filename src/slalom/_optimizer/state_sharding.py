@@ -1,22 +1,24 @@
-"""Where partitioned state is. Tracers do not show it, so the trace of a step applies it."""
+"""Where state and parameters are. Tracers do not show it, so the trace of a step applies it."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jaxtyping import PyTree
 
-from .._compile.mesh import constrain
+from .._compile.mesh import constrain, mesh_sharding
 from .._types import Tracer
 
 
 class StateSharding(NamedTuple):
     """Where the arrays of an optimizer and of its parameters are. The static part of a binding."""
 
-    mesh: Mesh
-    axis: str
-    arrays: tuple[NamedSharding, ...]
-    """The sharding of each array of the optimizer."""
+    mesh: Mesh | AbstractMesh
+    axis: str | None
+    """The axis over which `Optimizer.shard_state` partitioned the state."""
+    arrays: tuple[NamedSharding | None, ...]
+    """The sharding of each array of the optimizer; `None` where it is not on the mesh."""
     params: tuple[NamedSharding | None, ...]
     """The sharding of each parameter; `None` where no state shows it."""
     grads: tuple[NamedSharding | None, ...]
@@ -33,6 +35,16 @@ class StateSharding(NamedTuple):
     def constrain_state(self, arrays: list[Any]) -> list[Any]:
         """New state with the sharding of the old one."""
         return _constrained(arrays, self.arrays[-len(arrays) :])
+
+
+def remembered(arrays: Iterable[Any], params: PyTree) -> StateSharding | None:
+    """Where these arrays and parameters are now; `None` without a mesh with automatic axes."""
+    homes = tuple(map(mesh_sharding, jax.tree.leaves(params)))
+    mesh = next((home.mesh for home in homes if home is not None), None)
+    if mesh is None or AxisType.Auto not in mesh.axis_types:
+        return None  # explicit axes are in the types, which every trace sees
+    own = tuple(map(mesh_sharding, arrays))
+    return StateSharding(mesh, None, own, homes, (None,) * len(homes))
 
 
 def _constrained(arrays: PyTree, shardings: tuple[NamedSharding | None, ...]) -> PyTree:

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from .._compile.callables import as_tree, without_function
 from .._compile.program import Program
-from .._optimizer.compiled import carried, check_guards
+from .._optimizer.compiled import carried, check_guards, homes
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.step import as_keywords, check_one_run
 from .gradient import training_step
@@ -164,4 +164,4 @@ def _new_program(get_function: Callable[[], Any], options: Options) -> Program:
         "opt": functools.partial(carried, model=False),
         False: None,
     }[options.donate]
-    return Program(training_step(get_function, options), carried, donated)
+    return Program(training_step(get_function, options), carried, homes, donated)

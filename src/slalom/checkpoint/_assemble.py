@@ -45,7 +45,7 @@ class _Findings(NamedTuple):
     """Names in the source that have a counterpart."""
 
 
-class _Plan(NamedTuple):
+class _Origins(NamedTuple):
     """Where the leaves of one optimizer come from, by their full names."""
 
     sources: dict[str, str]
@@ -99,10 +99,10 @@ def _filled(
 ) -> PyTree:
     """One tree with the values of the source."""
     leaves = named_leaves(root, template)
-    plan = _Plan({}, set(), {}, set())
+    origins = _Origins({}, set(), {}, set())
     for path, node in nodes(root, template):
         if isinstance(node, Optimizer):
-            _plan(path, node, source, plan, found.used)
+            _add_origins(path, node, source, origins, found.used)
             if not take_hyperparams:  # those of the file are not missed
                 rules = source.layouts[path].rules if path in source.layouts else ()
                 found.used.update(f"{path}.{name}" for name in rules)
@@ -116,23 +116,25 @@ def _filled(
                 f"'{name}' is being traced: a checkpoint cannot be loaded inside a function that "
                 "JAX transforms. Load it first, and pass what it holds."
             )
-        origin = plan.sources.get(name, name)
-        given = plan.gathered.get(name, source.items.get(origin))
+        origin = origins.sources.get(name, name)
+        given = origins.gathered.get(name, source.items.get(origin))
         if origin in source.items:
             found.used.add(origin)
-        if name in plan.rules and not take_hyperparams and not _abstract(leaf):
+        if name in origins.rules and not take_hyperparams and not _abstract(leaf):
             if given is not None and not _equal(given, leaf):
                 found.hyperparams[name] = shortest(_plain(given)), shortest(_plain(leaf))
             new.append(leaf)
             continue
-        new.append(_taken(name, leaf, given, name in plan.held, name in plan.gathered, found))
+        new.append(_taken(name, leaf, given, name in origins.held, name in origins.gathered, found))
     return jax.tree.structure(template).unflatten(new)
 
 
-def _plan(path: str, opt: Optimizer, source: Source, plan: _Plan, used: set[str]) -> None:
+def _add_origins(
+    path: str, opt: Optimizer, source: Source, origins: _Origins, used: set[str]
+) -> None:
     """Adds where the arrays of an optimizer come from."""
     own, saved = Layout.of(opt), source.layouts.get(path)
-    plan.rules.update(f"{path}.{name}" for name in own.rules)
+    origins.rules.update(f"{path}.{name}" for name in own.rules)
     arrays = dict(zip(opt.binding.names, opt.arrays, strict=True))
     start = f"{path}."
     given = {n.removeprefix(start): x for n, x in source.items.items() if n.startswith(start)}
@@ -145,9 +147,9 @@ def _plan(path: str, opt: Optimizer, source: Source, plan: _Plan, used: set[str]
     found = match(own, arrays, saved, given)
     for name in (*own.rules, *own.state):
         # A name that the file has for something else is no counterpart.
-        plan.sources[start + name] = start + found.sources[name] if name in found.sources else ""
-    plan.held.update(start + name for name in found.held)
-    plan.gathered.update({start + name: value for name, value in found.gathered.items()})
+        origins.sources[start + name] = start + found.sources[name] if name in found.sources else ""
+    origins.held.update(start + name for name in found.held)
+    origins.gathered.update({start + name: value for name, value in found.gathered.items()})
     used.update(start + name for name in found.used)
 
 

@@ -1,7 +1,7 @@
 """Transforms from plain functions."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -29,6 +29,8 @@ class Stateless(AbstractStatelessTransform):
 
     ```
     """
+
+    needs_whole_params: ClassVar[bool | None] = False
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
@@ -61,6 +63,8 @@ class StatelessPerLeaf(AbstractStatelessTransform):
 
     ```
     """
+
+    needs_whole_params: ClassVar[bool | None] = False
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 

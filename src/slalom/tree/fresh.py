@@ -168,20 +168,22 @@ def _zeros_of_sum(x: Any, axes: tuple[int, ...], dtype: np.dtype) -> Array:
     home = getattr(x, "sharding", None)
     if not isinstance(home, NamedSharding) or isinstance(x, Tracer):
         return zeros_of(jax.ShapeDtypeStruct(tuple(shape), dtype), x)
-    spec = list((*home.spec, *(None,) * len(shape))[: len(shape)])
+    spec = [*home.spec, *(None,) * (len(shape) - len(home.spec))]
     for axis in axes:
         spec[axis] = None
-    home = NamedSharding(home.mesh, canonical_spec(home.mesh, spec), memory_kind=home.memory_kind)
+    home = NamedSharding(
+        home.mesh, canonical_spec(home.mesh, spec, len(spec)), memory_kind=home.memory_kind
+    )
     return _compiled_zeros(home)(tuple(shape), dtype)
 
 
-def canonical_spec(mesh: Any, spec: Sequence[Any]) -> PartitionSpec:
+def canonical_spec(mesh: Any, spec: Sequence[Any], ndim: int) -> PartitionSpec:
     """The spec that JAX gives to the result of a program. Specs that mean the same may differ.
 
-    With explicit axes it has an entry for each axis of the array; otherwise none at the end is
-    `None`.
+    With explicit axes it has an entry for each of the `ndim` axes of the array; otherwise none at
+    the end is `None`.
     """
-    entries = list(spec)
+    entries = [*spec, *(None,) * (ndim - len(spec))]
     if AxisType.Explicit not in mesh.axis_types:
         while entries and entries[-1] is None:
             entries.pop()

@@ -60,6 +60,8 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     fluent_method: ClassVar[str | None] = "average"
 
+    needs_whole_params: ClassVar[bool | None] = False
+
     inner: AbstractTransform
     decay: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)

@@ -14,6 +14,7 @@ from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
 from .._core.fields import dtype_field
+from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
@@ -195,6 +196,8 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         # Parameters that were reset have seen less of the window than the others.
         total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
 
+        if self.skip is not None:
+            refuse_parts("The `skip` of `.every_k`", updates, params)
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, PyTree
 
 from .. import tree
@@ -57,6 +58,8 @@ class Flatten(AbstractWrapper[FlattenState]):
     The inner transform must be elementwise, because a buffer has no leaves for norms or masks.
     Flatten only the elementwise links: `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`.
 
+    A buffer is replicated over the devices, also where its leaves are sharded.
+
     Differs from Optax, which concatenates leaves of all sizes.
 
     **Arguments:**
@@ -66,6 +69,8 @@ class Flatten(AbstractWrapper[FlattenState]):
     """
 
     fluent_method: ClassVar[str | None] = "flatten"
+
+    needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform
     max_size: int = count_field(_MAX_SIZE)
@@ -173,8 +178,8 @@ class Flatten(AbstractWrapper[FlattenState]):
                 continue
             dtype = next(of_small)
             start, ends[dtype] = ends[dtype], ends[dtype] + np.size(x)
-            piece = joined.together[dtype][start : ends[dtype]]
-            pieces.append(jnp.reshape(piece, np.shape(x)))
+            piece = jnp.reshape(joined.together[dtype][start : ends[dtype]], np.shape(x))
+            pieces.append(_with_spec(piece, x, jax.typeof(x).sharding.spec))
         return structure.unflatten(pieces)
 
     def _join_context(
@@ -208,4 +213,16 @@ def _concatenate(group: list[Any]) -> Array:
     own = {tree.canonical(x.dtype) for x in group}
     # Updates in one buffer may differ in dtype, so they are promoted to a common one.
     dtype = own.pop() if len(own) == 1 else tree.accumulation_dtype(*own, *(x.dtype for x in group))
-    return jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in group])
+    whole = [_with_spec(x, x, PartitionSpec(*(None,) * np.ndim(x))) for x in group]
+    return jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in whole])
+
+
+def _with_spec(x: Any, like: Any, spec: PartitionSpec) -> Any:
+    """An array with this sharding along the explicit axes of the mesh of another, if there are any.
+
+    They are part of its type, so that only arrays that are sharded alike can be joined and added.
+    """
+    home = jax.typeof(like).sharding
+    if jax.typeof(x).sharding.spec == spec:
+        return x
+    return jax.sharding.reshard(x, home.update(spec=spec))

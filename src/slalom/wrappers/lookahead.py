@@ -62,6 +62,8 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
 
     fluent_method: ClassVar[str | None] = "lookahead"
 
+    needs_whole_params: ClassVar[bool | None] = False
+
     inner: AbstractTransform
     sync_period: int = count_field(least=1)
     slow_step_size: Hyperparameter = hyperparameter(within="[0, 1]")

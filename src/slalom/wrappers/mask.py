@@ -20,6 +20,8 @@ from ..where.resolve import Where, as_where, mask, selected_from
 class _AbstractCut(AbstractComposite[Any]):
     """The base class of `Masked` and `Only`. The inner transform sees only the selected leaves."""
 
+    needs_whole_params: ClassVar[bool | None] = False
+
     inner: AbstractTransform
     where: Where = eqx.field(static=True, converter=as_where)
 

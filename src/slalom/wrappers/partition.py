@@ -1,7 +1,7 @@
 """Different transforms for different leaves."""
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -46,6 +46,8 @@ class Partition(AbstractComposite[PartitionState]):
     - `names`: the label of each.
     - `labelling`: a tree, function or selectors that map each leaf to its label.
     """
+
+    needs_whole_params: ClassVar[bool | None] = False
 
     groups: tuple[AbstractTransform, ...]
     names: tuple[Hashable, ...] = eqx.field(static=True)

@@ -50,6 +50,7 @@ class Recorded(AbstractWrapper[RecordedState]):
     inner: AbstractTransform
 
     elementwise: ClassVar[bool] = True
+    needs_whole_params: ClassVar[bool | None] = True
 
     def init(self, params: Params) -> RecordedState:
         inner = self.inner.init(params)

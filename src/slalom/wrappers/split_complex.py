@@ -54,6 +54,8 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
 
     fluent_method: ClassVar[str | None] = "split_complex"
 
+    needs_whole_params: ClassVar[bool | None] = False
+
     inner: AbstractTransform
 
     def __check_init__(self):

@@ -70,6 +70,8 @@ class When(AbstractWrapper[WhenState]):
 
     fluent_method: ClassVar[str | None] = "when"
 
+    needs_whole_params: ClassVar[bool | None] = False
+
     inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = eqx.field(
         static=True, metadata={CHECK: _check_condition}

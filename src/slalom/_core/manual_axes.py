@@ -1,0 +1,54 @@
+"""Inside of a `jax.shard_map`, where each device may have numbers of its own and no norm is global.
+
+JAX records in the type of an array over which mesh axes it varies, unless `check_vma=False`.
+"""
+
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from .._paths import leaf_paths
+
+
+def refuse_parts(who: str, *trees: PyTree) -> None:
+    """Raises an error for trees whose norm would be that of one device.
+
+    **Arguments:**
+
+    - `who`: the name of what would compute it.
+    - `trees`: the updates, and the parameters if they are known.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = [axis for axis in mesh.manual_axes if mesh.shape[axis] > 1]
+    if not axes:
+        return
+    # The index of a device along an axis varies over it. If JAX does not say so, it says nothing.
+    untold = [axis for axis in axes if axis not in _varies_over(jax.lax.axis_index(axis))]
+    if untold:
+        raise ValueError(
+            f"{who} needs whole parameters, as for a norm, but inside of a "
+            "`jax.shard_map` with `check_vma=False` it is not known whether each device has all of "
+            f"them along {_quoted(untold)}. Write `check_vma=True`, or return the gradients from "
+            "the `shard_map` and call `opt.step` outside of it."
+        )
+    for tree in trees:
+        for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
+            varying = [axis for axis in axes if axis in _varies_over(x)]
+            if varying:
+                raise ValueError(
+                    f"{who} needs whole parameters, as for a norm, but inside of "
+                    f"this `jax.shard_map` each device has other numbers at '{path}' along "
+                    f"{_quoted(varying)}, so the result would be that of one device. If these are "
+                    f'gradients, average them first: `jax.lax.pmean(grads, "{varying[0]}")`. If '
+                    "the parameters are sharded, return the gradients from the `shard_map` and "
+                    "call `opt.step` outside of it, where norms are global."
+                )
+
+
+def _varies_over(x: Any) -> frozenset[Any]:
+    return jax.typeof(x).manual_axis_type.varying  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _quoted(axes: list[Any]) -> str:
+    return ", ".join(f"'{axis}'" for axis in axes)

@@ -35,6 +35,7 @@ LAYERS = [
     "_optimizer",
     "_training",
     "checkpoint",
+    "interop",
     "__init__",
 ]
 

@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from .. import tree
 from .._core.marks import map_params
-from .._types import Params
 
 Tree = TypeVar("Tree")
 
@@ -26,7 +26,7 @@ def pure(given: Tree) -> Tree:
     return given if nnx is None else nnx.as_pure(given)
 
 
-def with_variables(state: Any, params: Params) -> Any:
+def with_variables(state: Any, params: PyTree) -> Any:
     """The state with a variable where the parameter is one, so that it has its sharding."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:

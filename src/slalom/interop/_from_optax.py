@@ -111,9 +111,9 @@ def from_optax(
 
     - `gt`: an `optax.GradientTransformation`, with or without extra arguments, or an
         `optax.MultiSteps`.
-    - `needs`: the names of extra arguments that `gt` needs, for `opt.step(..., name=...)`. Those that
-        its functions require by name, such as `value` and `value_fn` of `optax.lbfgs`, are found by
-        themselves.
+    - `needs`: the names of extra arguments that `gt` needs, for `opt.step(..., name=...)`. Those
+        that its functions require, such as `value` and `value_fn` of `optax.lbfgs`, are found
+        without.
 
     **Returns:** a transform.
 
@@ -121,8 +121,8 @@ def from_optax(
     have a type of their own.
     """
     optax = import_optax("from_optax")
-    if isinstance(gt, optax.MultiSteps):
-        gt = gt.gradient_transformation()
+    given: Any = gt
+    gt = given.gradient_transformation() if isinstance(given, optax.MultiSteps) else given
     if not isinstance(gt, optax.GradientTransformation):
         advice = uncalled(gt)
         if isinstance(gt, AbstractTransform):

@@ -62,9 +62,12 @@ def _updates_in(x: Any) -> Iterator[Function]:
     elif isinstance(x, dict):
         for y in x.values():
             yield from _updates_in(y)
-    elif inspect.isfunction(x) or inspect.ismethod(x):
-        if {"state", "params"} <= inspect.signature(x).parameters.keys():
-            yield x
+    elif (inspect.isfunction(x) or inspect.ismethod(x)) and _is_update(x):
+        yield x
+
+
+def _is_update(function: Function) -> bool:
+    return {"state", "params"} <= inspect.signature(function).parameters.keys()
 
 
 def _cells(function: Function) -> dict[str, Any]:

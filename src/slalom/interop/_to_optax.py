@@ -17,7 +17,7 @@ from .._optimizer.compiled import carried, check_guards
 from .._optimizer.model import split
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.step import KEYWORDS, as_keywords, run
-from .._types import Params, Updates
+from .._types import Updates
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax
 from ._state import ToOptaxState, as_optimizer, as_state, names, renamed, updated
@@ -26,8 +26,8 @@ from ._state import ToOptaxState, as_optimizer, as_state, names, renamed, update
 def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
     """Makes a transform usable wherever Optax's are.
 
-    Its `update` returns what `opt.update` returns, and costs the same under your own `jit`. It is a
-    `GradientTransformationExtraArgs`, so Flax, Optimistix, NumPyro and Optax's own wrappers take it.
+    Its `update` returns what `opt.update` returns, and costs the same under your own `jit`. Flax,
+    Optimistix, NumPyro and Optax's own wrappers accept it.
 
     ```python
     >>> tx = sl.interop.to_optax(sl.adamw(1e-3))
@@ -56,9 +56,9 @@ def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
 
     - `tx`: the transform.
 
-    **Returns:** an `optax.GradientTransformationExtraArgs`. Its `init` takes any tree of arrays, or a
-    whole model. Its `update` needs `params` only if a link of `tx` needs them, and then returns
-    updates in their dtypes.
+    **Returns:** an `optax.GradientTransformationExtraArgs`. Its `init` takes any tree of arrays, or
+    a whole model. Its `update` needs `params` only if a link of `tx` does. If they are passed, the
+    updates have their dtypes.
 
     **Raises:** `TypeError` for anything but a transform. `init` and `update` raise what
     `sl.Optimizer` and `opt.update` raise.
@@ -72,7 +72,7 @@ def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
     require_transform("The argument of `sl.interop.to_optax`", tx)
     _flax.register(ToOptaxState, names, renamed)
 
-    def init(params: Params) -> ToOptaxState:
+    def init(params: PyTree) -> ToOptaxState:
         _flax.register(ToOptaxState, names, renamed)
         plain = _flax.pure(params)
         if jax.tree.leaves(plain):
@@ -86,8 +86,8 @@ def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
         return as_state(transform, inner, count, _given(tx, transform))
 
     def update(
-        updates: Updates, state: ToOptaxState, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, ToOptaxState]:
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, ToOptaxState]:
         _check_state(state)
         own = _flax.pure(state)
         grads = _flax.pure(updates)
@@ -104,8 +104,8 @@ def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
 
 
 def _updates(
-    state: ToOptaxState, params: Params | None, grads: Updates, keywords: Mapping[str, Any]
-) -> tuple[Updates, ToOptaxState]:
+    state: ToOptaxState, params: PyTree, grads: PyTree, keywords: Mapping[str, Any]
+) -> tuple[PyTree, ToOptaxState]:
     structure = jax.tree.structure(split(grads if params is None else params, None).params)
     opt = as_optimizer(state, structure)
     if params is not None:
@@ -190,9 +190,7 @@ def _check_state(state: Any) -> None:
         )
 
 
-def _keywords(
-    state: ToOptaxState, params: Params | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def _keywords(state: ToOptaxState, params: PyTree, given: Mapping[str, Any]) -> dict[str, Any]:
     """The extra arguments that some link may use. Raises an error if one is missing."""
     transform = as_optimizer(state).transform
     known = {name: x for name, x in given.items() if x is not None}

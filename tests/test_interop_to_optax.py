@@ -122,7 +122,7 @@ def test_parameters_may_be_left_out_where_no_link_needs_them(name):
 
 
 @pytest.mark.parametrize(
-    "tx, message",
+    ("tx", "message"),
     [
         (sl.adamw(0.1), r"AddDecayedWeights \('add_decayed_weights'\) needs 'params'"),
         (sl.adam(0.1).average(), "Average needs 'params'"),
@@ -223,7 +223,7 @@ def test_unknown_names_and_invalid_values_are_refused():
 
 
 @pytest.mark.parametrize(
-    "tx, values",
+    ("tx", "values"),
     [
         (sl.adam(0.1), {"learning_rate": sl.schedules.linear(1.0, 0.0, 4)}),
         (sl.sgd(0.1).average(), {"average.decay": 0.9}),
@@ -427,7 +427,7 @@ def test_what_is_no_transform_is_refused(unchecked):
     opt = sl.Optimizer(sl.adam(0.1), params)
     with pytest.raises(TypeError, match=r"`sl.interop.to_optax\(opt.transform\)`"):
         to_optax(opt)
-    with pytest.raises(TypeError, match="is not a transform: .*This is a transform of Optax"):
+    with pytest.raises(TypeError, match=r"is not a transform: .*This is a transform of Optax"):
         to_optax(optax.adam(0.1))
     with pytest.raises(TypeError, match=r"Call it first: `adam\(...\)`"):
         to_optax(sl.adam)

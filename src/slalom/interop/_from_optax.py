@@ -1,8 +1,9 @@
 """A transform of Optax as one of Slalom."""
 
+import contextlib
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -38,7 +39,9 @@ class FromOptax(AbstractTransform[PyTree]):
     needs: tuple[str, ...] = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # a class of Slalom knows its own
 
     def init(self, params: Params) -> PyTree:
-        return mark(owned(self.gt.init(params), params), params)
+        with _usual_promotion():
+            state = self.gt.init(params)
+        return mark(owned(state, params), params)
 
     def update(
         self,
@@ -49,7 +52,8 @@ class FromOptax(AbstractTransform[PyTree]):
     ) -> tuple[Updates, PyTree]:
         before = self._with_numbers(unmark(state, updates), context)
         update = import_optax("from_optax").with_extra_args_support(self.gt).update
-        new, after = update(updates, before, params, **self._extra_args(context))
+        with _usual_promotion():
+            new, after = update(updates, before, params, **self._extra_args(context))
         return new, mark_as(state, after, updates)
 
     def _with_numbers(self, state: PyTree, context: Context | None) -> PyTree:
@@ -141,6 +145,13 @@ def from_optax(
     numbers = {k: x for k, x in injected(gt.init).items() if k not in dir(FromOptax)}
     every = tuple(dict.fromkeys((*required_keywords(gt.update), *needs)))
     return _class_with(tuple(numbers))(gt=gt, needs=every, **numbers)
+
+
+@contextlib.contextmanager
+def _usual_promotion() -> Iterator[None]:
+    """JAX's default rules, which Optax is written for."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @functools.cache

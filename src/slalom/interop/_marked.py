@@ -125,6 +125,6 @@ def owned(state: PyTree, params: Params) -> PyTree:
         if id(x) in seen:
             return jnp.copy(x)
         seen.add(id(x))
-        return jnp.asarray(x, x.dtype) if x.weak_type else x
+        return jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x
 
     return jax.tree.map(own, state)

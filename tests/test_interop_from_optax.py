@@ -169,6 +169,7 @@ def test_a_whole_model_trains():
     assert losses[2] < losses[1] < losses[0]
 
 
+@pytest.mark.slow
 def test_a_training_step_passes_what_a_line_search_needs():
     tx = from_optax(optax.lbfgs())
     assert tx.needs == ("value", "grad", "value_fn")
@@ -193,7 +194,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(WRAPPED, "mask", "every_k"))
+@pytest.mark.parametrize("name", slow_except(WRAPPED, "mask"))
 def test_wrappers_treat_it_as_a_transform_of_slalom(name):
     grads = gradients(params, 4)
     # Both compute the same in every bit.
@@ -339,6 +340,7 @@ def test_a_training_step_donates_no_parameter():
     assert not any(x.is_deleted() for x in jax.tree.leaves((params, model)))
 
 
+@pytest.mark.slow
 def test_both_directions_undo_each_other():
     grads = gradients(params, 3)
     there = from_optax(sl.interop.to_optax(sl.adamw(0.1)))

@@ -97,6 +97,7 @@ def test_half_precision_updates_have_the_dtype_of_the_parameters():
     assert jax.tree.leaves(state.inner_state[0].nu)[0].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_accepted():
     model = mlp()
     grads = eqx.filter_grad(lambda m: jnp.sum(m(jnp.ones(2))))(model)
@@ -329,6 +330,7 @@ def test_chains_partitions_and_masks():
     np.testing.assert_allclose(again["w"], -0.2, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_multi_steps():
     inner, expected = to_optax(sl.adam(0.1)), sl.adam(0.1).every_k(2)
     tx = optax.MultiSteps(inner, 2)

@@ -21,7 +21,7 @@ from helpers import slow_except
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"] + [
-    f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))
+    str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("**/*.md"))
 ]
 FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -88,7 +88,7 @@ def test_an_nnx_optimizer_steps_as_an_optimizer_of_slalom():
     for a, b in zip(*map(jax.tree.leaves, (average, opt.eval_params(params))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
     # The state has variables, so it is sharded as the parameters are.
-    assert isinstance(state.inner_state.average["first"]["kernel"], nnx.Variable)
+    assert isinstance(state.inner_state.average["first"]["kernel"], nnx.OptVariable)
     assert sl.interop.hyperparams(state)["learning_rate"] == np.float32(0.1)
 
     optimizer.opt_state = sl.interop.with_hyperparams(state, learning_rate=0.0)

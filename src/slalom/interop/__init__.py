@@ -3,7 +3,7 @@
 Optax is imported when one of these functions is called: `pip install 'slalom[optax]'`.
 """
 
-from ._from_optax import FromOptax as FromOptax, from_optax as from_optax
+from ._from_optax import from_optax as from_optax
 from ._state import (
     ToOptaxState as ToOptaxState,
     eval_params as eval_params,

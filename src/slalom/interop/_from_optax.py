@@ -26,8 +26,8 @@ _ALWAYS = ("value", "grad", "value_fn", "key", "weight")
 """The entries of the context that every transform of Optax with extra arguments gets."""
 
 
-class FromOptax(AbstractTransform[PyTree]):
-    """A transform of Optax. Returned by `sl.interop.from_optax(gt)`.
+class _AbstractFromOptax(AbstractTransform[PyTree]):
+    """A transform of Optax. Its subclasses have its hyperparameters as fields.
 
     **Arguments:**
 
@@ -80,7 +80,7 @@ class FromOptax(AbstractTransform[PyTree]):
 
 def from_optax(
     gt: "GradientTransformation | MultiSteps", *, needs: Iterable[str] = ()
-) -> FromOptax:
+) -> AbstractTransform[Any]:
     """Makes a transform of Optax usable as one of Slalom.
 
     It takes whole models, joins chains, and can be wrapped: `.mask`, `.partition`, `.every_k`,
@@ -142,7 +142,7 @@ def from_optax(
             "`optax.lookahead` needs parameters of its own type, `optax.LookaheadParams`. Write "
             "`sl.interop.from_optax(inner).lookahead(sync_period, slow_step_size)`."
         )
-    numbers = {k: x for k, x in injected(gt.init).items() if k not in dir(FromOptax)}
+    numbers = {k: x for k, x in injected(gt.init).items() if k not in dir(_AbstractFromOptax)}
     every = tuple(dict.fromkeys((*required_keywords(gt.update), *needs)))
     return _class_with(tuple(numbers))(gt=gt, needs=every, **numbers)
 
@@ -155,14 +155,14 @@ def _usual_promotion() -> Iterator[None]:
 
 
 @functools.cache
-def _class_with(names: tuple[str, ...]) -> type[FromOptax]:
+def _class_with(names: tuple[str, ...]) -> type[_AbstractFromOptax]:
     """The class with these hyperparameters."""
-    if not names:
-        return FromOptax
     body = {name: hyperparameter() for name in names}
     about = {
         "__annotations__": dict.fromkeys(names, Hyperparameter),
-        "__doc__": FromOptax.__doc__,
-        "__module__": FromOptax.__module__,
+        "__doc__": _AbstractFromOptax.__doc__,
+        "__module__": _AbstractFromOptax.__module__,
     }
-    return types.new_class("FromOptax", (FromOptax,), {}, lambda space: space.update(about | body))
+    return types.new_class(
+        "FromOptax", (_AbstractFromOptax,), {}, lambda space: space.update(about | body)
+    )

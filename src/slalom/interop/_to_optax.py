@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import tree
@@ -172,7 +173,7 @@ def _with_given(state: ToOptaxState, tx: AbstractTransform[Any]) -> ToOptaxState
         return state
     old = as_optimizer(state).transform
     kept = [
-        jax.numpy.asarray(x, y.dtype) if tree.is_array(x) else y
+        jnp.asarray(x, y.dtype) if tree.is_array(x) else y
         for x, y in zip(leaves, jax.tree.leaves(old), strict=True)
     ]
     return as_state(structure.unflatten(kept), state.inner_state, state.count, state.given)

@@ -106,7 +106,9 @@ def known_at(grads):
     return {"value": jnp.linspace(1.0, 2.0, count)}
 
 
-@pytest.mark.parametrize("name", slow_except(EVERYTHING, "adamw, masked and scheduled", "masked"))
+@pytest.mark.parametrize(
+    "name", slow_except(EVERYTHING, "adamw, masked and scheduled", "noisy_sgd")
+)
 def test_every_transform_steps_as_in_optax(name):
     gt = EVERYTHING[name]
     # The SM3 of Optax has no rule for numbers.
@@ -339,6 +341,13 @@ def test_a_training_step_donates_no_parameter():
     sl.train_step(loss_fn)(params, opt)
     assert all(x.is_deleted() for x in jax.tree.leaves(opt.state))
     assert not any(x.is_deleted() for x in jax.tree.leaves(start))
+
+
+def test_a_training_step_donates_no_array_in_a_closure():
+    tx = from_optax(optax.noisy_sgd(0.1, key=jax.random.key(3)))
+    start = jax.tree.map(jnp.copy, params)
+    sl.train_step(loss_fn)(start, sl.Optimizer(tx, start))
+    sl.Optimizer(tx, params).step(params, ones)
 
 
 @pytest.mark.slow

@@ -200,7 +200,8 @@ def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list
                 f"{after.dtype}{list(after.shape)}. Cast the new value, for example with "
                 "`.astype(old.dtype)`."
             )
-        leaves.append(tree.cast(after, before.dtype))
+        is_key = jnp.issubdtype(before.dtype, jax.dtypes.prng_key)
+        leaves.append(after if is_key else tree.cast(after, before.dtype))
     return leaves
 
 

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.marks import param_like, per_param
-from .._types import Params, Updates
+from .._types import Params, Tracer, Updates
 from ._optax import import_optax
 
 
@@ -111,9 +111,9 @@ def _is_marked(node: Any) -> bool:
 
 
 def owned(state: PyTree, params: Params) -> PyTree:
-    """The state as arrays, none of which is a parameter or stands at two places.
+    """The state as arrays that nothing else refers to, neither parameters nor closures of Optax.
 
-    A training step donates the state, and must not donate a parameter with it.
+    A training step donates the state, and must not donate anything else with it.
     """
     seen = {id(x) for x in jax.tree.leaves(params)}
 
@@ -122,8 +122,8 @@ def owned(state: PyTree, params: Params) -> PyTree:
             return jnp.asarray(x)
         if not isinstance(x, jax.Array):
             return x
-        if id(x) in seen:
-            return jnp.copy(x)
+        if id(x) in seen or not isinstance(x, Tracer):
+            x = jnp.copy(x)
         seen.add(id(x))
         return jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x
 

@@ -119,7 +119,7 @@ def owned(state: PyTree, params: Params) -> PyTree:
 
     def own(x: Any) -> Any:
         if isinstance(x, bool | int | float | np.ndarray | np.generic):
-            return jnp.asarray(x)
+            x = jnp.asarray(x)
         if not isinstance(x, jax.Array):
             return x
         if id(x) in seen or not isinstance(x, Tracer):

@@ -36,6 +36,7 @@ LAYERS = [
     "_training",
     "_tools",
     "checkpoint",
+    "interop",
     "__init__",
 ]
 

@@ -21,6 +21,7 @@ else:
 with _checked:
     from . import (
         checkpoint as checkpoint,
+        interop as interop,
         projections as projections,
         schedules as schedules,
         tree as tree,
@@ -178,6 +179,7 @@ __version__ = "0.1.0"
 if not _TYPE_CHECKING:  # to a type checker it would mean that every name is there
     __getattr__ = _absent(__name__)
     checkpoint.__getattr__ = _absent(f"{__name__}.checkpoint")
+    interop.__getattr__ = _absent(f"{__name__}.interop")
     projections.__getattr__ = _absent(f"{__name__}.projections")
     schedules.__getattr__ = _absent(f"{__name__}.schedules")
     where.__getattr__ = _absent(f"{__name__}.where")

@@ -30,7 +30,8 @@ def an_unknown_dtype():
 @refused(
     TypeError,
     "This mapping is read-only, since an optimizer is immutable. To change hyperparameters, write "
-    "`opt = opt.with_hyperparams(learning_rate=1e-4)`.",
+    "`opt = opt.with_hyperparams(learning_rate=1e-4)`, or with Optax `state = "
+    "sl.interop.with_hyperparams(state, learning_rate=1e-4)`.",
 )
 def a_hyperparameter_assigned():
     bound().hyperparams["learning_rate"] = 0.2

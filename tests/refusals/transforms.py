@@ -245,7 +245,8 @@ def updates_made_of_another_structure():
 
 OF_OPTAX = (
     "This is a transform of Optax. Slalom has its own, mostly of the same name: write "
-    "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`."
+    "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`. To use this one, write "
+    "`sl.interop.from_optax(tx)`."
 )
 
 

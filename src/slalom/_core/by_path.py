@@ -31,7 +31,8 @@ class ByPath(dict[str, Any]):
         """Raises: nothing here can be written."""
         raise TypeError(
             "This mapping is read-only, since an optimizer is immutable. To change "
-            "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`."
+            "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`, or with "
+            "Optax `state = sl.interop.with_hyperparams(state, learning_rate=1e-4)`."
         )
 
     if not TYPE_CHECKING:  # to a type checker a dict has these

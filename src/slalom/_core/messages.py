@@ -30,6 +30,7 @@ def uncalled(given: Any) -> str:
     if type(given).__name__.startswith("GradientTransformation"):
         return (
             " This is a transform of Optax. Slalom has its own, mostly of the same name: write "
-            "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`."
+            "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`. To use this one, write "
+            "`sl.interop.from_optax(tx)`."
         )
     return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""

@@ -35,6 +35,8 @@ def run(
     model: Split,
     grads: Any,
     keywords: Mapping[str, Any],
+    *,
+    sees_params: bool = True,
 ) -> tuple[PyTree, list[Array]]:
     """Makes one step.
 
@@ -47,6 +49,8 @@ def run(
     - `grads`: the gradients of the whole model, with a leading axis of examples if the first link
         needs per-example gradients.
     - `keywords`: the keywords of the step, for the context.
+    - `sees_params`: whether the transform gets the parameters. For Optax, which may have none, the
+        gradients take the place of the model.
 
     **Returns:** the new parameters or the updates, in the dtypes of the parameters, and the leaves
     of the new state and count.
@@ -59,7 +63,7 @@ def run(
     _check_shapes(transform, state, params)
     if write is ADD:
         warn_of_ascent(transform, params)
-    root = next(parts(transform, state, context, params))
+    root = next(parts(transform, state, context, params if sees_params else None))
     result, new = root.run(write, grads)
     tree.check_same_structure((result, params))
     new_leaves = _check_state(transform, state, new)
@@ -195,7 +199,8 @@ def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list
                 f"{after.dtype}{list(after.shape)}. Cast the new value, for example with "
                 "`.astype(old.dtype)`."
             )
-        leaves.append(tree.cast(after, before.dtype))
+        is_key = jnp.issubdtype(before.dtype, jax.dtypes.prng_key)
+        leaves.append(after if is_key else tree.cast(after, before.dtype))
     return leaves
 
 

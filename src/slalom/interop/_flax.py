@@ -1,0 +1,90 @@
+"""What Flax needs to know. Flax is never imported here: nothing is to do where it is not loaded."""
+
+import sys
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from .. import tree
+from .._core.marks import map_params
+
+Tree = TypeVar("Tree")
+
+
+# --- the variables of nnx -------------------------------------------------------------------
+
+
+def pure(given: Tree) -> Tree:
+    """The tree with arrays in the place of nnx variables.
+
+    `nnx.Optimizer` passes variables to `init` and arrays to `update`. A path such as
+    `layers.0.kernel` must select the same parameters in both.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    return given if nnx is None else nnx.as_pure(given)
+
+
+def with_variables(state: Any, params: PyTree) -> Any:
+    """The state with a variable where the parameter is one, so that it has its sharding."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return state
+    given = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    if not any(isinstance(x, nnx.Variable) for x in given):
+        return state
+
+    def like(leaf: Any, param: Any) -> Any:
+        return param.replace(leaf) if isinstance(param, nnx.Variable) else leaf
+
+    return map_params(like, state, params)
+
+
+# --- flax.serialization ---------------------------------------------------------------------
+
+
+def register(state: type, to_names: Any, from_names: Any) -> None:
+    """Makes a state one that `flax.serialization` can save, if it is loaded.
+
+    **Arguments:**
+
+    - `state`: the class.
+    - `to_names`: a function from a state to a dict from names to arrays.
+    - `from_names`: a function from a state and such a dict to a state.
+    """
+    serialization = sys.modules.get("flax.serialization")
+    if serialization is None or serialization.is_serializable(state):
+        return
+
+    def to_dict(given: Any) -> dict[str, Any]:
+        return {name: _without_key(x) for name, x in to_names(given).items()}
+
+    def from_dict(target: Any, saved: dict[str, Any]) -> Any:
+        wanted = to_names(target)
+        if wanted.keys() != saved.keys():
+            missing = sorted(wanted.keys() - saved.keys())
+            unknown = sorted(saved.keys() - wanted.keys())
+            raise ValueError(
+                "The saved state belongs to another transform or other parameters "
+                f"(missing: {missing[:3]}, unknown: {unknown[:3]}). Restore it into the state of "
+                "the transform that it was saved from: `tx.init(params)`."
+            )
+        return from_names(target, {name: _like(x, saved[name]) for name, x in wanted.items()})
+
+    serialization.register_serialization_state(state, to_dict, from_dict)
+
+
+def _without_key(x: Any) -> Any:
+    """Flax writes no typed PRNG keys, but their numbers."""
+    return jax.random.key_data(x) if _is_key(x) else x
+
+
+def _like(target: Any, saved: Any) -> Any:
+    if _is_key(target):
+        return jax.random.wrap_key_data(jnp.asarray(saved), impl=jax.random.key_impl(target))
+    return jnp.asarray(saved) if tree.is_array(saved) else saved
+
+
+def _is_key(x: Any) -> bool:
+    return tree.is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,168 @@
+"""A transform of Optax as one of Slalom."""
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+from wadler_lindig import TextDoc
+
+from .. import tree
+from .._core.context import Context
+from .._core.fields import Hyperparameter, hyperparameter, hyperparameter_fields
+from .._core.messages import uncalled
+from .._core.printing import Call
+from .._core.transform import AbstractTransform
+from .._types import Gradients, Params, Updates
+from ._inspect import injected, name_of, required_keywords
+from ._marked import mark, mark_as, owned, unmark
+from ._optax import GradientTransformation, MultiSteps, import_optax
+
+_ALWAYS = ("value", "grad", "value_fn", "key", "weight")
+"""The entries of the context that every transform of Optax with extra arguments gets."""
+
+
+class _AbstractFromOptax(AbstractTransform[PyTree]):
+    """A transform of Optax. Its subclasses have its hyperparameters as fields.
+
+    **Arguments:**
+
+    - `gt`: the `optax.GradientTransformation`.
+    - `needs`: the names of the extra arguments that it needs.
+    """
+
+    gt: Any = eqx.field(static=True)
+    needs: tuple[str, ...] = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # a class of Slalom knows its own
+
+    def init(self, params: Params) -> PyTree:
+        with _usual_promotion():
+            state = self.gt.init(params)
+        return mark(owned(state, params), params)
+
+    def update(
+        self,
+        updates: Gradients,
+        state: PyTree,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, PyTree]:
+        before = self._with_numbers(unmark(state, updates), context)
+        update = import_optax("from_optax").with_extra_args_support(self.gt).update
+        with _usual_promotion():
+            new, after = update(updates, before, params, **self._extra_args(context))
+        return new, mark_as(state, after, updates)
+
+    def _with_numbers(self, state: PyTree, context: Context | None) -> PyTree:
+        """The state of `optax.inject_hyperparams` with this transform's hyperparameters."""
+        now = {
+            name: tree.cast(x, state.hyperparams[name].dtype)
+            for name, x in vars(self.at(context)).items()
+        }
+        return state._replace(hyperparams=state.hyperparams | now) if now else state
+
+    def _extra_args(self, context: Context | None) -> dict[str, Any]:
+        if context is None:
+            return {}
+        known = {name: getattr(context, name) for name in _ALWAYS}
+        return {k: x for k, x in known.items() if x is not None} | dict(context.extra)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (None,) * len(jax.tree.leaves(params))
+
+    def _code(self) -> Call:
+        numbers = {f.name: getattr(self, f.name) for f in hyperparameter_fields(self)}
+        return Call("sl.interop.from_optax", (TextDoc(f"<{name_of(self.gt.update)}>"),), numbers)
+
+
+def from_optax(
+    gt: "GradientTransformation | MultiSteps", *, needs: Iterable[str] = ()
+) -> AbstractTransform[Any]:
+    """Makes a transform of Optax usable as one of Slalom.
+
+    It takes whole models, joins chains, and can be wrapped: `.mask`, `.partition`, `.every_k`,
+    `.if_finite`, `.average` and all others.
+
+    ```python
+    >>> import optax
+    >>> sl.ClipByGlobalNorm(1.0) | sl.interop.from_optax(optax.adam(1e-3))
+    sl.ClipByGlobalNorm(1.0) | sl.interop.from_optax(<chain(scale_by_adam, scale)>)
+
+    ```
+
+    The numbers of a transform of Optax are hidden in closures, so they are not hyperparameters:
+    `opt.hyperparams` does not list them, and another number is another program. The exception are
+    the floats of `optax.inject_hyperparams`:
+
+    ```python
+    >>> tx = sl.interop.from_optax(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+    >>> opt = sl.Optimizer(tx, {"w": jnp.ones(2)}).with_hyperparams(learning_rate=0.2)
+
+    ```
+
+    Schedules of Optax count in its own state: they count calls of `update`, and are not reset.
+
+    Parts of Optax's state with the structure and shapes of the parameters are treated as moments by
+    `sl.map_params`, `opt.describe`, `opt.shard_state`, `opt.reset`, `opt.rebind` and checkpoints.
+    A count next to them belongs to all parameters: `opt.reset(model, where)` of only some is
+    refused, and `opt.rebind` gives new parameters no bias correction of their own. If the only
+    parameter is a scalar, nothing is treated as a moment.
+
+    **Arguments:**
+
+    - `gt`: an `optax.GradientTransformation`, with or without extra arguments, or an
+        `optax.MultiSteps`.
+    - `needs`: the names of extra arguments that `gt` needs, for `opt.step(..., name=...)`. Those
+        that its functions require, such as `value` and `value_fn` of `optax.lbfgs`, are found
+        without.
+
+    **Returns:** a transform.
+
+    **Raises:** `TypeError` for anything else; `ValueError` for `optax.lookahead`, whose parameters
+    have a type of their own.
+    """
+    optax = import_optax("from_optax")
+    given: Any = gt
+    gt = given.gradient_transformation() if isinstance(given, optax.MultiSteps) else given
+    if not isinstance(gt, optax.GradientTransformation):
+        advice = uncalled(gt)
+        if isinstance(gt, AbstractTransform):
+            advice = " It is one of Slalom already: use it as it is."
+        raise TypeError(
+            "`sl.interop.from_optax` takes an `optax.GradientTransformation`, such as "
+            f"`optax.adam(1e-3)`, got {gt!r}.{advice}"
+        )
+    if isinstance(needs, str):
+        raise TypeError(f"`needs` must be a tuple of names: `needs=({needs!r},)`.")
+    if "lookahead(" in f"{name_of(gt.update)}(":
+        raise ValueError(
+            "`optax.lookahead` needs parameters of its own type, `optax.LookaheadParams`. Write "
+            "`sl.interop.from_optax(inner).lookahead(sync_period, slow_step_size)`."
+        )
+    numbers = {k: x for k, x in injected(gt.init).items() if k not in dir(_AbstractFromOptax)}
+    every = tuple(dict.fromkeys((*required_keywords(gt.update), *needs)))
+    return _class_with(tuple(numbers))(gt=gt, needs=every, **numbers)
+
+
+@contextlib.contextmanager
+def _usual_promotion() -> Iterator[None]:
+    """JAX's default rules, which Optax is written for."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@functools.cache
+def _class_with(names: tuple[str, ...]) -> type[_AbstractFromOptax]:
+    """The class with these hyperparameters."""
+    body = {name: hyperparameter() for name in names}
+    about = {
+        "__annotations__": dict.fromkeys(names, Hyperparameter),
+        "__doc__": _AbstractFromOptax.__doc__,
+        "__module__": _AbstractFromOptax.__module__,
+    }
+    return types.new_class(
+        "FromOptax", (_AbstractFromOptax,), {}, lambda space: space.update(about | body)
+    )

@@ -1,0 +1,84 @@
+"""What can be seen of a transform of Optax, which is a pair of closures."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+def name_of(update: Function) -> str:
+    """A name such as `chain(scale_by_adam, scale)`, from the names of functions."""
+    name = update.__qualname__.partition(".<locals>")[0].partition(".")[0]
+    factory = _cells(update).get("inner_factory")
+    if callable(factory):
+        return f"{name}({getattr(factory, '__name__', '...')})"
+    inner = [name_of(f) for f in _inner(update)]
+    if name == "with_extra_args_support" and inner:
+        return inner[0]
+    return f"{name}({', '.join(inner)})" if inner else name
+
+
+def required_keywords(update: Function) -> tuple[str, ...]:
+    """The extra arguments that this function, or one that it calls, cannot do without."""
+    names = [
+        parameter.name
+        for f in _all(update)
+        for parameter in inspect.signature(f).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+    ]
+    return tuple(dict.fromkeys(names))
+
+
+def injected(update: Function) -> dict[str, float]:
+    """The numbers of `optax.inject_hyperparams` that its state holds, with their initial values."""
+    cells = _cells(update)
+    if not update.__qualname__.startswith("inject_hyperparams."):
+        return {}
+    # Only the function that initialises the state knows the initial values.
+    return {k: x for k, x in cells.get("numeric_hps", {}).items() if _is_real(x)}
+
+
+def _is_real(x: Any) -> bool:
+    # An int may be a count, such as the length of a history.
+    return isinstance(x, float) or getattr(getattr(x, "dtype", None), "kind", "") == "f"
+
+
+def _all(update: Function) -> Iterator[Function]:
+    yield update
+    for f in _inner(update):
+        yield from _all(f)
+
+
+def _inner(update: Function) -> list[Function]:
+    """The update functions that a function refers to."""
+    return [f for x in _cells(update).values() for f in _updates_in(x)]
+
+
+def _updates_in(x: Any) -> Iterator[Function]:
+    if isinstance(x, tuple | list):
+        for y in x:
+            yield from _updates_in(y)
+    elif isinstance(x, dict):
+        for y in x.values():
+            yield from _updates_in(y)
+    elif (inspect.isfunction(x) or inspect.ismethod(x)) and _is_update(x):
+        yield x
+
+
+def _is_update(function: Function) -> bool:
+    return {"state", "params"} <= inspect.signature(function).parameters.keys()
+
+
+def _cells(function: Function) -> dict[str, Any]:
+    """What a closure closes over, or a bound method finds in its object, by name."""
+    if inspect.ismethod(function):
+        return vars(function.__self__) if hasattr(function.__self__, "__dict__") else {}
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    found = {}
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue  # it is not defined yet
+    return found

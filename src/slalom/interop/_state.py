@@ -1,0 +1,233 @@
+"""The state of `to_optax`: what it holds, and how to read and change it."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Int, PyTree
+
+from .. import tree
+from .._core.hyperparams import targets
+from .._core.transform import AbstractTransform
+from .._optimizer.arrays import Arrays
+from .._optimizer.binding import Binding, bind
+from .._optimizer.model import Model, split
+from .._optimizer.optimizer import Optimizer
+from .._optimizer.readings import Readings
+from ._flax import pure
+
+State = TypeVar("State")
+
+
+class Constant(eqx.Module):
+    """A leaf of a transform that is no array, such as a function, as part of the structure."""
+
+    value: Any = eqx.field(static=True)
+
+
+class ToOptaxState(eqx.Module):
+    """The state of a transform that `sl.interop.to_optax` made for Optax.
+
+    All of its leaves are arrays. Read and change it with the functions of `sl.interop`.
+    """
+
+    transform: Any
+    """The transform, with its hyperparameters as arrays."""
+    inner_state: Any
+    """The state of the transform."""
+    count: Int[Array, "*runs"]
+    """The number of calls of `update` so far."""
+    given: tuple[str, ...] = eqx.field(static=True)
+    """The paths of what was given to `to_optax` as arrays: each call of `to_optax` sets them."""
+
+    @property
+    def hyperparams(self) -> Readings:
+        """As `sl.interop.hyperparams(state)`."""
+        return as_optimizer(self).hyperparams
+
+
+# --- to an optimizer and back ---------------------------------------------------------------
+
+
+def as_state(
+    transform: AbstractTransform[Any], inner_state: Any, count: Any, given: tuple[str, ...]
+) -> ToOptaxState:
+    """The state with these parts, in which all leaves are arrays."""
+    transform, inner_state = jax.tree.map(
+        lambda x: x if tree.is_array(x) else Constant(x), (transform, inner_state)
+    )
+    return ToOptaxState(transform, inner_state, count, given)
+
+
+def as_optimizer(state: ToOptaxState, structure: Any = None) -> Optimizer:
+    """An optimizer with the parts of a state, bound to parameters of this structure."""
+    transform, inner_state = jax.tree.map(
+        lambda x: x.value if isinstance(x, Constant) else x,
+        (state.transform, state.inner_state),
+        is_leaf=lambda x: isinstance(x, Constant),
+    )
+    leaves, binding = bind((transform, (inner_state, state.count)), None, structure)
+    return Optimizer(arrays=Arrays(leaves, _kept(binding)))
+
+
+@lru_cache(maxsize=256)
+def _kept(binding: Binding) -> Binding:
+    """An equal binding from an earlier call, which keeps its compiled readings."""
+    return binding
+
+
+def updated(state: ToOptaxState, opt: Optimizer) -> ToOptaxState:
+    """The state with the parts of an optimizer."""
+    return as_state(opt.transform, opt.state, opt.arrays.leaves[-1], state.given)
+
+
+def names(state: ToOptaxState) -> dict[str, Any]:
+    """The arrays of a state by their full paths."""
+    arrays = as_optimizer(state).arrays
+    return dict(zip(arrays.binding.names, arrays, strict=True))
+
+
+def renamed(state: ToOptaxState, arrays: Mapping[str, Any]) -> ToOptaxState:
+    """Undoes `names`: the state with other arrays."""
+    opt = as_optimizer(state)
+    return updated(state, Optimizer(arrays=Arrays(tuple(arrays.values()), opt.binding)))
+
+
+# --- reading and changing it ----------------------------------------------------------------
+
+
+def hyperparams(state: PyTree) -> Readings:
+    """The value that the next update uses for each hyperparameter, by path.
+
+    The paths are those of `opt.hyperparams`, and any unambiguous suffix works as a key.
+
+    **Arguments:**
+
+    - `state`: the state of a transform that `sl.interop.to_optax` made, or a tree that contains
+        one, such as the state of an `optax.chain` or a `TrainState`.
+
+    **Returns:** a read-only mapping. A value is computed when it is read.
+
+    ```python
+    >>> state = sl.interop.to_optax(sl.adam(1e-3)).init({"w": jnp.ones(2)})
+    >>> sl.interop.hyperparams(state)["learning_rate"]
+    Array(0.001, dtype=float32)
+
+    ```
+    """
+    return as_optimizer(_the_state(state, "hyperparams")).hyperparams
+
+
+def with_hyperparams(
+    state: State, values: Mapping[str, Any] | None = None, /, **named: Any
+) -> State:
+    """Returns a state with other hyperparameters. The next update uses them without recompiling.
+
+    **Arguments:**
+
+    - `state`: as for `hyperparams`.
+    - `values`: new values by path, as for `opt.with_hyperparams`.
+    - `named`: the same as keywords: `learning_rate=1e-4`.
+
+    **Returns:** the state, or the tree that contains it, with the same structure.
+
+    **Raises:** `KeyError` for an unknown or ambiguous name, with the candidates; `ValueError` for
+    a value outside its interval, a number in the place of a schedule or the reverse, and for a
+    hyperparameter that was given to `to_optax` as an array.
+
+    ```python
+    >>> state = sl.interop.to_optax(sl.adam(1e-3)).init({"w": jnp.ones(2)})
+    >>> state = sl.interop.with_hyperparams(state, learning_rate=1e-4)
+
+    ```
+    """
+    old = _the_state(state, "with_hyperparams")
+    opt = as_optimizer(old)
+    values = {**(values or {}), **named}
+    for name in values:
+        for path, _, _ in targets(opt.transform, name):
+            if path in old.given:
+                raise ValueError(
+                    f"'{path}' was passed to `sl.interop.to_optax` as an array, so it belongs to "
+                    "that transform and not to its state. Pass a Python number, which the state "
+                    "holds, or call `to_optax` again with another array."
+                )
+    new = updated(old, opt.with_hyperparams(values))
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise ValueError(
+            f"Changing {', '.join(map(repr, values))} this way would change the structure of the "
+            "state. Replace numbers by numbers. For a schedule in the place of a number, make "
+            "another transform: `sl.interop.to_optax(new_tx)`."
+        )
+    leaves, structure = jax.tree.flatten(state)
+    # The one state is somewhere inside the tree, perhaps with its arrays in nnx variables.
+    places = iter(jax.tree.leaves(new))
+    inside = jax.tree.leaves(
+        jax.tree.map(
+            lambda node: jax.tree.map(lambda _: _is_state(node), node), state, is_leaf=_is_state
+        )
+    )
+    return structure.unflatten(
+        [next(places) if within else x for x, within in zip(leaves, inside, strict=True)]
+    )
+
+
+def eval_params(state: PyTree, params: Model) -> Model:
+    """The parameters to evaluate: slow weights under `.lookahead`, the average under `.average`.
+
+    **Arguments:**
+
+    - `state`: as for `hyperparams`.
+    - `params`: the parameters, as `optax.apply_updates` returned them.
+
+    **Returns:** a tree like the parameters, every leaf in its own dtype.
+
+    ```python
+    >>> params = {"w": jnp.ones(2)}
+    >>> tx = sl.interop.to_optax(sl.sgd(0.1).average())
+    >>> sl.interop.eval_params(tx.init(params), params)
+    {'w': Array([1., 1.], dtype=float32)}
+
+    ```
+    """
+    plain = pure(params)
+    structure = jax.tree.structure(split(plain, None).params)
+    new = as_optimizer(_the_state(state, "eval_params"), structure).eval_params(plain)
+    return jax.tree.structure(params).unflatten(jax.tree.leaves(new))
+
+
+def metrics(state: PyTree) -> Readings:
+    """The metrics of the last update, such as the norms of `tx.record()`.
+
+    **Arguments:**
+
+    - `state`: as for `hyperparams`.
+
+    **Returns:** a read-only mapping, as `opt.metrics`.
+    """
+    return as_optimizer(_the_state(state, "metrics")).metrics
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, ToOptaxState)
+
+
+def _the_state(within: PyTree, who: str) -> ToOptaxState:
+    """The one `ToOptaxState` in a tree."""
+    nodes = jax.tree_util.tree_leaves_with_path(within, is_leaf=_is_state)
+    found = [(path, node) for path, node in nodes if _is_state(node)]
+    if len(found) == 1:
+        return pure(found[0][1])
+    if not found:
+        raise TypeError(
+            f"`sl.interop.{who}` takes the state of a transform that `sl.interop.to_optax` made, "
+            f"or a tree that contains one, got something of type {type(within).__name__} without "
+            "one."
+        )
+    places = ", ".join(f"`state{jax.tree_util.keystr(path)}`" for path, _ in found)
+    raise ValueError(
+        f"This tree contains {len(found)} states of `sl.interop.to_optax`. Pass one of them to "
+        f"`sl.interop.{who}`: {places}."
+    )

@@ -1,0 +1,212 @@
+"""A transform as one of Optax."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .. import tree
+from .._compile.program import Program
+from .._core.fields import bind_numbers
+from .._core.transform import AbstractTransform, require_transform
+from .._core.walk import transforms
+from .._core.write import RETURN
+from .._optimizer.compiled import carried, check_guards
+from .._optimizer.model import split
+from .._optimizer.optimizer import Optimizer
+from .._optimizer.step import KEYWORDS, as_keywords, run
+from .._types import Updates
+from . import _flax
+from ._optax import GradientTransformationExtraArgs, import_optax
+from ._state import ToOptaxState, as_optimizer, as_state, names, renamed, updated
+
+
+def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
+    """Makes a transform usable wherever Optax's are.
+
+    Its `update` returns what `opt.update` returns, and costs the same under your own `jit`. Flax,
+    Optimistix, NumPyro and Optax's own wrappers accept it.
+
+    ```python
+    >>> tx = sl.interop.to_optax(sl.adamw(1e-3))
+    >>> params = {"w": jnp.ones(2)}
+    >>> state = tx.init(params)
+    >>> updates, state = tx.update({"w": jnp.ones(2)}, state, params)
+    >>> sl.interop.hyperparams(state)["learning_rate"]
+    Array(0.001, dtype=float32)
+
+    ```
+
+    The state holds the hyperparameters as arrays. Read them with `sl.interop.hyperparams(state)`,
+    and change them with `sl.interop.with_hyperparams(state, learning_rate=1e-4)`, which does not
+    recompile. Hyperparameters that are arrays in `tx` are set by each call of `to_optax` instead,
+    so `optax.inject_hyperparams(lambda learning_rate: sl.interop.to_optax(sl.adam(learning_rate)))`
+    works too.
+
+    The keywords of `opt.update`, such as `value`, `value_fn` and `key`, and those that a link
+    declares in `needs` are passed on by name. Others are dropped, as in Optax.
+
+    With `.average`, `.lookahead` and `.project`, the updates are the difference to the new
+    parameters. Apply them as they are: a transform after them would change what was averaged or
+    projected. The error of `.if_finite(on_limit="raise")` is only raised outside of `jit`.
+
+    **Arguments:**
+
+    - `tx`: the transform.
+
+    **Returns:** an `optax.GradientTransformationExtraArgs`. Its `init` takes any tree of arrays, or
+    a whole model. Its `update` needs `params` only if a link of `tx` does. If they are passed, the
+    updates have their dtypes.
+
+    **Raises:** `TypeError` for anything but a transform. `init` and `update` raise what
+    `sl.Optimizer` and `opt.update` raise.
+    """
+    optax = import_optax("to_optax")
+    if isinstance(tx, Optimizer):
+        raise TypeError(
+            "`sl.interop.to_optax` takes a transform, got an optimizer, whose state belongs to one "
+            "model. Write `sl.interop.to_optax(opt.transform)`."
+        )
+    require_transform("The argument of `sl.interop.to_optax`", tx)
+    _flax.register(ToOptaxState, names, renamed)
+
+    def init(params: PyTree) -> ToOptaxState:
+        _flax.register(ToOptaxState, names, renamed)
+        plain = _flax.pure(params)
+        if jax.tree.leaves(plain):
+            opt = Optimizer(tx, plain)
+            transform, inner, count = opt.transform, opt.state, opt.arrays.leaves[-1]
+        else:
+            # A group of `optax.partition` may be empty, and `optax.tree.map_params` passes no
+            # arrays. An optimizer would be refused.
+            transform, inner, count = bind_numbers(tx), tx.init(plain), tree.fresh_count()
+        inner = _flax.with_variables(inner, params)
+        return as_state(transform, inner, count, _given(tx, transform))
+
+    def update(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, ToOptaxState]:
+        _check_state(state)
+        own = _flax.pure(state)
+        grads = _flax.pure(updates)
+        keywords = _keywords(own, params, extra_args)
+        if not jax.tree.leaves(grads):
+            return updates, state
+        new, after = _updates(_with_given(own, tx), _flax.pure(params), grads, keywords)
+        return _in_containers_of(updates, grads, new), _in_containers_of(state, own, after)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+# --- one update -----------------------------------------------------------------------------
+
+
+def _updates(
+    state: ToOptaxState, params: PyTree, grads: PyTree, keywords: Mapping[str, Any]
+) -> tuple[PyTree, ToOptaxState]:
+    structure = jax.tree.structure(split(grads if params is None else params, None).params)
+    opt = as_optimizer(state, structure)
+    if params is not None:
+        updates, opt = opt.update(params, grads, **keywords)
+        return updates, updated(state, opt)
+    check_guards(opt)
+    known = as_keywords(keywords)
+    after, updates = _update_without_params({"grads": grads, "known": known, "opt": opt})
+    return updates, updated(state, after["opt"])
+
+
+def _without_params(arguments: Any) -> tuple[list[Array], Updates]:
+    """As `opt.update`, but the transform sees no parameters, as in Optax's `tx.update(g, s)`."""
+    opt, grads = arguments["opt"], arguments["grads"]
+    transform, (state, count) = opt._tree
+    updates, new = run(
+        RETURN,
+        transform,
+        state,
+        count,
+        opt.binding.params,
+        split(grads, None),
+        grads,
+        arguments["known"],
+        sees_params=False,
+    )
+    return new, updates
+
+
+_update_without_params = Program(_without_params, functools.partial(carried, model=False))
+
+
+def _in_containers_of(given: PyTree, plain: PyTree, result: PyTree) -> PyTree:
+    """The result in the variables of nnx, where `plain` was taken out of such."""
+    structure = jax.tree.structure(given)
+    if structure == jax.tree.structure(plain):
+        return result
+    return structure.unflatten(jax.tree.leaves(result))
+
+
+# --- what is given to each call of `to_optax` ----------------------------------------------
+
+
+def _given(tx: AbstractTransform[Any], bound: AbstractTransform[Any]) -> tuple[str, ...]:
+    """The paths of the arrays of a transform, where others have numbers."""
+    opt = as_optimizer(as_state(bound, None, tree.fresh_count(), ()))
+    numbers = [x for x in jax.tree.leaves(tx) if tree.is_array(x) or _is_number(x)]
+    pairs = zip(opt.binding.names, numbers, strict=False)
+    return tuple(name for name, x in pairs if tree.is_array(x))
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, bool | int | float)
+
+
+def _with_given(state: ToOptaxState, tx: AbstractTransform[Any]) -> ToOptaxState:
+    """The state with the arrays of this transform.
+
+    `optax.inject_hyperparams` calls `to_optax` in every step, each time with other arrays, and
+    passes a state that has those of the first step.
+    """
+    leaves, structure = jax.tree.flatten(tx)
+    if not any(map(tree.is_array, leaves)):
+        return state
+    old = as_optimizer(state).transform
+    kept = [
+        jnp.asarray(x, y.dtype) if tree.is_array(x) else y
+        for x, y in zip(leaves, jax.tree.leaves(old), strict=True)
+    ]
+    return as_state(structure.unflatten(kept), state.inner_state, state.count, state.given)
+
+
+# --- checks ---------------------------------------------------------------------------------
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, ToOptaxState):
+        raise TypeError(
+            "The second argument of `update` must be the state that `init` or the last `update` "
+            f"returned, got something of type {type(state).__name__}. Optax's order is "
+            "`tx.update(grads, state, params)`."
+        )
+
+
+def _keywords(state: ToOptaxState, params: PyTree, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra arguments that some link may use. Raises an error if one is missing."""
+    transform = as_optimizer(state).transform
+    known = {name: x for name, x in given.items() if x is not None}
+    if params is not None:
+        known["params"] = params
+    declared = {*KEYWORDS}
+    for part in transforms(transform):
+        needs = {*part.module.needs} - {"step"}
+        if params is None and part.module.per_example:
+            needs.add("params")
+        for name in sorted(needs - known.keys()):
+            passed = "params" if name == "params" else f"params, {name}=..."
+            raise TypeError(
+                f"{type(part.module).__name__} ('{part.name}') needs '{name}': write "
+                f"`tx.update(grads, state, {passed})`."
+            )
+        declared |= needs
+    return {name: x for name, x in known.items() if name in declared - {"params"}}

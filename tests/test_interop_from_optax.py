@@ -1,0 +1,407 @@
+"""`sl.interop.from_optax`: the same bits as Optax, with what Slalom offers around it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from jaxtyping import config as jaxtyping_config
+
+import slalom as sl
+from helpers import (
+    assert_same_bits,
+    gradients,
+    lenient,
+    mlp,
+    optax_trajectory,
+    slalom_trajectory,
+    slow_except,
+)
+from slalom.interop import from_optax
+
+matrices = sl.where.ndim(min=2)
+params = {
+    "w": jnp.linspace(-1, 1, 6, dtype=jnp.float32).reshape(2, 3),
+    "b": (jnp.linspace(0.5, 1, 3, dtype=jnp.float32), jnp.asarray(0.25, jnp.float32)),
+}
+ones = jax.tree.map(jnp.ones_like, params)
+
+
+@pytest.fixture
+def unchecked():
+    """Without checks of types, whose errors would come first."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
+def loss_fn(params):
+    leaves = jax.tree.leaves(params)
+    return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
+
+
+schedule = optax.linear_schedule(0.1, 0.0, 10)
+decayed = {"w": True, "b": (False, True)}
+groups = {"w": "slow", "b": "fast"}
+
+ALIASES = {
+    name: getattr(optax, name)(0.1)
+    for name in (
+        "adabelief",
+        "adadelta",
+        "adagrad",
+        "adam",
+        "adamax",
+        "adamaxw",
+        "adamw",
+        "adan",
+        "amsgrad",
+        "fromage",
+        "lamb",
+        "lars",
+        "lion",
+        "nadam",
+        "nadamw",
+        "novograd",
+        "optimistic_adam_v2",
+        "optimistic_gradient_descent",
+        "radam",
+        "rmsprop",
+        "rprop",
+        "sgd",
+        "sign_sgd",
+        "signum",
+        "sm3",
+        "yogi",
+    )
+}
+OTHERS = {
+    "noisy_sgd": optax.noisy_sgd(0.1, key=jax.random.key(3)),
+    "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=2),
+    "adamw, masked and scheduled": optax.adamw(schedule, mask=decayed),
+    "polyak_sgd": optax.polyak_sgd(),
+    "lbfgs": optax.lbfgs(),
+    "backtracking": optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(8)),
+    "partition": optax.partition({"slow": optax.sgd(0.1), "fast": optax.adam(0.1)}, groups),
+    "masked": optax.chain(optax.masked(optax.trace(0.9), decayed), optax.scale(-0.1)),
+    "flatten": optax.flatten(optax.adam(0.1)),
+    "MultiSteps": optax.MultiSteps(optax.adam(0.1), 2),
+    "apply_if_finite": optax.apply_if_finite(optax.adam(0.1), 2),
+    "inject_hyperparams": optax.inject_hyperparams(optax.adamw)(0.1, b1=schedule),
+    "reduce_on_plateau": optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()),
+    "schedule_free": optax.contrib.schedule_free_adamw(0.1),
+    "prodigy": optax.contrib.prodigy(0.1),
+    "muon": optax.contrib.muon(0.1),
+    "dadapt_adamw": optax.contrib.dadapt_adamw(0.1),
+    "mechanic": optax.contrib.mechanize(optax.adam(0.1)),
+    "cocob": optax.contrib.cocob(),
+}
+EVERYTHING = ALIASES | OTHERS
+
+
+def known_at(grads):
+    """What the rules of Optax may ask for: one loss for each step."""
+    count = jax.tree.leaves(grads)[0].shape[0]
+    return {"value": jnp.linspace(1.0, 2.0, count)}
+
+
+@pytest.mark.parametrize(
+    "name", slow_except(EVERYTHING, "adamw, masked and scheduled", "noisy_sgd")
+)
+def test_every_transform_steps_as_in_optax(name):
+    gt = EVERYTHING[name]
+    # The SM3 of Optax has no rule for numbers.
+    start = params["w"] if name == "sm3" else params
+    grads = gradients(start, 4)
+    known = known_at(grads)
+    tx = from_optax(gt)
+    if isinstance(gt, optax.MultiSteps):
+        gt = gt.gradient_transformation()
+    gt = optax.with_extra_args_support(gt)
+    searches = {"value_fn"} & set(tx.needs)
+
+    def ours(params, opt, grads, known):
+        more = {"grad": grads, "value_fn": loss_fn} if searches else {}
+        with lenient():
+            return opt.step(params, grads, **known, **more)
+
+    def theirs(params, state, grads, known):
+        more = {"grad": grads, "value_fn": loss_fn} if searches else {}
+        with lenient():
+            updates, state = gt.update(grads, state, params, **known, **more)
+            return optax.apply_updates(params, updates), state
+
+    def run(step, state):
+        def body(carry, given):
+            carry = step(*carry, *given)
+            return carry, carry[0]
+
+        return jax.jit(lambda s: jax.lax.scan(body, (start, s), (grads, known))[1])(state)
+
+    with lenient():
+        expected = run(theirs, jax.tree.map(jnp.asarray, gt.init(start)))
+        assert_same_bits(run(ours, sl.Optimizer(tx, start)), expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_steps_as_in_optax(dtype):
+    half = jax.tree.map(lambda p: p.astype(dtype), params)
+    grads = gradients(half, 3)
+    ours, _ = slalom_trajectory(from_optax(optax.sgd(0.1, momentum=0.9)), half, grads)
+    theirs, _ = optax_trajectory(optax.sgd(0.1, momentum=0.9), half, grads)
+    # XLA may keep more digits between two operations in half precision.
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.dtype == dtype
+        np.testing.assert_allclose(*map(np.float32, (a, b)), rtol=float(jnp.finfo(dtype).eps))
+
+
+# --- what Slalom adds -----------------------------------------------------------------------
+
+
+def test_a_whole_model_trains():
+    model = mlp()
+    x = jnp.ones((4, 2))
+    step = sl.train_step(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))
+    opt = sl.Optimizer(sl.ClipByGlobalNorm(1.0) | from_optax(optax.adamw(0.01)), model)
+    losses = []
+    for _ in range(3):
+        model, opt, loss = step(model, opt)
+        losses.append(float(loss))
+    assert losses[2] < losses[1] < losses[0]
+
+
+@pytest.mark.slow
+def test_a_training_step_passes_what_a_line_search_needs():
+    tx = from_optax(optax.lbfgs())
+    assert tx.needs == ("value", "grad", "value_fn")
+    step = sl.train_step(loss_fn)
+    model, opt, before = step(params, sl.Optimizer(tx, params))
+    model, opt, after = step(model, opt)
+    assert after < before
+    with pytest.raises(TypeError, match=r"FromOptax \('from_optax'\) needs 'value'"):
+        opt.step(model, ones)
+
+
+WRAPPED = {
+    "mask": lambda tx: tx.mask(matrices) | sl.Scale(2.0),
+    "only": lambda tx: tx.only(matrices),
+    "partition": lambda tx: tx.partition({matrices: sl.sgd(0.5)}),
+    "every_k": lambda tx: tx.every_k(2),
+    "if_finite": lambda tx: tx.if_finite(),
+    "average": lambda tx: tx.average(),
+    "lookahead": lambda tx: tx.lookahead(2, 0.5),
+    "record": lambda tx: tx.record(),
+    "when": lambda tx: tx.when(lambda context, updates: context.step != 1, otherwise="zero"),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(WRAPPED, "mask"))
+def test_wrappers_treat_it_as_a_transform_of_slalom(name):
+    grads = gradients(params, 4)
+    # Both compute the same in every bit.
+    link = (optax.trace(0.9), sl.Trace(0.9))
+    whole = (optax.sgd(0.1, momentum=0.9), sl.sgd(0.1, momentum=0.9))
+    theirs, ours = link if name == "mask" else whole
+    wrap = WRAPPED[name]
+    left, opt = slalom_trajectory(wrap(from_optax(theirs)), params, grads)
+    right, rival = slalom_trajectory(wrap(ours), params, grads)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert opt.has_updated == rival.has_updated
+    averages = opt.eval_params(params), rival.eval_params(params)
+    for a, b in zip(*map(jax.tree.leaves, averages), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_undeclared_extra_arguments_are_refused_and_declared_ones_passed():
+    def update(updates, state, params=None, **extra_args):
+        return jax.tree.map(lambda u: u * extra_args["loss"], updates), state
+
+    gt = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    with pytest.raises(TypeError, match="No transform uses 'loss'"):
+        sl.Optimizer(from_optax(gt), params).update(params, ones, loss=jnp.asarray(3.0))
+    opt = sl.Optimizer(from_optax(gt, needs=["loss"]), params)
+    updates, _ = opt.update(params, ones, loss=jnp.asarray(3.0))
+    assert_same_bits(updates, jax.tree.map(lambda g: 3 * g, ones))
+    with pytest.raises(TypeError, match="needs 'loss'"):
+        opt.update(params, ones)
+
+
+# --- hyperparameters ------------------------------------------------------------------------
+
+
+def test_injected_hyperparameters_are_live():
+    gt = optax.inject_hyperparams(optax.adam)(0.1, b1=optax.linear_schedule(0.9, 0.8, 4))
+    opt = sl.Optimizer(sl.Clip(1.0) | from_optax(gt), params)
+    assert opt.hyperparams["from_optax.learning_rate"] == np.float32(0.1)
+    assert "from_optax.b1" not in opt.hyperparams  # Optax computes it from its own count
+    updates, _ = opt.update(params, ones)
+    half, after = opt.with_hyperparams(learning_rate=0.05).update(params, ones)
+    assert_same_bits(half, jax.tree.map(lambda u: u / 2, updates))
+    assert after.state_of("from_optax").hyperparams["learning_rate"] == np.float32(0.05)
+
+
+def test_an_injected_number_may_become_a_schedule():
+    gt = optax.inject_hyperparams(optax.sgd)(0.1)
+    tx = from_optax(gt).drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.2, patience=1)})
+    updates, _ = sl.Optimizer(tx, params).update(params, ones, value=jnp.asarray(1.0))
+    np.testing.assert_allclose(updates["w"], np.float32(-0.2))
+    opt = sl.Optimizer(from_optax(gt), params)
+    opt = opt.with_hyperparams(learning_rate=sl.schedules.linear(1.0, 0.0, 4))
+    _, opt = opt.update(params, ones)
+    np.testing.assert_allclose(opt.update(params, ones)[0]["w"], -0.75)
+
+
+def test_other_numbers_stay_in_their_closures():
+    assert dict(sl.Optimizer(from_optax(optax.adam(0.1)), params).hyperparams) == {}
+
+
+# --- state ----------------------------------------------------------------------------------
+
+
+def fresh(gt, **options):
+    return sl.Optimizer(from_optax(gt), params, **options)
+
+
+def test_moments_are_marked():
+    _, opt = fresh(optax.adam(0.1)).update(params, ones)
+    state = opt.state_of("from_optax")
+    mapped = sl.map_params(lambda leaf, p: p, state, params, other=lambda leaf: None)
+    assert_same_bits(mapped[0].mu.params, params)
+    assert_same_bits(mapped[0].nu.params, params)
+    assert mapped[0].count.shared is None
+
+
+def test_moments_of_masked_parameters_are_marked():
+    gt = optax.masked(optax.adam(0.1), decayed)
+    _, opt = fresh(gt).update(params, ones)
+    mapped = sl.map_params(lambda leaf, p: p, opt.state, params)
+    assert_same_bits(
+        mapped.inner_state[0].mu.params, {"w": params["w"], "b": (None, params["b"][1])}
+    )
+
+
+def test_arrays_of_other_shapes_are_not_treated_as_moments():
+    state = fresh(optax.adafactor(0.1, min_dim_size_to_factor=2)).state
+    mapped = sl.map_params(lambda leaf: None, state)
+    assert_same_bits(mapped[0].v_row, state[0].v_row)
+
+
+def test_a_single_array_has_moments_but_a_single_number_has_none():
+    tx = from_optax(optax.adam(0.1))
+    assert tx.init(jnp.ones(3))[0].mu.params.shape == (3,)
+    assert tx.init(jnp.ones(()))[0].mu.shape == ()
+
+
+def test_describe_shows_state_and_injected_learning_rates():
+    rows = fresh(optax.inject_hyperparams(optax.adam)(0.1)).describe(params).to_dict()
+    assert rows["w"]["state_bytes"] == 2 * params["w"].nbytes
+    assert rows["w"]["transform"] == "from_optax"
+    assert rows["w"]["learning_rate"] == np.float32(0.1)
+
+
+def test_reset_restarts_moments_and_their_count_and_no_schedule():
+    gt = optax.adam(schedule)
+    _, opt = fresh(gt).update(params, ones)
+    again = opt.reset(params)
+    adam, rate = again.state
+    assert (adam.count.shared, rate.count) == (0, 1)
+    assert not np.any(adam.mu.params["w"])
+    message = r"'from_optax.0.count.shared' is shared by several parameters"
+    with pytest.raises(ValueError, match=message):
+        opt.reset(params, sl.where.path("w"))
+
+
+def test_rebind_carries_the_moments_of_parameters_that_remain():
+    _, opt = fresh(optax.adam(0.1), trainable=matrices).update(
+        params, {"w": ones["w"], "b": (None, None)}
+    )
+    mu = opt.state[0].mu.params["w"]
+    opt, report = opt.rebind(params, trainable=None)
+    assert_same_bits(opt.state[0].mu.params["w"], mu)
+    assert "from_optax.0.mu.params.w" in report.carried
+    assert "from_optax.0.mu.params.b.0" in report.new
+
+
+def test_checkpoints_continue_bit_for_bit(tmp_path):
+    pytest.importorskip("safetensors", reason="checkpoints need the extra 'checkpoint'")
+    gt = optax.inject_hyperparams(optax.adamw)(0.1)
+    model, opt = fresh(gt).with_hyperparams(learning_rate=0.2).step(params, ones)
+    sl.checkpoint.save(tmp_path / "run", model=model, opt=opt)
+    loaded = sl.checkpoint.load(tmp_path / "run", model=params, opt=fresh(gt), hyperparams="file")
+    assert_same_bits(loaded["opt"].step(loaded["model"], ones), opt.step(model, ones))
+
+
+def test_a_training_step_donates_no_parameter():
+    gt = optax.GradientTransformation(lambda params: params, lambda u, state, params: (u, state))
+    tx = from_optax(gt) | sl.sgd(0.1)
+    start = jax.tree.map(jnp.copy, params)
+    opt = sl.Optimizer(tx, start)
+    sl.train_step(loss_fn)(params, opt)
+    assert all(x.is_deleted() for x in jax.tree.leaves(opt.state))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(start))
+
+
+def test_a_training_step_donates_no_array_in_a_closure():
+    tx = from_optax(optax.noisy_sgd(0.1, key=jax.random.key(3)))
+    start = jax.tree.map(jnp.copy, params)
+    sl.train_step(loss_fn)(start, sl.Optimizer(tx, start))
+    sl.Optimizer(tx, params).step(params, ones)
+
+
+@pytest.mark.slow
+def test_both_directions_undo_each_other():
+    grads = gradients(params, 3)
+    there = from_optax(sl.interop.to_optax(sl.adamw(0.1)))
+    left, opt = slalom_trajectory(there, params, grads)
+    right, _ = slalom_trajectory(sl.adamw(0.1), params, grads)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert sl.interop.hyperparams(opt.state)["learning_rate"] == np.float32(0.1)
+
+
+# --- printing and refusals ------------------------------------------------------------------
+
+
+def test_it_prints_the_names_of_what_it_wraps():
+    adamw = "<chain(scale_by_adam, masked(add_decayed_weights), scale)>"
+    tx = from_optax(optax.adamw(0.1, mask=decayed)).every_k(2)
+    assert repr(tx) == f"sl.interop.from_optax({adamw}).every_k(2)"
+    injected = from_optax(optax.inject_hyperparams(optax.sgd)(0.1))
+    assert repr(injected) == ("sl.interop.from_optax(<inject_hyperparams(sgd)>, learning_rate=0.1)")
+    assert repr(from_optax(optax.MultiSteps(optax.scale(2.0), 2))) == (
+        "sl.interop.from_optax(<MultiSteps(scale)>)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (optax.adam, r"Call it first: `adam\(...\)`"),
+        (sl.adam(0.1), "one of Slalom already: use it as it is"),
+        (0.1, r"takes an `optax.GradientTransformation`, such as `optax.adam\(1e-3\)`, got 0.1"),
+    ],
+)
+def test_what_is_no_transform_of_optax_is_refused(given, message, unchecked):
+    with pytest.raises(TypeError, match=message):
+        from_optax(given)
+
+
+def test_needs_must_not_be_a_string(unchecked):
+    with pytest.raises(TypeError, match=r"`needs=\('value',\)`"):
+        from_optax(optax.adam(0.1), needs="value")
+
+
+def test_lookahead_is_refused():
+    with pytest.raises(ValueError, match=r"from_optax\(inner\).lookahead\(sync_period"):
+        from_optax(optax.chain(optax.clip(1.0), optax.lookahead(optax.sgd(0.1), 5, 0.5)))
+
+
+def test_a_state_that_changes_its_structure_is_refused():
+    def update(updates, state, params=None):
+        return updates, {"count": state["count"], "more": state["count"]}
+
+    gt = optax.GradientTransformation(lambda params: {"count": jnp.zeros(())}, update)
+    with pytest.raises(ValueError, match="structure"):
+        fresh(gt).update(params, ones)

@@ -1,0 +1,470 @@
+"""`sl.interop.to_optax`: the same bits as `opt.update`, in code for Optax, at the same cost."""
+
+import re
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jaxtyping import config as jaxtyping_config
+
+import slalom as sl
+from helpers import assert_same_bits, lenient, mlp, slow_except
+from slalom.interop import to_optax
+from table import EVERYTHING, PER_EXAMPLE
+
+
+@pytest.fixture
+def unchecked():
+    """Without checks of types, whose errors would come first."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
+matrices = sl.where.ndim(min=2)
+params = {
+    "w": jnp.linspace(-1, 1, 6).reshape(2, 3),
+    "b": (jnp.linspace(0.5, 1, 3), jnp.asarray(0.25)),
+}
+ones = jax.tree.map(jnp.ones_like, params)
+
+
+def loss_fn(params):
+    leaves = jax.tree.leaves(params)
+    return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
+
+
+def at(step):
+    """The gradients of one step."""
+    return jax.tree.map(lambda p: jnp.cos(p * (step + 1)), params)
+
+
+def known(grads):
+    return {"value": loss_fn(grads), "grad": grads, "value_fn": loss_fn}
+
+
+def three_updates(update, state):
+    """The updates of three steps at fixed parameters, and the last state, compiled as one."""
+
+    def body(state, step):
+        updates, state = update(at(step), state)
+        return state, updates
+
+    return jax.jit(lambda state: jax.lax.scan(body, state, jnp.arange(3.0)))(state)
+
+
+QUICK = ("adamw", "Average")
+
+
+@pytest.mark.parametrize("name", slow_except(EVERYTHING, *QUICK))
+def test_every_transform_updates_as_an_optimizer_does(name):
+    tx = to_optax(EVERYTHING[name])
+
+    def ours(grads, opt):
+        return opt.update(params, grads, **known(grads))
+
+    def theirs(grads, state):
+        return tx.update(grads, state, params, **known(grads))
+
+    opt, expected = three_updates(ours, sl.Optimizer(EVERYTHING[name], params))
+    state, updates = three_updates(theirs, tx.init(params))
+    assert_same_bits(updates, expected)
+    assert_same_bits(state.inner_state, opt.state)
+    assert_same_bits(sl.interop.metrics(state).to_dict(), opt.metrics.to_dict())
+    assert_same_bits(sl.interop.hyperparams(state).to_dict(), opt.hyperparams.to_dict())
+    assert_same_bits(sl.interop.eval_params(state, params), opt.eval_params(params))
+
+
+@pytest.mark.parametrize("name", slow_except(PER_EXAMPLE, "PerExampleLayerNormClip"))
+def test_per_example_gradients_are_accepted(name):
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), at(0), at(1))
+    expected, _ = sl.Optimizer(PER_EXAMPLE[name], params).update(params, stacked)
+    tx = to_optax(PER_EXAMPLE[name])
+    assert_same_bits(tx.update(stacked, tx.init(params), params)[0], expected)
+    with pytest.raises(TypeError, match=r"needs 'params': write `tx.update\(grads, state, params"):
+        tx.update(stacked, tx.init(params))
+
+
+def test_half_precision_updates_have_the_dtype_of_the_parameters():
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    tx = to_optax(sl.adamw(0.1))
+    updates, state = tx.update(half, tx.init(half), half)
+    assert {u.dtype for u in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
+    assert jax.tree.leaves(state.inner_state[0].nu)[0].dtype == jnp.float32
+
+
+@pytest.mark.slow
+def test_a_whole_model_is_accepted():
+    model = mlp()
+    grads = eqx.filter_grad(lambda m: jnp.sum(m(jnp.ones(2))))(model)
+    tx = to_optax(sl.adamw(0.1, decay_where=matrices))
+    updates, _ = tx.update(grads, tx.init(model), model)
+    expected, _ = sl.Optimizer(sl.adamw(0.1, decay_where=matrices), model).update(model, grads)
+    assert_same_bits(updates, expected)
+
+
+# --- without parameters ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", slow_except(["adam", "Flatten", "EveryK, skip"], "adam"))
+def test_parameters_may_be_left_out_where_no_link_needs_them(name):
+    given = sl.adam(0.1).flatten() if name == "Flatten" else EVERYTHING[name]
+    tx = to_optax(given)
+    state, updates = three_updates(tx.update, tx.init(params))
+    after, expected = three_updates(lambda g, s: tx.update(g, s, params), tx.init(params))
+    assert_same_bits((updates, state), (expected, after))
+    assert_same_bits(
+        tx.update(ones, tx.init(params))[0], tx.update(ones, tx.init(params), params)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (sl.adamw(0.1), r"AddDecayedWeights \('add_decayed_weights'\) needs 'params'"),
+        (sl.adam(0.1).average(), "Average needs 'params'"),
+        (sl.sgd(0.1).project(sl.projections.non_negative()), "Projected needs 'params'"),
+    ],
+)
+def test_missing_parameters_are_named(tx, message):
+    tx = to_optax(tx)
+    with pytest.raises(TypeError, match=message + r".*`tx.update\(grads, state, params\)`"):
+        tx.update(ones, tx.init(params))
+
+
+# --- extra arguments ------------------------------------------------------------------------
+
+
+class ScaleByLoss(sl.AbstractStatelessTransform):
+    needs = ("loss",)
+
+    def apply(self, updates, params, context):
+        return jax.tree.map(lambda u: u * context.extra["loss"], updates)
+
+
+def test_declared_extra_arguments_are_passed_and_others_dropped():
+    tx = to_optax(ScaleByLoss())
+    state = tx.init(params)
+    updates, _ = tx.update(ones, state, params, loss=jnp.asarray(3.0), other=1, value=None)
+    assert_same_bits(updates, jax.tree.map(lambda g: 3 * g, ones))
+    with pytest.raises(TypeError, match=r"'loss': write `tx.update\(grads, state, params, loss="):
+        tx.update(ones, state, params, other=1)
+
+
+def test_in_a_chain_each_transform_takes_its_own_extra_arguments():
+    tx = optax.chain(
+        to_optax(ScaleByLoss()), optax.scale(1.0), optax.polyak_sgd(), to_optax(sl.sgd(0.1))
+    )
+    state = tx.init(params)
+    with lenient():
+        tx.update(ones, state, params, loss=jnp.asarray(3.0), value=jnp.asarray(1.0))
+
+
+# --- hyperparameters ------------------------------------------------------------------------
+
+
+def test_hyperparameters_are_live():
+    tx = to_optax(sl.adam(0.1))
+    traces = []
+
+    @jax.jit
+    def update(state):
+        traces.append(None)
+        return tx.update(ones, state, params)
+
+    slow = sl.interop.with_hyperparams(tx.init(params), {"learning_rate": lambda lr: lr / 4})
+    assert_same_bits(update(slow)[0], jax.tree.map(lambda u: u / 4, update(tx.init(params))[0]))
+    assert len(traces) == 1
+    assert slow.hyperparams["learning_rate"] == np.float32(0.1) / 4
+
+
+def test_hyperparameters_are_found_inside_of_other_states():
+    tx = optax.chain(optax.clip(1.0), to_optax(sl.adam(sl.schedules.linear(1.0, 0.0, 4))))
+    state = {"opt": tx.init(params), "step": 3}
+    _, state["opt"] = tx.update(ones, state["opt"], params)
+    assert sl.interop.hyperparams(state)["learning_rate"] == 0.75
+    state = sl.interop.with_hyperparams(state, {"learning_rate.init_value": 2.0})
+    assert sl.interop.hyperparams(state)["learning_rate"] == 1.5
+    assert state["step"] == 3
+
+
+def test_the_states_of_two_transforms_are_told_apart():
+    tx = optax.partition(
+        {"a": to_optax(sl.sgd(0.1)), "b": to_optax(sl.adam(0.1))}, ({"w": "a", "b": "b"})
+    )
+    state = tx.init(params)
+    message = re.escape("`state.inner_states['a'].inner_state`, `state.inner_states['b']")
+    with pytest.raises(
+        ValueError, match=f"contains 2 states .* `sl.interop.hyperparams`: {message}"
+    ):
+        sl.interop.hyperparams(state)
+    assert sl.interop.hyperparams(state.inner_states["a"])["learning_rate"] == np.float32(0.1)
+
+
+@pytest.mark.parametrize("name", ["hyperparams", "with_hyperparams", "metrics", "eval_params"])
+def test_a_state_that_is_none_is_refused(name):
+    state = optax.adam(0.1).init(params)
+    further = {"with_hyperparams": [{"b1": 0.5}], "eval_params": [params]}.get(name, [])
+    with pytest.raises(TypeError, match=f"`sl.interop.{name}` takes the state of a transform that"):
+        getattr(sl.interop, name)(state, *further)
+
+
+def test_unknown_names_and_invalid_values_are_refused():
+    state = to_optax(sl.adam(0.1)).init(params)
+    with pytest.raises(KeyError, match=r"'learningrate' is not known. Candidates: .*learning_rate"):
+        sl.interop.with_hyperparams(state, learningrate=1.0)
+    with pytest.raises(ValueError, match=r"b1 must be in \[0, 1\)"):
+        sl.interop.with_hyperparams(state, b1=2.0)
+    with pytest.raises(TypeError, match=r"`state = sl.interop.with_hyperparams\(state, "):
+        state.hyperparams["b1"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("tx", "values"),
+    [
+        (sl.adam(0.1), {"learning_rate": sl.schedules.linear(1.0, 0.0, 4)}),
+        (sl.sgd(0.1).average(), {"average.decay": 0.9}),
+    ],
+)
+def test_another_structure_is_refused(tx, values):
+    state = to_optax(tx).init(params)
+    with pytest.raises(
+        ValueError, match=r"structure of the state.*`sl.interop.to_optax\(new_tx\)`"
+    ):
+        sl.interop.with_hyperparams(state, values)
+
+
+def test_a_schedule_is_not_replaced_by_a_number():
+    state = to_optax(sl.adam(sl.schedules.linear(1.0, 0.0, 4))).init(params)
+    with pytest.raises(ValueError, match="is the schedule"):
+        sl.interop.with_hyperparams(state, learning_rate=0.1)
+
+
+# --- arrays, which belong to `to_optax` -----------------------------------------------------
+
+
+def test_inject_hyperparams_sets_what_it_injects():
+    injected = optax.inject_hyperparams(lambda rate: to_optax(sl.adam(rate)))(rate=0.1)
+    state = injected.init(params)
+    state.hyperparams["rate"] = jnp.asarray(0.5)
+    for update in (injected.update, jax.jit(injected.update)):
+        updates, after = update(ones, state, params)
+        np.testing.assert_allclose(updates["w"], -0.5, rtol=1e-5)
+        assert sl.interop.hyperparams(after)["learning_rate"] == 0.5
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_a_hyperparameter_that_each_call_sets_is_not_changed_in_the_state():
+    state = to_optax(sl.adam(jnp.asarray(0.1))).init(params)
+    sl.interop.with_hyperparams(state, b1=0.5)
+    message = r"'scale_by_learning_rate.learning_rate' was passed .* as an array.*Python number"
+    with pytest.raises(ValueError, match=message):
+        sl.interop.with_hyperparams(state, learning_rate=0.2)
+
+
+def test_gradients_flow_into_arrays_and_into_the_state():
+    def after(rate):
+        tx = to_optax(sl.sgd(rate))
+        updates, _ = tx.update(ones, tx.init(params), params)
+        return updates["w"][0, 0]
+
+    assert jax.grad(after)(jnp.asarray(0.1)) == -1
+
+    tx = to_optax(sl.sgd(0.1))
+
+    def from_state(rate):
+        state = sl.interop.with_hyperparams(tx.init(params), learning_rate=rate)
+        return tx.update(ones, state, params)[0]["w"][0, 0]
+
+    assert jax.grad(from_state)(jnp.asarray(0.1)) == -1
+
+
+class Learned(sl.AbstractTransform):
+    """A rule with a network, which holds a function next to its arrays."""
+
+    net: eqx.nn.MLP
+
+    def init(self, params):
+        return {"name": "learned"}
+
+    def update(self, updates, state, params=None, context=None):
+        return jax.tree.map(lambda u: u * self.net(jnp.ones(2))[0], updates), state
+
+
+def test_functions_inside_of_a_transform_are_part_of_the_structure():
+    tx = to_optax(Learned(mlp()) | sl.sgd(0.1))
+    state = tx.init(params)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+    updates, after = jax.jit(tx.update)(ones, state, params)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    expected, _ = sl.Optimizer(Learned(mlp()) | sl.sgd(0.1), params).update(params, ones)
+    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-6)
+
+
+# --- Optax's own wrappers -------------------------------------------------------------------
+
+
+def test_chains_partitions_and_masks():
+    with lenient():
+        tx = optax.chain(
+            optax.clip_by_global_norm(1.0),
+            optax.multi_transform(
+                {
+                    "adam": to_optax(sl.adam(0.1)),
+                    "none": to_optax(sl.sgd(0.5)),
+                    "off": optax.set_to_zero(),
+                },
+                {"w": "adam", "b": ("off", "adam")},
+            ),
+            optax.masked(to_optax(sl.Scale(2.0)), {"w": True, "b": False}),
+        )
+        updates, state = jax.jit(tx.update)(ones, tx.init(params), params)
+        again, _ = tx.update(ones, state, params)
+    np.testing.assert_allclose(updates["w"], -0.2, rtol=1e-5)
+    np.testing.assert_allclose(updates["b"][1], -0.1, rtol=1e-5)
+    assert not np.any(updates["b"][0])
+    np.testing.assert_allclose(again["w"], -0.2, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_multi_steps():
+    inner, expected = to_optax(sl.adam(0.1)), sl.adam(0.1).every_k(2)
+    tx = optax.MultiSteps(inner, 2)
+    with lenient():
+        state = tx.init(params)
+        for step in range(4):
+            updates, state = tx.update(at(step), state, params)
+    opt = sl.Optimizer(expected, params)
+    for step in range(4):
+        theirs, opt = opt.update(params, at(step))
+    for a, b in zip(jax.tree.leaves(updates), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_optax_maps_the_parameters_of_the_state():
+    tx = to_optax(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1))
+    names = jax.tree.map(lambda p: "param", params)
+    state = optax.tree.map_params(
+        tx, lambda _, name: name, tx.init(params), names, transform_non_params=lambda _: "other"
+    )
+    assert jax.tree.leaves(state.inner_state[1].mu) == ["param"] * 3
+    assert set(jax.tree.leaves((state.transform, state.count))) == {"other"}
+
+
+def test_a_sweep_and_donation():
+    tx = to_optax(sl.adam(0.1))
+
+    def run(rate):
+        state = sl.interop.with_hyperparams(tx.init(params), learning_rate=rate)
+        return tx.update(ones, state, params)
+
+    updates, state = jax.vmap(run)(jnp.array([0.1, 0.2]))
+    np.testing.assert_allclose(updates["w"][1], -0.2, rtol=1e-5)
+    assert sl.interop.hyperparams(state)["learning_rate"].shape == (2,)
+
+    step = jax.jit(tx.update, donate_argnums=1)
+    before = tx.init(params)
+    _, after = step(ones, before, params)
+    assert all(x.is_deleted() for x in jax.tree.leaves(before))
+    step(ones, after, params)
+
+
+# --- cost -----------------------------------------------------------------------------------
+
+
+SHAPE = (256, 512)
+large = {f"layer{i}": jnp.full(SHAPE, 0.1 * (i + 1)) for i in range(3)}
+
+
+def compiled(init, update):
+    def step(params, state, grads):
+        updates, state = update(params, state, grads)
+        return optax.apply_updates(params, updates), state
+
+    return jax.jit(step, donate_argnums=(0, 1)).lower(large, init, large).compile()
+
+
+COSTS = {
+    "adamw": sl.adamw(1e-3),
+    "clip, adamw": sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3),
+    "average": sl.adamw(1e-3).average(0.9),
+    "every_k": sl.adamw(1e-3).every_k(4),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(COSTS, "adamw"))
+def test_an_update_compiles_to_the_program_of_an_optimizer(name):
+    def ours(params, opt, grads):
+        return opt.update(params, grads)
+
+    opt = compiled(sl.Optimizer(COSTS[name], large), ours)
+    tx = to_optax(COSTS[name])
+    program = compiled(tx.init(large), lambda params, state, grads: tx.update(grads, state, params))
+
+    def kernels(compiled):
+        return len(re.findall(r" = \S.* (?:fusion|copy|custom-call|reduce)\(", compiled.as_text()))
+
+    assert kernels(program) == kernels(opt) > 0
+    scratch = [p.memory_analysis().temp_size_in_bytes for p in (program, opt)]
+    assert scratch[0] <= scratch[1]
+
+
+def test_the_second_call_does_not_compile_again():
+    tx = to_optax(sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3).average(0.9))
+    update = jax.jit(tx.update)
+    state = tx.init(params)
+    for step in range(3):
+        _, state = update(at(step), state, params)
+    assert update._cache_size() == 1
+
+
+# --- refusals -------------------------------------------------------------------------------
+
+
+def test_what_is_no_transform_is_refused(unchecked):
+    opt = sl.Optimizer(sl.adam(0.1), params)
+    with pytest.raises(TypeError, match=r"`sl.interop.to_optax\(opt.transform\)`"):
+        to_optax(opt)
+    with pytest.raises(TypeError, match=r"is not a transform: .*This is a transform of Optax"):
+        to_optax(optax.adam(0.1))
+    with pytest.raises(TypeError, match=r"Call it first: `adam\(...\)`"):
+        to_optax(sl.adam)
+
+
+def test_what_an_optimizer_refuses_is_refused():
+    with pytest.raises(ValueError, match=r"use `.only\(where\)`"):
+        to_optax(sl.adam(0.1).mask(matrices)).init(params)
+    with pytest.raises(ValueError, match="There is nothing to train"):
+        to_optax(sl.adam(0.1)).init({"w": 1.0})
+    tx = to_optax(sl.adam(0.1))
+    with pytest.raises(ValueError, match="The gradient at 'w' has shape"):
+        tx.update(ones | {"w": jnp.ones(2)}, tx.init(params), params)
+
+
+def test_arguments_in_the_order_of_slalom_are_refused():
+    tx = to_optax(sl.adam(0.1))
+    with pytest.raises(TypeError, match=r"`tx.update\(grads, state, params\)`"):
+        tx.update(params, ones, tx.init(params))
+
+
+def test_errors_of_guards_are_raised_outside_of_jit():
+    tx = to_optax(sl.adam(0.1).if_finite(0, on_limit="raise"))
+    bad = jax.tree.map(lambda p: p * jnp.nan, params)
+    _, state = jax.jit(tx.update)(bad, tx.init(params), params)
+    with pytest.raises(FloatingPointError, match="not finite in 1 steps"):
+        tx.update(ones, state, params)
+    with pytest.raises(FloatingPointError, match="not finite in 1 steps"):
+        tx.update(ones, state)
+
+
+@pytest.mark.parametrize("name", ["to_optax", "from_optax"])
+def test_a_missing_optax_names_the_extra(name, monkeypatch, unchecked):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    with pytest.raises(
+        ImportError, match=rf"`sl.interop.{name}` needs Optax: .* 'slalom\[optax\]'"
+    ):
+        getattr(sl.interop, name)(sl.adam(0.1))

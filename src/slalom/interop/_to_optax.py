@@ -14,7 +14,7 @@ from .._core.fields import bind_numbers
 from .._core.transform import AbstractTransform, require_transform
 from .._core.walk import transforms
 from .._core.write import RETURN
-from .._optimizer.compiled import carried, check_guards
+from .._optimizer.compiled import carried, check_guards, homes
 from .._optimizer.model import split
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.step import KEYWORDS, as_keywords, run
@@ -136,7 +136,9 @@ def _without_params(arguments: Any) -> tuple[list[Array], Updates]:
     return new, updates
 
 
-_update_without_params = Program(_without_params, functools.partial(carried, model=False))
+_update_without_params = Program(
+    _without_params, functools.partial(carried, model=False), functools.partial(homes, model=False)
+)
 
 
 def _in_containers_of(given: PyTree, plain: PyTree, result: PyTree) -> PyTree:

@@ -21,7 +21,7 @@ from helpers import slow_except
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"] + [
-    f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))
+    path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))
 ]
 FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -75,7 +75,7 @@ def run(code, namespace, document, line):
     assert checked == code.count("# ->"), f"{document}:{line}: a `# ->` follows no expression"
 
 
-QUICK = ("README.md", "CONTRIBUTING.md", "docs/writing-a-transform.md")
+QUICK = ("README.md", "CONTRIBUTING.md", "docs/guides/writing-a-transform.md")
 
 
 @pytest.mark.slow

@@ -92,7 +92,9 @@ class _Parser:
         while _is_word(*self.peek()):
             kind, text = self.take()
             if kind == "code":
-                found.append(f'</mtext><mtext class="name">{html.escape(text[1:-1])}</mtext><mtext>')
+                found.append(
+                    f'</mtext><mtext class="name">{html.escape(text[1:-1])}</mtext><mtext>'
+                )
             else:
                 comma = self.peek()[1] == "," and self.take()[1]
                 found.append(text + (comma or ""))
@@ -169,7 +171,9 @@ class _Parser:
     def atom(self):
         kind, text = self.take()
         if kind == "number":
-            return ("<mfrac><mn>1</mn><mn>2</mn></mfrac>" if text == "½" else f"<mn>{text}</mn>"), None
+            return (
+                "<mfrac><mn>1</mn><mn>2</mn></mfrac>" if text == "½" else f"<mn>{text}</mn>"
+            ), None
         if kind == "name":
             return self.name(text), None
         if text == "√":

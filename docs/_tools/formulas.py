@@ -136,7 +136,8 @@ class _Parser:
             kind, text = self.peek(skip_space=False)
             if kind == "accent":
                 self.take()
-                markup = f'<mover accent="true">{markup}<mo stretchy="false">{ACCENTS[text]}</mo></mover>'
+                accent = f'<mo stretchy="false">{ACCENTS[text]}</mo>'
+                markup = f'<mover accent="true">{markup}{accent}</mover>'
             elif kind == "sub":
                 self.take()
                 sub += _script(text.translate(SUBSCRIPTS))

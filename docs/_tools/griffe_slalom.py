@@ -18,7 +18,7 @@ import griffe
 import slalom
 
 sys.path.append(str(Path(__file__).parent))
-from formulas import to_html  # noqa: E402
+from formulas import to_html
 
 FORMULA = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}[^\n]*(?:\n|\Z))+)")
 EXAMPLE = re.compile(r"^( *)```python\n(.*?)\n\s*```$", re.MULTILINE | re.DOTALL)

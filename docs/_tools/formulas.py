@@ -96,8 +96,8 @@ class _Parser:
                     f'</mtext><mtext class="name">{html.escape(text[1:-1])}</mtext><mtext>'
                 )
             else:
-                comma = self.peek()[1] == "," and self.take()[1]
-                found.append(text + (comma or ""))
+                mark = self.take()[1] if self.peek()[1] in (",", ":") else ""
+                found.append(text + mark)
         text = "\u2002" + "\u00a0".join(found) + "\u2002"
         return f"<mtext>{text}</mtext>".replace("<mtext></mtext>", "")
 

@@ -2,9 +2,30 @@
 
 import re
 
+import slalom as sl
+
 ERROR = re.compile(r'<div class="language-text highlight">(?=<pre>(?:<[^>]+>)*[\w.]+Error: )')
+NAMES = re.compile(
+    r"<(?P<tag>a|autoref|pre|h[1-6])\b.*?</(?P=tag)>|<code>sl\.(?P<name>[\w.]+)(?:\([^<]*\))?</code>",
+    re.DOTALL,
+)
 
 
 def on_page_content(html, **_):
-    """Marks error messages, whose long lines are wrapped; those of tables and code are not."""
-    return ERROR.sub('<div class="language-text highlight wrapped">', html)
+    """Links public names to the reference, and marks error messages, whose lines are wrapped."""
+    html = ERROR.sub('<div class="language-text highlight wrapped">', html)
+    return NAMES.sub(_link, html)
+
+
+def _link(match):
+    name = match["name"]
+    if name is None or not _exists(name):
+        return match[0]
+    return f'<autoref identifier="slalom.{name}" optional>{match[0]}</autoref>'
+
+
+def _exists(name):
+    value = sl
+    for part in name.split("."):
+        value = vars(value).get(part) if hasattr(value, "__dict__") else None
+    return value is not None

@@ -110,6 +110,29 @@ def test_formula_becomes_mathml(formula, expected):
     assert mathml(formula) == expected
 
 
+# --- names and errors -----------------------------------------------------------------------
+
+
+def test_public_names_become_links_to_the_reference():
+    convert = tool("hooks").on_page_content
+    name = "<code>sl.schedules.linear(1.0, 0.0, 10)</code>"
+    link = f'<autoref identifier="slalom.schedules.linear" optional>{name}</autoref>'
+    assert convert(f"<p>{name}</p>") == f"<p>{link}</p>"
+    for kept in (
+        f'<a href="x">{name}</a>',
+        "<code>sl.nothing</code>",
+        "<h2><code>sl.adam</code></h2>",
+    ):
+        assert convert(kept) == kept
+
+
+def test_error_messages_are_marked_to_be_wrapped():
+    convert = tool("hooks").on_page_content
+    block = '<div class="language-text highlight"><pre><span></span><code>{}</code></pre></div>'
+    assert "wrapped" in convert(block.format("ValueError: a long line"))
+    assert "wrapped" not in convert(block.format("path  dtype  shape"))
+
+
 # --- the check of a built site --------------------------------------------------------------
 
 GOOD = {

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import slalom as sl
+from slalom._core.fluent import FLUENT
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
@@ -68,6 +69,23 @@ def test_every_listed_member_exists(page):
             for part in name.split("."):
                 owner = getattr(owner, part)
             assert member in dir(owner), f"{page}: {name} has no {member}"
+
+
+def test_every_method_of_an_optimizer_is_listed():
+    _, _, options = (ROOT / "docs/api/training.md").read_text().partition("slalom.Optimizer\n")
+    listed = set(re.findall(r"^ +- (\w+)$", options.partition("\n\n")[0], re.MULTILINE))
+    inherited = {name for base in sl.Optimizer.__mro__[1:] for name in vars(base)}
+    own = {name for name in vars(sl.Optimizer) if name[0] != "_"} - inherited
+    assert listed == own - {"binding", "arrays"}
+
+
+def test_every_method_that_wraps_a_transform_has_an_entry():
+    there = {name for name, _ in entries()}
+    assert not [
+        name
+        for name in FLUENT
+        if name[0] != "_" and f"slalom.AbstractTransform.{name}" not in there
+    ]
 
 
 # --- the navigation -------------------------------------------------------------------------

@@ -38,6 +38,10 @@ class Slalom(griffe.Extension):
         for thing in _everything(pkg):
             if isinstance(thing, griffe.Class):
                 self._construct(thing)
+            if isinstance(thing, griffe.Function):
+                for parameter in thing.parameters:
+                    if isinstance(parameter.default, str):
+                        parameter.default = _shortest(parameter.default)
             if thing.docstring is not None:
                 thing.docstring.value = self._docstring(thing)
 
@@ -173,5 +177,9 @@ def _imported(path: str) -> Any:
 def _shown(default: Any) -> str:
     if inspect.isclass(default):
         return default.__name__
-    text = "..." if repr(default).startswith("<") else repr(default)
-    return re.sub(r"e-0(\d)", r"e-\1", text)
+    return "..." if repr(default).startswith("<") else _shortest(repr(default))
+
+
+def _shortest(number: str) -> str:
+    """A number as one writes it: `1e-8` instead of `1e-08`."""
+    return re.sub(r"^(\d.*e-)0(\d)$", r"\1\2", number)

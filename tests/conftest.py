@@ -2,6 +2,8 @@
 
 import gc
 import os
+import shutil
+from pathlib import Path
 
 # Before JAX and Slalom are imported: they read these once.
 os.environ["SLALOM_TYPECHECK"] = "1"
@@ -14,11 +16,23 @@ import jax
 import pytest
 from jaxtyping import config as jaxtyping_config
 
+# Programs that another worker or an earlier run has compiled are read instead of compiled again.
+PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "jax"
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 files_run = []
+
+
+def pytest_configure(config):
+    """Empties the cache of compiled programs when it has grown large, before any worker starts."""
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and sum(file.stat().st_size for file in PROGRAMS.glob("*")) > 500e6:
+        shutil.rmtree(PROGRAMS)
 
 
 @pytest.fixture
@@ -29,16 +43,28 @@ def x64():
 
 
 NOT_TYPECHECKED = {
+    "test_compiled",
+    "test_compose",
+    "test_eval_params",
+    "test_every_k",
+    "test_hypergradients",
+    "test_hyperparams",
+    "test_jit",
+    "test_linesearch",
+    "test_microbatches",
+    "test_numerics",
     "test_parity",
+    "test_plain_rules",
     "test_projections",
     "test_reset_and_rebind",
     "test_resume",
     "test_schedule_clock",
     "test_schedules",
     "test_shard_state",
+    "test_sizes",
 }
-"""Files that take long, and whose rules and schedules are type-checked by other files too. Checking
-types takes a third of the time of a test."""
+"""Files that take long, and whose rules and wrappers are type-checked by `test_table` and others
+too. Checking types takes a third of the time of a test."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -65,6 +65,24 @@ LEAN = {
         4, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)
     ),
 }
+# The same ones in each test, which share their programs.
+QUICK = [
+    "adamw",
+    "clip, lion",
+    "rmsprop",
+    "adafactor, whole",
+    "distance",
+    "fromage",
+    "partition",
+    "only",
+    "flatten, large leaves",
+    "every_k of clip, adamw",
+    "every_k in partition",
+    "if_finite",
+    "every_k of if_finite",
+    "when, passing",
+    "when, zero",
+]
 
 
 @functools.cache
@@ -77,7 +95,7 @@ def is_parameter(text):
     return text.count(f"f32[{','.join(map(str, SHAPE))}]")
 
 
-@pytest.mark.parametrize("name", LEAN)
+@pytest.mark.parametrize("name", slow_except(LEAN, *QUICK))
 def test_scratch_is_at_most_one_percent_of_the_parameters(name):
     program = lean(name)
     assert program.memory_analysis().temp_size_in_bytes <= 0.01 * size
@@ -89,7 +107,7 @@ def test_scratch_is_at_most_one_percent_of_the_parameters(name):
 ONCE = [name for name in LEAN if name != "when, passing"]
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", slow_except(ONCE, *QUICK))
 def test_no_array_is_written_twice(name):
     # Every kernel with a result as large as a parameter passes over memory once.
     results = re.findall(r" = (\(.*?\)|\S+) fusion\(", lean(name).as_text())
@@ -101,7 +119,7 @@ def test_no_array_is_written_twice(name):
 CONDITIONAL_NORMS = {"normalised": 1, "fromage": 2}
 
 
-@pytest.mark.parametrize("name", LEAN)
+@pytest.mark.parametrize("name", slow_except(LEAN, *QUICK))
 def test_there_are_as_many_conditionals_as_decisions(name):
     kinds = (sl.AbstractPacedTransform, sl.When)
     decisions = [part for part in transforms(LEAN[name]) if isinstance(part.module, kinds)]
@@ -113,7 +131,9 @@ def test_there_are_as_many_conditionals_as_decisions(name):
 PACED = [name for name, tx in LEAN.items() if isinstance(tx, sl.AbstractPacedTransform)]
 
 
-@pytest.mark.parametrize("name", [*PACED, "every_k in partition", "when, zero"])
+@pytest.mark.parametrize(
+    "name", slow_except([*PACED, "every_k in partition", "when, zero"], *QUICK)
+)
 def test_nothing_of_a_paced_transform_stands_outside_of_its_conditional(name):
     assert_roots_stand_in_branches(lean(name).as_text())
 
@@ -180,7 +200,7 @@ def test_scratch_is_one_buffer_at_most_where_a_rule_needs_one(tx):
     assert compiled(tx).memory_analysis().temp_size_in_bytes <= 1.1 * size
 
 
-@pytest.mark.parametrize("name", LEAN)
+@pytest.mark.parametrize("name", slow_except(LEAN, *QUICK))
 def test_parameters_and_state_are_written_in_place(name):
     opt = sl.Optimizer(LEAN[name], params)
     state = sum(leaf.nbytes for leaf in opt.arrays[opt.binding.rules :])

@@ -174,7 +174,7 @@ PRINTED = [
 NAMES = {"sl": sl, "half_life": half_life, "is_bias": is_bias, "inf": float("inf")}
 
 
-@pytest.mark.parametrize("tx", PRINTED, ids=lambda tx: repr(tx)[:60])
+@pytest.mark.parametrize("tx", PRINTED)
 def test_transforms_print_as_the_code_that_makes_them(tx):
     again = eval(repr(tx), NAMES)
     assert eqx.tree_equal(again, tx) is True

@@ -84,9 +84,7 @@ def differences(side):
     return (0, side, 2 * side), (-1.5 * side, 2 * side, -0.5 * side)
 
 
-@pytest.mark.parametrize(
-    "name", slow_except(SMOOTH, "ScaleByAdam", "ScaleBySM3", "ScaleByRss, from zero", "Ema")
-)
+@pytest.mark.parametrize("name", slow_except(SMOOTH, "ScaleByAdam", "ScaleByRss, from zero", "Ema"))
 def test_derivatives_are_those_of_finite_differences(name, x64):
     tx, params = RULES[name], jnp.asarray(PARAMS)
     points = list(points_of(tx))
@@ -153,10 +151,10 @@ def hypergradient(make, grads, x):
     return jax.grad(total)(x), total
 
 
-@pytest.mark.parametrize("make", NUMBERS_AT_ZERO.values(), ids=NUMBERS_AT_ZERO.keys())
-def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(make, x64):
+@pytest.mark.parametrize("name", slow_except(NUMBERS_AT_ZERO, "ScaleByRms", "Ema"))
+def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(name, x64):
     grads = [jnp.asarray(g) for g in ([0.3, -1.0], [-0.2, 0.7], [0.4, 0.1])]
-    derivative, total = hypergradient(make, grads, 0.0)
+    derivative, total = hypergradient(NUMBERS_AT_ZERO[name], grads, 0.0)
     h = 1e-5
     one_sided = (-3 * total(0.0) + 4 * total(h) - total(2 * h)) / (2 * h)
     np.testing.assert_allclose(derivative, one_sided, rtol=1e-6, atol=1e-8)

@@ -271,6 +271,7 @@ def noisy(model, x, y, key, scale=1.0):
     return scale * mean_square(model, jnp.where(keep, x, 0), y), keep
 
 
+@pytest.mark.slow
 def test_each_microbatch_draws_from_a_key_of_its_own():
     key = jax.random.key(7)
     options = {"has_aux": True, "microbatches": 3}

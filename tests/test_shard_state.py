@@ -125,6 +125,7 @@ def test_train_step_and_eager_steps_keep_the_shardings():
         assert [x.sharding for x in jax.tree.leaves(after)] == before
 
 
+@pytest.mark.slow
 def test_what_changes_an_optimizer_keeps_its_state_partitioned():
     params, opt, _ = sharded(sl.adam(1e-3))
     params, opt = step(params, opt)

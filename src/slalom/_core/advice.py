@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -80,4 +80,4 @@ def advise_keywords(function: _Function) -> _Function:
             check_keywords(function, function.__name__, kwargs)
         return function(*args, **kwargs)
 
-    return call  # pyright: ignore[reportReturnType]
+    return cast(_Function, call)

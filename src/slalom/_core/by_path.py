@@ -22,7 +22,9 @@ class ByPath(dict[str, Any]):
         return isinstance(name, str) and bool(matches(name, list(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401
+        if name in self:
+            return self[name]
+        return default
 
     @staticmethod
     def refuse(*_: Any, **__: Any) -> Any:

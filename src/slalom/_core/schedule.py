@@ -287,7 +287,7 @@ def _captured(function: Any, depth: int = 4) -> Iterator[Any]:
 def _is_set(cell: Any) -> bool:
     """Whether a closure's cell has a value: that of a recursive function may not have one yet."""
     try:
-        cell.cell_contents  # noqa: B018
+        _ = cell.cell_contents
     except ValueError:
         return False
     return True

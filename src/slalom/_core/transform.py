@@ -9,7 +9,7 @@ checks at binding read (`traits.py`).
 
 import abc
 from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from jaxtyping import Array, Bool
 
@@ -24,7 +24,15 @@ from .traits import AbstractTraits
 from .walk import find
 from .write import ADD, Write
 
-State = TypeVar("State")
+if TYPE_CHECKING:
+    # `AbstractTransform` alone then means `AbstractTransform[Any]`, also to a strict checker.
+    from typing_extensions import TypeVar
+
+    State = TypeVar("State", default=Any)
+else:
+    from typing import TypeVar
+
+    State = TypeVar("State")  # `default=` needs Python 3.13
 
 
 class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):

@@ -83,7 +83,9 @@ class AbstractWrapper(AbstractComposite[State]):
 
     def inner_state(self, state: State) -> Any:
         """The inner transform's state."""
-        return state.inner  # pyright: ignore[reportAttributeAccessIssue]  # as the class says
+        # `State` cannot be bound to a class with this field: a wrapper without state passes the
+        # inner state through, and overrides this method.
+        return state.inner  # pyright: ignore[reportAttributeAccessIssue]
 
     def inner_context(self, state: State, context: Context) -> Context:
         """The context that the inner transform sees."""
@@ -120,6 +122,7 @@ class AbstractPacedTransform(AbstractWrapper[State]):
     """
 
     def inner_context(self, state: State, context: Context) -> Context:
+        # The class promises the field, which the type variable of all wrappers cannot say.
         return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -89,7 +89,9 @@ class Readings(_Numbers):
         return isinstance(name, str) and bool(matches(name, list(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401
+        if name in self:
+            return self[name]
+        return default
 
     def to_dict(self) -> dict[str, Any]:
         """All of them as plain Python numbers, in one transfer, for loggers and JSON.

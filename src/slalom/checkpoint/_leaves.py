@@ -57,6 +57,7 @@ def kind(x: Any) -> str:
     if not is_key(x):
         return x.dtype.name
     if isinstance(x, jax.ShapeDtypeStruct):
+        # `jax.random.key_impl` takes no abstract keys.
         return f"key<{x.dtype._impl.name}>"  # pyright: ignore[reportAttributeAccessIssue]
     return f"key<{jax.random.key_impl(x)}>"
 

@@ -78,6 +78,7 @@ class Driven(AbstractWrapper[DrivenState]):
                     )
                 taken[path] = name
 
+    # A class attribute of other classes; here it depends on a field.
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The entries of the context that the schedules need."""

@@ -1,0 +1,296 @@
+"""The pages for users of Optax and PyTorch name everything those libraries have, and run."""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import runpy
+import types
+from collections import Counter
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import nested_dict
+
+ROOT = Path(__file__).parents[1]
+GENERATE = ROOT / "docs" / "migration" / "generate.py"
+generate = types.SimpleNamespace(**runpy.run_path(str(GENERATE)))
+LIBRARIES = list(generate.PAGES)
+ROWS = {
+    library: [row for table in generate.tables(library) for row in table.rows]
+    for library in LIBRARIES
+}
+
+
+def named(library):
+    return [name for row in ROWS[library] for name in row.names]
+
+
+def public(module):
+    return [name for name in dir(module) if not name.startswith("_")]
+
+
+def optax_names():
+    """Every public name of Optax, without the other names of one object.
+
+    The same object under the same last name counts once, under its shortest path; so does
+    `optax.tree_utils.tree_add`, which is `optax.tree.add`.
+    """
+    modules = [optax]
+    for found in pkgutil.iter_modules(optax.__path__):
+        if not found.name.startswith("_") and not found.name.endswith("_test"):
+            modules.append(importlib.import_module(f"optax.{found.name}"))
+    shortest = {}
+    for module in modules:
+        for name in public(module):
+            value = getattr(module, name)
+            path = f"{module.__name__}.{name}"
+            if isinstance(value, types.ModuleType):
+                # A module of experiments counts as one name. All others were imported above.
+                if module.__name__ == "optax.experimental":
+                    shortest[path] = path
+                continue
+            key = (name.removeprefix("tree_"), id(value))
+            other = shortest.get(key, path)
+            shortest[key] = min(path, other, key=lambda p: (p.count("."), len(p), p))
+    return set(shortest.values())
+
+
+def torch_names(torch):
+    """Every public name that the page promises."""
+    optim = torch.optim
+    schedulers, averages = optim.lr_scheduler, optim.swa_utils
+    names = [f"torch.optim.{n}" for n in optim.__all__ if inspect.isclass(getattr(optim, n))]
+    names += ["torch.optim.swap_in_optimizer_params_and_state"]
+    names += [f"torch.optim.lr_scheduler.{name}" for name in schedulers.__all__]
+    names += [f"torch.optim.swa_utils.{name}" for name in averages.__all__]
+    names += [
+        f"torch.nn.utils.{name}"
+        for name in public(torch.nn.utils)
+        if name.startswith("clip_grad") and name != "clip_grad"
+    ]
+    methods = [n for n in public(optim.Optimizer) if callable(getattr(optim.Optimizer, n))]
+    # Two annotations, which are attributes of instances.
+    names += [f"Optimizer.{n}" for n in (*methods, "state", "param_groups") if n.islower()]
+    names += ["torch.nn.utils.get_total_norm", "torch.amp.GradScaler"]
+    return set(names)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_no_name_is_missing_stale_or_listed_twice(library):
+    if library == "optax":
+        expected = optax_names()
+    else:
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        expected = torch_names(torch)
+    listed = Counter(named(library))
+    assert expected - set(listed) == set(), "are missing"
+    assert set(listed) - expected == set(), "are stale"
+    assert [name for name, count in listed.items() if count > 1] == []
+
+
+@functools.cache
+def namespace():
+    """What the code of the tables is about."""
+
+    def loss_fn(model, x):
+        return jnp.sum(model(x) ** 2)
+
+    def f(x):
+        return jnp.sum(x["w"] ** 2)
+
+    def condition(context, updates):
+        return context.step < 10
+
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    params = eqx.filter(model, eqx.is_inexact_array)
+    tx = sl.adam(1e-3)
+    grads = jax.tree.map(jnp.ones_like, params)
+    tree = {"w": jnp.ones(3)}
+    return {
+        "__name__": __name__,
+        "sl": sl,
+        "jax": jax,
+        "jnp": jnp,
+        "eqx": eqx,
+        "optax": optax,
+        "model": model,
+        "params": params,
+        "grads": grads,
+        "updates": grads,
+        "tx": tx,
+        "other": sl.sgd(0.1),
+        "state": tx.init(params),
+        "opt": sl.Optimizer(tx.record(), model),
+        "context": sl.Context(step=0),
+        "where": sl.where.ndim(min=2),
+        "lr": 1e-3,
+        "key": jax.random.key(0),
+        "loss_fn": loss_fn,
+        "fn": lambda *given: given[0],
+        "f": f,
+        "condition": condition,
+        "x": tree,
+        "y": tree,
+        "v": tree,
+        "age": jnp.array(3, jnp.int32),
+        "b1": jnp.float32(0.9),
+        "new": params,
+        "old": params,
+        "steps": 3,
+        "factor": lambda n: 1 / (n + 1),
+        "labels": {sl.where.ndim(min=2): "a", ~sl.where.ndim(min=2): "b"},
+        "schedule": sl.schedules.linear(1.0, 0.0, 10),
+        "plateau": sl.schedules.ReduceOnPlateau(1e-3),
+    }
+
+
+OURS = re.compile(r"(sl|tx|opt|jax|jnp|eqx|optax)\.")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_all_code_in_the_tables_runs(library):
+    def run(code):
+        eval(code, dict(namespace()))
+
+    for row in ROWS[library]:
+        in_remarks = [code for code in generate.code(row.differs) if OURS.match(code)]
+        for code in [*generate.code(row.slalom), *in_remarks]:
+            try:
+                # Traced, because nothing needs to be compiled to see whether it runs.
+                jax.eval_shape(functools.partial(run, code))
+            except Exception as error:
+                raise AssertionError(f"{row.names[0]}: `{code}` raises {error!r}") from error
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_row_says_what_to_do(library):
+    for row in ROWS[library]:
+        written = bool(generate.code(row.slalom))
+        said = row.slalom in ("not yet", "use optax", "use jax", "use torch")
+        assert written or said or (row.slalom == "" and row.differs), row.names
+
+
+def test_what_docstrings_say_differs_is_said_in_the_tables():
+    rules = [row for row in ROWS["optax"] if not row.names[0].endswith("State")]
+    for row in rules:
+        for code in generate.code(row.slalom):
+            function = code.partition("(")[0]
+            if re.fullmatch(r"sl(\.\w+)+", function):
+                text = inspect.getdoc(functools.reduce(getattr, function.split(".")[1:], sl)) or ""
+                differs = re.search(r"Differs\s+from\s+Optax", text)
+                assert row.differs or not differs, f"{row.names[0]}: {function} differs from Optax"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_page_is_what_the_generator_writes(library):
+    page = generate.PAGES[library]
+    assert page.read_text() == generate.page(library), "run python docs/migration/generate.py"
+
+
+CALLS = [row for row in ROWS["torch"] if row.call]
+OPTIMIZERS = [row for row in CALLS if "lr_scheduler" not in row.names[0]]
+SCHEDULERS = [row for row in CALLS if "lr_scheduler" in row.names[0]]
+
+
+def last(row):
+    return row.names[0].rpartition(".")[2]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(r, id=last(r), marks=() if last(r) == "AdamW" else pytest.mark.slow)
+        for r in OPTIMIZERS
+    ],
+)
+def test_optimizers_walk_the_path_of_their_calls(row):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    ours = nested_dict(jax.random.key(0))
+    gradients = [nested_dict(jax.random.key(seed)) for seed in range(1, 6)]
+    params = [torch.tensor(np.asarray(x), requires_grad=True) for x in jax.tree.leaves(ours)]
+    known = {**vars(torch.optim), "params": params, "lr": 1e-3}
+    theirs = eval(row.call, known)
+    opt = sl.Optimizer(eval(generate.code(row.slalom)[0], dict(namespace())), ours)
+    start = ours
+    for grads in gradients:
+        ours, opt = opt.step(ours, grads)
+        for param, g in zip(params, jax.tree.leaves(grads), strict=True):
+            param.grad = torch.tensor(np.asarray(g))
+        theirs.step()
+    for first, own, param in zip(*map(jax.tree.leaves, (start, ours)), params, strict=True):
+        moved = np.abs(np.asarray(own - first)).max()
+        np.testing.assert_allclose(own, param.detach().numpy(), atol=1e-3 * moved)
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=last(row)) for row in SCHEDULERS])
+def test_schedules_have_the_values_of_their_calls(row):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    known = namespace()
+    ours = eval(generate.code(row.slalom)[0], known)
+    lr = 0.1 if last(row) == "CyclicLR" else known["lr"]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr)
+    names = {**vars(torch.optim.lr_scheduler), "optimizer": optimizer, "lr": lr}
+    theirs = eval(row.call, {**names, "factor": known["factor"]})
+    for step in range(50):
+        np.testing.assert_allclose(
+            ours(step), optimizer.param_groups[0]["lr"], rtol=1e-4, err_msg=f"step {step}"
+        )
+        optimizer.step()
+        theirs.step()
+
+
+def test_the_loop_in_pytorch_runs():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    (loop,) = re.findall(r"^```py\n(.*?)^```$", generate.PAGES["torch"].read_text(), re.M | re.S)
+    model = torch.nn.Linear(2, 1)
+    x = torch.ones(4, 2)
+
+    def loss_fn(model, x, y):
+        return torch.mean((model(x) - y) ** 2)
+
+    before = loss_fn(model, x, 2.0).item()
+    exec(loop, {"torch": torch, "model": model, "loss_fn": loss_fn, "batches": [(x, 2.0)] * 10})
+    assert loss_fn(model, x, 2.0).item() < before
+
+
+def test_the_figures_of_the_faq_are_those_of_the_benchmarks():
+    """The FAQ compares times and memory, which `python -m benchmarks` measures."""
+    section = (ROOT / "docs" / "performance.md").read_text().partition("### GPT-2 small: ")[2]
+    times, costs = ({}, {})
+    for line in section.partition("\n### ")[0].splitlines():
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if "×" in line:
+            times[name] = re.findall(r"([\d.]+)×", line)
+        elif "%" in line:
+            costs[name] = cells
+    optax, fused, foreach = times["AdamW"]
+    idle = times["AdamW every 4, idle step"][0]
+    scratch, compilation = costs["clip, AdamW"], costs["AdamW"]
+    faq = (ROOT / "docs" / "faq.md").read_text()
+    for row in (
+        f"| 1 | {idle}× the time |",
+        f"| 1 | {optax}× the time | {fused}× fused, {foreach}× foreach |",
+        f"| 1 | {times['clip, AdamW'][0]}× the time |",
+        f"| {scratch[0]} of the parameters | {scratch[1]} |",
+        f"| {compilation[4]} s | {compilation[5]} s |",
+    ):
+        assert row in faq, f"docs/performance.md was measured again: write {row} in docs/faq.md"
+
+
+def test_nothing_that_exists_here_is_said_to_be_missing():
+    """A rule that Slalom gains needs a new row: its name is no longer `not yet`."""
+    ours = {name.lower() for name in dir(sl)}
+    for row in ROWS["optax"]:
+        if row.slalom == "not yet":
+            for name in row.names:
+                last = name.rpartition(".")[2].replace("_", "").lower()
+                assert last not in ours, f"{name} exists: say so in docs/migration/optax"

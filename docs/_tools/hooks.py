@@ -9,12 +9,20 @@ NAMES = re.compile(
     r"<(?P<tag>a|autoref|pre|h[1-6])\b.*?</(?P=tag)>|<code>sl\.(?P<name>[\w.]+)(?:\([^<]*\))?</code>",
     re.DOTALL,
 )
+CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+CODE = re.compile(r"<code>[^<]*</code>")
 
 
 def on_page_content(html, **_):
-    """Links public names to the reference, and marks error messages, whose lines are wrapped."""
+    """Links public names to the reference, and lets error messages and names in tables wrap."""
     html = ERROR.sub('<div class="language-text highlight wrapped">', html)
-    return NAMES.sub(_link, html)
+    html = NAMES.sub(_link, html)
+    return CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), html)
+
+
+def _breakable(code):
+    """A name that may continue on the next line after a dot or an underscore."""
+    return re.sub(r"(?<=\w)([._])(?=\w)", r"\1<wbr>", code[0])
 
 
 def _link(match):

@@ -22,7 +22,7 @@ def on_page_content(html, **_):
 
 def _breakable(code):
     """A name that may continue on the next line after a dot or an underscore."""
-    return re.sub(r"(?<=\w)([._])(?=\w)", r"\1<wbr>", code[0])
+    return re.sub(r"(?<=\w)(?<!\bsl)(?<!\btx)(?<!\bopt)([._])(?=[A-Za-z])", r"\1<wbr>", code[0])
 
 
 def _link(match):

@@ -46,6 +46,9 @@ def test_errors_and_warnings_come_at_every_binding():
             sl.Optimizer(ascending, model)
         with pytest.warns(UserWarning, match="both flip the sign"):
             sl.Optimizer(twice, model)
+        with pytest.warns(UserWarning, match=r"is -0\.1, so each step ascends .* Write 0\.1\."):
+            sl.Optimizer(sl.sgd(-0.1), model)
+    sl.Optimizer(sl.ScaleByLearningRate(0.1, flip_sign=False), model)
 
 
 def test_numbers_are_checked_when_fields_were_replaced():

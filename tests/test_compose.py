@@ -636,7 +636,7 @@ def test_describe_says_what_happens_to_each_parameter():
     assert printed[4].split() == [
         *("layers.1.bias", "float32", "(1,)", "no", "–", "–", "–", "0", "–")
     ]
-    assert len(printed) == 5
+    assert len(printed) == 6  # the last one has the totals
 
 
 def test_describe_tells_the_numbers_that_the_next_step_uses_at_each_parameter():

@@ -20,12 +20,24 @@ from refusals import (
     masks,
     models,
     names,
+    tools,
     training,
     transforms,
 )
 from refusals._table import CASES, bound, params
 
-TOPICS = (core, gradients, hyperparameters, keywords, masks, models, names, training, transforms)
+TOPICS = (
+    core,
+    gradients,
+    hyperparameters,
+    keywords,
+    masks,
+    models,
+    names,
+    tools,
+    training,
+    transforms,
+)
 """Imported for what they enter into the table."""
 
 

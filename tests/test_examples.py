@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DIGITS, DQN = EXAMPLES / "digits.py", EXAMPLES / "dqn.py"
-DISTRIBUTED = EXAMPLES / "distributed.py"
+DISTRIBUTED, SWEEP = EXAMPLES / "distributed.py", EXAMPLES / "sweep.py"
 
 
 def without_strictness():
@@ -79,6 +79,17 @@ def test_dqn_learns_and_draws(tmp_path):
     done = run(DQN, "--quick", "--out", picture)
     assert done.returncode == 0, done.stderr
     assert steps_upright(done.stdout) > 60  # random actions last for about 20
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.slow
+def test_sweep_finds_a_learning_rate_and_draws(tmp_path):
+    picture = tmp_path / "sweep.png"
+    done = run(SWEEP, "--quick", "--out", picture)
+    assert done.returncode == 0, done.stderr
+    assert "sweep of 12 runs (learning_rate: 4, weight_decay: 3) with 44 steps" in done.stdout
+    (accuracy,) = re.findall(r"test accuracy of the best run ([\d.]+)%", done.stdout)
+    assert float(accuracy) > 70  # two epochs
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 

@@ -224,6 +224,8 @@ def test_several_runs_are_given_a_number_each():
         lambda: opt.step(params(), params()),
         lambda: opt.reset(params()),
         lambda: opt.rebind(params()),
+        # Before the loss is traced, which would stumble over the axis of the runs.
+        lambda: sl.train_step(lambda model: 1 / 0)(params(), opt),
     ):
         with pytest.raises(ValueError, match="created under `vmap` and holds 3 runs"):
             call()

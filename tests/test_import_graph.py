@@ -34,6 +34,7 @@ LAYERS = [
     "_compile",
     "_optimizer",
     "_training",
+    "_tools",
     "checkpoint",
     "__init__",
 ]

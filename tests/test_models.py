@@ -626,9 +626,11 @@ def test_a_need_is_not_met_by_a_method_of_the_context():
 
 def test_a_donated_count_says_what_to_use_instead():
     params = jnp.ones(2)
-    opt = sl.Optimizer(sl.adam(0.1), params)
+    opt = sl.Optimizer(sl.adam(sl.schedules.linear(0.1, 0.0, 10)), params)
+    hyperparams = opt.hyperparams
     sl.train_step(jnp.sum)(params, opt)
-    for read in (lambda: opt.count, lambda: opt.metrics, lambda: opt.has_updated):
+    reads = [lambda: opt.count, lambda: opt.metrics, lambda: opt.has_updated]
+    for read in (*reads, lambda: hyperparams["learning_rate"]):
         with pytest.raises(ValueError, match="was donated to a training step"):
             read()
     assert "<donated>" in repr(opt)

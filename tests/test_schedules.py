@@ -1,7 +1,5 @@
 """Schedules: their values, their arithmetic, and what they are as modules."""
 
-import sys
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -478,27 +476,6 @@ def test_factors_are_traced():
     many = jax.vmap(lambda factor: (factor * s)(1))(jnp.arange(3.0))
     np.testing.assert_array_equal(many, [0, 0.5, 1])
     assert jax.grad(lambda factor: (factor * s)(1))(3.0) == 0.5
-
-
-@pytest.mark.slow
-def test_a_plot_shows_the_values(tmp_path):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    schedule = S.linear(1.0, 0.0, 4)
-    axes = schedule.plot(6)
-    (line,) = axes.lines
-    np.testing.assert_array_equal(line.get_xdata(), np.arange(6))
-    np.testing.assert_array_equal(line.get_ydata(), schedule.values(6))
-    axes.figure.savefig(tmp_path / "schedule.png")
-    plt.close(axes.figure)
-
-
-def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r"slalom\[plot\]"):
-        S.constant(1.0).plot(3)
 
 
 # --- as modules -----------------------------------------------------------------------------

@@ -56,6 +56,13 @@ with _checked:
         periodic_update as periodic_update,
     )
     from ._suggest import absent as _absent
+    from ._tools.lr_range_test import (
+        LRRangeTestResult as LRRangeTestResult,
+        lr_range_test as lr_range_test,
+    )
+    from ._tools.plots import plot_metrics as plot_metrics
+    from ._tools.sweep import sweep as sweep
+    from ._tools.sweep_result import SweepResult as SweepResult
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
     from .optimizers import (

@@ -182,9 +182,9 @@ def _public_name(cls: type) -> str:
 # --- text -----------------------------------------------------------------------------------
 
 
-def code(value: Any) -> str:
+def code(value: Any, width: int = LINE) -> str:
     """A module or plain value as the code that makes it."""
-    return eqx.tree_pformat(_Laid(value), width=LINE, indent=4)
+    return eqx.tree_pformat(_Laid(value), width=width, indent=4)
 
 
 def operand(value: Any) -> str:
@@ -213,6 +213,14 @@ def shortest(value: Any) -> str:
             return repr(float(np.format_float_scientific(wide)))
         return str(value)
     return repr(value)
+
+
+def bytes_as_text(size: int) -> str:
+    """A size with three digits and its unit."""
+    for power, unit in enumerate(("B", "kB", "MB")):
+        if size < 1000 ** (power + 1):
+            return f"{size / 1000**power:.3g} {unit}"
+    return f"{size / 1000**3:.3g} GB"
 
 
 def _common_value(array: Any) -> Any:
@@ -252,7 +260,8 @@ def _doc(value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
     if isinstance(value, float | jax.Array | np.ndarray | np.generic):
         return wl.TextDoc(shortest(value))
     if isinstance(value, types.FunctionType):
-        ours = value.__module__.startswith(f"{_PACKAGE}.tree.")
+        # Code that was run with `exec` may have no module.
+        ours = (value.__module__ or "").startswith(f"{_PACKAGE}.tree.")
         return wl.TextDoc(f"{'sl.tree.' * ours}{value.__name__}")
     if type(value) is list:
         return _bracketed("[", [_doc(x, kwargs) for x in value], "]", kwargs)

@@ -15,9 +15,12 @@ from jaxtyping import Array, Float
 from .._types import Scalar, Step, Tracer
 from ..tree.dtypes import as_float
 from .declared import CHECK, AbstractDeclared
+from .figures import make_figure
 from .messages import uncalled
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     import slalom
 
 
@@ -84,24 +87,22 @@ class AbstractSchedule(AbstractDeclared):
         """
         return jax.vmap(lambda step: self(step))(jnp.arange(n, dtype=jnp.int32))
 
-    def plot(self, n: int) -> Any:
-        """Plots the first `n` values with matplotlib.
+    def plot(self, steps: int) -> "Figure":
+        """Plots the first values with matplotlib.
 
         **Arguments:**
 
-        - `n`: the number of values, an int ≥ 0.
+        - `steps`: the number of values, an int ≥ 1.
 
-        **Returns:** the matplotlib axes. `.figure.savefig(path)` saves the plot.
+        **Returns:** a `matplotlib.figure.Figure` with one axes, `.axes[0]`. `.savefig(path)` saves
+        it, and a notebook shows it.
+
+        **Raises:** `ImportError` without matplotlib.
         """
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise ImportError("`.plot` needs matplotlib: pip install 'slalom[plot]'.") from error
-        _, axes = plt.subplots()
-        axes.plot(np.arange(n), np.asarray(self.values(n)))
-        axes.set_xlabel("step")
-        axes.set_ylabel("value")
-        return axes
+        figure, (axes,) = make_figure("schedule.plot", size=(6.4, 3.2))
+        axes.plot(np.arange(steps), np.asarray(self.values(steps)))
+        axes.set(xlabel="step", ylabel="value")
+        return figure
 
     def then(self, other: Any, *, at: Step) -> "AbstractSchedule":
         """This schedule until step `at`, and another one from then on.

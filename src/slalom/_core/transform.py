@@ -19,6 +19,7 @@ from .context import Context
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent
 from .messages import uncalled
+from .notebook import document, transform_tree
 from .numbers import read_number
 from .traits import AbstractTraits
 from .walk import find
@@ -175,6 +176,9 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         if value is None:
             raise TypeError(missing(type(self).__name__, name))
         return value
+
+    def _repr_html_(self) -> str:
+        return document(transform_tree(self))
 
     def __getitem__(self, which: int | str | type) -> "AbstractTransform":
         """A part by its path or a suffix of it, by class, or (in a chain) by position."""

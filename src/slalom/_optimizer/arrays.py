@@ -1,11 +1,12 @@
 """The arrays of an optimizer, as a tree with a name for each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 from jax.tree_util import GetAttrKey
 
+from .._types import Tracer
 from .binding import Binding
 
 
@@ -30,6 +31,17 @@ class Arrays(Sequence[Any]):
 
     def __repr__(self) -> str:
         return f"Arrays({', '.join(self.binding.names)})"
+
+
+def check_not_donated(arrays: Iterable[Any]) -> None:
+    """Raises an error for arrays of an optimizer that a step has consumed."""
+    for x in arrays:
+        if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted():
+            raise ValueError(
+                "This optimizer was donated to a training step, so its state can no longer be "
+                "read. Use the optimizer that the step returned, or "
+                "`sl.train_step(loss_fn, donate=False)`."
+            )
 
 
 def _with_keys(arrays: Arrays) -> tuple[list[tuple[Any, Any]], Binding]:

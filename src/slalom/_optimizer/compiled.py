@@ -16,18 +16,14 @@ from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.write import ADD, RETURN, Write
 from .._types import Tracer, Updates
+from .arrays import check_not_donated
 from .model import Split, split
 from .step import run
 
 
 def check_readable(opt: Any) -> None:
     """Raises an error if the optimizer was donated, so that its state cannot be read."""
-    count = opt.arrays.leaves[-1]
-    if isinstance(count, jax.Array) and not isinstance(count, Tracer) and count.is_deleted():
-        raise ValueError(
-            "This optimizer was donated to a training step, so its state can no longer be read. "
-            "Use the optimizer that the step returned, or `sl.train_step(loss_fn, donate=False)`."
-        )
+    check_not_donated(opt.arrays.leaves[-1:])
 
 
 def check_guards(opt: Any) -> None:

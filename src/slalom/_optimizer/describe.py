@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jaxtyping import Array, Float
 from wadler_lindig import TextDoc
 
 from .. import tree
+from .._core import notebook
 from .._core.fields import hyperparameter_fields
-from .._core.printing import Call, shortest
+from .._core.printing import Call, bytes_as_text, code, shortest
 from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, transforms
@@ -19,6 +21,9 @@ from .._types import Params
 from ..where.resolve import Where
 from ..wrappers.flatten import Flatten
 from .model import Split
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclasses.dataclass
@@ -38,16 +43,58 @@ class _Row:
     def cells(self) -> list[str]:
         return [_cell(getattr(self, name)) for name in _COLUMNS]
 
+    def short_cells(self) -> list[str]:
+        """The cells with the last segments of the transforms' paths, which fit on a screen."""
+        names = " | ".join(path.rpartition(".")[2] for path in self.transform.split(" | "))
+        return [*self.cells()[:-1], _cell(names)]
+
 
 _COLUMNS = [field.name for field in dataclasses.fields(_Row)]
 _NUMBERS = ("learning_rate", "weight_decay")
+_RIGHT = (*_NUMBERS, "state_bytes")
+_NOTHING = "–"
+_SHORT = 32
+"""The length up to which a path is never broken in a terminal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """The sums over all arrays of a model."""
+
+    arrays: int
+    """The number of arrays."""
+    parameters: int
+    """The number of entries of all arrays."""
+    trainable: int
+    """The number of entries of those that are trained."""
+    parameter_bytes: int
+    """The bytes of all arrays."""
+    trainable_bytes: int
+    """The bytes of those that are trained."""
+    state_bytes: int
+    """The bytes of the optimizer's state."""
+    shared_state_bytes: int
+    """The bytes of state that belongs to no single array, such as step counts."""
+
+    def __str__(self) -> str:
+        total = f"{self.parameters:,} parameters ({bytes_as_text(self.parameter_bytes)})"
+        trained = f"{self.trainable:,} trainable ({bytes_as_text(self.trainable_bytes)})"
+        shared = f", of which {bytes_as_text(self.shared_state_bytes)} shared"
+        state = f"state {bytes_as_text(self.state_bytes)}{shared * bool(self.shared_state_bytes)}"
+        return f"total: {total}, {trained}, {state}"
 
 
 class Description:
-    """A table with a row for each array of a model."""
+    """A table with a row for each array of a model, and their totals.
 
-    def __init__(self, rows: list[_Row]):
+    It prints as plain text. `.show()` prints a table with rules and colours to a terminal, where
+    rich is installed, and the same plain text to a file or a pipe. `rich.print` and notebooks
+    display it as a table too.
+    """
+
+    def __init__(self, rows: list[_Row], totals: Totals):
         self._rows = rows
+        self.totals = totals
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The rows by path.
@@ -55,24 +102,78 @@ class Description:
         **Returns:** a dict from paths to dicts with the keys `path`, `dtype`, `shape`, `trainable`,
         `group` (its labels in partitions), `learning_rate` and `weight_decay` (the values for the
         next step, or `None`), `state_bytes` (the state that belongs to this array alone) and
-        `transform` (the transforms that act on it).
+        `transform` (the transforms that act on it). The sums are in `.totals`.
         """
         return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
 
+    def show(self) -> None:
+        """Prints the table: with rich in a terminal, if it is installed, otherwise as plain text.
+
+        **Returns:** nothing.
+        """
+        try:
+            from rich.console import Console
+        except ImportError:
+            print(self)
+            return
+        console = Console()
+        # A table in a file or a pipe would be cut to the width of a terminal.
+        console.print(self) if console.is_terminal else print(self)
+
     def __repr__(self) -> str:
-        table = [_COLUMNS, *(row.cells() for row in self._rows)]
-        widths = [max(len(line[i]) for line in table) for i in range(len(_COLUMNS))]
-        return "\n".join(
+        lines = [_COLUMNS, *(row.cells() for row in self._rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+        rows = (
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in table
+            for line in lines
         )
+        return "\n".join([*rows, str(self.totals)])
+
+    def __rich__(self) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
+        # Narrower than the text: no rules between columns, no columns that say nothing, and
+        # what is frozen is dim.
+        table = Table(
+            box=None,
+            padding=(0, 2, 0, 0),
+            pad_edge=False,
+            caption=Text(f"\n{self.totals}"),
+            caption_justify="left",
+        )
+        rows = []
+        for row in self._rows:
+            cells = dict(zip(_COLUMNS, row.short_cells(), strict=True))
+            cells["array"] = f"{row.dtype}[{','.join(map(str, row.shape))}]"
+            cells["transform"] = cells["transform"] if row.trainable else "frozen"
+            rows.append(cells)
+        names = ["path", "array", "group", *_RIGHT, "transform"]
+        names = [name for name in names if any(cells[name] != _NOTHING for cells in rows)]
+        long = any(len(row.path) > _SHORT for row in self._rows)
+        for name in names:
+            table.add_column(
+                name.replace("_", "\n"),
+                justify="right" if name in _RIGHT else "left",
+                overflow="fold",
+                no_wrap=name != "transform" and not (name == "path" and long),
+            )
+        for row, cells in zip(self._rows, rows, strict=True):
+            # Text, not strings, in which rich would read brackets as markup.
+            style = None if row.trainable else "dim"
+            table.add_row(*(Text(cells[name]) for name in names), style=style)
+        return table
+
+    def _repr_html_(self) -> str:
+        rows = [row.short_cells() for row in self._rows]
+        return notebook.document(notebook.table(_COLUMNS, rows, str(self.totals), _RIGHT))
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or value == "":
-        return "–"
+        return _NOTHING
     return shortest(value) if tree.is_array(value) else str(value)
 
 
@@ -107,13 +208,38 @@ def describe(
         for part in transforms(transform, state, params=model.params)
         if isinstance(part.module, Flatten)
     }
+    shared = 0
     for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
         size = leaf.size * leaf.dtype.itemsize
+        buffered = _in_buffer(buffers, slot)
         if slot.param in rows:
             rows[slot.param].state_bytes += size
-        for path, fraction in _in_buffer(buffers, slot).items():
+        elif not buffered:
+            shared += size
+        for path, fraction in buffered.items():
             rows[path].state_bytes += round(size * fraction)
-    return Description(list(rows.values()))
+    return Description(list(rows.values()), _totals(model, state, shared))
+
+
+def _totals(model: Split, state: Any, shared: int) -> Totals:
+    pairs = zip(model.leaves, model.trainable, strict=True)
+    arrays = [(leaf, trained) for leaf, trained in pairs if tree.is_array(leaf)]
+
+    def sums(chosen: list[Any]) -> tuple[int, int]:
+        return sum(x.size for x in chosen), sum(x.size * x.dtype.itemsize for x in chosen)
+
+    parameters, parameter_bytes = sums([leaf for leaf, _ in arrays])
+    trainable, trainable_bytes = sums([leaf for leaf, trained in arrays if trained])
+    _, state_bytes = notebook.size_of(state)
+    return Totals(
+        arrays=len(arrays),
+        parameters=parameters,
+        trainable=trainable,
+        parameter_bytes=parameter_bytes,
+        trainable_bytes=trainable_bytes,
+        state_bytes=state_bytes,
+        shared_state_bytes=shared,
+    )
 
 
 def _in_buffer(buffers: Mapping[str, Any], slot: Slot) -> Mapping[str, float]:
@@ -149,18 +275,19 @@ def summary(
     trainable: Where | None,
 ) -> Call:
     """The `repr` of an optimizer."""
-    arrays = jax.tree.leaves(state)
-    size = sum(x.size * x.dtype.itemsize for x in arrays if hasattr(x, "dtype"))
+    arrays, size = notebook.size_of(state)
     facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}
     facts["count"] = count
     facts["parameters"] = TextDoc(f"{parameters} arrays")
-    facts["state"] = TextDoc(f"{len(arrays)} arrays, {bytes_as_text(size)}")
+    facts["state"] = TextDoc(f"{arrays} arrays, {bytes_as_text(size)}")
     return Call("Optimizer", (transform,), facts)
 
 
-def bytes_as_text(size: int) -> str:
-    """A size with three digits and its unit."""
-    for power, unit in enumerate(("B", "kB", "MB")):
-        if size < 1000 ** (power + 1):
-            return f"{size / 1000**power:.3g} {unit}"
-    return f"{size / 1000**3:.3g} GB"
+def as_html(
+    transform: AbstractTransform[Any], state: Any, values: Mapping[str, Any], printed: Call
+) -> str:
+    """An optimizer in a notebook. `printed` is its `summary`."""
+    facts = ", ".join(f"{name}={code(value)}" for name, value in printed.kwargs.items())
+    title = f'<b>Optimizer</b> <span class="slalom-quiet">{escape(facts)}</span>'
+    inside = notebook.transform_tree(transform, state, values)
+    return notebook.document(notebook.folded(title, inside, is_open=True))

@@ -20,6 +20,7 @@ from .._core.walk import find
 from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
 from .._suggest import frozen_attribute, no_attribute
+from .._types import Tracer
 from ..where.resolve import WhereLike, as_where, check_matches, mask
 from .arrays import Arrays
 from .binding import (
@@ -31,13 +32,17 @@ from .binding import (
     on_param_devices,
 )
 from .compiled import check_guards, check_readable, compiled_step, compiled_update
-from .describe import Description, describe, metrics, summary
+from .describe import Description, as_html, describe, metrics, summary
 from .model import Model, check_bound, checked_split, split, strong
 from .readings import Readings
 from .rebind import AS_BEFORE, AsBefore, Rebinding, carry
+from .schedule_plots import plot_schedules
 from .shard import ShardedState, shard
 from .step import KEYWORDS, as_keywords, check_one_run
 from .transform_checks import checked
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Optimizer(AbstractPrinted):
@@ -318,7 +323,7 @@ class Optimizer(AbstractPrinted):
         **Raises:** `ValueError` for a path that matches nothing, or if parameters share state, as
         under `.flatten()`.
         """
-        check_one_run(self.count, "reset(model)")
+        check_one_run(self.count, "opt.reset(model)")
         params = split(model, self.binding.trainable).params
         check_bound(params, self.binding.params)
         chosen = paths = leaf_paths(params)
@@ -369,7 +374,7 @@ class Optimizer(AbstractPrinted):
         **Returns:** the new optimizer, and a report of the paths that were carried over, new,
         reshaped or dropped.
         """
-        check_one_run(self.count, "rebind(model)[0]")
+        check_one_run(self.count, "opt.rebind(model)[0]")
         if isinstance(trainable, AsBefore):
             trainable = self.binding.trainable
         new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
@@ -412,7 +417,7 @@ class Optimizer(AbstractPrinted):
         ??? cite "Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020"
         """
         check_readable(self)
-        check_one_run(self.count, "shard_state(mesh)")
+        check_one_run(self.count, "opt.shard_state(mesh)")
         leaves, binding, report = shard(self._tree, self.arrays, mesh, axis, {})
         return _make(leaves, binding), report
 
@@ -469,11 +474,40 @@ class Optimizer(AbstractPrinted):
 
         - `model`: the bound model.
 
-        **Returns:** a table to print, or to convert with `.to_dict()`, with the group, learning
-        rate, weight decay, state and transforms of each parameter.
+        **Returns:** a table with the group, learning rate, weight decay, state and transforms of
+        each array, and their totals. It prints as plain text, and shows as HTML in a notebook.
+        `.show()` prints it with rich, if it is installed, to a terminal. `.to_dict()` returns the
+        rows, and `.totals` the sums.
         """
         whole = split(model, self.binding.trainable)
+        check_readable(self)
         return describe(self.transform, self.state, self.hyperparams, whole)
+
+    def plot_schedules(self, steps: int) -> "Figure":
+        """Plots the schedules of all hyperparameters with matplotlib.
+
+        The horizontal axis counts the updates of the transform that a schedule belongs to. Inside
+        `.every_k(k)`, these are fewer than the calls of `opt.step`. If the optimizer has taken
+        steps already, a dashed line marks the next one.
+
+        **Arguments:**
+
+        - `steps`: the number of values of each schedule, an int ≥ 1.
+
+        **Returns:** a `matplotlib.figure.Figure` with one axes for each schedule.
+        `.savefig(path)` saves it, and a notebook shows it.
+
+        **Raises:** `ImportError` without matplotlib; `ValueError` for an optimizer without
+        schedules, and for stateful schedules, whose values depend on the losses of the run.
+        """
+        check_readable(self)
+        return plot_schedules(self.transform, self.state, self.count, steps)
+
+    def _repr_html_(self) -> str:
+        count = self.arrays.leaves[-1]
+        concrete = isinstance(count, jax.Array) and not isinstance(count, Tracer)
+        values = self.hyperparams if concrete and not count.is_deleted() else {}
+        return as_html(self.transform, self.state, values, self._code())
 
     def _code(self) -> Call:
         parameters = self.binding.params.num_leaves

@@ -13,12 +13,12 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.chain import first_link
+from .._core.printing import bytes_as_text
 from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._paths import dotted, example, leaf_paths
 from ..where.resolve import WhereLike
-from .describe import bytes_as_text
 from .optimizer import Optimizer
 
 _PASSED = {"params", "step", "value", "grad", "key"}

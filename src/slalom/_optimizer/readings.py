@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from .._core.by_path import ByPath, matches, the_path
 from .._core.printing import shortest
-from .arrays import Arrays
+from .arrays import Arrays, check_not_donated
 
 if TYPE_CHECKING:
     _Numbers = Mapping[str, Array]
@@ -71,6 +71,7 @@ class Readings(_Numbers):
         reading = table[name]
         leaves = self._arrays.leaves
         used = [leaves[i] for i in reading.positions]
+        check_not_donated(used)
         if tuple(map(_kind_of, used)) != reading.kinds:
             # Ages become vectors when some parameters are reset.
             del self._arrays.binding.readings[self._key]
@@ -99,8 +100,9 @@ class Readings(_Numbers):
         **Returns:** a dict from paths to floats, ints and bools. For an optimizer created under
         `vmap`, each value is a list with an entry for each run.
         """
-        values = jax.device_get({name: self[name] for name in self})
-        return {name: _plain(value) for name, value in values.items()}
+        names = list(self)
+        values = jax.device_get([self[name] for name in names])  # of a dict, it sorts the keys
+        return {name: _plain(value) for name, value in zip(names, values, strict=True)}
 
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"

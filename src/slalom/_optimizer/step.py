@@ -52,7 +52,7 @@ def run(
     of the new state and count.
     """
     params = model.params
-    check_one_run(count, f"{'step' if write is ADD else 'update'}(model, grads)")
+    check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, bound)
     grads = model.align(grads, examples=first_link(transform).per_example)
     context = _context(transform, count, model, dict(keywords))
@@ -71,8 +71,7 @@ def check_one_run(count: Any, call: str) -> None:
     if jnp.ndim(count):
         raise ValueError(
             f"This optimizer was created under `vmap` and holds {count.shape[0]} runs, so it must "
-            "be used under `vmap` too: "
-            f"`eqx.filter_vmap(lambda opt, model, ...: opt.{call})`."
+            f"be used under `vmap` too: `eqx.filter_vmap(lambda opt, model, ...: {call})`."
         )
 
 

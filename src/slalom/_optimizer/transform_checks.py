@@ -82,6 +82,7 @@ def _check(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
             )
     yield from _idle_steps(transform)
     yield from _two_rates(transform, params)
+    yield from _negative_rates(transform)
     signs = transform.signs(params)
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
@@ -161,6 +162,18 @@ def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[st
                     return
                 if sign == -1:
                     descending[i] = part.name
+
+
+def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
+    """The warnings of learning rates whose own sign undoes the flip."""
+    for part in transforms(transform):
+        rate = getattr(part.module, "learning_rate", None)
+        if part.module.sets_learning_rate and isinstance(rate, float) and rate < 0:
+            yield (
+                f"The learning rate of '{part.name}' is {rate}, so each step ascends the loss. "
+                f"Write {-rate}. To ascend on purpose, use "
+                f"`sl.ScaleByLearningRate({-rate}, flip_sign=False)`."
+            )
 
 
 def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:

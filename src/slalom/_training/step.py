@@ -12,7 +12,7 @@ from .._compile.callables import as_tree, without_function
 from .._compile.program import Program
 from .._optimizer.compiled import carried, check_guards
 from .._optimizer.optimizer import Optimizer
-from .._optimizer.step import as_keywords
+from .._optimizer.step import as_keywords, check_one_run
 from .gradient import training_step
 from .options import Options
 
@@ -88,6 +88,7 @@ class TrainStep(Generic[P, R]):
                 "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, "
                 f"got {type(opt).__name__} in its place."
             )
+        check_one_run(opt.arrays.leaves[-1], "step(model, opt, ...)")
         check_guards(opt)
         return {
             "args": args,

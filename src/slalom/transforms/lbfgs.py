@@ -57,9 +57,8 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
     Differs from Optax: the first step has a least length, because a line search that starts at
     g = 1e-10 does not change w at all. In float32 losses work whose gradients are at least 1e-16.
     A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ is not stored, since P would not be positive definite and u might
-    ascend. If the parameters did not move, as
-    after a failed line search, the memory is cleared, and the next direction is the gradient. The
-    memories of half-precision parameters are float32.
+    ascend. If the parameters did not move, as after a failed line search, the memory is cleared,
+    and the next direction is the gradient. The memories of half-precision parameters are float32.
 
     **Arguments:**
 

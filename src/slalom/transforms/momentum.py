@@ -32,8 +32,7 @@ class Trace(AbstractTransform[TraceState]):
     - `nesterov`: whether to use Nesterov momentum.
     - `accumulator_dtype`: the floating dtype in which t is stored; complex parameters use its
         complex counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
-        In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes are
-        refused.
+        In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes.
 
     ??? cite "Polyak, Some methods of speeding up the convergence of iteration methods, 1964;
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013"
@@ -90,8 +89,7 @@ class Ema(AbstractTransform[EmaState]):
     - `debias`: whether to correct the bias towards the start at zero.
     - `accumulator_dtype`: the floating dtype in which e is stored; complex parameters use its
         complex counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
-        In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes are
-        refused.
+        In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes.
     """
 
     decay: Hyperparameter = hyperparameter(within="[0, 1)")

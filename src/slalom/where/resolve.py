@@ -259,6 +259,10 @@ class Cases(Where):
     cases: tuple[tuple[Where, Hashable], ...]
     rest: Hashable = None
 
+    def __repr__(self) -> str:
+        cases = ", ".join(f"{where!r}: {label!r}" for where, label in self.cases)
+        return f"{{{cases}}}" + (f", otherwise {self.rest!r}" if self.rest is not None else "")
+
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         labels: list[Any] = [self.rest] * len(leaves)
         for where, label in reversed(self.cases):

@@ -1,0 +1,180 @@
+"""Figures of schedules and metrics: matplotlib without pyplot."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+
+pytest.importorskip("matplotlib")
+S = sl.schedules
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def params():
+    return {"b": jnp.ones(2), "w": jnp.ones((3, 2))}
+
+
+def data(axes):
+    """The points of each line."""
+    return [np.stack(line.get_data()) for line in axes.lines]
+
+
+def titles(figure):
+    return [axes.get_title(loc="left") for axes in figure.axes]
+
+
+# --- schedules --------------------------------------------------------------------------------
+
+
+def test_a_schedule_plots_its_values():
+    schedule = S.linear(1.0, 0.0, 4)
+    (axes,) = schedule.plot(6).axes
+    ((steps, values),) = data(axes)
+    np.testing.assert_array_equal(steps, np.arange(6))
+    np.testing.assert_array_equal(values, schedule.values(6))
+    assert axes.figure._repr_png_().startswith(PNG)  # so that it shows in a notebook
+
+
+def test_an_optimizer_plots_every_schedule_by_its_path():
+    tx = sl.adamw(S.linear(1.0, 0.0, 4), weight_decay=lambda step: 0.1 * step.astype(float))
+    figure = sl.Optimizer(tx, params()).plot_schedules(5)
+    assert titles(figure) == [
+        "add_decayed_weights.weight_decay",
+        "scale_by_learning_rate.learning_rate",
+    ]
+    decay, rate = (data(axes)[0][1] for axes in figure.axes)
+    np.testing.assert_allclose(decay, 0.1 * np.arange(5), rtol=1e-6)
+    np.testing.assert_allclose(rate, [1, 0.75, 0.5, 0.25, 0])
+
+
+def test_the_schedule_of_a_window_is_plotted_too():
+    k = S.piecewise_constant(2.0, {3: 2.0})
+    figure = sl.Optimizer(sl.sgd(0.1).every_k(k), params()).plot_schedules(5)
+    assert titles(figure) == ["every_k.k"]
+    np.testing.assert_array_equal(data(figure.axes[0])[0][1], k.values(5))
+
+
+def test_a_line_marks_the_next_step_of_the_schedules_own_clock():
+    opt = sl.Optimizer(sl.sgd(S.linear(1.0, 0.0, 4)).every_k(2), params())
+    assert len(opt.plot_schedules(5).axes[0].lines) == 1
+    model = params()
+    for _ in range(5):
+        model, opt = opt.step(model, params())
+    _, mark = opt.plot_schedules(5).axes[0].lines
+    assert set(mark.get_xdata()) == {2}
+
+
+# --- metrics ----------------------------------------------------------------------------------
+
+
+def recorded(n=3):
+    model, history = params(), []
+    opt = sl.Optimizer((sl.Clip(1.0) | sl.sgd(S.linear(1.0, 0.0, 9))).record(), model)
+    for _ in range(n):
+        model, opt = opt.step(model, params())
+        history.append(opt.metrics)
+    return history
+
+
+def test_metrics_are_plotted_by_their_names():
+    history = recorded()
+    figure = sl.plot_metrics(history)
+    assert titles(figure) == [  # the gradients and the bound of the clipping never change
+        "recorded.update_norm",
+        "recorded.param_norm",
+        "recorded.scale_by_learning_rate.learning_rate",
+    ]
+    ((steps, values),) = data(figure.axes[1])
+    np.testing.assert_array_equal(steps, [0, 1, 2])
+    np.testing.assert_array_equal(values, [float(m["param_norm"]) for m in history])
+
+
+@pytest.mark.parametrize("form", ["to_dict", "arrays"])
+def test_a_history_in_another_form_gives_the_same_lines(form):
+    history = recorded()
+    other = {
+        "to_dict": [metrics.to_dict() for metrics in history],
+        "arrays": jax.tree.map(lambda *x: jnp.stack(x), *history),
+    }[form]
+    ours, theirs = sl.plot_metrics(history), sl.plot_metrics(other)
+    assert titles(ours) == titles(theirs)
+    for left, right in zip(ours.axes, theirs.axes, strict=True):
+        np.testing.assert_allclose(data(left), data(right), rtol=1e-6)
+
+
+def test_names_choose_what_is_plotted():
+    history = [{"a.norm": 1.0, "a.loss": 2.0, "b.loss": 3.0, "still": 1.0}] * 2
+    assert titles(sl.plot_metrics(history, ["norm", "still"])) == ["a.norm", "still"]
+    assert titles(sl.plot_metrics(history, ["**.loss", "a.loss"])) == ["a.loss", "b.loss"]
+    assert titles(sl.plot_metrics(history)) == list(history[0])  # nothing changes
+
+
+def test_steps_may_have_positions_and_leave_out_names():
+    history = [
+        {"step": 10, "loss": 3.0},
+        {"step": 20, "loss": 2.0, "accuracy": 0.5},
+        {"step": 40, "loss": 1.0, "accuracy": 0.75},
+    ]
+    figure = sl.plot_metrics(history)
+    np.testing.assert_array_equal(data(figure.axes[0]), [[[10, 20, 40], [3, 2, 1]]])
+    np.testing.assert_array_equal(data(figure.axes[1]), [[[20, 40], [0.5, 0.75]]])
+
+
+def test_runs_are_lines_and_what_is_not_finite_is_a_gap():
+    losses = jnp.array([[1.0, 2.0], [jnp.inf, 3.0], [5.0, 4.0]])
+    (axes,) = sl.plot_metrics({"loss": losses}).axes
+    first, second = data(axes)
+    np.testing.assert_array_equal(first[1], [1, np.nan, 5])
+    np.testing.assert_array_equal(second[1], [2, 3, 4])
+
+
+def test_a_wide_range_is_logarithmic():
+    history = {"norm": [1.0, 1e-3], "loss": [2.0, 1.0], "signed": [-1.0, 1e4]}
+    assert [axes.get_yscale() for axes in sl.plot_metrics(history).axes] == [
+        "log",
+        "linear",
+        "linear",
+    ]
+
+
+def test_half_precision_and_flags_are_numbers():
+    history = {"x": jnp.ones(2, jnp.bfloat16).at[0].set(0.5), "flag": np.array([True, False])}
+    left, right = sl.plot_metrics(history).axes
+    np.testing.assert_array_equal(data(left)[0][1], [0.5, 1])
+    np.testing.assert_array_equal(data(right)[0][1], [1, 0])
+
+
+# --- matplotlib -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_figures_touch_no_global_state():
+    code = (
+        "import sys, slalom as sl\n"
+        "sl.schedules.constant(1.0).plot(3)._repr_png_()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        lambda: S.constant(1.0).plot(3),
+        lambda: sl.Optimizer(sl.sgd(S.constant(1.0)), params()).plot_schedules(3),
+        lambda: sl.plot_metrics({"loss": [1.0]}),
+        lambda: sl.LRRangeTestResult(np.array([1.0]), np.array([1.0]), False).plot(),
+        lambda: sl.SweepResult({"a": np.array([1.0])}, np.array([[1.0]])).plot(),
+    ],
+    ids=["schedule", "plot_schedules", "plot_metrics", "lr_range_test", "sweep"],
+)
+def test_a_plot_without_matplotlib_says_what_to_install(plot, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"plot.* needs matplotlib: pip install 'slalom\[plot\]'"):
+        plot()

@@ -1,0 +1,283 @@
+"""Sweeps: several runs as one program."""
+
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import mean_square, slow_except
+from slalom._tools import sweep as sweep_module
+
+X, Y = jax.random.normal(jax.random.key(1), (16, 2)), jnp.ones((16, 1))
+BATCHES = [(X[:8], Y[:8]), (X[8:], Y[8:])]
+GRID = {"learning_rate": [1e-3, 1e-2, 1e-1], "weight_decay": [0.0, 0.1]}
+STEPS = 6
+
+
+def model():
+    return eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+
+
+def by_hand(tx, values, **options):
+    """The losses of one run."""
+    trained = model()
+    opt = sl.Optimizer(tx, trained, **options).with_hyperparams(values)
+    step, losses = sl.train_step(mean_square, donate=False), []
+    for i in range(STEPS):
+        trained, opt, loss = step(trained, opt, *BATCHES[i % 2])
+        losses.append(float(loss))
+    return losses
+
+
+def counting():
+    """A loss, and a list with an entry for each time that it is traced."""
+    traces = []
+
+    def counted(*args):
+        traces.append(None)
+        return mean_square(*args)
+
+    return counted, traces
+
+
+def result(final):
+    """The result of a sweep with these final losses."""
+    final = np.asarray(final, np.float64)
+    grid = {name: np.arange(n) + 1.0 for name, n in zip("abc", final.shape, strict=False)}
+    return sl.SweepResult(grid, np.stack([np.full_like(final, 9.0), final], axis=-1))
+
+
+# --- the runs ---------------------------------------------------------------------------------
+
+
+TX = (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.5)).every_k(2)
+
+
+def test_a_sweep_equals_its_runs_one_by_one():
+    found = sl.sweep(mean_square, TX, model(), BATCHES, GRID, steps=STEPS)
+    assert list(found.grid) == ["learning_rate", "weight_decay"]
+    assert found.losses.shape == (3, 2, STEPS)
+    for i, learning_rate in enumerate(GRID["learning_rate"]):
+        for j, weight_decay in enumerate(GRID["weight_decay"]):
+            values = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+            np.testing.assert_allclose(found.losses[i, j], by_hand(TX, values), rtol=1e-5)
+
+
+def test_all_runs_are_one_program_that_is_traced_once():
+    loss_fn, traces = counting()
+    found = sl.sweep(loss_fn, sl.adam(0.1), model(), BATCHES, {"b1": np.arange(7) / 8}, steps=9)
+    assert found.losses.shape == (7, 9)
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("chunk", slow_except([1, 2, 4, 9], 4))
+def test_chunks_change_nothing(chunk):
+    loss_fn, traces = counting()
+    whole = sl.sweep(mean_square, sl.adamw(0.1), model(), BATCHES, GRID, steps=STEPS)
+    once = iter(BATCHES * 3)  # read once, though several chunks need it
+    found = sl.sweep(loss_fn, sl.adamw(0.1), model(), once, GRID, steps=STEPS, chunk=chunk)
+    np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-5)
+    assert len(traces) == 1
+
+
+def test_the_model_stays_valid_and_frozen_leaves_are_not_repeated(monkeypatch):
+    head, seen = sl.where.path("layers.1.**"), []
+
+    class Watched(sweep_module.Program):
+        def __call__(self, arguments):
+            seen.append(jax.tree.map(jnp.shape, arguments["varying"].model))
+            return super().__call__(arguments)
+
+    monkeypatch.setattr(sweep_module, "Program", Watched)
+    start, grid = model(), {"learning_rate": [0.01, 0.1]}
+    found = sl.sweep(mean_square, sl.adam(0.1), start, BATCHES, grid, steps=STEPS, trainable=head)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(start) if isinstance(x, jax.Array))
+    expected = by_hand(sl.adam(0.1), {"learning_rate": 0.1}, trainable=head)
+    np.testing.assert_allclose(found.losses[1], expected, rtol=1e-5)
+    assert seen[0].layers[0].weight is None
+    assert seen[0].layers[1].weight == (2, 1, 4)
+
+
+def test_numbers_of_schedules_steps_and_globs():
+    schedule = sl.schedules.linear(0.1, 0.0, 10)
+    tx = sl.adam(schedule).partition({sl.where.path("**.bias"): sl.sgd(0.1)})
+    grid = {"transition_steps": [5, 10], "**.init_value": [0.1, 0.2], "b1": [0.9]}
+    found = sl.sweep(mean_square, tx, model(), BATCHES, grid, steps=STEPS)
+    assert found.losses.shape == (2, 2, 1, STEPS)
+    values = {"transition_steps": 5, "init_value": 0.2}
+    np.testing.assert_allclose(found.losses[0, 1, 0], by_hand(tx, values), rtol=1e-5)
+
+
+def test_a_loss_with_aux_keys_and_the_state_of_a_model():
+    def loss_fn(model, state, x, key):
+        noise = 0.0 * jax.random.normal(key, ())
+        return jnp.sum((model - x) ** 2) + 0.1 * state["n"] + noise, {"n": state["n"] + 1}
+
+    keys = jax.random.split(jax.random.key(0), STEPS)
+    batches = [(jnp.ones(()), key) for key in keys]
+    grid = {"learning_rate": jnp.array([0.0, 0.1])}
+    state = {"n": jnp.zeros(())}
+    found = sl.sweep(
+        loss_fn, sl.sgd(0.1), jnp.zeros(()), batches, grid, steps=STEPS, model_state=state
+    )
+    np.testing.assert_allclose(found.losses[0], 1 + 0.1 * np.arange(STEPS), rtol=1e-5)
+    n = np.arange(STEPS)
+    np.testing.assert_allclose(found.losses[1], 0.64**n + 0.1 * n, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_with_batch_norm():
+    def loss_fn(net, state, x, y):
+        batched = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        prediction, state = batched(x, state)
+        return jnp.mean((prediction - y) ** 2), state
+
+    layers = [
+        eqx.nn.Linear(2, 3, key=jax.random.key(0)),
+        eqx.nn.BatchNorm(3, axis_name="batch", mode="batch"),
+        eqx.nn.Linear(3, 1, key=jax.random.key(1)),
+    ]
+    net, state = eqx.nn.make_with_state(eqx.nn.Sequential)(layers)
+    grid = {"learning_rate": [0.01, 0.1]}
+    found = sl.sweep(loss_fn, sl.sgd(0.1), net, BATCHES, grid, steps=8, model_state=state)
+    assert np.isfinite(found.losses).all()
+    assert found.losses[1, -1] < found.losses[0, -1] < found.losses[0, 0]
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+class Full:
+    """A program of a device on which only a few runs fit."""
+
+    def __init__(self, program, most):
+        self.program, self.most, self.tried = program, most, []
+
+    def __call__(self, arguments):
+        (runs,) = {x.shape[0] for x in jax.tree.leaves(arguments["varying"])}
+        self.tried.append(runs)
+        if runs > self.most:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
+        return self.program(arguments)
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Makes the device run out of memory for more than two runs, and says what was tried."""
+    programs = []
+
+    def make(*args):
+        programs.append(Full(Program(*args), most=2))
+        return programs[-1]
+
+    Program = sweep_module.Program
+    monkeypatch.setattr(sweep_module, "Program", make)
+    return programs
+
+
+def test_where_memory_runs_out_there_are_chunks(full):
+    once = iter(BATCHES * 3)
+    found = sl.sweep(mean_square, sl.adamw(0.1), model(), once, GRID, steps=STEPS)
+    assert full[0].tried == [6, 3] + [2] * 3 * STEPS
+    values = {"learning_rate": 0.1, "weight_decay": 0.1}
+    np.testing.assert_allclose(found.losses[2, 1], by_hand(sl.adamw(0.1), values), rtol=1e-5)
+
+
+def test_a_chunk_that_was_asked_for_is_not_made_smaller(full):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        sl.sweep(mean_square, sl.adamw(0.1), model(), BATCHES, GRID, steps=STEPS, chunk=4)
+    assert len(full) == len(full[0].tried) == 1
+
+
+# --- the result -------------------------------------------------------------------------------
+
+
+def test_the_best_run_has_the_lowest_final_loss():
+    found = result([[3.0, 2.0, 5.0], [4.0, 1.0, 6.0]])
+    assert found.best_index == (1, 1)
+    assert found.best == {"a": 2.0, "b": 2.0}
+    assert repr(found) == "sweep of 6 runs (a: 2, b: 3) with 2 steps, best: a=2, b=2 with loss 1"
+
+
+def test_the_final_loss_is_the_mean_over_a_tenth_of_the_steps():
+    losses = np.zeros((1, 40))
+    losses[0, -4:] = [1.0, 2.0, 3.0, 6.0]
+    np.testing.assert_array_equal(sl.SweepResult({"a": np.ones(1)}, losses).final, [3.0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf])
+def test_a_run_that_is_not_finite_never_wins(bad):
+    found = result([bad, 3.0, bad])
+    assert found.best == {"a": 2.0}
+    with pytest.raises(ValueError, match="No run of this sweep has a finite final loss"):
+        result([bad, bad]).best  # noqa: B018
+    assert repr(result([bad])) == "sweep of 1 runs (a: 1) with 2 steps, none with a finite loss"
+
+
+def test_a_diverging_run_leaves_the_others_alone():
+    grid = {"learning_rate": [0.1, 1e30]}
+    found = sl.sweep(mean_square, sl.sgd(0.1), model(), BATCHES, grid, steps=STEPS)
+    assert not np.isfinite(found.losses[1, -1])
+    assert found.best == {"learning_rate": 0.1}
+    values = {"learning_rate": 0.1}
+    np.testing.assert_allclose(found.losses[0], by_hand(sl.sgd(0.1), values), rtol=1e-5)
+
+
+def test_the_best_values_can_be_set():
+    found = sl.sweep(mean_square, sl.adamw(0.5), model(), BATCHES, GRID, steps=STEPS)
+    opt = sl.Optimizer(sl.adamw(0.5), model()).with_hyperparams(found.best)
+    assert opt.hyperparams["learning_rate"] == np.float32(found.best["learning_rate"])
+
+
+# --- the picture and the progress bar ---------------------------------------------------------
+
+
+def test_the_plot_of_one_hyperparameter_is_a_line():
+    pytest.importorskip("matplotlib")
+    found = result([3.0, 1.0, 2.0, np.nan])
+    left, right = found.plot().axes
+    assert len(left.lines) == 4
+    np.testing.assert_array_equal(left.lines[0].get_ydata(), [9.0, 3.0])
+    finals, bad, best = right.lines
+    np.testing.assert_array_equal(finals.get_xydata(), [[1, 3], [2, 1], [3, 2]])
+    np.testing.assert_array_equal(bad.get_xdata(), [4])
+    np.testing.assert_array_equal(best.get_xydata(), [[2, 1]])
+
+
+def test_the_plot_of_several_hyperparameters_is_a_heat_map():
+    pytest.importorskip("matplotlib")
+    final = np.arange(1.0, 13.0).reshape(2, 3, 2)
+    final[1, 2] = np.nan
+    figure = result(final).plot()
+    _, heat, _ = figure.axes
+    (image,) = heat.images
+    shown = image.get_array()
+    np.testing.assert_array_equal(shown.filled(-1), [[1, 7], [3, 9], [5, -1]])  # best of c
+    assert [text.get_text() for text in heat.texts] == ["1", "3", "5", "7", "9", "×"]
+    assert "best of c" in heat.get_title()
+    assert [label.get_text() for label in heat.get_yticklabels()] == ["1", "2", "3"]
+
+
+def test_runs_that_all_diverge_have_a_plot():
+    pytest.importorskip("matplotlib")
+    for final in ([np.nan, np.inf], [[np.nan, np.inf]]):
+        result(final).plot()._repr_png_()
+
+
+def test_a_progress_bar_on_demand_and_in_a_terminal(capsys, monkeypatch):
+    pytest.importorskip("tqdm")
+
+    def run(**options):
+        grid = {"learning_rate": [0.1, 0.2]}
+        sl.sweep(mean_square, sl.sgd(0.1), model(), BATCHES, grid, steps=3, **options)
+        return capsys.readouterr().err
+
+    assert run() == ""
+    assert "6/6" in run(progress=True, chunk=1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert "6/6" in run()
+    assert run(progress=False) == ""

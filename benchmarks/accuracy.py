@@ -1,6 +1,6 @@
 """Measures the error of one step of each rule, in units in the last place.
 
-    python -m benchmarks.accuracy --docs docs/precision.md
+    python -m benchmarks.accuracy --docs docs/guides/precision.md
 
 The state is drawn at random for each age and size of the gradients, one step is taken, and its
 update is compared with the formula in `formulas.py`, evaluated with 64 bits of precision.
@@ -24,7 +24,7 @@ from slalom.tree.dtypes import accumulation_dtype, real_dtype
 from .docs import END, replace_between
 from .formulas import ROWS, Row
 
-BEGIN = "<!-- figures: python -m benchmarks.accuracy --docs docs/precision.md -->"
+BEGIN = "<!-- figures: python -m benchmarks.accuracy --docs docs/guides/precision.md -->"
 SHAPE = (3, 4)
 AGES = (1, 2, 1_000, 10**6, 2**31 - 2)
 SIZES = (1e-30, 1e-20, 1e-10, 1e-3, 1.0, 1e3, 1e10, 1e20, 1e30)

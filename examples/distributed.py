@@ -4,8 +4,8 @@
 
 The parameters and the optimizer's state are spread over a mesh of 2 × 2 devices: along `data`,
 which crosses the processes, and along `model`, which stays inside each of them. The same program
-then runs in a single process, and the parameters of both are compared. docs/sharding.md says what
-changes on a cluster.
+then runs in a single process, and the parameters of both are compared.
+docs/guides/sharding.md says what changes on a cluster.
 """
 
 import argparse

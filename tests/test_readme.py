@@ -75,7 +75,7 @@ def run(code, namespace, document, line):
     assert checked == code.count("# ->"), f"{document}:{line}: a `# ->` follows no expression"
 
 
-QUICK = ("README.md", "CONTRIBUTING.md", "docs/writing-a-transform.md")
+QUICK = ("README.md", "CONTRIBUTING.md", "docs/guides/writing-a-transform.md")
 
 
 @pytest.mark.slow

@@ -1,0 +1,202 @@
+"""The documentation site: what it must contain, and the check of what was built."""
+
+import importlib.util
+import inspect
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import slalom as sl
+from slalom._core.fluent import FLUENT
+
+ROOT = Path(__file__).parents[1]
+API = sorted((ROOT / "docs" / "api").glob("*.md"))
+MODULES = ["checkpoint", "interop", "projections", "schedules", "tree", "where"]
+
+
+def tool(name):
+    """A module of `docs/_tools`, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "_tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- the API reference ----------------------------------------------------------------------
+
+
+def public_names():
+    modules = [sl, *(getattr(sl, name) for name in MODULES if hasattr(sl, name))]
+    for module in modules:
+        for name in getattr(module, "__all__", vars(module)):
+            value = getattr(module, name)
+            if name[0] != "_" and not inspect.ismodule(value):
+                yield f"{module.__name__}.{name}"
+
+
+def entries():
+    """(name, page) of every entry of the reference."""
+    for page in API:
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
+            yield name, page.name
+
+
+def test_every_public_name_is_on_one_page():
+    count = Counter(name for name, _ in entries())
+    assert not [name for name in public_names() if count[name] == 0], "not in docs/api"
+    assert not [name for name, times in count.items() if times > 1], "several times in docs/api"
+
+
+@pytest.mark.parametrize("page", [page.name for page in API])
+def test_every_entry_exists(page):
+    for name in [name for name, where in entries() if where == page]:
+        value = sl
+        for part in name.removeprefix("slalom.").split("."):
+            assert hasattr(value, part), f"{page} has an entry for {name}, which does not exist"
+            value = getattr(value, part)
+
+
+@pytest.mark.parametrize("page", [page.name for page in API])
+def test_every_listed_member_exists(page):
+    text = (ROOT / "docs" / "api" / page).read_text()
+    for name, options in re.findall(r"^::: slalom\.(\S+)\n((?: +.*\n)*)", text, re.MULTILINE):
+        _, _, members = options.partition("members:\n")
+        for member in re.findall(r"^ +- (\w+)$", members, re.MULTILINE):
+            owner = sl
+            for part in name.split("."):
+                owner = getattr(owner, part)
+            assert member in dir(owner), f"{page}: {name} has no {member}"
+
+
+def test_every_method_of_an_optimizer_is_listed():
+    _, _, options = (ROOT / "docs/api/training.md").read_text().partition("slalom.Optimizer\n")
+    listed = set(re.findall(r"^ +- (\w+)$", options.partition("\n\n")[0], re.MULTILINE))
+    inherited = {name for base in sl.Optimizer.__mro__[1:] for name in vars(base)}
+    own = {name for name in vars(sl.Optimizer) if name[0] != "_"} - inherited
+    assert listed == own - {"binding", "arrays"}
+
+
+def test_every_method_that_wraps_a_transform_has_an_entry():
+    there = {name for name, _ in entries()}
+    assert not [
+        name
+        for name in FLUENT
+        if name[0] != "_" and f"slalom.AbstractTransform.{name}" not in there
+    ]
+
+
+# --- the navigation -------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_navigation_once():
+    config = (ROOT / "mkdocs.yml").read_text()
+    listed = Counter(re.findall(r": (\S+\.md)$", config.partition("\nnav:")[2], re.MULTILINE))
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert set(listed) == pages
+    assert set(listed.values()) == {1}
+
+
+# --- formulas -------------------------------------------------------------------------------
+
+
+def mathml(formula):
+    return re.sub(r"<math[^>]*>|</math>|</?mrow>", "", tool("formulas").to_mathml(formula))
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("mₜ₋₁", "<msub><mi>m</mi><mi>t</mi><mo>−</mo><mn>1</mn></msub>"),
+        ("β₂ᵗ", "<msubsup><mi>β</mi><mn>2</mn><mi>t</mi></msubsup>"),
+        ("√(v + ε)", "<msqrt><mi>v</mi><mo>+</mo><mi>ε</mi></msqrt>"),
+        (
+            "a·b / (c + d)",
+            "<mfrac><mi>a</mi><mo>·</mo><mi>b</mi><mi>c</mi><mo>+</mo><mi>d</mi></mfrac>",
+        ),
+        ("a + b / c", "<mi>a</mi><mo>+</mo><mfrac><mi>b</mi><mi>c</mi></mfrac>"),
+        ("a / b·c", "<mfrac><mi>a</mi><mi>b</mi></mfrac><mo>·</mo><mi>c</mi>"),
+        ("x^−c", "<msup><mi>x</mi><mo>−</mo><mi>c</mi></msup>"),
+        ("v̂", '<mover accent="true"><mi>v</mi><mo stretchy="false">^</mo></mover>'),
+        ("decay_rate", '<mtext class="name">decay_rate</mtext>'),
+    ],
+)
+def test_formula_becomes_mathml(formula, expected):
+    assert mathml(formula) == expected
+
+
+# --- names and errors -----------------------------------------------------------------------
+
+
+def test_public_names_become_links_to_the_reference():
+    convert = tool("hooks").on_page_content
+    name = "<code>sl.schedules.linear(1.0, 0.0, 10)</code>"
+    link = f'<autoref identifier="slalom.schedules.linear" optional>{name}</autoref>'
+    assert convert(f"<p>{name}</p>") == f"<p>{link}</p>"
+    for kept in (
+        f'<a href="x">{name}</a>',
+        "<code>sl.nothing</code>",
+        "<h2><code>sl.adam</code></h2>",
+    ):
+        assert convert(kept) == kept
+
+
+def test_names_in_tables_may_break():
+    convert = tool("hooks").on_page_content
+    assert convert("<td><code>a.b_c</code> d.e</td>") == "<td><code>a.<wbr>b_<wbr>c</code> d.e</td>"
+    for kept in ("<p><code>a.b_c</code></p>", "<td><code>sl.nothing(0.1)</code></td>"):
+        assert convert(kept) == kept
+
+
+def test_error_messages_are_marked_to_be_wrapped():
+    convert = tool("hooks").on_page_content
+    block = '<div class="language-text highlight"><pre><span></span><code>{}</code></pre></div>'
+    assert "wrapped" in convert(block.format("ValueError: a long line"))
+    assert "wrapped" not in convert(block.format("path  dtype  shape"))
+
+
+# --- the check of a built site --------------------------------------------------------------
+
+GOOD = {
+    "index.html": '<h1 id="top">A</h1><a href="b/#here">b</a><a href=".">home</a>'
+    '<link rel="stylesheet" href="site.css"><a href="https://arxiv.org">paper</a>',
+    "b/index.html": '<h2 id="here">B</h2><a href="..">home</a>',
+    "site.css": '/* url("https://example.org/comment") */ @font-face { src: url("font.woff2") }',
+    "font.woff2": "",
+}
+
+
+def faults(folder, **changed):
+    names = {"home": "index.html", "page": "b/index.html", "style": "site.css"}
+    for name, text in {**GOOD, **{names[key]: text for key, text in changed.items()}}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "search").mkdir()
+    index = {"docs": [{"location": ""}, {"location": "b/#here"}]}
+    (folder / "search" / "search_index.json").write_text(json.dumps(index))
+    return tool("check_site").check(folder)
+
+
+def test_a_good_site_has_no_faults(tmp_path):
+    assert faults(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"page": '<script src="https://cdn.org/x.js"></script>'}, "from another host"),
+        ({"page": '<img src="//cdn.org/x.png">'}, "from another host"),
+        ({"page": "<style>@import 'https://cdn.org/x.css'</style>"}, "from another host"),
+        ({"style": "a { background: url(https://cdn.org/x.png) }"}, "from another host"),
+        ({"page": '<link rel="stylesheet" href="https://cdn.org/x.css">'}, "from another host"),
+        ({"style": "a { background: url(no.png) }"}, "loads no.png, which does not exist"),
+        ({"page": '<h2 id="here"></h2><a href="../no/">no</a>'}, "which does not exist"),
+        ({"page": "<h2>B</h2>"}, "no such anchor"),
+        ({"home": "<h1>A</h1>"}, "is not in the navigation"),
+    ],
+)
+def test_a_fault_is_found(tmp_path, changed, fault):
+    assert any(fault in line for line in faults(tmp_path, **changed))

@@ -1,6 +1,6 @@
 """Finds a learning rate for handwritten digits with a range test and a sweep.
 
-    python examples/sweep.py
+    pip install -e ".[examples]" && python examples/sweep.py
 
 The range test takes a single short run. The sweep then trains networks with many learning rates and
 weight decays side by side, as one program. The best of them are compared with the test set, which

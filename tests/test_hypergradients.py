@@ -84,7 +84,7 @@ def differences(side):
     return (0, side, 2 * side), (-1.5 * side, 2 * side, -0.5 * side)
 
 
-@pytest.mark.parametrize("name", slow_except(SMOOTH, "ScaleByAdam", "ScaleByRss, from zero", "Ema"))
+@pytest.mark.parametrize("name", slow_except(SMOOTH, "ScaleByRss, from zero", "Ema"))
 def test_derivatives_are_those_of_finite_differences(name, x64):
     tx, params = RULES[name], jnp.asarray(PARAMS)
     points = list(points_of(tx))

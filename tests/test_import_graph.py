@@ -167,6 +167,14 @@ def test_importing_and_building_touches_no_backend_and_imports_no_matplotlib():
     assert done.returncode == 0, done.stderr
 
 
+def test_no_module_has_the_name_of_what_its_package_shows():
+    # The reference would show the module, since both have the same path.
+    for name in MODULES:
+        package, _, own = name.rpartition(".")
+        shown = getattr(importlib.import_module(package), own, None)
+        assert shown is None or inspect.ismodule(shown), f"{name} is a module and {shown!r}"
+
+
 @pytest.mark.parametrize(
     "module",
     [sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint],

@@ -1,7 +1,7 @@
 """Common optimizers, each a function that returns a chain of transforms."""
 
 from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
-from .adam import (
+from .adam_family import (
     adam as adam,
     adamax as adamax,
     adamaxw as adamaxw,

@@ -7,7 +7,7 @@ from .flatten import Flatten as Flatten
 from .if_finite import IfFinite as IfFinite
 from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
-from .partition import Partition as Partition, partition as partition
+from .partitions import Partition as Partition, partition as partition
 from .project import Projected as Projected
 from .record import Recorded as Recorded
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite

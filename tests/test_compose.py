@@ -201,7 +201,7 @@ def test_the_optimizer_prints_its_values():
         "    sl.ScaleByAdam() | sl.ScaleByLearningRate(0.003),\n"
         "    trainable=sl.where.path('**.w'),\n"
         "    count=0,\n"
-        "    parameters=1 arrays,\n"
+        "    parameters=1 array,\n"
         "    state=3 arrays, 36 B\n"
         ")"
     )

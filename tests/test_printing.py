@@ -104,7 +104,7 @@ def test_a_tree_with_an_optimizer_prints_it_as_the_optimizer_prints_itself():
         "        sl.ScaleByAdam() | sl.ScaleByLearningRate(0.01),\n"
         "        trainable=sl.where.path('b'),\n"
         "        count=0,\n"
-        "        parameters=1 arrays,\n"
+        "        parameters=1 array,\n"
         "        state=3 arrays, 20 B\n"
         "    ),\n"
         "    'tx': sl.ScaleByLearningRate(0.1),\n"

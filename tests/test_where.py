@@ -297,13 +297,15 @@ SELECTORS = [
     sl.where.nothing(),
     ~sl.where.path("a") & sl.where.ndim(1) | sl.where.nothing(),
     ~(sl.where.path("a") | sl.where.path("b")),
+    (sl.where.path("a") | sl.where.ndim(1)) & (sl.where.path("b") & sl.where.ndim(2)),
+    sl.where.path("a") | (sl.where.path("b") & sl.where.ndim(1) | sl.where.ndim(2)),
     sl.where.path("a") & {"a": True, "b": [False, True]},
 ]
 
 
 @pytest.mark.parametrize("where", SELECTORS, ids=repr)
 def test_selectors_print_as_code_and_hash(where):
-    names = {"sl": sl, "Linear": eqx.nn.Linear, "is_matrix": is_matrix}
+    names = {"sl": sl, "eqx": eqx, "is_matrix": is_matrix}
     again = eval(repr(where), names)
     assert again == where
     assert hash(again) == hash(where)

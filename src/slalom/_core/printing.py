@@ -89,7 +89,8 @@ class Infix:
             return wl.TextDoc(self.symbol) + docs[0]
         line = wl.join(wl.TextDoc(f" {self.symbol} "), docs)
         # Code that is broken before an operator needs parentheses.
-        too_long = self.one_per_line and len(wl.pformat(line, width=10**6)) > LINE
+        # An optimizer indents it, and puts a comma after it.
+        too_long = self.one_per_line and len(wl.pformat(line, width=10**6)) > LINE - 5
         return self.in_parentheses(kwargs) if too_long else line
 
     def in_parentheses(self, kwargs: dict[str, Any]) -> wl.AbstractDoc:

@@ -278,9 +278,13 @@ def summary(
     arrays, size = notebook.size_of(state)
     facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}
     facts["count"] = count
-    facts["parameters"] = TextDoc(f"{parameters} arrays")
-    facts["state"] = TextDoc(f"{arrays} arrays, {bytes_as_text(size)}")
+    facts["parameters"] = TextDoc(_arrays(parameters))
+    facts["state"] = TextDoc(f"{_arrays(arrays)}, {bytes_as_text(size)}")
     return Call("Optimizer", (transform,), facts)
+
+
+def _arrays(number: int) -> str:
+    return "1 array" if number == 1 else f"{number} arrays"
 
 
 def as_html(

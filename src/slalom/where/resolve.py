@@ -104,7 +104,8 @@ class _Both(Where):
         return self.left.primitives() + self.right.primitives()
 
     def __repr__(self) -> str:
-        return f"({self.left!r} & {self.right!r})"
+        left, right = _operand(self.left, _Either), _operand(self.right, _Either, _Both)
+        return f"{left} & {right}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ class _Either(Where):
         return self.left.primitives() + self.right.primitives()
 
     def __repr__(self) -> str:
-        return f"({self.left!r} | {self.right!r})"
+        return f"{self.left!r} | {_operand(self.right, _Either)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,12 @@ class _Not(Where):
         return self.inner.primitives()
 
     def __repr__(self) -> str:
-        return f"~{self.inner!r}"
+        return f"~{_operand(self.inner, _Both, _Either)}"
+
+
+def _operand(where: Where, *looser: type[Where]) -> str:
+    """The code of an operand, in parentheses if its own operator binds less tightly."""
+    return f"({where!r})" if isinstance(where, looser) else repr(where)
 
 
 def _pairs(left: Where, right: Where, leaves: list[Leaf]) -> list[tuple[bool, bool]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
@@ -96,7 +97,9 @@ class _Type(Where):
         return any(isinstance(node, self.cls) for node in ancestors)
 
     def __repr__(self) -> str:
-        return f"sl.where.type({self.cls.__name__}{', owner=True' if self.owner else ''})"
+        name = self.cls.__name__
+        layer = "eqx.nn." * (getattr(eqx.nn, name, None) is self.cls)
+        return f"sl.where.type({layer}{name}{', owner=True' if self.owner else ''})"
 
 
 @dataclasses.dataclass(frozen=True)

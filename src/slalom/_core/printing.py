@@ -72,6 +72,8 @@ class Infix:
     precedence: int = 0
     one_per_line: bool = False
     """Whether each operand gets its own line where they do not fit into one."""
+    width: int = LINE
+    """The width of that line."""
 
     def docs(self, kwargs: dict[str, Any]) -> list[wl.AbstractDoc]:
         """The operands, in parentheses where they are operations that bind less tightly."""
@@ -89,8 +91,7 @@ class Infix:
             return wl.TextDoc(self.symbol) + docs[0]
         line = wl.join(wl.TextDoc(f" {self.symbol} "), docs)
         # Code that is broken before an operator needs parentheses.
-        # An optimizer indents it, and puts a comma after it.
-        too_long = self.one_per_line and len(wl.pformat(line, width=10**6)) > LINE - 5
+        too_long = self.one_per_line and len(wl.pformat(line, width=10**6)) > self.width
         return self.in_parentheses(kwargs) if too_long else line
 
     def in_parentheses(self, kwargs: dict[str, Any]) -> wl.AbstractDoc:

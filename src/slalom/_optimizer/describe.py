@@ -12,7 +12,7 @@ from wadler_lindig import TextDoc
 from .. import tree
 from .._core import notebook
 from .._core.fields import hyperparameter_fields
-from .._core.printing import Call, bytes_as_text, code, shortest
+from .._core.printing import LINE, Call, Infix, bytes_as_text, code, shortest
 from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, transforms
@@ -280,7 +280,11 @@ def summary(
     facts["count"] = count
     facts["parameters"] = TextDoc(_arrays(parameters))
     facts["state"] = TextDoc(f"{_arrays(arrays)}, {bytes_as_text(size)}")
-    return Call("Optimizer", (transform,), facts)
+    printed = transform._code()
+    if isinstance(printed, Infix):
+        # It is indented by four spaces, and a comma follows.
+        printed = dataclasses.replace(printed, width=LINE - 5)
+    return Call("Optimizer", (printed,), facts)
 
 
 def _arrays(number: int) -> str:

@@ -66,8 +66,10 @@ def known(params, grads):
 def unchecked():
     """Without checks of types, which take a quarter of the time."""
     jaxtyping_config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)
+    try:
+        yield
+    finally:
+        jaxtyping_config.update("jaxtyping_disable", False)
 
 
 def pointers(tree):

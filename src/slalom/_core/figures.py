@@ -32,7 +32,7 @@ def make_figure(
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     # Notebooks only know how to display figures once pyplot has been imported.
-    figure._repr_png_ = functools.partial(_png, figure)  # pyright: ignore[reportAttributeAccessIssue]
+    vars(figure)["_repr_png_"] = functools.partial(_png, figure)
     return figure, list(grid.flat)
 
 

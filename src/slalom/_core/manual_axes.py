@@ -47,7 +47,8 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
 
 
 def _varies_over(x: Any) -> frozenset[Any]:
-    return jax.typeof(x).manual_axis_type.varying  # pyright: ignore[reportAttributeAccessIssue]
+    aval: Any = jax.typeof(x)  # typed as any abstract value, but that of an array has this field
+    return aval.manual_axis_type.varying
 
 
 def _quoted(axes: list[Any]) -> str:

@@ -167,8 +167,8 @@ def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[st
 def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
     """The warnings of learning rates whose own sign undoes the flip."""
     for part in transforms(transform):
-        rate = getattr(part.module, "learning_rate", None)
-        if part.module.sets_learning_rate and isinstance(rate, float) and rate < 0:
+        rate = part.module.learning_rate if part.module.sets_learning_rate else None
+        if isinstance(rate, float) and rate < 0:
             yield (
                 f"The learning rate of '{part.name}' is {rate}, so each step ascends the loss. "
                 f"Write {-rate}. To ascend on purpose, use "

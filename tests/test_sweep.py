@@ -57,6 +57,20 @@ def result(final):
 TX = (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.5)).every_k(2)
 
 
+def test_the_runs_are_updated_in_place(monkeypatch):
+    # Otherwise parameters and states would be in memory twice.
+    given = []
+
+    class Recorded(sweep_module.Program):
+        def __call__(self, arguments):
+            given.append(jax.tree.leaves(arguments["varying"]))
+            return super().__call__(arguments)
+
+    monkeypatch.setattr(sweep_module, "Program", Recorded)
+    sl.sweep(mean_square, sl.adam(1e-2), model(), BATCHES, {"learning_rate": [0.1, 0.2]}, steps=2)
+    assert all(x.is_deleted() for leaves in given for x in leaves)
+
+
 def test_a_sweep_equals_its_runs_one_by_one():
     found = sl.sweep(mean_square, TX, model(), BATCHES, GRID, steps=STEPS)
     assert list(found.grid) == ["learning_rate", "weight_decay"]
@@ -170,8 +184,8 @@ def full(monkeypatch):
     """Makes the device run out of memory for more than two runs, and says what was tried."""
     programs = []
 
-    def make(*args):
-        programs.append(Full(Program(*args), most=2))
+    def make(*args, **options):
+        programs.append(Full(Program(*args, **options), most=2))
         return programs[-1]
 
     Program = sweep_module.Program

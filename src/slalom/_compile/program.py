@@ -176,16 +176,18 @@ class Program:
     - `carried`: maps the arguments to a tree of bools like them: which leaves are carried. Called
         once per structure.
     - `homes`: maps the arguments to the sharding of each carried leaf, or to `()` if these are not
-        known. It is asked only under an outer `jit`, whose tracers do not show them.
-    - `donated`: the same as `carried` for the leaves that are donated, all of them carried. The
-        default is none.
+        known, which is the default. It is asked only under an outer `jit`, whose tracers do not
+        show them.
+    - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
+        Defaults to none.
     """
 
     def __init__(
         self,
         body: Body,
         carried: Callable[[PyTree], PyTree[bool]],
-        homes: Callable[[PyTree], Homes],
+        *,
+        homes: Callable[[PyTree], Homes] = lambda arguments: (),
         donated: Callable[[PyTree], PyTree[bool]] | None = None,
     ):
         self._body = body

@@ -96,7 +96,7 @@ def _update(arguments: Any) -> tuple[list[Array], Updates]:
     return state, updates
 
 
-compiled_step = Program(_step, carried, homes)
+compiled_step = Program(_step, carried, homes=homes)
 compiled_update = Program(
-    _update, functools.partial(carried, model=False), functools.partial(homes, model=False)
+    _update, functools.partial(carried, model=False), homes=functools.partial(homes, model=False)
 )

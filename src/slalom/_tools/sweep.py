@@ -159,7 +159,7 @@ class _Runs:
             return flags | {"varying": jax.tree.map(lambda _: True, arguments["varying"])}
 
         self._fixed = fixed
-        self._program = Program(sweep_step, carried, carried)
+        self._program = Program(sweep_step, carried, donated=carried)
 
     def train(
         self,

@@ -164,4 +164,4 @@ def _new_program(get_function: Callable[[], Any], options: Options) -> Program:
         "opt": functools.partial(carried, model=False),
         False: None,
     }[options.donate]
-    return Program(training_step(get_function, options), carried, homes, donated)
+    return Program(training_step(get_function, options), carried, homes=homes, donated=donated)

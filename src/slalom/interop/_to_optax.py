@@ -137,7 +137,9 @@ def _without_params(arguments: Any) -> tuple[list[Array], Updates]:
 
 
 _update_without_params = Program(
-    _without_params, functools.partial(carried, model=False), functools.partial(homes, model=False)
+    _without_params,
+    functools.partial(carried, model=False),
+    homes=functools.partial(homes, model=False),
 )
 
 

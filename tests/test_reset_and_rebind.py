@@ -11,7 +11,7 @@ import slalom as sl
 from helpers import assert_same_bits, mlp, params_of, slow_except
 from slalom._core.slots import slots
 from slalom._paths import leaf_paths
-from table import EVERYTHING
+from table import EVERYTHING, everyday
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3), "s": jnp.asarray(0.5)}
 GRADS = jax.tree.map(lambda p: 0.3 * p + 0.1, MODEL)
@@ -35,7 +35,7 @@ def worn_out(x):
     return ~x if x.dtype == bool else x + 1
 
 
-@pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+@pytest.mark.parametrize("tx", everyday(EVERYTHING))
 def test_reset_makes_what_belongs_to_parameters_anew_and_keeps_the_rest(tx):
     opt = sl.Optimizer(tx, MODEL)
     places = slots(opt.transform, opt.state, leaf_paths(MODEL))
@@ -50,7 +50,7 @@ def test_reset_makes_what_belongs_to_parameters_anew_and_keeps_the_rest(tx):
         np.testing.assert_array_equal(after, before if slot.mark is None else fresh)
 
 
-@pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+@pytest.mark.parametrize("tx", everyday(EVERYTHING))
 def test_every_array_shaped_as_its_parameter_is_declared_to_be(tx):
     model = {"a": jnp.ones((7, 11)), "b": jnp.ones((7, 11))}
     opt = sl.Optimizer(tx, model)
@@ -304,7 +304,7 @@ def test_what_was_recorded_is_carried_by_name():
     assert {path: after[path] for path in before} == before
 
 
-@pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+@pytest.mark.parametrize("tx", everyday(EVERYTHING))
 def test_rebinding_without_a_change_keeps_everything(tx):
     model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
     opt = sl.Optimizer(tx, model)

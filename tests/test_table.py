@@ -19,7 +19,7 @@ from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
 from helpers import kind_of
-from table import EVERYTHING, PER_EXAMPLE
+from table import EVERYTHING, PER_EXAMPLE, everyday
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
 SINGLE = (jnp.float32,) * 3
@@ -116,7 +116,7 @@ class Row:
             return TwoSteps(self.tx, params, donate=True)
 
 
-@pytest.fixture(scope="module", params=EVERYTHING)
+@pytest.fixture(scope="module", params=everyday(list(EVERYTHING)))
 def row(request):
     return Row(request.param)
 

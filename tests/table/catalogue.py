@@ -1,4 +1,4 @@
-"""Everything public that transforms updates, in a representative form: the rows of many tests."""
+"""Optax's main catalogue, the wrappers, and the rules for per-example gradients."""
 
 import jax
 
@@ -186,4 +186,4 @@ PER_EXAMPLE = {
 }
 """What takes a gradient for each example: `test_per_example.py` has its properties."""
 
-EVERYTHING = RULES | RECIPES | WRAPPERS
+QUICK = RULES.keys() | RECIPES.keys() | WRAPPERS.keys()

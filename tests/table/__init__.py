@@ -1,0 +1,56 @@
+"""Everything public that transforms updates, in a representative form: the rows of many tests.
+
+A file of this folder has a part of the table. Of each part some rows run every day, and the others
+with `-m slow` only.
+"""
+
+import pytest
+
+from . import (
+    adam_like,
+    averaged,
+    catalogue,
+    loss_scale,
+    matrices,
+    preconditioners,
+    rate_free,
+    storage,
+    writing,
+)
+from .catalogue import PER_EXAMPLE as PER_EXAMPLE
+
+_PARTS = (
+    catalogue,
+    matrices,
+    preconditioners,
+    storage,
+    writing,
+    loss_scale,
+    adam_like,
+    rate_free,
+    averaged,
+)
+
+
+def _joined(which):
+    rows = {}
+    for part in _PARTS:
+        more = getattr(part, which)
+        assert not rows.keys() & more.keys(), rows.keys() & more.keys()
+        rows |= more
+    return rows
+
+
+RULES, RECIPES, WRAPPERS = map(_joined, ("RULES", "RECIPES", "WRAPPERS"))
+EVERYTHING = RULES | RECIPES | WRAPPERS
+QUICK = set().union(*(part.QUICK for part in _PARTS))
+assert EVERYTHING.keys() >= QUICK, QUICK - EVERYTHING.keys()
+
+
+def everyday(rows):
+    """Rows to parametrize with: those that are not quick run with `-m slow` only."""
+    values = rows if isinstance(rows, dict) else {name: name for name in rows}
+    return [
+        pytest.param(value, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, value in values.items()
+    ]

@@ -1,0 +1,11 @@
+"""Adam's relatives beyond Optax's main catalogue."""
+
+from typing import Any
+
+RULES: dict[str, Any] = {}
+
+RECIPES: dict[str, Any] = {}
+
+WRAPPERS: dict[str, Any] = {}
+
+QUICK: set[str] = set()

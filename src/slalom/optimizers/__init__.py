@@ -1,6 +1,20 @@
 """Common optimizers, each a function that returns a chain of transforms."""
 
-from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
+from .accumulate import (
+    adadelta as adadelta,
+    adagrad as adagrad,
+    madgrad as madgrad,
+    sm3 as sm3,
+)
+from .adam_descendants import (
+    acprop as acprop,
+    ademamix as ademamix,
+    adopt as adopt,
+    laprop as laprop,
+    mars as mars,
+    simplified_ademamix as simplified_ademamix,
+    stable_adamw as stable_adamw,
+)
 from .adam_family import (
     adam as adam,
     adamax as adamax,

@@ -10,6 +10,7 @@ import slalom as sl
 from helpers import (
     assert_same_path,
     gradients,
+    lenient,
     nested_dict,
     optax_trajectory,
     slalom_trajectory,
@@ -69,7 +70,7 @@ OPTAX = {
         sl.adopt(0.05, b2=0.9, clip_value_fn=later),
         contrib.adopt(0.05, b2=0.9, clip_value_fn=later),
     ),
-    # Optax adds ε to the learning rate.
+    # Optax adds ε to the learning rate, and takes the root of the count in float32.
     "madgrad": (sl.madgrad(0.05 + 1e-6), contrib.madgrad(0.05)),
     "madgrad, numbers": (
         sl.madgrad(S.linear(0.06, 0.03, 10), 0.5, 0.1, 0.01),
@@ -94,7 +95,8 @@ def test_same_path_as_optax_in_double_precision(name, x64):
     _, ours, theirs = both(name)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert a.dtype == b.dtype == jnp.float64
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+        rtol, atol = (1e-7, 1e-7) if "madgrad" in name else (1e-9, 1e-13)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 @pytest.mark.slow
@@ -107,14 +109,15 @@ def test_same_path_as_optax_in_single_precision(name):
 # --- packages for PyTorch -------------------------------------------------------------------
 
 PYTORCH = {
+    "MADGRAD": (sl.madgrad(0.05 + 1e-6), {"lr": 0.05}),
     "LaProp": (sl.laprop(0.05, 0.8, 0.95), {"lr": 0.05, "betas": (0.8, 0.95)}),
     "MARS": (
         sl.mars(0.05, weight_decay=0.1),
         {"lr": 0.05, "optimize_1d": True, "weight_decay": 0.1},
     ),
     "MARS, strong": (
-        sl.mars(0.05, 0.8, 0.9, 0.3, 1e-3),
-        {"lr": 0.05, "betas": (0.8, 0.9), "gamma": 0.3, "eps": 1e-3, "optimize_1d": True},
+        sl.mars(0.05, 0.8, 0.9, 0.3),
+        {"lr": 0.05, "betas": (0.8, 0.9), "gamma": 0.3, "optimize_1d": True},
     ),
     "StableAdamW": (
         sl.stable_adamw(0.05),
@@ -160,7 +163,9 @@ def test_same_path_as_pytorch_optimizer(name, x64):
     expected = torch_trajectory(make, options, params, grads)
     found, _ = slalom_trajectory(ours, params, grads)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+        # The package computes LaProp's step sizes in float32, and corrects the bias of ε in MARS.
+        rtol = 1e-6 if name == "LaProp" or name.startswith("MARS") else 1e-9
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
 
 
 # --- closed forms ---------------------------------------------------------------------------
@@ -199,7 +204,8 @@ def test_acprop_is_that_of_the_paper_and_optax_is_smaller_by_the_first_decay(x64
     theirs = contrib.scale_by_acprop(*tiny)
     state = theirs.init(jnp.zeros(3))
     for n, g in enumerate(GRADS):
-        updates, state = theirs.update(jnp.asarray(g), state)
+        with lenient():
+            updates, state = theirs.update(jnp.asarray(g), state)
         np.testing.assert_allclose(updates, found[n] * (1 if n == 0 else b1), rtol=1e-9)
 
 

@@ -67,7 +67,7 @@ class linear_half_life(AbstractSchedule):
 
     ```python
     >>> sl.schedules.linear_half_life(0.9, 0.9999, 10_000)(5_000)
-    Array(0.9998002, dtype=float32)
+    Array(0.99980015, dtype=float32)
 
     ```
 

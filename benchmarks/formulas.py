@@ -135,6 +135,14 @@ def adopt(h, t, g, p, s):
     return mu, {"mu": mu, "nu": mean_of_squares(h, s, g)}
 
 
+def adam_mini(h, t, g, p, s):
+    # Of an array of unknown layout, inputs come first.
+    square = np.minimum(np.mean(np.abs(g) ** 2, 0, keepdims=True), h.largest / 4)
+    mu, nu = mean(h, s, g), h.b2 * s.nu[0] + (1 - h.b2) * square
+    divisor = np.sqrt(h.positive(nu) * correction(h.b2, t)) + h.eps
+    return mu * correction(h.b1, t) / divisor, {"mu": mu, "nu": (nu,)}
+
+
 def laprop(h, t, g, p, s):
     nu = mean_of_squares(h, s, g)
     divided = g / (np.sqrt(h.positive(nu) * correction(h.b2, t)) + h.eps)
@@ -308,6 +316,7 @@ ROWS = {
     "ScaleByLaprop": Row(sl.ScaleByLaprop(), laprop, {"mu": 0, "nu": 2}),
     "ScaleByMars": Row(sl.ScaleByMars(), mars, {**MOMENTS, "previous_gradient": 1}, largest=1e18),
     "ScaleByStableAdam": Row(sl.ScaleByStableAdam(weight_decay=0.1), stable_adam, MOMENTS),
+    "ScaleByAdamMini": Row(sl.ScaleByAdamMini(), adam_mini, MOMENTS),
     "ScaleByAcprop": Row(sl.ScaleByAcprop(), acprop, MOMENTS),
     "ScaleByFactoredRms": Row(sl.ScaleByFactoredRms(), factored, {"nu": 2}, least=1e-30),
     "ScaleByFactoredRms, factored": Row(

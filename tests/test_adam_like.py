@@ -1,5 +1,6 @@
 """Adam's later relatives walk the paths that Optax, PyTorch packages and textbooks walk."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,11 @@ from helpers import (
     lenient,
     nested_dict,
     optax_trajectory,
+    params_of,
     slalom_trajectory,
     slow_except,
 )
+from slalom._paths import leaf_paths
 
 STEPS = 20
 S = sl.schedules
@@ -264,6 +267,98 @@ def test_a_learning_rate_of_zero_leaves_the_sums_of_madgrad_as_they_are():
     np.testing.assert_array_equal(state.grad_sum, 0)
 
 
+# --- blocks -------------------------------------------------------------------------------
+
+
+class Attention(eqx.Module):
+    embed: eqx.nn.Embedding
+    attention: eqx.nn.MultiheadAttention
+    norm: eqx.nn.LayerNorm
+    conv: eqx.nn.Conv1d
+    output: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.embed = eqx.nn.Embedding(5, 4, key=key)
+        self.attention = eqx.nn.MultiheadAttention(2, 4, use_query_bias=True, key=key)
+        self.norm = eqx.nn.LayerNorm(4)
+        self.conv = eqx.nn.Conv1d(4, 3, 2, key=key)
+        self.output = eqx.nn.Linear(3, 5, key=key)
+
+
+BLOCKS = {
+    "embed.weight": (5, 1),
+    "attention.query_proj.weight": (2, 1),
+    "attention.query_proj.bias": (4,),
+    "attention.key_proj.weight": (2, 1),
+    "attention.value_proj.weight": (4, 1),
+    "attention.output_proj.weight": (4, 1),
+    "norm.weight": (1,),
+    "norm.bias": (4,),
+    "conv.weight": (3, 1, 1),
+    "conv.bias": (3, 1),
+    "output.weight": (5, 1),
+    "output.bias": (5,),
+}
+
+
+def test_adam_mini_has_a_mean_for_each_token_head_output_and_bias():
+    params = params_of(Attention(jax.random.key(0)))
+    nu = jax.tree.leaves(sl.ScaleByAdamMini().init(params).nu)
+    assert dict(zip(leaf_paths(params), [x.shape for x in nu], strict=True)) == BLOCKS
+
+    @eqx.filter_vmap
+    def stack(key):
+        return Attention(key)
+
+    params = params_of(stack(jax.random.split(jax.random.key(0), 3)))
+    nu = jax.tree.leaves(sl.ScaleByAdamMini().init(params).nu)
+    assert [x.shape for x in nu] == [(3, *shape) for shape in BLOCKS.values()]
+    told = sl.ScaleByAdamMini(layout={sl.where.path("output.weight"): "(1o)i"})
+    assert told.notes(params)[-2:] == ("15 blocks", "15 blocks")
+
+
+def test_adam_mini_is_adam_with_means_over_blocks():
+    # The mean over a block of Adam's means of squares is the mean of the means over the block.
+    model = Attention(jax.random.key(0))
+    params, grads = params_of(model), gradients(model, 3)
+    mini, adam = sl.ScaleByAdamMini(), sl.ScaleByAdam()
+    state, other = mini.init(params), adam.init(params)
+    for n in range(3):
+        g = jax.tree.map(lambda g, n=n: g[n], grads)
+        updates, state = mini.update(g, state)
+        _, other = adam.update(g, other)
+    columns = (jax.tree.leaves(tree) for tree in (updates, other.mu, other.nu))
+    for (path, counts), u, mu, nu in zip(BLOCKS.items(), *columns, strict=True):
+        if "query_proj.weight" in path or "key_proj.weight" in path:
+            mean = np.repeat(nu.reshape(2, 8).mean(1), 2)[:, None]
+        else:
+            within = tuple(a for a, n in enumerate(counts) if n == 1)
+            mean = np.mean(nu, within, keepdims=True)
+        expected = mu / (1 - 0.9**3) / (np.sqrt(mean / (1 - 0.999**3)) + 1e-8)
+        np.testing.assert_allclose(u, expected, rtol=1e-4, err_msg=path)
+
+
+@pytest.mark.slow
+def test_adam_mini_divides_by_heads_as_pytorch_optimizer_does(x64):
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    theirs = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is in no extra")
+    attention = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
+    grads = gradients(attention, STEPS)
+    found, _ = slalom_trajectory(sl.adam_mini(0.05, weight_decay=0.1), attention, grads)
+
+    layer = torch.nn.Linear(4, 4, bias=False, dtype=torch.float64)
+    model = torch.nn.ModuleDict({"wq": layer})
+    layer.weight.data = torch.tensor(np.asarray(attention.query_proj.weight))
+    optimizer = theirs.AdamMini(model, 0.05, num_embeds=4, num_heads=2)
+    for n in range(STEPS):
+        layer.weight.grad = torch.tensor(np.asarray(grads.query_proj.weight[n]))
+        optimizer.step()
+        # The package computes in float32.
+        np.testing.assert_allclose(
+            found.query_proj.weight[n], layer.weight.detach().numpy(), rtol=1e-4, atol=1e-6
+        )
+
+
 # --- the schedule of a decay ----------------------------------------------------------------
 
 
@@ -285,6 +380,7 @@ SIZE = 3 * 4 * SHAPE[0] * SHAPE[1]
 # Scratch memory, as a fraction of the parameters. `test_compiled.py` has those that need none.
 SCRATCH = {
     "mars": (sl.mars(1e-3), 0.01),
+    "adam_mini": (sl.adam_mini(1e-3), 0.02),
     # A number that XLA broadcasts for a sum.
     "stable_adamw": (sl.stable_adamw(1e-3), 0.34),
     # The old mean of squares is read for the step and overwritten by the new one.

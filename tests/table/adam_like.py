@@ -19,6 +19,7 @@ RULES: dict[str, Any] = {
     "ScaleByLaprop": sl.ScaleByLaprop(),
     "ScaleByMars": sl.ScaleByMars(),
     "ScaleByStableAdam": sl.ScaleByStableAdam(weight_decay=0.1),
+    "ScaleByAdamMini": sl.ScaleByAdamMini(),
     "ScaleByAcprop": sl.ScaleByAcprop(),
 }
 
@@ -30,6 +31,7 @@ RECIPES: dict[str, Any] = {
     "madgrad": sl.madgrad(0.1, weight_decay=0.1, decay_where=matrices),
     "laprop": sl.laprop(0.1, weight_decay=0.1, decay_where=matrices),
     "mars": sl.mars(0.1, weight_decay=0.1, decay_where=matrices),
+    "adam_mini": sl.adam_mini(0.1, weight_decay=0.1, decay_where=matrices),
     "stable_adamw": sl.stable_adamw(0.1, decay_where=matrices),
 }
 

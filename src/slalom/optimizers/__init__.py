@@ -40,5 +40,6 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .low_memory import adam_mini as adam_mini
 from .quasi_newton import lbfgs as lbfgs
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

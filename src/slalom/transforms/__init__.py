@@ -14,6 +14,10 @@ from .adam import (
     ScaleByAmsgrad as ScaleByAmsgrad,
     ScaleByAmsgradState as ScaleByAmsgradState,
 )
+from .adam_mini import (
+    ScaleByAdamMini as ScaleByAdamMini,
+    ScaleByAdamMiniState as ScaleByAdamMiniState,
+)
 from .adam_variants import (
     ScaleByBelief as ScaleByBelief,
     ScaleByRadam as ScaleByRadam,

@@ -167,6 +167,7 @@ with _checked:
         Partition as Partition,
         Projected as Projected,
         Recorded as Recorded,
+        ScaleLoss as ScaleLoss,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
         SplitRealAndImaginary as SplitRealAndImaginary,

@@ -96,7 +96,8 @@ def test_a_skipped_step_changes_neither_parameters_nor_state_nor_clock(step):
         "scale_loss.last_finite": False,
         "scale_loss.total_notfinite": 1,
     }
-    assert skipped[1].hyperparams.to_dict()["scale_loss.scale_by_learning_rate.learning_rate"] == 0.05
+    (rate,) = (v for k, v in skipped[1].hyperparams.items() if k.endswith("learning_rate"))
+    assert rate == jnp.float32(0.05)
     # With powers of two the scale leaves no trace.
     plain = sl.Optimizer(sl.adam(halving), params)
     model, plain = plain.step(params, GOOD)

@@ -170,6 +170,7 @@ with _checked:
         Projected as Projected,
         Recorded as Recorded,
         ScheduleFree as ScheduleFree,
+        ScaleLoss as ScaleLoss,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
         SplitRealAndImaginary as SplitRealAndImaginary,

@@ -198,6 +198,24 @@ class AbstractFluent(AbstractDeclared):
 
         return When(self, condition, otherwise)
 
+    @advise_keywords
+    def scale_loss(
+        self, initial: float | int = 2.0**15, growth_interval: int = 2000
+    ) -> "slalom.ScaleLoss":
+        """Scales the loss for gradients in float16, and skips steps that overflow.
+
+        **Arguments:**
+
+        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶].
+        - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
+
+        **Returns:** a transform. `sl.train_step` scales the loss itself; in other loops, multiply
+        it by `opt.loss_scale`.
+        """
+        from ..wrappers import ScaleLoss
+
+        return ScaleLoss(self, initial, growth_interval)
+
     # --- parameters for evaluation ----------------------------------------------------------
 
     @advise_keywords

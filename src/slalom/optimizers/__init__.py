@@ -42,4 +42,8 @@ from .gradient import (
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .low_memory import adam_mini as adam_mini
 from .quasi_newton import lbfgs as lbfgs
+from .schedule_free import (
+    schedule_free_adamw as schedule_free_adamw,
+    schedule_free_sgd as schedule_free_sgd,
+)
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

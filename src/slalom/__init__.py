@@ -171,6 +171,7 @@ with _checked:
         SkipNotFinite as SkipNotFinite,
         SplitRealAndImaginary as SplitRealAndImaginary,
         When as When,
+        Written as Written,
         partition as partition,
     )
 

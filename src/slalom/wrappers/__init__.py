@@ -13,3 +13,4 @@ from .record import Recorded as Recorded
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
 from .when import When as When
+from .write import Written as Written

@@ -120,10 +120,10 @@ class Return(Write):
 
     def onto(self, policy: Write) -> Write:
         raise TypeError(
-            f"`.write` writes the parameters itself, because {policy} keeps more than their dtype "
-            "holds, so there are no updates to return. Write `model, opt = opt.step(model, grads)` "
-            "instead of `opt.update`, and put `.write` outside of `.project`, `.lookahead`, "
-            "`.flatten` and `.split_complex`."
+            f"`.write({policy})` writes half-precision parameters itself: updates that are rounded "
+            "to their dtype would be lost when they are added. Write "
+            "`model, opt = opt.step(model, grads)` instead of `opt.update(model, grads)`. A "
+            "transform around `.write` must pass its own `write` on."
         )
 
 

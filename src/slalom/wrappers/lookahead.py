@@ -18,6 +18,7 @@ from .._core.write import ADD, Write
 from .._core.writer import AbstractParameterWriter
 from .._paths import leaf_paths
 from .._types import Gradients, Params
+from .write import refuse_written
 
 
 class LookaheadState(eqx.Module):
@@ -69,6 +70,9 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     sync_period: int = count_field(least=1)
     slow_step_size: Hyperparameter = hyperparameter(within="[0, 1]")
     reset_state: bool = eqx.field(default=False, static=True)
+
+    def __check_init__(self):
+        refuse_written(self, ".lookahead(...)")
 
     def init(self, params: Params) -> LookaheadState:
         return LookaheadState(

@@ -22,6 +22,7 @@ from .._paths import dotted, first_difference
 from .._types import Gradients, Params, Updates
 from ..projections import AbstractProjection
 from ..where.resolve import Where, as_where, mask
+from .write import refuse_written
 
 
 class FunctionProjection(AbstractPrinted):
@@ -92,6 +93,9 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     inner: AbstractTransform
     fn: Callable[..., Any] = eqx.field(converter=_as_function, metadata={CHECK: _check_function})
     where: Where | None = eqx.field(default=None, static=True, converter=_as_where_or_none)
+
+    def __check_init__(self):
+        refuse_written(self, ".project(...)")
 
     def init(self, params: Params) -> Any:
         return self.inner.init(params)

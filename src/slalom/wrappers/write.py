@@ -102,6 +102,7 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
     fluent_method: ClassVar[str | None] = "write"
 
     needs_whole_params: ClassVar[bool | None] = False
+    passes_gradients: ClassVar[bool] = True
 
     inner: AbstractTransform
     policy: str = eqx.field(static=True, metadata={CHECK: _check_policy})
@@ -169,13 +170,37 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
         return PolicyWrite(self.policy, [next(kept, None) if h else None for h in halves], seeds)
 
     def eval_params(self, state: WrittenState, params: Params) -> Params:
-        return params_to_evaluate(self.inner, state.inner, params)
+        full = self._full(state, params)
+        found = params_to_evaluate(self.inner, state.inner, full, full_precision=True)
+        # Where nothing inside has parameters of its own, those of the model, bit by bit.
+        return jax.tree.map(lambda x, f, p: p if x is f else x, found, full, params)
 
     def full_params(self, state: WrittenState, params: Params) -> Params:
-        full = tree.copy(params)
-        if self._acts_on(params):
-            full = self._write(state, params, Context(step=0)).full(full)
+        full = self._full(state, params)
         return params_to_evaluate(self.inner, state.inner, full, full_precision=True)
+
+    def _full(self, state: WrittenState, params: Params) -> Params:
+        if not self._acts_on(params):
+            return params
+        return self._write(state, params, Context(step=0)).full(params)
+
+
+def refuse_written(outer: AbstractTransform, call: str) -> None:
+    """Raises an error for a transform that writes parameters in the place of a policy inside of it.
+
+    **Arguments:**
+
+    - `outer`: the transform.
+    - `call`: the call that makes it, such as `".project(...)"`.
+    """
+    for part in transforms(outer):
+        if isinstance(part.module, Written):
+            write = f".write({part.module.policy!r})"
+            raise ValueError(
+                f"`{call}` changes the parameters itself, so it cannot be around `{write}`, which "
+                f"keeps them in full precision. Change the order: `tx{call}{write}`. In a "
+                "partition, do so in each group."
+            )
 
 
 def _are_half(params: Params) -> tuple[bool, ...]:

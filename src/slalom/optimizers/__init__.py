@@ -28,4 +28,8 @@ from .gradient import (
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .quasi_newton import lbfgs as lbfgs
+from .schedule_free import (
+    schedule_free_adamw as schedule_free_adamw,
+    schedule_free_sgd as schedule_free_sgd,
+)
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -65,6 +65,12 @@ from .madgrad import (
     ScaleByMadgradState as ScaleByMadgradState,
 )
 from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
+from .matrix_norms import (
+    NormalizeColumns as NormalizeColumns,
+    ScaleByFanIn as ScaleByFanIn,
+    ScaleByRowRms as ScaleByRowRms,
+    ScaleByRowRmsState as ScaleByRowRmsState,
+)
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
@@ -77,6 +83,7 @@ from .optimistic import (
     ScaleByOptimisticGradient as ScaleByOptimisticGradient,
     ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
 )
+from .orthogonalize import Orthogonalize as Orthogonalize
 from .per_example import (
     DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,

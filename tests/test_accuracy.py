@@ -22,6 +22,8 @@ WITHOUT_FORMULA = {
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
+    *("ScaleByProdigy", "ScaleByDAdaptAdam", "ScaleByDog", "ScaleByDowg"),
+    *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.
     *("ScaleByRprop", "Centralize"),
 }

@@ -26,5 +26,15 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .private import dpsgd as dpsgd
 from .quasi_newton import lbfgs as lbfgs
+from .rate_free import (
+    cocob as cocob,
+    dadapt_adamw as dadapt_adamw,
+    dog as dog,
+    dowg as dowg,
+    momo as momo,
+    momo_adam as momo_adam,
+    prodigy as prodigy,
+)
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -10,12 +10,12 @@ from .._types import Params
 from ..where.resolve import Where, as_where, mask
 
 
-def where_field() -> Any:
+def where_field(*, kw_only: bool = False) -> Any:
     """Declares an optional selector; `None` selects all leaves."""
     return eqx.field(
         default=None,
         static=True,
-        kw_only=True,
+        kw_only=kw_only,
         converter=lambda where: None if where is None else as_where(where),
     )
 

@@ -28,13 +28,8 @@ class _AbstractMomo(AbstractTransform[State]):
     needs: ClassVar[tuple[str, ...]] = ("params", "value")
     sets_learning_rate: ClassVar[bool] = True
 
-    decay_where: eqx.AbstractVar[Where | None]
-
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))
-
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
 
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"step_size": state.step_size}
@@ -135,6 +130,9 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
             direction, (mu,), now, per_param=(decaying(self.decay_where, params),)
         )
         return updates, ScaleByMomoState(age, **numbers, mu=mu)
+
+    def selectors(self) -> tuple[Where, ...]:
+        return () if self.decay_where is None else (self.decay_where,)
 
 
 class ScaleByMomoAdamState(eqx.Module):
@@ -238,6 +236,9 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
             direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
         )
         return updates, ScaleByMomoAdamState(age, **numbers, mu=mu, nu=nu)
+
+    def selectors(self) -> tuple[Where, ...]:
+        return () if self.decay_where is None else (self.decay_where,)
 
 
 def _fresh_numbers(rule: Any, params: Params) -> dict[str, Any]:

@@ -25,7 +25,7 @@ WITHOUT_FORMULA = {
     *("ScaleByProdigy", "ScaleByDAdaptAdam", "ScaleByDog", "ScaleByDowg"),
     *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.
-    *("ScaleByRprop", "Centralize"),
+    *("ScaleByRprop", "Centralize", "AddDecayToInitialParams"),
 }
 
 

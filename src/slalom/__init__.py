@@ -74,6 +74,7 @@ with _checked:
         adam as adam,
         adamax as adamax,
         adamaxw as adamaxw,
+        adamc as adamc,
         adamw as adamw,
         adan as adan,
         amsgrad as amsgrad,
@@ -109,6 +110,7 @@ with _checked:
     from .transforms import (
         AdaptiveGradClip as AdaptiveGradClip,
         AddDecayedWeights as AddDecayedWeights,
+        AddDecayToInitialParams as AddDecayToInitialParams,
         AddNoise as AddNoise,
         ApplyEvery as ApplyEvery,
         Centralize as Centralize,
@@ -141,6 +143,7 @@ with _checked:
         ScaleByFromage as ScaleByFromage,
         ScaleByLbfgs as ScaleByLbfgs,
         ScaleByLearningRate as ScaleByLearningRate,
+        ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
         ScaleByLion as ScaleByLion,
         ScaleByMomo as ScaleByMomo,
         ScaleByMomoAdam as ScaleByMomoAdam,
@@ -165,10 +168,13 @@ with _checked:
         Snapshot as Snapshot,
         Stateless as Stateless,
         StatelessPerLeaf as StatelessPerLeaf,
+        SubtractDecayedWeights as SubtractDecayedWeights,
         Trace as Trace,
         UnitwiseClip as UnitwiseClip,
         ZeroNans as ZeroNans,
         freeze as freeze,
+        layerwise_decay as layerwise_decay,
+        mup as mup,
     )
     from .wrappers import (
         Average as Average,

@@ -5,6 +5,7 @@ from typing import Any
 import slalom as sl
 
 matrices = sl.where.ndim(min=2)
+halving = sl.schedules.linear(1.0, 0.5, transition_steps=10)
 
 RULES: dict[str, Any] = {
     "ScaleByProdigy": sl.ScaleByProdigy(estim_lr0=1e-2, weight_decay=0.1),
@@ -21,9 +22,14 @@ RULES: dict[str, Any] = {
     ),
     "ScaleByMomoAdam": sl.ScaleByMomoAdam(weight_decay=0.1),
     "ScaleByMomoAdam, adapt_lower_bound": sl.ScaleByMomoAdam(
-        lower_bound=-1.0, weight_decay=0.1, adapt_lower_bound=True
+        eps=1e-3, lower_bound=-1.0, weight_decay=0.1, adapt_lower_bound=True
     ),
     "ScaleByCocob": sl.ScaleByCocob(10.0),
+    "SubtractDecayedWeights": sl.SubtractDecayedWeights(0.1),
+    "AddDecayToInitialParams": sl.AddDecayToInitialParams(0.1),
+    "ScaleByLearningRateWithCorrectedDecay": sl.ScaleByLearningRateWithCorrectedDecay(
+        0.1, 0.2, weight_decay=0.1, decay_where=matrices
+    ),
 }
 
 RECIPES: dict[str, Any] = {
@@ -34,6 +40,10 @@ RECIPES: dict[str, Any] = {
     "momo": sl.momo(0.1),
     "momo_adam": sl.momo_adam(weight_decay=0.1, decay_where=matrices),
     "cocob": sl.cocob(weight_decay=0.1),
+    "adamc": sl.adamc(halving, 1.0, weight_decay=0.1),
+    "adamw, independent": sl.adamw(
+        0.1, weight_decay=0.1, decay_where=matrices, independent_decay=True
+    ),
 }
 
 WRAPPERS: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """Common optimizers, each a function that returns a chain of transforms."""
 
 from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
+from .adam_decay import adamc as adamc
 from .adam_family import (
     adam as adam,
     adamax as adamax,

@@ -37,7 +37,13 @@ from .dadapt import (
     ScaleByDAdaptAdam as ScaleByDAdaptAdam,
     ScaleByDAdaptAdamState as ScaleByDAdaptAdamState,
 )
-from .decay import AddDecayedWeights as AddDecayedWeights
+from .decay import (
+    AddDecayedWeights as AddDecayedWeights,
+    AddDecayToInitialParams as AddDecayToInitialParams,
+    AddDecayToInitialParamsState as AddDecayToInitialParamsState,
+    ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+    SubtractDecayedWeights as SubtractDecayedWeights,
+)
 from .distance import (
     ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
     ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
@@ -52,6 +58,7 @@ from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .factors import layerwise_decay as layerwise_decay, mup as mup
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,

@@ -38,4 +38,8 @@ from .rate_free import (
     momo_adam as momo_adam,
     prodigy as prodigy,
 )
+from .schedule_free import (
+    schedule_free_adamw as schedule_free_adamw,
+    schedule_free_sgd as schedule_free_sgd,
+)
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

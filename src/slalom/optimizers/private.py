@@ -36,8 +36,7 @@ def dpsgd(
     `ScaleByLearningRate`.
 
     ```python
-    >>> sl.dpsgd(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, key=0)
-    sl.DifferentiallyPrivateAggregate(1.0, 1.1, 0) | sl.ScaleByLearningRate(0.1)
+    >>> tx = sl.dpsgd(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, key=0)
 
     ```
 

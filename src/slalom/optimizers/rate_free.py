@@ -49,8 +49,8 @@ def prodigy(
     **Returns:** a `ScaleByProdigy`.
 
     ```python
-    >>> sl.prodigy(sl.schedules.cosine_decay(1.0, decay_steps=1_000), weight_decay=0.1)
-    sl.ScaleByProdigy(sl.schedules.cosine_decay(1.0, 1000), weight_decay=0.1)
+    >>> schedule = sl.schedules.cosine_decay(1.0, decay_steps=1_000)
+    >>> tx = sl.prodigy(schedule, weight_decay=0.1)
 
     ```
 

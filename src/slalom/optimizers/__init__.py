@@ -2,6 +2,21 @@
 
 from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
 from .adam_decay import adamc as adamc
+from .accumulate import (
+    adadelta as adadelta,
+    adagrad as adagrad,
+    madgrad as madgrad,
+    sm3 as sm3,
+)
+from .adam_descendants import (
+    acprop as acprop,
+    ademamix as ademamix,
+    adopt as adopt,
+    laprop as laprop,
+    mars as mars,
+    simplified_ademamix as simplified_ademamix,
+    stable_adamw as stable_adamw,
+)
 from .adam_family import (
     adam as adam,
     adamax as adamax,
@@ -28,6 +43,7 @@ from .gradient import (
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .private import dpsgd as dpsgd
+from .low_memory import adam_mini as adam_mini
 from .quasi_newton import lbfgs as lbfgs
 from .rate_free import (
     cocob as cocob,

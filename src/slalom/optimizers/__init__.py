@@ -1,13 +1,12 @@
 """Common optimizers, each a function that returns a chain of transforms."""
 
-from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
-from .adam_decay import adamc as adamc
 from .accumulate import (
     adadelta as adadelta,
     adagrad as adagrad,
     madgrad as madgrad,
     sm3 as sm3,
 )
+from .adam_decay import adamc as adamc
 from .adam_descendants import (
     acprop as acprop,
     ademamix as ademamix,
@@ -42,8 +41,8 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
-from .private import dpsgd as dpsgd
 from .low_memory import adam_mini as adam_mini
+from .private import dpsgd as dpsgd
 from .quasi_newton import lbfgs as lbfgs
 from .rate_free import (
     cocob as cocob,

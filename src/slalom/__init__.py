@@ -98,6 +98,7 @@ with _checked:
         sign_sgd as sign_sgd,
         signum as signum,
         sm3 as sm3,
+        sophia as sophia,
         yogi as yogi,
     )
     from .transforms import (
@@ -144,6 +145,7 @@ with _checked:
         ScaleBySchedule as ScaleBySchedule,
         ScaleBySign as ScaleBySign,
         ScaleBySM3 as ScaleBySM3,
+        ScaleBySophia as ScaleBySophia,
         ScaleByStddev as ScaleByStddev,
         ScaleByTrustRatio as ScaleByTrustRatio,
         ScaleByYogi as ScaleByYogi,
@@ -169,6 +171,7 @@ with _checked:
         Partition as Partition,
         Projected as Projected,
         Recorded as Recorded,
+        Sam as Sam,
         ScheduleFree as ScheduleFree,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,

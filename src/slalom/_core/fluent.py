@@ -198,6 +198,27 @@ class AbstractFluent(AbstractDeclared):
 
         return When(self, condition, otherwise)
 
+    # --- another gradient -------------------------------------------------------------------
+
+    @advise_keywords
+    def sam(
+        self, rho: Hyperparameter = 0.05, adaptive: bool = False, every: int = 1
+    ) -> "slalom.Sam":
+        """Gives this transform the gradient at the worst point nearby (SAM).
+
+        **Arguments:**
+
+        - `rho`: the size of the neighbourhood, ≥ 0.
+        - `adaptive`: whether the neighbourhood scales with the parameters (ASAM).
+        - `every`: the number of steps from one perturbation to the next, an int ≥ 1.
+
+        **Returns:** a transform. `sl.train_step` computes the second gradient. By hand, pass the
+        loss as a function of the model, as `value_fn`, to `opt.step`.
+        """
+        from ..wrappers import Sam
+
+        return Sam(self, rho, adaptive, every)
+
     # --- parameters for evaluation ----------------------------------------------------------
 
     @advise_keywords

@@ -13,6 +13,7 @@ Aux = TypeVar("Aux")
 
 BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
 TransformGrads: TypeAlias = Callable[[PyTree], PyTree] | None
+SampledLossFn: TypeAlias = Callable[..., tuple[Any, Any]] | None
 
 LossFn: TypeAlias = Callable[Concatenate[Any, P], Any]
 WithAux: TypeAlias = Callable[Concatenate[Any, P], tuple[Any, Aux]]
@@ -31,6 +32,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, Array]: ...
 @overload
 def train_step(
@@ -43,6 +45,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, tuple[Array, Aux]]: ...
 @overload
 def train_step(
@@ -55,6 +58,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, tuple[Array, Array]]: ...
 @overload
 def train_step(
@@ -67,6 +71,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, tuple[Array, Array, Aux]]: ...
 @overload
 def train_step(
@@ -78,6 +83,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[LossFn[P]], TrainStep[P, Array]]: ...
 @overload
 def train_step(
@@ -89,6 +95,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[WithAux[P, Aux]], TrainStep[P, tuple[Array, Aux]]]: ...
 @overload
 def train_step(
@@ -100,6 +107,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[WithWeight[P]], TrainStep[P, tuple[Array, Array]]]: ...
 @overload
 def train_step(
@@ -111,6 +119,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[WithBoth[P, Aux]], TrainStep[P, tuple[Array, Array, Aux]]]: ...
 @overload
 def train_step(
@@ -123,6 +132,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, Any]: ...
 def train_step(
     loss_fn: Any = None,
@@ -134,6 +144,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: Any = None,
+    sampled_loss_fn: Any = None,
 ) -> Any:
     """Makes a compiled training step from a loss.
 
@@ -207,6 +218,10 @@ def train_step(
     - `transform_grads`: a function of the gradients, called before the optimizer sees them. It
         takes and returns a tree like the model, with `None` for everything that is not trainable,
         for example `lambda grads: jax.lax.pmean(grads, "data")`.
+    - `sampled_loss_fn`: for transforms that estimate the curvature from labels which are drawn from
+        the model, such as `sl.sophia` with `"gauss_newton_bartlett"`. It is called as
+        `sampled_loss_fn(model, key, *args, **kwargs)`, in the steps that make an estimate, and
+        returns the mean of the loss over drawn labels, and the number of them.
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
     `(model, opt, loss)`. With `has_aux` or `has_weight` the third result is the tuple that the loss
@@ -219,7 +234,14 @@ def train_step(
     if batch_args is not None:
         batch_args = (batch_args,) if isinstance(batch_args, int | str) else tuple(batch_args)
     options = Options(
-        has_aux, has_weight, donate, microbatches, batch_args, reuse_linesearch, transform_grads
+        has_aux,
+        has_weight,
+        donate,
+        microbatches,
+        batch_args,
+        reuse_linesearch,
+        transform_grads,
+        sampled_loss_fn,
     )
     options.check()
     if loss_fn is None:

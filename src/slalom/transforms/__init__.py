@@ -88,6 +88,7 @@ from .sign import (
     ScaleBySign as ScaleBySign,
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
+from .sophia import ScaleBySophia as ScaleBySophia, ScaleBySophiaState as ScaleBySophiaState
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (
     ScaleByFromage as ScaleByFromage,

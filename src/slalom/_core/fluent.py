@@ -198,6 +198,24 @@ class AbstractFluent(AbstractDeclared):
 
         return When(self, condition, otherwise)
 
+    @advise_keywords
+    def scale_loss(
+        self, initial: float | int = 2.0**15, growth_interval: int = 2000
+    ) -> "slalom.ScaleLoss":
+        """Scales the loss for gradients in float16, and skips steps that overflow.
+
+        **Arguments:**
+
+        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶].
+        - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
+
+        **Returns:** a transform. `sl.train_step` scales the loss itself; in other loops, multiply
+        it by `opt.loss_scale`.
+        """
+        from ..wrappers import ScaleLoss
+
+        return ScaleLoss(self, initial, growth_interval)
+
     # --- another gradient -------------------------------------------------------------------
 
     @advise_keywords
@@ -302,6 +320,29 @@ class AbstractFluent(AbstractDeclared):
         from ..wrappers import Projected
 
         return Projected(self, fn, where)
+
+    # --- half precision ---------------------------------------------------------------------
+
+    @advise_keywords
+    def write(
+        self,
+        policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
+        key: Any = 0,
+    ) -> "slalom.Written":
+        """This transform, with a policy for writing half-precision parameters.
+
+        **Arguments:**
+
+        - `policy`: what keeps small updates from being rounded away: `"master"`, a float32 copy;
+            `"kahan"`, a compensation in the parameter's dtype; `"ecc"`, eight more bits;
+            `"stochastic"`, rounding at random; or `"nearest"`, nothing.
+        - `key`: the key of the random rounding, an int in [0, 2³¹) or a PRNG key.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        """
+        from ..wrappers import Written
+
+        return Written(self, policy, key)
 
     # --- stateful schedules and metrics -----------------------------------------------------
 

@@ -45,6 +45,10 @@ class AbstractTraits(AbstractDeclared):
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 
+    passes_gradients: ClassVar[bool] = False
+    """Whether a wrapper only passes the gradients on, or linear combinations of them. Only such
+    wrappers may contain `.scale_loss()`."""
+
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""
 

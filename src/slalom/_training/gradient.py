@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from .._compile.callables import with_function
 from .._compile.program import Packed, pack, unpack
 from .._core.chain import first_link
 from .._core.context import Context
+from .._core.loss_scale import loss_scale
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -19,7 +21,9 @@ from .._optimizer.compiled import advance
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._types import Params, Scalar, Updates
+from ..tree import accumulation_dtype, cast, map_leaves
 from .batch import Arguments, Batch, batch_of
+from .compute_dtype import in_compute_dtype
 from .loss import (
     LossGradient,
     LossResult,
@@ -53,6 +57,7 @@ def training_step(
             model=split(arguments["model"], opt.binding.trainable),
             args=arguments["args"],
             kwargs=arguments["kwargs"],
+            scale=loss_scale(opt.transform, opt.state),
         )
         if first_link(opt.transform).per_example:
             gradient = _per_example_gradient(batch_loss, opt)
@@ -71,7 +76,7 @@ def training_step(
         if "value_fn" in needs:
             known["value_fn"] = batch_loss.value
         if "grad_fn" in needs:
-            known["grad_fn"] = lambda model: _batch_gradient(batch_loss.at(model, opt)).grads
+            known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
         if "sampled_grad_fn" in needs and arguments["sampled_loss"] is not None:
             known["sampled_grad_fn"] = functools.partial(
                 _sampled_gradient, batch_loss, arguments["sampled_loss"], opt
@@ -85,13 +90,17 @@ def training_step(
 
 
 class BatchLoss(NamedTuple):
-    """A loss and the batch of this step."""
+    """A loss and the batch of this step.
+
+    With a `scale`, the gradients are those of the loss times it.
+    """
 
     loss_fn: Callable[..., Any]
     options: Options
     model: Split
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    scale: Scalar | None
 
     def at(self, model: PyTree, opt: Optimizer) -> "BatchLoss":
         """The loss of another model on the same batch, to differentiate there."""
@@ -104,6 +113,9 @@ class BatchLoss(NamedTuple):
 
     def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
         """The loss with these arguments."""
+        if self.options.compute_dtype is not None:
+            dtype = self.options.compute_dtype
+            model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
         returned = self.loss_fn(model, *args, **kwargs)
         return checked_loss(returned, self.options.has_aux, self.options.has_weight)
@@ -113,9 +125,16 @@ class BatchLoss(NamedTuple):
 
         def loss_of(trained: list[Array]) -> tuple[Scalar, Packed]:
             result = self.evaluate(self.model.join(trained), arguments)
-            return result.loss, pack(result)
+            return self._scaled(result.loss), pack(result)
 
         return jax.grad(loss_of, has_aux=True)(self.trained)
+
+    def _scaled(self, loss: Scalar) -> Scalar:
+        """What is differentiated."""
+        if self.scale is None:
+            return loss
+        dtype = accumulation_dtype(loss.dtype)
+        return cast(loss, dtype) * cast(self.scale, dtype)
 
     def over_batch(
         self, function: LossGradient, like: list[Array]
@@ -177,6 +196,17 @@ def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     return Gradient(grads, grads, result)
 
 
+def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:
+    """The gradient of the mean loss, for a transform that does not know of a scale."""
+    gradient = _batch_gradient(batch_loss)
+    if batch_loss.scale is None:
+        return gradient
+    inverse = SimpleNamespace(inverse=1 / batch_loss.scale)
+    return gradient._replace(
+        grads=map_leaves(lambda now, g: g * now.inverse, (gradient.grads,), inverse)
+    )
+
+
 def _sampled_gradient(
     batch_loss: BatchLoss, sampled_loss_fn: Any, opt: Optimizer, model: PyTree, key: Any
 ) -> tuple[Updates, Scalar]:
@@ -203,7 +233,7 @@ def _sampled_gradient(
         options=options._replace(has_aux=False, has_weight=True),
         args=(key, *batch_loss.args),
     )
-    gradient = _batch_gradient(sampled)
+    gradient = _unscaled_gradient(sampled)
     return gradient.grads, gradient.result.weight
 
 

@@ -18,6 +18,7 @@ class Options(NamedTuple):
     batch_args: tuple[int | str, ...] | None = None
     reuse_linesearch: bool = False
     transform_grads: Callable[[PyTree], PyTree] | None = None
+    compute_dtype: str | None = None
     sampled_loss_fn: Callable[..., Any] | None = None
 
     def returned(self, loss: Any, weight: Any, aux: Any) -> Any:

@@ -113,7 +113,8 @@ class TrainStep(Generic[P, R]):
                 f"key}}`, got a {type(context).__name__}. To pass an argument of this name to the "
                 "loss, pass it by position."
             )
-        own = {"value", "grad", "value_fn"} | ({"weight"} if self.options.has_weight else set())
+        own = {"value", "grad", "value_fn", "grad_fn", "sampled_grad_fn"}
+        own |= {"weight"} if self.options.has_weight else set()
         for name in context:
             if name in own:
                 raise TypeError(

@@ -11,7 +11,9 @@ from .partitions import Partition as Partition, partition as partition
 from .project import Projected as Projected
 from .record import Recorded as Recorded
 from .sam import Sam as Sam
+from .scale_loss import ScaleLoss as ScaleLoss
 from .schedule_free import ScheduleFree as ScheduleFree
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
 from .when import When as When
+from .write import Written as Written

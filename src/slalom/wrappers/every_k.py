@@ -123,6 +123,12 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     elementwise: ClassVar[bool] = True
 
+    # A class attribute of other classes; here it depends on a field.
+    @property
+    def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether no condition measures the gradients."""
+        return self.skip is None
+
     def __check_init__(self):
         for part in transforms(self.inner):
             if part.module.computes_gradient:

@@ -36,6 +36,9 @@ class Sam(AbstractWrapper[Any]):
     Other links belong inside, where they get the second gradient: `(clip | adam).sam(0.05)`. To
     accumulate, write `tx.every_k(4).sam(rho)`: each mini-batch has its own perturbation.
 
+    With `.scale_loss`, write `tx.if_finite().sam(rho).scale_loss()`: the scale is chosen for the
+    first gradient, and `.if_finite` skips a step whose second one overflows.
+
     Where the paper of the adaptive form adds 0.01 to |w|, this follows the usual implementations,
     which do not: parameters that are 0 are not perturbed. Differs from Optax: the steps are made by
     one optimizer, and not by two that take turns.

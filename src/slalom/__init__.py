@@ -185,6 +185,7 @@ with _checked:
         IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
+        Mechanized as Mechanized,
         Only as Only,
         Partition as Partition,
         Projected as Projected,

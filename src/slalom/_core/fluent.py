@@ -344,6 +344,31 @@ class AbstractFluent(AbstractDeclared):
 
         return Written(self, policy, key)
 
+    # --- a learned scale --------------------------------------------------------------------
+
+    @advise_keywords
+    def mechanize(
+        self,
+        weight_decay: Hyperparameter = 1e-2,
+        eps: Hyperparameter = 1e-8,
+        s_init: Hyperparameter = 1e-6,
+        num_betas: int = 6,
+    ) -> "slalom.Mechanized":
+        """Learns a scale of this transform's updates while training (Mechanic).
+
+        **Arguments:**
+
+        - `weight_decay`: the coefficient of a weight decay that only Mechanic sees, ≥ 0.
+        - `eps`: a small number that keeps divisors positive, > 0.
+        - `s_init`: the first scale, > 0.
+        - `num_betas`: the number of decays that it chooses from, an int ≥ 1.
+
+        **Returns:** a transform.
+        """
+        from ..wrappers import Mechanized
+
+        return Mechanized(self, weight_decay, eps, s_init, num_betas)
+
     # --- stateful schedules and metrics -----------------------------------------------------
 
     @advise_keywords

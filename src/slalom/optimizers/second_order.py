@@ -34,7 +34,7 @@ def sophia(
     ```python
     >>> @sl.train_step
     ... def step(model, x):
-    ...     return jnp.mean((model["w"] * x - 1) ** 2)
+    ...     return jnp.mean((x @ model["w"] - 1) ** 2)
     >>> model = {"w": jnp.ones(2)}
     >>> opt = sl.Optimizer(sl.sophia(1e-3), model)
     >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)))

@@ -35,6 +35,11 @@ SINGULAR = {
     ("ScaleByStableAdam", "b2", 0.0),
     # The standard deviation of the noise is the root of this number.
     ("AddNoise", "eta", 0.0),
+    # The decay of the sums is the root of this number.
+    ("ScaleByDAdaptAdam", "b2", 0.0),
+    # Without a step the loss stays where the lower bound was put.
+    ("ScaleByMomo", "learning_rate", 0.0),
+    ("ScaleByMomoAdam", "learning_rate", 0.0),
 }
 SMOOTH = [name for name in RULES if not name.startswith(SKIPPED)]
 
@@ -48,7 +53,7 @@ def total(tx, params):
     state, sums = tx.init(params), 0.0
     for step, g in enumerate(GRADS):
         grads = jnp.asarray(g) * (1 + 0.1 * params)
-        context = sl.Context(step=step, value=jnp.sum(params))
+        context = sl.Context(step=step, value=jnp.sum(params), value_fn=lambda p: jnp.sum(p**4))
         updates, state = tx.update(grads, state, params, context)
         sums += (step + 1) * jnp.sum(updates * WEIGHTS)
     return sums

@@ -83,6 +83,12 @@ from .madgrad import (
     ScaleByMadgradState as ScaleByMadgradState,
 )
 from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
+from .matrix_norms import (
+    NormalizeColumns as NormalizeColumns,
+    ScaleByFanIn as ScaleByFanIn,
+    ScaleByRowRms as ScaleByRowRms,
+    ScaleByRowRmsState as ScaleByRowRmsState,
+)
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
 from .momo import (
     ScaleByMomo as ScaleByMomo,
@@ -106,6 +112,7 @@ from .optimistic import (
     ScaleByOptimisticGradient as ScaleByOptimisticGradient,
     ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
 )
+from .orthogonalize import Orthogonalize as Orthogonalize
 from .per_example import (
     DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,

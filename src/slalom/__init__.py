@@ -135,6 +135,7 @@ with _checked:
         DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
         Ema as Ema,
         KeepParamsNonnegative as KeepParamsNonnegative,
+        MeasureGradientNoise as MeasureGradientNoise,
         MeasureWithEma as MeasureWithEma,
         Monitor as Monitor,
         NormalizeByUpdateNorm as NormalizeByUpdateNorm,
@@ -202,6 +203,7 @@ with _checked:
         UnitwiseClip as UnitwiseClip,
         ZeroNans as ZeroNans,
         freeze as freeze,
+        gradient_noise_scale as gradient_noise_scale,
         layerwise_decay as layerwise_decay,
         mup as mup,
     )

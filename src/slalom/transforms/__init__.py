@@ -98,6 +98,11 @@ from .momo import (
 )
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
+from .noise_scale import (
+    MeasureGradientNoise as MeasureGradientNoise,
+    MeasureGradientNoiseState as MeasureGradientNoiseState,
+    gradient_noise_scale as gradient_noise_scale,
+)
 from .normalise import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
 from .novograd import (
     ScaleByNovograd as ScaleByNovograd,

@@ -52,6 +52,7 @@ from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .galore import ScaleByGalore as ScaleByGalore, ScaleByGaloreState as ScaleByGaloreState
 from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (

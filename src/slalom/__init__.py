@@ -189,12 +189,13 @@ with _checked:
         Partition as Partition,
         Projected as Projected,
         Recorded as Recorded,
-        ScheduleFree as ScheduleFree,
         ScaleLoss as ScaleLoss,
+        ScheduleFree as ScheduleFree,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
         SplitRealAndImaginary as SplitRealAndImaginary,
         When as When,
+        Written as Written,
         partition as partition,
     )
 

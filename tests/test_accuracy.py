@@ -22,8 +22,8 @@ WITHOUT_FORMULA = {
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
     "ScaleByMadgrad",
-    # It depends on singular vectors, and has a test of its own.
-    "ScaleByGalore",
+    # They depend on singular vectors and on a random projection, and have tests of their own.
+    *("ScaleByGalore", "ScaleByApollo"),
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
     # Signs, and step sizes that are products; a difference that cancels.
     *("ScaleByRprop", "Centralize"),

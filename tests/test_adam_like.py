@@ -436,6 +436,60 @@ def test_idle_steps_of_galore_decompose_nothing():
     assert "lapack" not in entry
 
 
+def apollo(grads, rank, gap, alpha, *, per_tensor):
+    """The updates of APOLLO as the paper states them, for matrices that are not tall."""
+    key, (steps, rows, _) = jax.random.fold_in(jax.random.key(0), 0), grads.shape
+    m, v, last, updates = 0.0, 0.0, 0.0, []
+    for t in range(1, steps + 1):
+        drawn = jax.random.normal(jax.random.fold_in(key, (t - 1) // gap), (1, rank, rows))
+        r = np.asarray(drawn[0]) / rank**0.5 @ grads[t - 1]
+        m, v = 0.9 * m + 0.1 * r, 0.999 * v + 0.001 * r**2
+        n = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6)
+        axis = None if per_tensor else 0
+        s = np.linalg.norm(n, axis=axis) / np.linalg.norm(r, axis=axis) * grads[t - 1]
+        norm = np.linalg.norm(s)
+        if t > 1 and norm > 1.01 * last:
+            s *= 1.01 * last / norm
+        last = np.linalg.norm(s)
+        updates.append(alpha * s)
+    return np.stack(updates)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_apollo_is_that_of_the_paper(per_tensor, x64):
+    grads = np.random.default_rng(0).standard_normal((6, 3, 5))
+    grads[3] *= 9
+    tx = sl.ScaleByApollo(2, 3, 0.5, per_tensor)
+    expected = apollo(grads, 2, 3, 0.5, per_tensor=per_tensor)
+    np.testing.assert_allclose(updates_of(tx, jnp.asarray(grads)), expected, rtol=1e-10)
+    # The transpose of a tall matrix.
+    tall = updates_of(tx, jnp.asarray(grads.transpose(0, 2, 1)))
+    np.testing.assert_allclose(tall, expected.transpose(0, 2, 1), rtol=1e-10)
+    free = sl.ScaleByApollo(2, 3, 0.5, per_tensor, max_growth=jnp.inf)
+    assert jnp.max(jnp.abs(updates_of(free, jnp.asarray(grads)) / expected)) > 1.5
+
+
+@pytest.mark.slow
+def test_apollo_draws_other_projections_for_each_seed_matrix_and_window():
+    grads = {"a": jnp.ones((5, 3, 4)), "b": jnp.ones((5, 3, 4))}
+    tx = sl.ScaleByApollo(1, 2, max_growth=jnp.inf)
+
+    def run(tx):
+        def step(state, g):
+            updates, state = tx.update(g, state)
+            return state, updates
+
+        return jax.lax.scan(step, tx.init(jax.tree.map(lambda g: g[0], grads)), grads)[1]
+
+    updates = run(tx)
+    assert not np.allclose(updates["a"], updates["b"])
+    np.testing.assert_allclose(updates["a"][2], updates["a"][3], rtol=0.2)
+    assert not np.allclose(updates["a"][0], updates["a"][2])
+    assert not np.allclose(run(sl.ScaleByApollo(1, 2, seed=1))["a"][0], updates["a"][0])
+    assert tx.notes({"a": jnp.ones((3, 4)), "b": jnp.ones(3)}) == ("4 × 3 at rank 1", None)
+
+
 # --- the schedule of a decay ----------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
-from .low_memory import adam_mini as adam_mini, galore as galore
+from .low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
 from .quasi_newton import lbfgs as lbfgs
 from .schedule_free import (
     schedule_free_adamw as schedule_free_adamw,

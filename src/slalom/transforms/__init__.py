@@ -30,6 +30,7 @@ from .ademamix import (
     ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
 )
 from .adopt import ScaleByAdopt as ScaleByAdopt
+from .apollo import ScaleByApollo as ScaleByApollo, ScaleByApolloState as ScaleByApolloState
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .clip import (
     Clip as Clip,

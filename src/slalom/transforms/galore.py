@@ -12,10 +12,11 @@ from .._core.fields import Hyperparameter, count_field, dtype_field, hyperparame
 from .._core.marks import per_leaf, per_param
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
-from ..where.layout import LayoutLike, Matrix
+from ..where.layout import LayoutLike
 from ..where.resolve import Where
 from ._first_moment import first_moment
-from ._layout import layout_field, layout_selectors, matrices_or_none
+from ._layout import layout_field, layout_selectors
+from ._low_rank import Side, adam_numbers, direction, moments, sides_of
 
 
 class ScaleByGaloreState(eqx.Module):
@@ -74,17 +75,14 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
         return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        return tuple(
-            None if side is None else f"{side.matrix} at rank {side.rank}"
-            for side in self._sides(params)
-        )
+        return tuple(None if s is None else s.note for s in sides_of(self, params))
 
     def init(self, params: Params) -> ScaleByGaloreState:
         tree.check_inexact(params)
         leaves, structure = jax.tree.flatten(params)
         small: list[Array] = []
         projectors: list[Projector] = []
-        for x, side in zip(leaves, self._sides(params), strict=True):
+        for x, side in zip(leaves, sides_of(self, params), strict=True):
             if side is None:
                 small.append(x)
                 projectors.append(())
@@ -110,20 +108,10 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
         del params
         now = self.at(context)
         age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.mu_scale = tree.bias_correction(now.b1, age)
-        now.nu_scale = tree.bias_correction(now.b2, age)
-
-        def moments(now, r, mu, nu):
-            mu = now.b1 * mu + now.c1 * r
-            return mu, now.b2 * nu + now.c2 * tree.bounded_square(r)
-
-        def direction(now, mu, nu):
-            root = tree.root(tree.positive(nu) * now.nu_scale)
-            return now.mu_scale * mu / (root + now.eps)
+        adam_numbers(now, age)
 
         leaves, structure = jax.tree.flatten(tree.widened(updates))
-        sides = self._sides(updates)
+        sides = sides_of(self, updates)
         grads = [g if side is None else side.read(g) for g, side in zip(leaves, sides, strict=True)]
         due = state.age % self.update_proj_gap == 0
         old = structure.flatten_up_to(state.projector)
@@ -139,34 +127,6 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
         projector = structure.unflatten(projectors)
         return structure.unflatten(new), ScaleByGaloreState(age, projector, mu, nu)
 
-    def _sides(self, params: Params) -> tuple["_Side | None", ...]:
-        """How to read each leaf that is projected."""
-        return tuple(
-            None if m is None or 0 in (m.rows, m.columns) else _Side(m, self.rank)
-            for m in matrices_or_none(self, params)
-        )
-
-
-class _Side:
-    """An array as a batch of matrices whose rows are the shorter side."""
-
-    def __init__(self, matrix: Matrix, rank: int):
-        self.matrix = matrix
-        self.flipped = matrix.rows > matrix.columns
-        short, long = sorted((matrix.rows, matrix.columns))
-        self.rank = min(rank, short)
-        self.projector = (matrix.batch, short, self.rank)
-        """The shape of P."""
-        self.projected = (matrix.batch, self.rank, long)
-        """The shape of R."""
-
-    def read(self, x: Array) -> Array:
-        matrices = self.matrix.read(x)
-        return jnp.matrix_transpose(matrices) if self.flipped else matrices
-
-    def write(self, matrices: Array) -> Array:
-        return self.matrix.write(jnp.matrix_transpose(matrices) if self.flipped else matrices)
-
 
 Projector = tuple[Array, ...]
 """P, or nothing for an array that is not projected."""
@@ -176,7 +136,7 @@ def _refreshed(
     due: Bool[Array, "*leaves"],
     old: list[Projector],
     grads: list[Array],
-    sides: tuple[_Side | None, ...],
+    sides: tuple[Side | None, ...],
 ) -> list[Projector]:
     """The projectors of this step: new ones where they are due."""
 

@@ -25,8 +25,10 @@ WITHOUT_FORMULA = {
     # They depend on singular vectors and on a random projection, and have tests of their own.
     *("ScaleByGalore", "ScaleByApollo"),
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
+    *("ScaleByProdigy", "ScaleByDAdaptAdam", "ScaleByDog", "ScaleByDowg"),
+    *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.
-    *("ScaleByRprop", "Centralize"),
+    *("ScaleByRprop", "Centralize", "AddDecayToInitialParams"),
 }
 
 

@@ -23,6 +23,8 @@ WITHOUT_FORMULA = {
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
     "ScaleByMadgrad",
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch", "ScaleBySophia"),
+    # They depend on singular vectors and on a random projection, and have tests of their own.
+    *("ScaleByGalore", "ScaleByApollo"),
     *("ScaleByProdigy", "ScaleByDAdaptAdam", "ScaleByDog", "ScaleByDowg"),
     *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.

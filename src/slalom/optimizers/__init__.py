@@ -41,7 +41,7 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
-from .low_memory import adam_mini as adam_mini
+from .low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .private import dpsgd as dpsgd
 from .quasi_newton import lbfgs as lbfgs

@@ -30,6 +30,7 @@ from .ademamix import (
     ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
 )
 from .adopt import ScaleByAdopt as ScaleByAdopt
+from .apollo import ScaleByApollo as ScaleByApollo, ScaleByApolloState as ScaleByApolloState
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .clip import (
     Clip as Clip,
@@ -70,6 +71,7 @@ from .factored import (
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
 from .factors import layerwise_decay as layerwise_decay, mup as mup
+from .galore import ScaleByGalore as ScaleByGalore, ScaleByGaloreState as ScaleByGaloreState
 from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (

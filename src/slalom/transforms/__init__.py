@@ -20,12 +20,15 @@ from .adam_variants import (
 )
 from .adan import ScaleByAdan as ScaleByAdan, ScaleByAdanState as ScaleByAdanState
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
+from .cautious import Cautious as Cautious
 from .clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,
     ClipByGlobalNorm as ClipByGlobalNorm,
 )
 from .constrain import (
+    KeepInitialNorm as KeepInitialNorm,
+    KeepInitialNormState as KeepInitialNormState,
     KeepParamsNonnegative as KeepParamsNonnegative,
     SetToZero as SetToZero,
     ZeroNans as ZeroNans,

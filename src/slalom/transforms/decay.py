@@ -2,11 +2,15 @@
 
 from typing import ClassVar
 
+import equinox as eqx
+import jax.numpy as jnp
+
 from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
+from .cautious import agreement
 
 
 class AddDecayedWeights(AbstractStatelessTransform):
@@ -19,12 +23,16 @@ class AddDecayedWeights(AbstractStatelessTransform):
     **Arguments:**
 
     - `weight_decay`: λ, ≥ 0.
+    - `cautious`: whether to decay only the entries that the update itself shrinks, those with
+        Re(ū·p) > 0.
 
     ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
-        Regularization](https://arxiv.org/abs/1711.05101), 2017"
+        Regularization](https://arxiv.org/abs/1711.05101), 2017; Chen et al., [Cautious Weight
+        Decay](https://arxiv.org/abs/2510.12402), 2025"
     """
 
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    cautious: bool = eqx.field(default=False, static=True, kw_only=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     elementwise: ClassVar[bool] = True
@@ -33,6 +41,7 @@ class AddDecayedWeights(AbstractStatelessTransform):
         params = self.demand("params", params)
 
         def rule(now, u, p):
-            return u + now.weight_decay * p
+            decayed = u + now.weight_decay * p
+            return jnp.where(agreement(u, p) > 0, decayed, u) if self.cautious else decayed
 
         return tree.map_leaves(rule, (updates, params), self.at(context))

@@ -51,7 +51,7 @@ def test_cautious_compares_tiny_and_huge_numbers(dtype):
 def test_cautious_takes_a_complex_entry_as_a_vector():
     u = jnp.array([1 + 1j, 1 + 1j, 1e-30j, 1e30 + 1j])
     g = jnp.array([2 - 1j, -2 + 1j, 1e-30j, -1e30 + 0j])
-    np.testing.assert_array_equal(cautious(u, g, min_fraction=1.0), u * jnp.array([1, 0, 1, 0]))
+    np.testing.assert_array_equal(cautious(u, g, min_fraction=1.0), u.at[1].set(0).at[3].set(0))
 
 
 def test_cautious_asks_for_the_gradient_by_name():

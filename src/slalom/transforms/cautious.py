@@ -62,7 +62,7 @@ class Cautious(AbstractStatelessTransform):
 
 def agreement(a: Array, b: Array) -> Real[Array, "..."]:
     """A number with the sign of Re(ā·b) at each entry."""
-    # The product of two tiny numbers underflows; that of their signs, of absolute value 1, does not.
+    # The product of two tiny numbers underflows, but not that of their signs.
     a, b = jnp.sign(a), jnp.sign(b)
     if jnp.iscomplexobj(a) or jnp.iscomplexobj(b):
         return a.real * b.real + a.imag * b.imag

@@ -86,7 +86,7 @@ def test_parameters_keep_their_norm_and_turn_by_the_learning_rate():
         history["w"][0], moved * radius / np.linalg.norm(moved), rtol=1e-5, atol=1e-6
     )
     # What starts at zero is free.
-    assert jnp.linalg.norm(history["zero"][-1]) > 0.1
+    assert jnp.linalg.norm(history["zero"][-1]) > 1e-3
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e18, 1e30, 3e38])

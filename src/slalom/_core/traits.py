@@ -52,6 +52,10 @@ class AbstractTraits(AbstractDeclared):
         """
         return (1,) * len(jax.tree.leaves(params))
 
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        """What `opt.describe` says of each leaf for this transform, such as `"768 × 3072"`."""
+        return (None,) * len(jax.tree.leaves(params))
+
     def selectors(self) -> tuple[Any, ...]:
         """The selectors that this transform itself holds. Binding checks that they match."""
         return ()

@@ -1,5 +1,7 @@
 """Cautious updates, the hyperball constraint, and the rules that precondition both sides."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import slalom_trajectory
+from helpers import assert_same_path, slalom_trajectory, slow_except
 
 # --- Cautious, and its decay ------------------------------------------------------------------
 
@@ -109,3 +111,174 @@ def test_a_reset_takes_the_norm_of_the_present_parameters():
     assert eqx.tree_equal(
         opt.state_of(sl.KeepInitialNorm).radius, {"a": jnp.asarray(2.0), "b": jnp.asarray(6.0)}
     )
+
+
+# --- SOAP -------------------------------------------------------------------------------------
+
+
+def soap(**options):
+    return sl.ScaleBySoap(**options) | sl.ScaleByLearningRate(0.1)
+
+
+def dense_soap(start, grads, f, b1=0.95, b2=0.95, eps=1e-8):
+    """SOAP as in the paper, for a single matrix: the basis is one full Kronecker product."""
+    n, m = start.shape
+    p, mean, square = start.flatten().copy(), np.zeros(n * m), np.zeros((n, m))
+    left = right = basis = None
+    history = []
+    for t, g in enumerate(grads):
+        if basis is not None:
+            full = np.kron(*basis)
+            rotated = full.T @ g.flatten()
+            mean = b1 * mean + (1 - b1) * g.flatten()
+            square = b2 * square + (1 - b2) * rotated.reshape(n, m) ** 2
+            direction = (full.T @ mean / (1 - b1**t)) / (
+                np.sqrt(square.flatten() / (1 - b2**t)) + eps
+            )
+            p = p - 0.1 * full @ direction
+        history.append(p.reshape(n, m).copy())
+        left = (1 - b2) * g @ g.T + (0 if left is None else b2 * left)
+        right = (1 - b2) * g.T @ g + (0 if right is None else b2 * right)
+        if basis is None:
+            basis = [np.linalg.eigh(x)[1][:, ::-1] for x in (left, right)]
+        elif t % f == 0:
+            turned = []
+            for axis, (x, q) in enumerate(zip((left, right), basis, strict=True)):
+                order = np.argsort(-np.sum(q * (x @ q), axis=0))
+                square = np.take(square, order, axis)
+                turned.append(np.linalg.qr(x @ q[:, order])[0])
+            basis = turned
+    return np.stack(history)
+
+
+@pytest.mark.parametrize("f", slow_except([1, 3], 3))
+def test_soap_is_adam_in_the_dense_eigenbasis(f, x64):
+    start, grads = drawn_matrix((4, 3), 12)
+    ours, _ = slalom_trajectory(
+        soap(precondition_frequency=f), jnp.asarray(start), jnp.asarray(grads)
+    )
+    np.testing.assert_allclose(ours, dense_soap(start, grads, f), rtol=1e-9, atol=1e-9)
+
+
+def drawn_matrix(shape, steps, seed=0):
+    """A matrix, and a gradient for each step."""
+    random = np.random.default_rng(seed)
+    return random.standard_normal(shape), random.standard_normal((steps, *shape))
+
+
+@pytest.mark.slow
+def test_soap_follows_pytorch_optimizer():
+    torch = pytest.importorskip("torch", reason="in no extra")
+    peers = pytest.importorskip("pytorch_optimizer", reason="an independent SOAP, in no extra")
+    start, grads = drawn_matrix((5, 4), 25)
+    p = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    peer = peers.SOAP([p], lr=0.1, weight_decay=0.0, precondition_frequency=4)
+    history = []
+    for g in grads:
+        p.grad = torch.tensor(g)
+        peer.step()
+        history.append(p.detach().numpy().copy())
+    ours, _ = slalom_trajectory(
+        soap(precondition_frequency=4),
+        jnp.asarray(start, jnp.float32),
+        jnp.asarray(grads, jnp.float32),
+    )
+    # It adds ε before the correction of the bias, and computes QR in float32.
+    assert_same_path(ours, np.stack(history), jnp.asarray(start), 2e-5)
+
+
+# --- what holds for all of them ---------------------------------------------------------------
+
+EACH = {
+    "soap": sl.ScaleBySoap(precondition_frequency=2),
+}
+each = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in EACH.items()])
+each_slow = pytest.mark.parametrize(
+    "rule", [pytest.param(rule, id=name, marks=pytest.mark.slow) for name, rule in EACH.items()]
+)
+
+
+@each_slow
+def test_storing_a_matrix_the_other_way_round_transposes_its_path(rule):
+    start, grads = drawn_matrix((4, 3), 6)
+    tx = rule | sl.Scale(-0.1)
+    as_io, _ = slalom_trajectory(tx, jnp.asarray(start), jnp.asarray(grads))
+    told = dataclasses.replace(rule, layout="oi") | sl.Scale(-0.1)
+    as_oi, _ = slalom_trajectory(told, jnp.asarray(start.T), jnp.asarray(grads.mT))
+    np.testing.assert_allclose(as_io, as_oi.mT, rtol=1e-6, atol=1e-7)
+
+
+@each_slow
+def test_a_stack_of_two_walks_the_paths_of_the_two(rule):
+    start, grads = drawn_matrix((2, 4, 3), 6)
+    told = dataclasses.replace(rule, layout="sio") | sl.Scale(-0.1)
+    stacked, _ = slalom_trajectory(told, jnp.asarray(start), jnp.asarray(grads))
+    for i in range(2):
+        alone, _ = slalom_trajectory(
+            rule | sl.Scale(-0.1), jnp.asarray(start[i]), jnp.asarray(grads[:, i])
+        )
+        np.testing.assert_allclose(stacked[:, i], alone, rtol=1e-5, atol=1e-6)
+
+
+@each_slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_extreme_gradients_stay_finite(rule, dtype):
+    limits = jnp.finfo(dtype)
+    one = np.outer([1.0, -2.0, 3.0, 0.0], [1.0, 2.0, 0.0])  # of rank 1, and a row and a column of 0
+    sizes = [0.0, float(limits.tiny), 1.0, float(limits.max) / 8, 1.0, 0.0]
+    grads = jnp.stack([jnp.asarray(one * size, dtype) for size in sizes])
+    for given in (grads, grads[::-1]):
+        history, opt = slalom_trajectory(rule | sl.Scale(-0.1), jnp.ones((4, 3), dtype), given)
+        assert jnp.all(jnp.isfinite(history))
+        assert all(jnp.all(jnp.isfinite(x)) for x in opt.arrays)
+
+
+@each
+def test_all_refreshes_are_one_conditional_that_idle_steps_skip(rule):
+    params = {"a": jnp.ones((3, 2)), "b": jnp.ones((2, 3)), "c": jnp.ones((3, 2))}
+    opt = sl.Optimizer(rule | sl.Scale(-0.1), params)
+    jaxpr = str(jax.make_jaxpr(lambda: opt.step(params, params)[0])())
+    assert jaxpr.count("cond[") == 1
+    outside = jaxpr[: jaxpr.index("cond[")]
+    assert not any(
+        name in outside for name in ("householder", "geqrf", "eigh[", "triangular_solve")
+    )
+
+
+@each
+def test_a_vector_is_refused_by_name(rule):
+    with pytest.raises(
+        ValueError, match=rf"{type(rule).__name__} takes matrices, and 'b' is a vec"
+    ):
+        sl.Optimizer(rule | sl.Scale(-0.1), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)})
+
+
+@each_slow
+def test_a_reset_parameter_starts_again_and_the_others_go_on(rule):
+    params = {"a": jnp.ones((3, 2)), "b": jnp.ones((3, 2))}
+    grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(0), (8, *x.shape)), params)
+    tx = rule | sl.Scale(-0.1)
+    whole, _ = slalom_trajectory(tx, params, grads)
+    _, opt = slalom_trajectory(tx, params, jax.tree.map(lambda g: g[:3], grads))
+    halfway = jax.tree.map(lambda h: h[2], whole)
+    opt = opt.reset(halfway, sl.where.path("b"))
+    rest, _ = slalom_trajectory(opt, halfway, jax.tree.map(lambda g: g[3:], grads))
+    fresh, _ = slalom_trajectory(
+        tx, jax.tree.map(lambda h: h, halfway), jax.tree.map(lambda g: g[3:], grads)
+    )
+    # The first step after the reset belongs to the other parameter only.
+    np.testing.assert_allclose(rest["a"][0], whole["a"][3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rest["b"][0], fresh["b"][0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ScaleBySoap"])
+def test_the_frequency_is_a_count_or_a_schedule(name):
+    rule = getattr(sl, name)
+    with pytest.raises(ValueError, match=rf"{name}.precondition_frequency must be at least 1 step"):
+        rule(precondition_frequency=0)
+    with pytest.raises(TypeError, match=rf"{name}.precondition_frequency must be an int or a sche"):
+        rule(precondition_frequency=1.5)
+    params = {"w": jnp.ones((3, 2))}
+    tx = rule(precondition_frequency=lambda n: n + 1.0)
+    with pytest.raises(TypeError, match=f"{name} needs 'step'"):
+        tx.update(params, tx.init(params), params)

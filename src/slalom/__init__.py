@@ -144,6 +144,7 @@ with _checked:
         ScaleBySchedule as ScaleBySchedule,
         ScaleBySign as ScaleBySign,
         ScaleBySM3 as ScaleBySM3,
+        ScaleBySoap as ScaleBySoap,
         ScaleByStddev as ScaleByStddev,
         ScaleByTrustRatio as ScaleByTrustRatio,
         ScaleByYogi as ScaleByYogi,

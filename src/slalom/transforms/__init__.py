@@ -91,6 +91,7 @@ from .sign import (
     ScaleBySign as ScaleBySign,
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
+from .soap import ScaleBySoap as ScaleBySoap, ScaleBySoapState as ScaleBySoapState
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (
     ScaleByFromage as ScaleByFromage,

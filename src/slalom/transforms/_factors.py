@@ -1,7 +1,7 @@
 """What the rules with a factor for each side of a matrix share: sizes, refreshes, batches.
 
-They see a parameter as a batch of matrices, (batch, rows, columns), and keep one factor for the rows
-and one for the columns of each matrix, in at least float32. A side that is too long has no factor.
+They see a parameter as a batch of matrices, (batch, rows, columns), and keep one factor for the
+rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Inexact, Int
+from jaxtyping import Array, Inexact, Int
 
 from .. import tree
 from .._core.context import Context
@@ -19,6 +19,9 @@ from .._core.declared import CHECK
 from .._core.fields import count_field
 from .._core.schedule import AbstractSchedule, as_schedule, call_schedule
 from .._core.transform import missing
+from .._types import Params
+from ..where.layout import Matrix
+from ._layout import matrices_or_none
 
 _MOST = 64
 """The most matrices that are factored in one call. More take memory, and no less time."""
@@ -29,9 +32,7 @@ _MOST = 64
 
 def frequency_field(default: int) -> Any:
     """Declares a number of steps between refreshes: an int ≥ 1 or a schedule."""
-    return eqx.field(
-        default=default, converter=_as_frequency, metadata={CHECK: _check_frequency}
-    )
+    return eqx.field(default=default, converter=_as_frequency, metadata={CHECK: _check_frequency})
 
 
 def _as_frequency(value: Any) -> Any:
@@ -92,17 +93,17 @@ def of_sides(*factors: Array | None) -> tuple[Array, ...]:
     return tuple(factor for factor in factors if factor is not None)
 
 
-def unfactored_as_text(shape: Sequence[int], max_size: int, instead: str) -> str | None:
-    """For `opt.describe`: which sides of matrices of this shape have no factor."""
-    _, rows, columns = shape
-    if rows == 0 or columns == 0:
-        return None
-    long = [
-        f"{name} ({size}) {instead}"
-        for name, size in (("rows", rows), ("columns", columns))
-        if size > max_size
-    ]
-    return ", ".join(long) or None
+def sides_as_text(rule: Any, params: Params, instead: str) -> tuple[str | None, ...]:
+    """For `opt.describe`: the matrices of each leaf, and which of their sides have no factor."""
+
+    def note(matrix: Matrix | None) -> str | None:
+        if matrix is None:
+            return None
+        sizes = zip(("rows", "columns"), (matrix.rows, matrix.columns), strict=True)
+        long = (f"{instead} {name}" for name, size in sizes if size > rule.max_size)
+        return ", ".join((str(matrix), *long))
+
+    return tuple(map(note, matrices_or_none(rule, params)))
 
 
 # --- products -------------------------------------------------------------------------------
@@ -153,7 +154,9 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
         kinds.setdefault(kind, []).append(i)
     for members in kinds.values():
         for batch in _capped(members, [groups[i][0].shape[0] for i in members]):
-            joined = tuple(jnp.concatenate(xs) for xs in zip(*(groups[i] for i in batch), strict=True))
+            joined = tuple(
+                jnp.concatenate(xs) for xs in zip(*(groups[i] for i in batch), strict=True)
+            )
             result = function(*joined)
             ends = np.cumsum([groups[i][0].shape[0] for i in batch])[:-1].tolist()
             parts = jax.tree.map(lambda x, ends=ends: jnp.split(x, ends), result)
@@ -204,8 +207,3 @@ def refreshed_eigenvectors(
         order = jnp.argsort(-values, axis=-1)
         sorted_product = jnp.take_along_axis(product, order[:, None, :], axis=-1)
         return jnp.linalg.qr(sorted_product)[0], order
-
-
-def any_of(fresh: Bool[Array, "*leaves"]) -> Bool[Array, ""]:
-    """Whether any leaf is new."""
-    return jnp.any(fresh)

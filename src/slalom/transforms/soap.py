@@ -1,7 +1,7 @@
 """Adam in the eigenbasis of Shampoo: SOAP."""
 
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -29,6 +29,7 @@ from ._factors import (
     in_batches,
     of_sides,
     refreshed_eigenvectors,
+    sides_as_text,
     size_field,
 )
 from ._first_moment import first_moment
@@ -45,9 +46,9 @@ class ScaleBySoapState(eqx.Module):
     """The mean of gradients, in the eigenbasis."""
     rotated_nu: PyTree[Inexact[Array, "..."]] = param_like()
     """The mean of squares, in the eigenbasis."""
-    statistics: PyTree[Inexact[Array, "batch n n"]] = per_param()
+    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param()
     """At each leaf a tuple of L and R, without those of sides that are too long."""
-    basis: PyTree[Inexact[Array, "batch n n"]] = per_param()
+    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param()
     """At each leaf a tuple of the eigenvectors of L and R."""
 
 
@@ -68,18 +69,18 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
     a step uses the basis of the step before. It differs from both where ε is added: as in
     `ScaleByAdam`, after the correction of the bias.
 
-    Parameters are read as matrices, outputs × inputs, with `sl.where.matrix()`. A side that is longer
-    than `max_size` keeps the identity as its basis. L, R, Q_L and Q_R take 2·(n² + m²) numbers for
-    an n × m matrix, in at least float32, and are the same on each device: each computes them from
-    the whole gradient. Under a `vmap` that batches the state, each step costs as much as a refresh.
+    Parameters must be matrices, as `sl.where.matrix()` selects and reads them. A side that is
+    longer than `max_size` keeps the identity as its basis. L, R, Q_L and Q_R take 2·(n² + m²)
+    numbers for an n × m matrix, in at least float32. On a mesh each device has all of them. Under a
+    `vmap` that batches the state, each step costs as much as a refresh.
 
     **Arguments:**
 
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
-    - `precondition_frequency`: f, the number of steps from one refresh to the next: an int ≥ 1, or a
-        schedule, rounded to the nearest integer ≥ 1.
+    - `precondition_frequency`: f, the number of steps from one refresh to the next: an int ≥ 1,
+        or a schedule, rounded to the nearest integer ≥ 1.
     - `shampoo_beta`: β_s, the decay of L and R, in [0, 1). Defaults to β₂.
     - `max_size`: the longest side that has a basis.
     - `mu_dtype`: the floating dtype in which M is stored; complex parameters use its complex
@@ -102,8 +103,6 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
-
-    keeps_zeros: ClassVar[bool] = False
 
     def init(self, params: Params) -> ScaleBySoapState:
         found = matrices(self, params)
@@ -158,13 +157,12 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         (statistics,) = tree.map_leaves(
             self._add_to_statistics, (grads,), now, per_param=(statistics,)
         )
-        is_new = now.is_new
         due = state.since + 1 >= frequency_at(self, context)
-        mu, nu, basis = self._refreshed(is_new, due, mu, nu, basis, statistics)
+        mu, nu, basis = self._refreshed(now.is_new, due, mu, nu, basis, statistics)
         return write(result), ScaleBySoapState(
             age=tree.increment(state.age),
             since=jnp.where(
-                jnp.any(is_new), state.since, jnp.where(due, 0, tree.increment(state.since))
+                jnp.any(now.is_new), state.since, jnp.where(due, 0, tree.increment(state.since))
             ),
             rotated_mu=write(mu),
             rotated_nu=write(nu),
@@ -228,7 +226,11 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
             return mu, nu, basis
 
         def follow(mu, nu, basis, statistics):
-            sides = [(s, q) for ss, qs in zip(statistics, basis, strict=True) for s, q in zip(ss, qs, strict=True)]
+            sides = [
+                (s, q)
+                for ss, qs in zip(statistics, basis, strict=True)
+                for s, q in zip(ss, qs, strict=True)
+            ]
             found = iter(in_batches(refreshed_eigenvectors, sides))
             results = [
                 self._turned(m, v, qs, [next(found) for _ in qs])
@@ -263,5 +265,10 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
                 nu = jnp.take_along_axis(nu, index, axis=axis)
         return turned.astype(mu.dtype), nu, tuple(new)
 
+    # --- traits -----------------------------------------------------------------------------
+
     def selectors(self) -> tuple[Where, ...]:
         return layout_selectors(self)
+
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        return sides_as_text(self, params, "unrotated")

@@ -1,6 +1,7 @@
 """Cautious updates, the hyperball constraint, and the rules that precondition both sides."""
 
 import dataclasses
+import functools
 
 import equinox as eqx
 import jax
@@ -187,10 +188,121 @@ def test_soap_follows_pytorch_optimizer():
     assert_same_path(ours, np.stack(history), jnp.asarray(start), 2e-5)
 
 
+# --- Kron -------------------------------------------------------------------------------------
+
+
+def kron(**options):
+    return (
+        sl.Ema(0.9)
+        | sl.ScaleByKron(**options)
+        | sl.ClipByBlockRms(1.1)
+        | sl.ScaleByLearningRate(0.1)
+    )
+
+
+@pytest.fixture
+def same_noise(monkeypatch):
+    """The same noise in every refresh, for each matrix of a shape."""
+
+    def noise(_, like):
+        drawn = np.random.default_rng(5).standard_normal(like.shape[1:])
+        return jnp.broadcast_to(jnp.asarray(drawn, like.dtype), like.shape)
+
+    monkeypatch.setattr(sl.transforms.kron, "_noise", noise)
+
+
+def dense_kron(start, grads, probability, noise, rate=0.1):
+    """PSGD as in the paper, for a single matrix: Q is one full Kronecker product."""
+    n, m = start.shape
+    p, mean, since = start.flatten().copy(), np.zeros(n * m), 0
+    left, right = np.eye(n), np.eye(m)
+    history = []
+    for t, g in enumerate(grads, 1):
+        mean = 0.9 * mean + 0.1 * g.flatten()
+        momentum = mean / (1 - 0.9**t)
+        since += 1
+        if since >= 1 / probability:
+            since, q = 0, np.kron(left, right)
+            a = (q @ momentum).reshape(n, m)
+            b = np.linalg.solve(q.T, noise.flatten()).reshape(n, m)
+            new = []
+            for factor, x, y in ((left, a, b), (right, a.T, b.T)):
+                gain, loss = x @ x.T, y @ y.T
+                total = gain + loss
+                column = total[:, np.argmax(np.linalg.norm(total, axis=0))]
+                direction = total @ column / np.linalg.norm(total @ column)
+                norm = np.linalg.norm(total @ direction)
+                new.append(factor - rate * np.triu(gain - loss) @ factor / norm)
+            left, right = new
+        q = np.kron(left, right)
+        direction = q.T @ q @ momentum
+        direction *= min(1, 1.1 / np.sqrt(np.mean(direction**2)))
+        p = p - 0.1 * direction
+        history.append(p.reshape(n, m).copy())
+    return np.stack(history)
+
+
+@pytest.mark.parametrize("probability", slow_except([1.0, 0.4], 0.4))
+def test_kron_is_a_dense_triangular_preconditioner(probability, same_noise, x64):
+    start, grads = drawn_matrix((4, 3), 12)
+    ours, _ = slalom_trajectory(
+        kron(update_probability=probability, layout="oi"), jnp.asarray(start), jnp.asarray(grads)
+    )
+    noise = np.random.default_rng(5).standard_normal((4, 3))
+    theirs = dense_kron(start, grads, probability, noise)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_size", [4, 10])
+def test_kron_follows_pytorch_optimizer(max_size, same_noise, monkeypatch, x64):
+    torch = pytest.importorskip("torch", reason="in no extra")
+    peers = pytest.importorskip("pytorch_optimizer", reason="an independent Kron, in no extra")
+    start, grads = drawn_matrix((5, 4), 25)
+    noise = np.random.default_rng(5).standard_normal((5, 4))
+    monkeypatch.setattr(torch, "randn_like", lambda x, dtype: torch.tensor(noise, dtype=dtype))
+    p = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    peer = peers.Kron(
+        [p],
+        lr=0.1,
+        pre_conditioner_update_probability=0.4,
+        precondition_dtype=torch.float64,
+        max_size_triangular=max_size,
+    )
+    history = []
+    for g in grads:
+        p.grad = torch.tensor(g)
+        peer.step()
+        history.append(p.detach().numpy().copy())
+    ours, _ = slalom_trajectory(
+        kron(update_probability=0.4, max_size=max_size, layout="oi"),
+        jnp.asarray(start),
+        jnp.asarray(grads),
+    )
+    # It solves with the triangular factors in float32, and adds 1e-6 to the root mean square.
+    assert_same_path(ours, np.stack(history), jnp.asarray(start), 2e-5)
+
+
+def test_kron_refreshes_by_the_schedule_of_the_authors():
+    rule = sl.ScaleByKron()
+    params = jnp.ones((2, 2))
+
+    def refreshes(step, state):
+        _, state = rule.update(params, state, context=sl.Context(step=step))
+        return state.since
+
+    state = rule.init(params)
+    for step, since in ((499, 33), (500, 0), (500 + 1000, 1), (5000, 32)):
+        before = dataclasses.replace(state, since=jnp.asarray(since, jnp.int32))
+        wanted = 1 / np.clip(np.exp(-(step - 500) / 1000), 0.03, 1)
+        assert (int(refreshes(step, before)) == 0) == (since + 1 >= wanted), step
+
+
 # --- what holds for all of them ---------------------------------------------------------------
 
 EACH = {
-    "soap": sl.ScaleBySoap(precondition_frequency=2),
+    "soap": functools.partial(sl.ScaleBySoap, precondition_frequency=2),
+    "kron": functools.partial(sl.ScaleByKron, 0.5),
 }
 each = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in EACH.items()])
 each_slow = pytest.mark.parametrize(
@@ -199,23 +311,23 @@ each_slow = pytest.mark.parametrize(
 
 
 @each_slow
-def test_storing_a_matrix_the_other_way_round_transposes_its_path(rule):
+def test_storing_a_matrix_the_other_way_round_transposes_its_path(rule, same_noise):
     start, grads = drawn_matrix((4, 3), 6)
-    tx = rule | sl.Scale(-0.1)
+    tx = rule() | sl.Scale(-0.1)
     as_io, _ = slalom_trajectory(tx, jnp.asarray(start), jnp.asarray(grads))
-    told = dataclasses.replace(rule, layout="oi") | sl.Scale(-0.1)
+    told = rule(layout="oi") | sl.Scale(-0.1)
     as_oi, _ = slalom_trajectory(told, jnp.asarray(start.T), jnp.asarray(grads.mT))
     np.testing.assert_allclose(as_io, as_oi.mT, rtol=1e-6, atol=1e-7)
 
 
 @each_slow
-def test_a_stack_of_two_walks_the_paths_of_the_two(rule):
+def test_a_stack_of_two_walks_the_paths_of_the_two(rule, same_noise):
     start, grads = drawn_matrix((2, 4, 3), 6)
-    told = dataclasses.replace(rule, layout="sio") | sl.Scale(-0.1)
+    told = rule(layout="sio") | sl.Scale(-0.1)
     stacked, _ = slalom_trajectory(told, jnp.asarray(start), jnp.asarray(grads))
     for i in range(2):
         alone, _ = slalom_trajectory(
-            rule | sl.Scale(-0.1), jnp.asarray(start[i]), jnp.asarray(grads[:, i])
+            rule() | sl.Scale(-0.1), jnp.asarray(start[i]), jnp.asarray(grads[:, i])
         )
         np.testing.assert_allclose(stacked[:, i], alone, rtol=1e-5, atol=1e-6)
 
@@ -228,7 +340,7 @@ def test_extreme_gradients_stay_finite(rule, dtype):
     sizes = [0.0, float(limits.tiny), 1.0, float(limits.max) / 8, 1.0, 0.0]
     grads = jnp.stack([jnp.asarray(one * size, dtype) for size in sizes])
     for given in (grads, grads[::-1]):
-        history, opt = slalom_trajectory(rule | sl.Scale(-0.1), jnp.ones((4, 3), dtype), given)
+        history, opt = slalom_trajectory(rule() | sl.Scale(-0.1), jnp.ones((4, 3), dtype), given)
         assert jnp.all(jnp.isfinite(history))
         assert all(jnp.all(jnp.isfinite(x)) for x in opt.arrays)
 
@@ -236,7 +348,7 @@ def test_extreme_gradients_stay_finite(rule, dtype):
 @each
 def test_all_refreshes_are_one_conditional_that_idle_steps_skip(rule):
     params = {"a": jnp.ones((3, 2)), "b": jnp.ones((2, 3)), "c": jnp.ones((3, 2))}
-    opt = sl.Optimizer(rule | sl.Scale(-0.1), params)
+    opt = sl.Optimizer(rule() | sl.Scale(-0.1), params)
     jaxpr = str(jax.make_jaxpr(lambda: opt.step(params, params)[0])())
     assert jaxpr.count("cond[") == 1
     outside = jaxpr[: jaxpr.index("cond[")]
@@ -247,27 +359,23 @@ def test_all_refreshes_are_one_conditional_that_idle_steps_skip(rule):
 
 @each
 def test_a_vector_is_refused_by_name(rule):
-    with pytest.raises(
-        ValueError, match=rf"{type(rule).__name__} takes matrices, and 'b' is a vec"
-    ):
-        sl.Optimizer(rule | sl.Scale(-0.1), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)})
+    with pytest.raises(ValueError, match=rf"{rule.func.__name__} takes matrices, and 'b' is a vec"):
+        sl.Optimizer(rule() | sl.Scale(-0.1), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)})
 
 
 @each_slow
-def test_a_reset_parameter_starts_again_and_the_others_go_on(rule):
+def test_a_reset_parameter_starts_again_and_the_others_go_on(rule, same_noise):
     params = {"a": jnp.ones((3, 2)), "b": jnp.ones((3, 2))}
     grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(0), (8, *x.shape)), params)
-    tx = rule | sl.Scale(-0.1)
+    tx = rule() | sl.Scale(-0.1)
     whole, _ = slalom_trajectory(tx, params, grads)
-    _, opt = slalom_trajectory(tx, params, jax.tree.map(lambda g: g[:3], grads))
-    halfway = jax.tree.map(lambda h: h[2], whole)
+    _, opt = slalom_trajectory(tx, params, jax.tree.map(lambda g: g[:4], grads))
+    halfway = jax.tree.map(lambda h: h[3], whole)
     opt = opt.reset(halfway, sl.where.path("b"))
-    rest, _ = slalom_trajectory(opt, halfway, jax.tree.map(lambda g: g[3:], grads))
-    fresh, _ = slalom_trajectory(
-        tx, jax.tree.map(lambda h: h, halfway), jax.tree.map(lambda g: g[3:], grads)
-    )
+    rest, _ = slalom_trajectory(opt, halfway, jax.tree.map(lambda g: g[4:], grads))
+    fresh, _ = slalom_trajectory(tx, halfway, jax.tree.map(lambda g: g[4:], grads))
     # The first step after the reset belongs to the other parameter only.
-    np.testing.assert_allclose(rest["a"][0], whole["a"][3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rest["a"][0], whole["a"][4], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(rest["b"][0], fresh["b"][0], rtol=1e-5, atol=1e-6)
 
 

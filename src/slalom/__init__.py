@@ -129,6 +129,7 @@ with _checked:
         ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
         ScaleByFactoredRms as ScaleByFactoredRms,
         ScaleByFromage as ScaleByFromage,
+        ScaleByKron as ScaleByKron,
         ScaleByLbfgs as ScaleByLbfgs,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleByLion as ScaleByLion,

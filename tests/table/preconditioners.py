@@ -9,11 +9,16 @@ matrices = sl.where.ndim(min=2)
 RULES: dict[str, Any] = {
     "Cautious": sl.ScaleByAdam() | sl.Cautious() | sl.Scale(-0.1),
     "KeepInitialNorm": sl.sgd(0.1) | sl.KeepInitialNorm(),
-    "ScaleBySoap": sl.ScaleBySoap().mask(matrices) | sl.Scale(-0.1),
-    "ScaleBySoap, one side": sl.ScaleBySoap(0.9, precondition_frequency=1, max_size=2).mask(
-        matrices
-    )
-    | sl.Scale(-0.1),
+    # The tests have a 1 × 2 array, which is a matrix only where the layout says so.
+    "ScaleBySoap": sl.ScaleBySoap(layout="io").mask(matrices) | sl.Scale(-0.1),
+    "ScaleBySoap, one side": (
+        sl.ScaleBySoap(0.9, precondition_frequency=1, max_size=2, layout="io").mask(matrices)
+        | sl.Scale(-0.1)
+    ),
+    "ScaleByKron": sl.ScaleByKron(layout="io").mask(matrices) | sl.Scale(-0.1),
+    "ScaleByKron, diagonal": (
+        sl.ScaleByKron(0.5, max_size=2, layout="io").mask(matrices) | sl.Scale(-0.1)
+    ),
     "AddDecayedWeights, cautious": sl.Trace(0.9)
     | sl.AddDecayedWeights(0.1, cautious=True)
     | sl.Scale(-0.1),

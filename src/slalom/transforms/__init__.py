@@ -44,6 +44,7 @@ from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .kron import ScaleByKron as ScaleByKron, ScaleByKronState as ScaleByKronState
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,

@@ -138,6 +138,8 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
     ) -> tuple[Updates, ScaleBySoapState]:
         del params
         structure = jax.tree.structure(updates)
+        if structure.num_leaves == 0:
+            return updates, state
         found = matrices(self, updates)
 
         def read(x: PyTree) -> list[Array]:
@@ -236,7 +238,7 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
                 self._turned(m, v, qs, [next(found) for _ in qs])
                 for m, v, qs in zip(mu, nu, basis, strict=True)
             ]
-            return tuple(map(list, zip(*results, strict=True))) if results else (mu, nu, basis)
+            return tuple(map(list, zip(*results, strict=True)))
 
         def start(mu, nu, basis, statistics):
             sides = [(s,) for ss in statistics for s in ss]

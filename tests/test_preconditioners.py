@@ -298,11 +298,106 @@ def test_kron_refreshes_by_the_schedule_of_the_authors():
         assert (int(refreshes(step, before)) == 0) == (since + 1 >= wanted), step
 
 
+# --- Shampoo ----------------------------------------------------------------------------------
+
+
+def test_shampoo_with_grafting_and_momentum_gives_a_known_number():
+    # From the tests of Google's distributed_shampoo: learning rate 0.1, blocks of 32.
+    params = [jnp.array([[1.0, 3.0], [2.0, 4.0]]), jnp.array([[3.0, 4.0], [3.0, 4.0]])]
+    grads = [jnp.array([[500.0, 5.0], [500.0, 5.0]]), jnp.array([[300.0, 3.0], [300.0, 3.0]])]
+    tx = (
+        sl.ScaleByShampoo(block_size=32, graft=sl.Identity())
+        | sl.Trace(0.9, nesterov=True)
+        | sl.ScaleByLearningRate(0.1)
+    )
+    updates, _ = tx.update(grads, tx.init(params), params, sl.Context(step=0))
+    np.testing.assert_allclose(updates[1][-1, -1], -0.57, atol=1e-4)
+
+
+def dense_shampoo(start, grads, f, b2, eps):
+    """Shampoo as in the paper, for a single matrix: one full Kronecker product of two roots."""
+    n, m = start.shape
+    p, left, right = start.flatten().copy(), np.zeros((n, n)), np.zeros((m, m))
+    history = []
+    for t, g in enumerate(grads):
+        weight = 1 if b2 == 1 else 1 - b2
+        left, right = b2 * left + weight * g @ g.T, b2 * right + weight * g.T @ g
+        if t % f == 0:
+            scale = 1 if b2 == 1 else 1 / (1 - b2 ** (t + 1))
+            roots = []
+            for x in (left * scale, right * scale):
+                values, vectors = np.linalg.eigh(x)
+                ridge = np.maximum(values, 0) + eps * values.max()
+                roots.append(vectors @ np.diag(ridge**-0.25) @ vectors.T)
+        p = p - 0.1 * np.kron(*roots) @ g.flatten()
+        history.append(p.reshape(n, m).copy())
+    return np.stack(history)
+
+
+@pytest.mark.parametrize("b2", slow_except([0.9, 1.0], 0.9))
+def test_shampoo_is_a_dense_kronecker_product_of_roots(b2, x64):
+    start, grads = drawn_matrix((4, 3), 7)
+    rule = sl.ScaleByShampoo(b2, 1e-4, precondition_frequency=3)
+    ours, _ = slalom_trajectory(
+        rule | sl.ScaleByLearningRate(0.1), jnp.asarray(start), jnp.asarray(grads)
+    )
+    theirs = dense_shampoo(start, grads, 3, b2, 1e-4)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_blocks_walk_the_paths_of_separate_matrices(x64):
+    start, grads = drawn_matrix((5, 4), 5)
+    rule = sl.ScaleByShampoo(0.9, precondition_frequency=2, block_size=3)
+    ours, _ = slalom_trajectory(rule | sl.Scale(-0.1), jnp.asarray(start), jnp.asarray(grads))
+    for rows in (slice(0, 3), slice(3, 5)):
+        for columns in (slice(0, 2), slice(2, 4)):
+            alone, _ = slalom_trajectory(
+                sl.ScaleByShampoo(0.9, precondition_frequency=2) | sl.Scale(-0.1),
+                jnp.asarray(start[rows, columns]),
+                jnp.asarray(grads[:, rows, columns]),
+            )
+            np.testing.assert_allclose(ours[:, rows, columns], alone, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_shampoo_follows_pytorch_optimizer(x64):
+    torch = pytest.importorskip("torch", reason="in no extra")
+    peers = pytest.importorskip("pytorch_optimizer", reason="an independent Shampoo, in no extra")
+    start, grads = drawn_matrix((5, 4), 20)
+    p = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    peer = peers.ScalableShampoo(
+        [p],
+        lr=0.1,
+        start_preconditioning_step=1,
+        preconditioning_compute_steps=1,
+        block_size=32,
+        shape_interpretation=False,
+        matrix_eps=1e-12,
+        use_svd=True,
+    )
+    history = []
+    for g in grads:
+        p.grad = torch.tensor(g)
+        peer.step()
+        history.append(p.detach().numpy().copy())
+    tx = (
+        sl.ScaleByShampoo(0.999, 1e-12, precondition_frequency=1, graft=sl.Identity())
+        | sl.Trace(0.9, nesterov=True)
+        | sl.ScaleByLearningRate(0.1)
+    )
+    ours, _ = slalom_trajectory(tx, jnp.asarray(start), jnp.asarray(grads))
+    assert_same_path(ours, np.stack(history), jnp.asarray(start), 1e-4)
+
+
 # --- what holds for all of them ---------------------------------------------------------------
 
 EACH = {
     "soap": functools.partial(sl.ScaleBySoap, precondition_frequency=2),
     "kron": functools.partial(sl.ScaleByKron, 0.5),
+    "shampoo": functools.partial(
+        sl.ScaleByShampoo, precondition_frequency=2, block_size=2, graft=sl.ScaleByAdam()
+    ),
 }
 each = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in EACH.items()])
 each_slow = pytest.mark.parametrize(
@@ -336,7 +431,8 @@ def test_a_stack_of_two_walks_the_paths_of_the_two(rule, same_noise):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_extreme_gradients_stay_finite(rule, dtype):
     limits = jnp.finfo(dtype)
-    one = np.outer([1.0, -2.0, 3.0, 0.0], [1.0, 2.0, 0.0])  # of rank 1, and a row and a column of 0
+    # Of rank 1, with a row and a column of zeros.
+    one = np.outer([1.0, -2.0, 3.0, 0.0], [1.0, 2.0, 0.0])
     sizes = [0.0, float(limits.tiny), 1.0, float(limits.max) / 8, 1.0, 0.0]
     grads = jnp.stack([jnp.asarray(one * size, dtype) for size in sizes])
     for given in (grads, grads[::-1]):
@@ -379,7 +475,7 @@ def test_a_reset_parameter_starts_again_and_the_others_go_on(rule, same_noise):
     np.testing.assert_allclose(rest["b"][0], fresh["b"][0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ScaleBySoap"])
+@pytest.mark.parametrize("name", slow_except(["ScaleBySoap", "ScaleByShampoo"], "ScaleBySoap"))
 def test_the_frequency_is_a_count_or_a_schedule(name):
     rule = getattr(sl, name)
     with pytest.raises(ValueError, match=rf"{name}.precondition_frequency must be at least 1 step"):

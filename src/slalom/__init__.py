@@ -143,6 +143,7 @@ with _checked:
         ScaleByRprop as ScaleByRprop,
         ScaleByRss as ScaleByRss,
         ScaleBySchedule as ScaleBySchedule,
+        ScaleByShampoo as ScaleByShampoo,
         ScaleBySign as ScaleBySign,
         ScaleBySM3 as ScaleBySM3,
         ScaleBySoap as ScaleBySoap,

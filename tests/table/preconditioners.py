@@ -19,6 +19,13 @@ RULES: dict[str, Any] = {
     "ScaleByKron, diagonal": (
         sl.ScaleByKron(0.5, max_size=2, layout="io").mask(matrices) | sl.Scale(-0.1)
     ),
+    "ScaleByShampoo": sl.ScaleByShampoo(layout="io").mask(matrices) | sl.Scale(-0.1),
+    "ScaleByShampoo, grafted blocks": (
+        sl.ScaleByShampoo(
+            1.0, block_size=2, precondition_frequency=2, graft=sl.ScaleByAdam(), layout="io"
+        ).mask(matrices)
+        | sl.Scale(-0.1)
+    ),
     "AddDecayedWeights, cautious": sl.Trace(0.9)
     | sl.AddDecayedWeights(0.1, cautious=True)
     | sl.Scale(-0.1),

@@ -86,6 +86,7 @@ from .scale import (
     ScaleBySchedule as ScaleBySchedule,
 )
 from .scale_by import ScaleBy as ScaleBy
+from .shampoo import ScaleByShampoo as ScaleByShampoo, ScaleByShampooState as ScaleByShampooState
 from .sign import (
     ScaleByLion as ScaleByLion,
     ScaleByLionState as ScaleByLionState,

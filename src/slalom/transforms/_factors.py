@@ -154,10 +154,10 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
         kinds.setdefault(kind, []).append(i)
     for members in kinds.values():
         for batch in _capped(members, [groups[i][0].shape[0] for i in members]):
-            joined = tuple(
-                jnp.concatenate(xs) for xs in zip(*(groups[i] for i in batch), strict=True)
-            )
-            result = function(*joined)
+            columns = zip(*(groups[i] for i in batch), strict=True)
+            # Under strict promotion, real times complex would be refused.
+            with jax.numpy_dtype_promotion("standard"):
+                result = function(*map(jnp.concatenate, columns))
             ends = np.cumsum([groups[i][0].shape[0] for i in batch])[:-1].tolist()
             parts = jax.tree.map(lambda x, ends=ends: jnp.split(x, ends), result)
             for n, i in enumerate(batch):

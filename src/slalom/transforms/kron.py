@@ -26,10 +26,10 @@ _Pair = tuple[Array, Array]
 class ScaleByKronState(eqx.Module):
     """The state of `ScaleByKron`."""
 
-    since: Int[Array, ""] = until_reset()
-    """The number of steps since the last refresh."""
     key: UInt32[Array, "*words"]
     """The raw data of the key for the next refresh."""
+    since: Int[Array, ""] = until_reset()
+    """The number of steps since the last refresh."""
     factors: PyTree[Inexact[Array, "..."]] = per_param()
     """At each leaf a tuple of Q_L and Q_R; a vector for each diagonal one."""
 

@@ -26,6 +26,8 @@ from ._layout import layout_field, layout_selectors, matrices, matrices_or_none
 class ScaleByShampooState(eqx.Module):
     """The state of `ScaleByShampoo`."""
 
+    graft: Any
+    """The state of the transform whose norm updates take."""
     age: Int[Array, "*leaves"] = per_leaf()
     since: Int[Array, ""] = until_reset()
     """The number of steps since the last refresh."""
@@ -33,8 +35,6 @@ class ScaleByShampooState(eqx.Module):
     """At each leaf a tuple of L and R, with an entry for each block."""
     roots: PyTree[Inexact[Array, "_ _ _"]] = per_param()
     """At each leaf a tuple of their inverse fourth roots."""
-    graft: Any
-    """The state of the transform whose norm updates take."""
 
 
 class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
@@ -186,9 +186,12 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
         if not grafted:
             return direction
         largest, norm = _scaled_norm(direction)
+        size, of_size = _scaled_norm(grafted[0])
+        limit = float(jnp.finfo(size.dtype).max) / 4
+        size = jnp.minimum(size, limit / jnp.maximum(of_size, 1)) * of_size
         # Divided first by the largest entry, since the quotient of the norms may overflow.
         inverse = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
-        return direction * (1 / tree.positive(largest)) * (_norm(grafted[0]) * inverse)
+        return direction * (1 / tree.positive(largest)) * inverse * size
 
     # --- traits -----------------------------------------------------------------------------
 
@@ -282,11 +285,6 @@ def _inverse_fourth_roots(x: Inexact[Array, "_ n n"], eps: Any) -> Inexact[Array
 def _scaled_norm(x: Inexact[Array, "batch n m"]) -> tuple[Array, Array]:
     """The largest absolute value of each matrix, and its norm divided by that."""
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0)
-    # A quotient, since the inverse of the largest numbers underflows.
-    scaled = x / tree.positive(largest)
+    # A quarter of the largest number still has an inverse.
+    scaled = (x / 4) * (1 / tree.positive(largest / 4))
     return largest, tree.root(jnp.sum(tree.abs_squared(scaled), axis=(-2, -1), keepdims=True))
-
-
-def _norm(x: Inexact[Array, "batch n m"]) -> Array:
-    largest, norm = _scaled_norm(x)
-    return largest * norm

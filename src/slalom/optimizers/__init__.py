@@ -26,5 +26,6 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .quasi_newton import lbfgs as lbfgs
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -52,6 +52,12 @@ from .linesearch import (
     ScaleByZoomLinesearch as ScaleByZoomLinesearch,
     ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
 )
+from .matrix_norms import (
+    NormalizeColumns as NormalizeColumns,
+    ScaleByFanIn as ScaleByFanIn,
+    ScaleByRowRms as ScaleByRowRms,
+    ScaleByRowRmsState as ScaleByRowRmsState,
+)
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
@@ -64,6 +70,7 @@ from .optimistic import (
     ScaleByOptimisticGradient as ScaleByOptimisticGradient,
     ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
 )
+from .orthogonalize import Orthogonalize as Orthogonalize
 from .per_example import (
     DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,

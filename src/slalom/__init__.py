@@ -78,6 +78,7 @@ with _checked:
         adan as adan,
         amsgrad as amsgrad,
         fromage as fromage,
+        kron as kron,
         lamb as lamb,
         lars as lars,
         lbfgs as lbfgs,
@@ -96,9 +97,11 @@ with _checked:
         rprop as rprop,
         scion as scion,
         sgd as sgd,
+        shampoo as shampoo,
         sign_sgd as sign_sgd,
         signum as signum,
         sm3 as sm3,
+        soap as soap,
         yogi as yogi,
     )
     from .transforms import (

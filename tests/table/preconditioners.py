@@ -31,8 +31,12 @@ RULES: dict[str, Any] = {
     | sl.Scale(-0.1),
 }
 
-RECIPES: dict[str, Any] = {}
+RECIPES: dict[str, Any] = {
+    "soap": sl.soap(0.1, weight_decay=0.1),
+    "kron": sl.kron(0.1, update_probability=0.5),
+    "shampoo": sl.shampoo(0.1, adam_weight_decay=0.1),
+}
 
 WRAPPERS: dict[str, Any] = {}
 
-QUICK = {"ScaleBySoap"}
+QUICK = {"soap"}

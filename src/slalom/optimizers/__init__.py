@@ -27,5 +27,6 @@ from .gradient import (
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
+from .preconditioned import kron as kron, shampoo as shampoo, soap as soap
 from .quasi_newton import lbfgs as lbfgs
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

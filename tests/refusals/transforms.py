@@ -351,3 +351,82 @@ def a_projection_that_makes_parameters_complex():
 )
 def a_link_after_a_projection():
     sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)
+
+
+def scaled_inside(outer: str) -> str:
+    return (
+        f"{outer} is outside of `.scale_loss()`, so it would use gradients that are still "
+        "multiplied by the scale. Call `.scale_loss()` last, on the whole optimizer: "
+        "`tx.scale_loss()`."
+    )
+
+
+@refused(ValueError, scaled_inside("Chain"))
+def a_clip_before_a_scaled_loss():
+    bound(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).scale_loss())
+
+
+@refused(ValueError, scaled_inside("IfFinite"))
+def a_scaled_loss_whose_overflows_are_hidden():
+    bound(sl.adam(0.1).scale_loss().if_finite())
+
+
+@refused(ValueError, scaled_inside("EveryK"))
+def a_scaled_loss_whose_mini_batches_are_skipped():
+    bound(sl.adam(0.1).scale_loss().every_k(2, skip=sl.SkipNotFinite()))
+
+
+@refused(ValueError, scaled_inside("Partition"))
+def a_scaled_loss_for_some_parameters():
+    bound(sl.adam(0.1).scale_loss().partition({sl.where.path("b"): sl.sgd(0.1)}))
+
+
+@refused(ValueError, scaled_inside("Masked"))
+def a_masked_scaled_loss():
+    bound(sl.adam(0.1).scale_loss().mask(sl.where.path("b")))
+
+
+@refused(ValueError, scaled_inside("Recorded"))
+def recorded_norms_of_a_scaled_loss():
+    bound(sl.adam(0.1).scale_loss().record())
+
+
+@refused(ValueError, scaled_inside("When"))
+def a_condition_on_gradients_of_a_scaled_loss():
+    tx = sl.adam(0.1).scale_loss()
+    bound(tx.when(lambda context, updates: context.step < 1, otherwise="zero"))
+
+
+@refused(
+    ValueError,
+    "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it once, "
+    "on the whole optimizer: `tx.scale_loss()`.",
+)
+def a_loss_that_is_scaled_twice():
+    bound(sl.adam(0.1).scale_loss().scale_loss())
+
+
+@refused(ValueError, "ScaleLoss.initial must be in [2**-126, 2**126], got 0.0.")
+def a_loss_scale_of_zero():
+    sl.adam(0.1).scale_loss(0)
+
+
+@refused(TypeError, "ScaleLoss.initial must be a number, got '1' of type str.", unchecked=True)
+def a_loss_scale_that_is_no_number():
+    sl.adam(0.1).scale_loss("1")
+
+
+@refused(ValueError, "ScaleLoss.growth_interval must be at least 1, got 0.")
+def a_loss_scale_that_grows_in_no_steps():
+    sl.adam(0.1).scale_loss(growth_interval=0)
+
+
+@refused(
+    TypeError,
+    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such "
+    "as `sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`. This "
+    "chain ends with ScaleLoss, which keeps no gradient.",
+)
+def a_scaled_line_search_that_is_reused():
+    step = sl.train_step(lambda model: jnp.sum(model["b"]), reuse_linesearch=True)
+    step(params(), bound(sl.lbfgs().scale_loss()))

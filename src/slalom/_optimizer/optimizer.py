@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._compile.memory import to_device, to_memory_of
 from .._core.context import Context
 from .._core.hyperparams import read, replace
+from .._core.loss_scale import loss_scale
 from .._core.printing import AbstractPrinted, Call
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
@@ -170,6 +171,18 @@ class Optimizer(AbstractPrinted):
         """Whether the last step updated any parameter. False before the first step."""
         check_readable(self)
         return jnp.logical_and(self.transform.has_updated(self.state), self.count > 0)
+
+    @property
+    def loss_scale(self) -> Float[Array, "*runs"]:
+        """What to multiply the loss of the next step by, before it is differentiated.
+
+        This is the scale of `.scale_loss()`, and 1 for all other optimizers. `sl.train_step`
+        multiplies the loss itself.
+        """
+        check_readable(self)
+        scale = loss_scale(self.transform, self.state)
+        # Copied, because the next step may donate the state.
+        return jnp.ones(self.count.shape, jnp.float32) if scale is None else jnp.copy(scale)
 
     # --- steps ------------------------------------------------------------------------------
 

@@ -29,4 +29,8 @@ from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .preconditioned import kron as kron, shampoo as shampoo, soap as soap
 from .quasi_newton import lbfgs as lbfgs
+from .schedule_free import (
+    schedule_free_adamw as schedule_free_adamw,
+    schedule_free_sgd as schedule_free_sgd,
+)
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -60,6 +60,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     fluent_method: ClassVar[str | None] = "average"
 
+    passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform

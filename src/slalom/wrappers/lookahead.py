@@ -62,6 +62,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
 
     fluent_method: ClassVar[str | None] = "lookahead"
 
+    passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform

@@ -103,6 +103,8 @@ class Only(_AbstractCut):
 
     fluent_method: ClassVar[str | None] = "only"
 
+    passes_gradients: ClassVar[bool] = True
+
     def run(
         self,
         write: Write,

@@ -87,6 +87,8 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     fluent_method: ClassVar[str | None] = "project"
 
+    passes_gradients: ClassVar[bool] = True
+
     inner: AbstractTransform
     fn: Callable[..., Any] = eqx.field(converter=_as_function, metadata={CHECK: _check_function})
     where: Where | None = eqx.field(default=None, static=True, converter=_as_where_or_none)

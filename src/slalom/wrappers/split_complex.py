@@ -54,6 +54,7 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
 
     fluent_method: ClassVar[str | None] = "split_complex"
 
+    passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform

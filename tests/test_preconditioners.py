@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_path, slalom_trajectory, slow_except
+from helpers import assert_same_path, kind_of, slalom_trajectory, slow_except
 
 # --- Cautious, and its decay ------------------------------------------------------------------
 
@@ -486,3 +486,35 @@ def test_the_frequency_is_a_count_or_a_schedule(name):
     tx = rule(precondition_frequency=lambda n: n + 1.0)
     with pytest.raises(TypeError, match=f"{name} needs 'step'"):
         tx.update(params, tx.init(params), params)
+
+
+@each_slow
+def test_sharded_matrices_take_the_same_path(rule):
+    start, grads = drawn_matrix((8, 6), 4)
+    start, grads = jnp.asarray(start, jnp.float32), jnp.asarray(grads, jnp.float32)
+    whole, _ = slalom_trajectory(rule() | sl.Scale(-0.1), start, grads)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    home = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    start = jax.device_put(start, home)
+    opt = sl.Optimizer(rule() | sl.Scale(-0.1), start)
+    before = kind_of(opt)
+    step = jax.jit(lambda p, opt, g: opt.step(p, g))
+    for g, there in zip(grads, whole, strict=True):
+        start, opt = step(start, opt, jax.device_put(g, home))
+        assert start.sharding == home
+        np.testing.assert_allclose(start, there, rtol=1e-5, atol=1e-6)
+    assert kind_of(opt) == before
+
+
+def test_descriptions_name_matrices_and_what_has_no_factor():
+    model = {"w": jnp.ones((3, 6)), "b": jnp.ones(3)}
+    for tx, note in (
+        (sl.soap(0.1), "6 × 3"),
+        (sl.soap(0.1, max_size=5), "6 × 3, unrotated rows"),
+        (sl.kron(0.1, max_size=2), "6 × 3, diagonal factor of rows, diagonal factor of columns"),
+        (sl.shampoo(0.1, block_size=3), "6 × 3, 2 blocks of 3 × 3"),
+    ):
+        rows = sl.Optimizer(tx, model).describe(model).to_dict()
+        assert rows["w"]["notes"] == note
+        assert rows["b"]["notes"] == ""
+        assert rows["b"]["group"] == "rest"

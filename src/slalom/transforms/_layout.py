@@ -165,14 +165,12 @@ def column_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
 
 def inputs(rule: Any, params: Params) -> tuple[int, ...]:
     """For each leaf the number of inputs, which is 1 for a vector; as in `unit_axes`."""
-    return tuple(
-        math.prod(
-            n // blocks
-            for n, (letter, blocks) in zip(layout.shape, layout.letters or (), strict=True)
-            if letter in "ikv"
-        )
-        for layout in _known(rule, params, "inputs")
-    )
+    found = []
+    for layout in _known(rule, params, "inputs"):
+        axes = zip(layout.shape, layout.letters or (), strict=True)
+        sizes = [n // blocks for n, (letter, blocks) in axes if letter in "ikv"]
+        found.append(max(1, math.prod(sizes)))
+    return tuple(found)
 
 
 def _known(rule: Any, params: Params, what: str) -> tuple[Layout, ...]:

@@ -6,6 +6,7 @@ from .accumulate import (
     ScaleByRss as ScaleByRss,
     ScaleByRssState as ScaleByRssState,
 )
+from .acprop import ScaleByAcprop as ScaleByAcprop
 from .adam import (
     ScaleByAdam as ScaleByAdam,
     ScaleByAdamax as ScaleByAdamax,
@@ -13,12 +14,22 @@ from .adam import (
     ScaleByAmsgrad as ScaleByAmsgrad,
     ScaleByAmsgradState as ScaleByAmsgradState,
 )
+from .adam_mini import (
+    ScaleByAdamMini as ScaleByAdamMini,
+    ScaleByAdamMiniState as ScaleByAdamMiniState,
+)
 from .adam_variants import (
     ScaleByBelief as ScaleByBelief,
     ScaleByRadam as ScaleByRadam,
     ScaleByYogi as ScaleByYogi,
 )
 from .adan import ScaleByAdan as ScaleByAdan, ScaleByAdanState as ScaleByAdanState
+from .ademamix import (
+    ScaleByAdemamix as ScaleByAdemamix,
+    ScaleByAdemamixState as ScaleByAdemamixState,
+    ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
+)
+from .adopt import ScaleByAdopt as ScaleByAdopt
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .cautious import Cautious as Cautious
 from .clip import (
@@ -45,6 +56,7 @@ from .factored import (
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
 from .kron import ScaleByKron as ScaleByKron, ScaleByKronState as ScaleByKronState
+from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
@@ -58,6 +70,11 @@ from .matrix_norms import (
     ScaleByRowRms as ScaleByRowRms,
     ScaleByRowRmsState as ScaleByRowRmsState,
 )
+from .madgrad import (
+    ScaleByMadgrad as ScaleByMadgrad,
+    ScaleByMadgradState as ScaleByMadgradState,
+)
+from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
@@ -101,6 +118,7 @@ from .sign import (
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
 from .soap import ScaleBySoap as ScaleBySoap, ScaleBySoapState as ScaleBySoapState
+from .stable_adam import ScaleByStableAdam as ScaleByStableAdam
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (
     ScaleByFromage as ScaleByFromage,

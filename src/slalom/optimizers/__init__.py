@@ -40,9 +40,9 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .low_memory import adam_mini as adam_mini
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .preconditioned import kron as kron, shampoo as shampoo, soap as soap
-from .low_memory import adam_mini as adam_mini
 from .quasi_newton import lbfgs as lbfgs
 from .schedule_free import (
     schedule_free_adamw as schedule_free_adamw,

@@ -64,17 +64,17 @@ from .linesearch import (
     ScaleByZoomLinesearch as ScaleByZoomLinesearch,
     ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
 )
+from .madgrad import (
+    ScaleByMadgrad as ScaleByMadgrad,
+    ScaleByMadgradState as ScaleByMadgradState,
+)
+from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
 from .matrix_norms import (
     NormalizeColumns as NormalizeColumns,
     ScaleByFanIn as ScaleByFanIn,
     ScaleByRowRms as ScaleByRowRms,
     ScaleByRowRmsState as ScaleByRowRmsState,
 )
-from .madgrad import (
-    ScaleByMadgrad as ScaleByMadgrad,
-    ScaleByMadgradState as ScaleByMadgradState,
-)
-from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState

@@ -4,6 +4,7 @@ They see a parameter as a batch of matrices, (batch, rows, columns), and keep on
 rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +24,12 @@ from .._types import Params
 from ..where.layout import Matrix
 from ._layout import matrices_or_none
 
-_MOST = 64
-"""The most matrices that are factored in one call. More take memory, and no less time."""
+_SMALL = 2**16
+_SMALL_ON_ACCELERATORS = 2**20
+"""The largest number of entries of a matrix that is factored together with others."""
+
+_STACK = 2**22
+"""The largest number of entries of a stack."""
 
 
 # --- how often ------------------------------------------------------------------------------
@@ -137,7 +142,8 @@ def scaled_to_one(x: Inexact[Array, "batch n n"]) -> Inexact[Array, "batch n n"]
 
 
 def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]) -> list[Any]:
-    """`function(*arrays)` for each group of arrays, once for all groups of equal shapes.
+    """`function(*arrays)` for each group of arrays: once for all groups of small matrices of equal
+    shapes, and for one large matrix after the other, which needs the scratch memory of one.
 
     **Arguments:**
 
@@ -153,31 +159,52 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
         kind = tuple((x.shape[1:], x.dtype) for x in group)
         kinds.setdefault(kind, []).append(i)
     for members in kinds.values():
-        for batch in _capped(members, [groups[i][0].shape[0] for i in members]):
-            columns = zip(*(groups[i] for i in batch), strict=True)
+        size = max(math.prod(x.shape[1:]) for x in groups[members[0]])
+        for batch in _chunks(members, [len(groups[i][0]) for i in members], size):
             # Under strict promotion, real times complex would be refused.
             with jax.numpy_dtype_promotion("standard"):
-                result = function(*map(jnp.concatenate, columns))
-            ends = np.cumsum([groups[i][0].shape[0] for i in batch])[:-1].tolist()
-            parts = jax.tree.map(lambda x, ends=ends: jnp.split(x, ends), result)
-            for n, i in enumerate(batch):
-                results[i] = jax.tree.map(
-                    lambda xs, n=n: xs[n], parts, is_leaf=lambda xs: isinstance(xs, list)
-                )
+                if len(batch) == 1:
+                    (i,) = batch
+                    results[i] = _applied(function, groups[i], size)
+                    continue
+                columns = zip(*(groups[i] for i in batch), strict=True)
+                result = _applied(function, tuple(map(jnp.concatenate, columns)), size)
+            begin = 0
+            for i in batch:
+                end = begin + len(groups[i][0])
+                results[i] = jax.tree.map(lambda x, a=begin, b=end: x[a:b], result)
+                begin = end
     return results
 
 
-def _capped(members: list[int], sizes: list[int]) -> list[list[int]]:
-    """Consecutive members with at most `_MOST` matrices together, or alone if they have more."""
-    batches: list[list[int]] = []
-    total = 0
-    for i, size in zip(members, sizes, strict=True):
-        if not batches or total + size > _MOST:
-            batches.append([])
-            total = 0
-        batches[-1].append(i)
-        total += size
-    return batches
+def _applied(function: Callable[..., Any], stacks: tuple[Array, ...], size: int) -> Any:
+    if len(stacks[0]) == 1 or _is_small(size):
+        return function(*stacks)
+
+    def of_one(one: tuple[Array, ...]) -> Any:
+        return jax.tree.map(lambda x: x[0], function(*(x[None] for x in one)))
+
+    return jax.lax.map(of_one, stacks)
+
+
+def _is_small(size: int) -> bool:
+    return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
+
+
+def _chunks(members: list[int], numbers: list[int], size: int) -> list[list[int]]:
+    """The members that are stacked with each other, given with their numbers of matrices."""
+    if not _is_small(size):
+        return [[i] for i in members]
+    most = max(1, _STACK // max(1, size))
+    chunks: list[list[int]] = []
+    room = 0
+    for i, number in zip(members, numbers, strict=True):
+        if not chunks or number > room:
+            chunks.append([])
+            room = most
+        chunks[-1].append(i)
+        room -= number
+    return chunks
 
 
 # --- eigenvectors ---------------------------------------------------------------------------

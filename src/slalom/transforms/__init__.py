@@ -37,6 +37,7 @@ from .clip import (
     ClipByBlockRms as ClipByBlockRms,
     ClipByGlobalNorm as ClipByGlobalNorm,
 )
+from .cocob import ScaleByCocob as ScaleByCocob, ScaleByCocobState as ScaleByCocobState
 from .constrain import (
     KeepInitialNorm as KeepInitialNorm,
     KeepInitialNormState as KeepInitialNormState,
@@ -46,15 +47,32 @@ from .constrain import (
     ZeroNansState as ZeroNansState,
     freeze as freeze,
 )
-from .decay import AddDecayedWeights as AddDecayedWeights
+from .dadapt import (
+    ScaleByDAdaptAdam as ScaleByDAdaptAdam,
+    ScaleByDAdaptAdamState as ScaleByDAdaptAdamState,
+)
+from .decay import (
+    AddDecayedWeights as AddDecayedWeights,
+    AddDecayToInitialParams as AddDecayToInitialParams,
+    AddDecayToInitialParamsState as AddDecayToInitialParamsState,
+    ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+    SubtractDecayedWeights as SubtractDecayedWeights,
+)
 from .distance import (
     ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
     ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
+)
+from .dog import (
+    ScaleByDog as ScaleByDog,
+    ScaleByDogState as ScaleByDogState,
+    ScaleByDowg as ScaleByDowg,
+    ScaleByDowgState as ScaleByDowgState,
 )
 from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .factors import layerwise_decay as layerwise_decay, mup as mup
 from .kron import ScaleByKron as ScaleByKron, ScaleByKronState as ScaleByKronState
 from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
@@ -76,6 +94,12 @@ from .matrix_norms import (
     ScaleByRowRmsState as ScaleByRowRmsState,
 )
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
+from .momo import (
+    ScaleByMomo as ScaleByMomo,
+    ScaleByMomoAdam as ScaleByMomoAdam,
+    ScaleByMomoAdamState as ScaleByMomoAdamState,
+    ScaleByMomoState as ScaleByMomoState,
+)
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
 from .normalise import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
@@ -97,6 +121,7 @@ from .per_example import (
     PerExampleLayerNormClipState as PerExampleLayerNormClipState,
 )
 from .polyak import ScaleByPolyak as ScaleByPolyak
+from .prodigy import ScaleByProdigy as ScaleByProdigy, ScaleByProdigyState as ScaleByProdigyState
 from .rms import (
     ScaleByRms as ScaleByRms,
     ScaleByRmsState as ScaleByRmsState,

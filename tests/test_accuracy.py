@@ -29,6 +29,8 @@ WITHOUT_FORMULA = {
     *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.
     *("ScaleByRprop", "Centralize", "AddDecayToInitialParams"),
+    # Signs, norms, and products of matrices: `test_preconditioners.py` has dense formulas.
+    *("Cautious", "KeepInitialNorm", "ScaleBySoap", "ScaleByKron", "ScaleByShampoo"),
 }
 
 

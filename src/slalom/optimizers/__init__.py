@@ -43,6 +43,7 @@ from .gradient import (
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
+from .preconditioned import kron as kron, shampoo as shampoo, soap as soap
 from .private import dpsgd as dpsgd
 from .quasi_newton import lbfgs as lbfgs
 from .rate_free import (

@@ -21,8 +21,7 @@ from ..transforms import (
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
-from ._decay import decayed
-from .adam_family import adam, adamw
+from ._routing import adam_for_the_rest as _adam, chosen as _chosen, decay_if_any as _decay
 
 
 @advise_keywords
@@ -255,31 +254,3 @@ def scion(
     if where is None:
         return rest.partition({matrices: hidden}, names=("hidden",))
     return rest.partition(groups, names=("hidden", "output"))
-
-
-def _chosen(where: WhereLike | None, layout: LayoutLike) -> Where:
-    """The matrices that the user selects."""
-    return matrix(layout) if where is None else matrix(layout) & where
-
-
-def _decay(
-    weight_decay: Hyperparameter, decay_where: WhereLike | None
-) -> tuple[AbstractTransform, ...]:
-    """Weight decay, or nothing where there is none."""
-    # Not `== 0`, which an array or a schedule would not answer with a bool.
-    none = isinstance(weight_decay, int | float) and weight_decay == 0
-    return () if none else (decayed(weight_decay, decay_where),)
-
-
-def _adam(
-    learning_rate: Hyperparameter,
-    adam_learning_rate: Hyperparameter | None,
-    b1: Hyperparameter,
-    b2: Hyperparameter,
-    weight_decay: Hyperparameter,
-) -> AbstractTransform:
-    """AdamW, or Adam without decay, for what is no matrix of a hidden layer."""
-    rate = learning_rate if adam_learning_rate is None else adam_learning_rate
-    if isinstance(weight_decay, int | float) and weight_decay == 0:
-        return adam(rate, b1, b2)
-    return adamw(rate, b1, b2, weight_decay=weight_decay)

@@ -32,6 +32,7 @@ from .ademamix import (
 from .adopt import ScaleByAdopt as ScaleByAdopt
 from .apollo import ScaleByApollo as ScaleByApollo, ScaleByApolloState as ScaleByApolloState
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
+from .cautious import Cautious as Cautious
 from .clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,
@@ -39,6 +40,8 @@ from .clip import (
 )
 from .cocob import ScaleByCocob as ScaleByCocob, ScaleByCocobState as ScaleByCocobState
 from .constrain import (
+    KeepInitialNorm as KeepInitialNorm,
+    KeepInitialNormState as KeepInitialNormState,
     KeepParamsNonnegative as KeepParamsNonnegative,
     SetToZero as SetToZero,
     ZeroNans as ZeroNans,
@@ -72,6 +75,7 @@ from .factored import (
 )
 from .factors import layerwise_decay as layerwise_decay, mup as mup
 from .galore import ScaleByGalore as ScaleByGalore, ScaleByGaloreState as ScaleByGaloreState
+from .kron import ScaleByKron as ScaleByKron, ScaleByKronState as ScaleByKronState
 from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
@@ -138,6 +142,7 @@ from .scale import (
     ScaleBySchedule as ScaleBySchedule,
 )
 from .scale_by import ScaleBy as ScaleBy
+from .shampoo import ScaleByShampoo as ScaleByShampoo, ScaleByShampooState as ScaleByShampooState
 from .sign import (
     ScaleByLion as ScaleByLion,
     ScaleByLionState as ScaleByLionState,
@@ -145,6 +150,7 @@ from .sign import (
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
 from .sophia import ScaleBySophia as ScaleBySophia, ScaleBySophiaState as ScaleBySophiaState
+from .soap import ScaleBySoap as ScaleBySoap, ScaleBySoapState as ScaleBySoapState
 from .stable_adam import ScaleByStableAdam as ScaleByStableAdam
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.marks import per_leaf
+from .._core.marks import per_leaf, per_param
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
@@ -89,6 +89,65 @@ class KeepParamsNonnegative(AbstractTransform[None]):
             return jnp.where(p + u < 0, -p, u)
 
         return tree.map_leaves(rule, (updates, params)), None
+
+
+class KeepInitialNormState(eqx.Module):
+    """The state of `KeepInitialNorm`."""
+
+    radius: PyTree[Float[Array, ""]] = per_param()
+    """The norm of each parameter when its state was created."""
+
+
+class KeepInitialNorm(AbstractTransform[KeepInitialNormState]):
+    """Projects each parameter back to the norm that it started with: a hyperball constraint.
+
+        u ↦ R·(p + u) / ‖p + u‖ − p   with R = ‖p₀‖ and the norms of one leaf
+
+    Use it as the last link, since it does not see what later links do to the updates. It takes the
+    place of weight decay. With `sl.ScaleByTrustRatio()` in front of the learning rate, each step
+    turns a parameter by an angle of about η, whatever the rule, as in the paper:
+
+    ```python
+    >>> rule, matrices = sl.ScaleByAdam(), sl.where.ndim(min=2)
+    >>> hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.01) | sl.KeepInitialNorm()
+    >>> tx = rule | hyperball.partition({~matrices: sl.ScaleByLearningRate(1e-3)})
+
+    ```
+
+    A parameter that starts at zero is not restricted.
+
+    ??? cite "Wen et al., [Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
+        Optimization](https://arxiv.org/abs/2606.16899), 2026"
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> KeepInitialNormState:
+        tree.check_inexact(params)
+        return KeepInitialNormState(tree.leaf_norms(params))
+
+    def update(
+        self,
+        updates: Updates,
+        state: KeepInitialNormState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, KeepInitialNormState]:
+        del context
+        params = self.demand("params", params)
+
+        def rule(_, u, p, radius):
+            # Relative to the radius, squares neither overflow nor underflow where they matter.
+            is_free = radius[0] == 0
+            inverse = 1 / jnp.where(is_free, 1, radius[0])
+            square = tree.bounded(jnp.sum(tree.bounded_square((p + u) * inverse)))
+            is_free = is_free | (square == 0)
+            factor = jnp.where(is_free, 1, jax.lax.rsqrt(jnp.where(is_free, 1, square)))
+            # R·(p + u) / ‖p + u‖ − p would lose a small u to rounding.
+            return u * factor + p * (factor - 1)
+
+        radii = jax.tree.map(lambda radius: (radius,), state.radius)
+        return tree.map_leaves(rule, (updates, params), per_param=(radii,)), state
 
 
 class ZeroNansState(eqx.Module):

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
@@ -15,6 +16,7 @@ from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ..where.resolve import Where
 from ._own_decay import decaying, where_field
+from .cautious import agreement
 
 
 class AddDecayedWeights(AbstractStatelessTransform):
@@ -28,12 +30,16 @@ class AddDecayedWeights(AbstractStatelessTransform):
     **Arguments:**
 
     - `weight_decay`: λ, ≥ 0.
+    - `cautious`: whether to decay only the entries that the update itself shrinks, those with
+        Re(ū·p) > 0.
 
     ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
-        Regularization](https://arxiv.org/abs/1711.05101), 2017"
+        Regularization](https://arxiv.org/abs/1711.05101), 2017; Chen et al., [Cautious Weight
+        Decay](https://arxiv.org/abs/2510.12402), 2025"
     """
 
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    cautious: bool = eqx.field(default=False, static=True, kw_only=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     elementwise: ClassVar[bool] = True
@@ -42,7 +48,8 @@ class AddDecayedWeights(AbstractStatelessTransform):
         params = self.demand("params", params)
 
         def rule(now, u, p):
-            return u + now.weight_decay * p
+            decayed = u + now.weight_decay * p
+            return jnp.where(agreement(u, p) > 0, decayed, u) if self.cautious else decayed
 
         return tree.map_leaves(rule, (updates, params), self.at(context))
 

@@ -1,0 +1,236 @@
+"""What the rules with a factor for each side of a matrix share: sizes, refreshes, batches.
+
+They see a parameter as a batch of matrices, (batch, rows, columns), and keep one factor for the
+rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, Int
+
+from .. import tree
+from .._core.context import Context
+from .._core.declared import CHECK
+from .._core.fields import count_field
+from .._core.schedule import AbstractSchedule, as_schedule, call_schedule
+from .._core.transform import missing
+from .._types import Params
+from ..where.layout import Matrix
+from ._layout import matrices_or_none
+
+_SMALL = 2**16
+_SMALL_ON_ACCELERATORS = 2**20
+"""The largest number of entries of a matrix that is factored together with others."""
+
+_STACK = 2**22
+"""The largest number of entries of a stack."""
+
+
+# --- how often ------------------------------------------------------------------------------
+
+
+def frequency_field(default: int) -> Any:
+    """Declares a number of steps between refreshes: an int ≥ 1 or a schedule."""
+    return eqx.field(default=default, converter=_as_frequency, metadata={CHECK: _check_frequency})
+
+
+def _as_frequency(value: Any) -> Any:
+    if callable(value) and not tree.is_array(value):
+        return as_schedule(value)
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _check_frequency(name: str, value: Any) -> None:
+    if isinstance(value, jax.Array | np.ndarray):
+        is_count = jnp.issubdtype(value.dtype, jnp.integer)
+    else:
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not is_count and not isinstance(value, AbstractSchedule):
+        raise TypeError(
+            f"{name} must be an int or a schedule, got {value!r} of type {type(value).__name__}."
+        )
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"{name} must be at least 1 step, got {value}.")
+
+
+def frequency_at(rule: Any, context: Context | None) -> Int[Array, ""] | int:
+    """The `precondition_frequency` of a rule at this step."""
+    frequency = rule.precondition_frequency
+    if not isinstance(frequency, AbstractSchedule):
+        return frequency
+    step = None if context is None else context.step
+    if step is None:
+        raise TypeError(missing(type(rule).__name__, "step"))
+    value = call_schedule(frequency, frequency, step)
+    return jnp.maximum(jnp.round(value).astype(jnp.int32), 1)
+
+
+# --- which sides ----------------------------------------------------------------------------
+
+
+def size_field(default: int) -> Any:
+    """Declares the longest side that has a factor."""
+    return count_field(default)
+
+
+def has_factor(shape: Sequence[int], max_size: int) -> tuple[bool, bool]:
+    """Whether the rows and the columns of matrices of this shape have a factor."""
+    _, rows, columns = shape
+    if rows == 0 or columns == 0:
+        return False, False
+    return rows <= max_size, columns <= max_size
+
+
+def by_side(shape: Sequence[int], max_size: int, factors: Sequence[Array]) -> list[Array | None]:
+    """The factor of the rows and that of the columns, `None` for a side without one."""
+    given = iter(factors)
+    return [next(given) if has else None for has in has_factor(shape, max_size)]
+
+
+def of_sides(*factors: Array | None) -> tuple[Array, ...]:
+    """Undoes `by_side`."""
+    return tuple(factor for factor in factors if factor is not None)
+
+
+def sides_as_text(rule: Any, params: Params, instead: str) -> tuple[str | None, ...]:
+    """For `opt.describe`: the matrices of each leaf, and which of their sides have no factor."""
+
+    def note(matrix: Matrix | None) -> str | None:
+        if matrix is None:
+            return None
+        sizes = zip(("rows", "columns"), (matrix.rows, matrix.columns), strict=True)
+        long = (f"{instead} {name}" for name, size in sizes if size > rule.max_size)
+        return ", ".join((str(matrix), *long))
+
+    return tuple(map(note, matrices_or_none(rule, params)))
+
+
+# --- products -------------------------------------------------------------------------------
+
+
+def adjoint(x: Inexact[Array, "... n m"]) -> Inexact[Array, "... m n"]:
+    """xᴴ."""
+    return jnp.conj(x.mT) if jnp.iscomplexobj(x) else x.mT
+
+
+def bounded_entries(g: Inexact[Array, "batch n m"]) -> Inexact[Array, "batch n m"]:
+    """The matrices with entries so bounded that no product with their adjoint overflows.
+
+    NaN stays NaN.
+    """
+    real = tree.real_dtype(g.dtype)
+    limit = float(np.sqrt(float(jnp.finfo(real).max) / (8 * max(*g.shape, 1))))
+    if jnp.iscomplexobj(g):
+        return jax.lax.complex(jnp.clip(g.real, -limit, limit), jnp.clip(g.imag, -limit, limit))
+    return jnp.clip(g, -limit, limit)
+
+
+def scaled_to_one(x: Inexact[Array, "batch n n"]) -> Inexact[Array, "batch n n"]:
+    """Positive semidefinite matrices divided by their largest entry, which is on the diagonal."""
+    diagonal = jnp.diagonal(x, axis1=-2, axis2=-1).real
+    largest = tree.positive(jnp.max(diagonal, axis=-1, initial=0))
+    return x * (1 / largest)[:, None, None]
+
+
+# --- batches over equal shapes ----------------------------------------------------------------
+
+
+def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]) -> list[Any]:
+    """`function(*arrays)` for each group of arrays: once for all groups of small matrices of equal
+    shapes, and for one large matrix after the other, which needs the scratch memory of one.
+
+    **Arguments:**
+
+    - `function`: a function of stacks of matrices, that returns an array or a tuple of arrays with
+        the same first axis.
+    - `groups`: its arguments.
+
+    **Returns:** the results, in order.
+    """
+    results: list[Any] = [None] * len(groups)
+    kinds: dict[Any, list[int]] = {}
+    for i, group in enumerate(groups):
+        kind = tuple((x.shape[1:], x.dtype) for x in group)
+        kinds.setdefault(kind, []).append(i)
+    for members in kinds.values():
+        size = max(math.prod(x.shape[1:]) for x in groups[members[0]])
+        for batch in _chunks(members, [len(groups[i][0]) for i in members], size):
+            # Under strict promotion, real times complex would be refused.
+            with jax.numpy_dtype_promotion("standard"):
+                if len(batch) == 1:
+                    (i,) = batch
+                    results[i] = _applied(function, groups[i], size)
+                    continue
+                columns = zip(*(groups[i] for i in batch), strict=True)
+                result = _applied(function, tuple(map(jnp.concatenate, columns)), size)
+            begin = 0
+            for i in batch:
+                end = begin + len(groups[i][0])
+                results[i] = jax.tree.map(lambda x, a=begin, b=end: x[a:b], result)
+                begin = end
+    return results
+
+
+def _applied(function: Callable[..., Any], stacks: tuple[Array, ...], size: int) -> Any:
+    if len(stacks[0]) == 1 or _is_small(size):
+        return function(*stacks)
+
+    def of_one(one: tuple[Array, ...]) -> Any:
+        return jax.tree.map(lambda x: x[0], function(*(x[None] for x in one)))
+
+    return jax.lax.map(of_one, stacks)
+
+
+def _is_small(size: int) -> bool:
+    return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
+
+
+def _chunks(members: list[int], numbers: list[int], size: int) -> list[list[int]]:
+    """The members that are stacked with each other, given with their numbers of matrices."""
+    if not _is_small(size):
+        return [[i] for i in members]
+    most = max(1, _STACK // max(1, size))
+    chunks: list[list[int]] = []
+    room = 0
+    for i, number in zip(members, numbers, strict=True):
+        if not chunks or number > room:
+            chunks.append([])
+            room = most
+        chunks[-1].append(i)
+        room -= number
+    return chunks
+
+
+# --- eigenvectors ---------------------------------------------------------------------------
+
+
+def eigenvectors(x: Inexact[Array, "batch n n"]) -> Inexact[Array, "batch n n"]:
+    """The eigenvectors of positive semidefinite matrices, those of large eigenvalues first."""
+    _, vectors = jnp.linalg.eigh(scaled_to_one(x), symmetrize_input=False)
+    return vectors[..., ::-1]
+
+
+def refreshed_eigenvectors(
+    x: Inexact[Array, "batch n n"], basis: Inexact[Array, "batch n n"]
+) -> tuple[Inexact[Array, "batch n n"], Int[Array, "batch n"]]:
+    """One step of a power iteration, orthogonalized by a QR decomposition.
+
+    **Arguments:**
+
+    - `x`: positive semidefinite matrices.
+    - `basis`: their approximate eigenvectors.
+
+    **Returns:** better eigenvectors, those of large eigenvalues first, and where each of them was.
+    """
+    with jax.default_matmul_precision("highest"):
+        product = scaled_to_one(x) @ basis
+        values = jnp.sum((jnp.conj(basis) * product).real, axis=-2)
+        order = jnp.argsort(-values, axis=-1)
+        sorted_product = jnp.take_along_axis(product, order[:, None, :], axis=-1)
+        return jnp.linalg.qr(sorted_product)[0], order

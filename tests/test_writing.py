@@ -142,9 +142,7 @@ AS_IN_FLOAT32 = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", slow_except(AS_IN_FLOAT32, "outside of paced", "lookahead", "partition")
-)
+@pytest.mark.parametrize("name", slow_except(AS_IN_FLOAT32, "outside of paced"))
 def test_master_copies_are_those_of_float32(name):
     make, model, grads = AS_IN_FLOAT32[name], start(), gradients(steps=12)
     tx = sl.adamw(1e-4, weight_decay=0.1, mu_dtype=F32)
@@ -158,7 +156,7 @@ def test_master_copies_are_those_of_float32(name):
         np.testing.assert_allclose(a.astype(F32), b, rtol=2.0**-8)
 
 
-@pytest.mark.parametrize("policy", slow_except((*KEPT, "nearest"), "ecc"))
+@pytest.mark.parametrize("policy", slow_except((*KEPT, "nearest")))
 def test_a_policy_means_the_same_inside_and_outside_of_paced_transforms(policy):
     model, grads = start(), gradients(steps=9)
     tx = sl.adamw(1e-4)
@@ -183,6 +181,7 @@ def test_idle_steps_change_no_bit(policy):
             assert_same_bits((model, kept(opt)), before)
 
 
+@pytest.mark.slow
 def test_nearest_is_what_happens_without_a_policy():
     model, grads = start(), gradients(steps=5)
     for wrap in (lambda tx: tx.write("nearest"), lambda tx: tx):

@@ -1,0 +1,148 @@
+"""The results as Markdown and as a picture."""
+
+import statistics
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+REFERENCE = "adamw"
+"""The optimizer that the others are compared with."""
+
+Entry = dict[str, Any]
+
+
+def markdown(results: dict[str, Any], picture: str) -> str:
+    """What was measured, the picture, and a table and a sentence for each task."""
+    budget = results["budget"]
+    sections = [
+        f"Each optimizer was given {budget['rates']} learning rates, neighbouring ones a factor of "
+        f"√10 apart, and {budget['seeds']} seeds. Its learning rate is the one with the lowest "
+        "training loss at the end. Scores are computed on data that are not trained on. A run "
+        "reaches the target as soon as its score is at most that. Steps and scores are medians over "
+        "the seeds, and the range is that of the seeds. The time of a step is the mean over all "
+        "runs, which one program computes one after the other, without compilation. It was measured "
+        f"on {results['machine']['cores']} cores of {results['machine']['processor']}.\n",
+        f"![Scores of all optimizers]({picture})\n",
+    ]
+    for task in results["tasks"].values():
+        entries = ranked(task["entries"])
+        sections.append(f"### {task['title']}\n")
+        sections.append(
+            f"{task['steps']} steps; the score is the {task['score']}, and the target "
+            f"{task['target']:g}.\n"
+        )
+        sections.append(table(entries))
+        sections.append(verdict(entries) + "\n")
+    return "\n".join(sections)
+
+
+def ranked(entries: Iterable[Entry]) -> list[Entry]:
+    """From the lowest median score to the highest; runs that diverged come last."""
+    return sorted(entries, key=final)
+
+
+def final(entry: Entry) -> float:
+    """The median of the last scores, infinite for NaN."""
+    return statistics.median(_finite(entry["final"]))
+
+
+def to_target(entry: Entry) -> float:
+    """The median number of steps to the target; infinite if most seeds never reach it."""
+    return statistics.median(float("inf") if n is None else n for n in entry["to_target"])
+
+
+def table(entries: list[Entry]) -> str:
+    """A row for each optimizer."""
+    heads = ["", "score", "range", "steps to target", "seconds to target", "learning rate"]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *map(_row, entries)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _row(entry: Entry) -> list[str]:
+    scores, steps = _finite(entry["final"]), to_target(entry)
+    reached = steps < float("inf")
+    return [
+        f"**{entry['optimizer']}**" if entry["optimizer"] == REFERENCE else entry["optimizer"],
+        _number(final(entry)),
+        f"{_number(min(scores))}–{_number(max(scores))}",
+        f"{steps:.0f}" if reached else "–",
+        f"{steps * entry['seconds_per_step']:.2f}" if reached else "–",
+        f"{entry['rate']:.2g}{' (edge)' if entry['at_edge'] else ''}",
+    ]
+
+
+def verdict(entries: list[Entry]) -> str:
+    """What the table says about the reference."""
+    order = [entry["optimizer"] for entry in entries]
+    if REFERENCE not in order:
+        return f"{order[0]} has the lowest score."
+    place, reference = order.index(REFERENCE) + 1, entries[order.index(REFERENCE)]
+    # The ranges of the seeds overlap where the order may be chance.
+    best, least = max(_finite(reference["final"])), min(_finite(reference["final"]))
+    clear = [e["optimizer"] for e in entries if max(_finite(e["final"])) < least]
+    worse = sum(min(_finite(e["final"])) > best for e in entries)
+    sooner = sum(to_target(e) < to_target(reference) for e in entries)
+    begin = f"AdamW is number {place} of {len(order)}"
+    begin = f"AdamW has the lowest score of {len(order)}" if place == 1 else begin
+    better = (
+        f"better with every seed are {_listed(clear)}"
+        if clear
+        else "none is better with every seed"
+    )
+    if len(clear) == 1:
+        better = f"better with every seed is {clear[0]}"
+    return (
+        f"{begin}: {better}, and {worse} {'is' if worse == 1 else 'are'} worse with every seed. "
+        f"{sooner or 'None'} {'reaches' if sooner <= 1 else 'reach'} the target in fewer steps."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _finite(scores: Iterable[float]) -> list[float]:
+    return [x if x == x else float("inf") for x in scores]
+
+
+def _number(x: float) -> str:
+    return f"{x:.3g}" if x < float("inf") else "diverged"
+
+
+# --- picture ------------------------------------------------------------------------------------
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Plots the score of each seed, with a panel for each task."""
+    tasks = list(results["tasks"].values())
+    number = max(len(task["entries"]) for task in tasks)
+    figure = Figure(figsize=(3.6 * len(tasks), 0.22 * number + 1.2), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        entries = ranked(task["entries"])[::-1]
+        names = [entry["optimizer"] for entry in entries]
+        worst = max(_shown(entries))
+        for i, entry in enumerate(entries):
+            is_reference = entry["optimizer"] == REFERENCE
+            scores = [min(x, worst) for x in _finite(entry["final"])]
+            colour = "tab:orange" if is_reference else "tab:blue"
+            axes.plot(scores, [i] * len(scores), "o", color=colour, markersize=3.5, alpha=0.7)
+            if is_reference:
+                axes.axvline(min(final(entry), worst), color=colour, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_yticks(range(len(names)), names, fontsize=7)
+        axes.tick_params(axis="x", which="both", labelsize=7)
+        axes.set_title(task["title"].partition(":")[0], fontsize=9)
+        axes.set_xlabel(task["score"], fontsize=8)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def _shown(entries: list[Entry]) -> Iterator[float]:
+    """Scores that set the scale: those that have not diverged."""
+    for entry in entries:
+        yield from (x for x in entry["final"] if x < 1e3)
+    yield 1e-3

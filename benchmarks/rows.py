@@ -85,6 +85,13 @@ ROWS: Mapping[str, Row] = {
         target=2,
         scratch=0.1,
     ),
+    "schedule-free AdamW": Row(
+        lambda: sl.schedule_free_adamw(1e-3),
+        lambda: optax.contrib.schedule_free_adamw(1e-3),
+        limit=28,
+        target=1.0,
+        scratch=1.1,
+    ),
     "partition": Row(
         lambda: sl.adamw(1e-3).partition({sl.where.ndim(max=1): sl.adamw(1e-4)}),
         lambda: optax.partition({"matrix": optax.adamw(1e-3), "rest": optax.adamw(1e-4)}, _labels),

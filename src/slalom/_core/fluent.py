@@ -255,6 +255,32 @@ class AbstractFluent(AbstractDeclared):
 
         return Average(self, decay, debias)
 
+    @advise_keywords
+    def schedule_free(
+        self,
+        b1: Hyperparameter = 0.9,
+        weight_lr_power: Hyperparameter = 2.0,
+        r: Hyperparameter = 0.0,
+        state_dtype: Any | None = None,
+    ) -> "slalom.ScheduleFree":
+        """Averages the iterates of this transform, in place of a decaying learning rate.
+
+        **Arguments:**
+
+        - `b1`: the weight of the average in the parameters at which gradients are taken, in (0, 1].
+        - `weight_lr_power`: the power of the learning rate that weighs the steps in the average,
+            ≥ 0.
+        - `r`: the power of the step that weighs them, ≥ 0.
+        - `state_dtype`: the dtype of the iterates. Defaults to the parameter's dtype, but at least
+            float32.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        `opt.eval_params(model)` returns the model with the average.
+        """
+        from ..wrappers import ScheduleFree
+
+        return ScheduleFree(self, b1, weight_lr_power, r, state_dtype)
+
     # --- in which set -----------------------------------------------------------------------
 
     @advise_keywords

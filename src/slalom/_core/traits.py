@@ -4,7 +4,7 @@ They are optional. The defaults are safe: without a declared trait, Slalom may r
 but never computes anything else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -62,6 +62,11 @@ class AbstractTraits(AbstractDeclared):
 
     def selectors(self) -> tuple[Any, ...]:
         """The selectors that this transform itself holds. Binding checks that they match."""
+        return ()
+
+    def warnings(self, params: Params) -> Iterable[str]:
+        """Warnings about this transform for these parameters, which are shown at binding."""
+        del params
         return ()
 
     @property

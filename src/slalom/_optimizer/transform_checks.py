@@ -85,6 +85,8 @@ def _check(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     yield from _idle_steps(transform)
     yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
+    for part in transforms(transform, params=params):
+        yield from part.module.warnings(part.params)
     signs = transform.signs(params)
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]

@@ -27,4 +27,8 @@ from .gradient import (
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .quasi_newton import lbfgs as lbfgs
+from .schedule_free import (
+    schedule_free_adamw as schedule_free_adamw,
+    schedule_free_sgd as schedule_free_sgd,
+)
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -15,15 +15,17 @@ Entry = dict[str, Any]
 
 def markdown(results: dict[str, Any], picture: str) -> str:
     """What was measured, the picture, and a table and a sentence for each task."""
-    budget = results["budget"]
+    budget, machine = results["budget"], results["machine"]
     sections = [
         f"Each optimizer was given {budget['rates']} learning rates, neighbouring ones a factor of "
-        f"√10 apart, and {budget['seeds']} seeds. Its learning rate is the one with the lowest "
-        "training loss at the end. Scores are computed on data that are not trained on. A run "
-        "reaches the target as soon as its score is at most that. Steps and scores are medians over "
-        "the seeds, and the range is that of the seeds. The time of a step is the mean over all "
-        "runs, which one program computes one after the other, without compilation. It was measured "
-        f"on {results['machine']['cores']} cores of {results['machine']['processor']}.\n",
+        f"√10 apart, and {budget['seeds']} seeds. The table has the learning rate with the lowest "
+        "training loss at the end of the run; (edge) means that it is the smallest or largest one "
+        "that was tried. Scores and steps are medians over the seeds, and the range is that of the "
+        f"seeds. The runs were evaluated {budget['evaluations']} times, and reach the target when "
+        "the score is at most that. Seconds are the steps times the mean time of a step, with the "
+        "gradient and without compilation, of all runs of the optimizer. They were measured on "
+        f"{machine['cores']} cores of {machine['processor']} which other programs used too, so "
+        "compare steps first.\n",
         f"![Scores of all optimizers]({picture})\n",
     ]
     for task in results["tasks"].values():
@@ -74,29 +76,24 @@ def _row(entry: Entry) -> list[str]:
 
 
 def verdict(entries: list[Entry]) -> str:
-    """What the table says about the reference."""
+    """What a table, in order, says about the reference."""
     order = [entry["optimizer"] for entry in entries]
-    if REFERENCE not in order:
-        return f"{order[0]} has the lowest score."
     place, reference = order.index(REFERENCE) + 1, entries[order.index(REFERENCE)]
-    # The ranges of the seeds overlap where the order may be chance.
-    best, least = max(_finite(reference["final"])), min(_finite(reference["final"]))
-    clear = [e["optimizer"] for e in entries if max(_finite(e["final"])) < least]
-    worse = sum(min(_finite(e["final"])) > best for e in entries)
+    # Where the ranges of the seeds overlap, the order may be chance.
+    scores = _finite(reference["final"])
+    better = [e["optimizer"] for e in entries if max(_finite(e["final"])) < min(scores)]
+    worse = sum(min(_finite(e["final"])) > max(scores) for e in entries)
     sooner = sum(to_target(e) < to_target(reference) for e in entries)
-    begin = f"AdamW is number {place} of {len(order)}"
-    begin = f"AdamW has the lowest score of {len(order)}" if place == 1 else begin
-    better = (
-        f"better with every seed are {_listed(clear)}"
-        if clear
-        else "none is better with every seed"
-    )
-    if len(clear) == 1:
-        better = f"better with every seed is {clear[0]}"
     return (
-        f"{begin}: {better}, and {worse} {'is' if worse == 1 else 'are'} worse with every seed. "
-        f"{sooner or 'None'} {'reaches' if sooner <= 1 else 'reach'} the target in fewer steps."
+        f"By the median score, AdamW is number {place} of {len(order)}. "
+        f"{_listed(better) if better else 'None'} {_is(len(better))} better with every seed than "
+        f"AdamW with any, and {worse or 'none'} {_is(worse)} worse. {sooner or 'None'} "
+        f"{'reach' if sooner > 1 else 'reaches'} the target in fewer steps than AdamW."
     )
+
+
+def _is(number: int) -> str:
+    return "are" if number > 1 else "is"
 
 
 def _listed(names: list[str]) -> str:

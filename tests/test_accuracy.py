@@ -21,6 +21,7 @@ WITHOUT_FORMULA = {
     *("PerExampleGlobalNormClip", "MeasureWithEma"),
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
+    "ScaleByMadgrad",
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
     # Signs, and step sizes that are products; a difference that cancels.
     *("ScaleByRprop", "Centralize"),

@@ -1,6 +1,20 @@
 """Common optimizers, each a function that returns a chain of transforms."""
 
-from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
+from .accumulate import (
+    adadelta as adadelta,
+    adagrad as adagrad,
+    madgrad as madgrad,
+    sm3 as sm3,
+)
+from .adam_descendants import (
+    acprop as acprop,
+    ademamix as ademamix,
+    adopt as adopt,
+    laprop as laprop,
+    mars as mars,
+    simplified_ademamix as simplified_ademamix,
+    stable_adamw as stable_adamw,
+)
 from .adam_family import (
     adam as adam,
     adamax as adamax,
@@ -26,6 +40,7 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .low_memory import adam_mini as adam_mini
 from .quasi_newton import lbfgs as lbfgs
 from .schedule_free import (
     schedule_free_adamw as schedule_free_adamw,

@@ -6,6 +6,7 @@ from .accumulate import (
     ScaleByRss as ScaleByRss,
     ScaleByRssState as ScaleByRssState,
 )
+from .acprop import ScaleByAcprop as ScaleByAcprop
 from .adam import (
     ScaleByAdam as ScaleByAdam,
     ScaleByAdamax as ScaleByAdamax,
@@ -13,12 +14,22 @@ from .adam import (
     ScaleByAmsgrad as ScaleByAmsgrad,
     ScaleByAmsgradState as ScaleByAmsgradState,
 )
+from .adam_mini import (
+    ScaleByAdamMini as ScaleByAdamMini,
+    ScaleByAdamMiniState as ScaleByAdamMiniState,
+)
 from .adam_variants import (
     ScaleByBelief as ScaleByBelief,
     ScaleByRadam as ScaleByRadam,
     ScaleByYogi as ScaleByYogi,
 )
 from .adan import ScaleByAdan as ScaleByAdan, ScaleByAdanState as ScaleByAdanState
+from .ademamix import (
+    ScaleByAdemamix as ScaleByAdemamix,
+    ScaleByAdemamixState as ScaleByAdemamixState,
+    ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
+)
+from .adopt import ScaleByAdopt as ScaleByAdopt
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .clip import (
     Clip as Clip,
@@ -41,6 +52,7 @@ from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
@@ -48,6 +60,11 @@ from .linesearch import (
     ScaleByZoomLinesearch as ScaleByZoomLinesearch,
     ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
 )
+from .madgrad import (
+    ScaleByMadgrad as ScaleByMadgrad,
+    ScaleByMadgradState as ScaleByMadgradState,
+)
+from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
@@ -88,6 +105,7 @@ from .sign import (
     ScaleBySign as ScaleBySign,
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
+from .stable_adam import ScaleByStableAdam as ScaleByStableAdam
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (
     ScaleByFromage as ScaleByFromage,

@@ -285,6 +285,15 @@ def decayed(h, t, g, p, s):
     return g + h.weight_decay * p, {}
 
 
+def subtracted(h, t, g, p, s):
+    return g - h.weight_decay * p, {}
+
+
+def corrected(h, t, g, p, s):
+    decay = h.weight_decay * h.learning_rate / h.max_learning_rate
+    return -h.learning_rate * (g + decay * p), {}
+
+
 def scaled(h, t, g, p, s):
     return g * h.step_size, {}
 
@@ -347,6 +356,10 @@ ROWS = {
     "ScaleByParamBlockRMS": Row(sl.ScaleByParamBlockRMS(), block_rms),
     "ScaleByFromage": Row(sl.ScaleByFromage(0.1), fromage),
     "AddDecayedWeights": Row(sl.AddDecayedWeights(0.1), decayed),
+    "SubtractDecayedWeights": Row(sl.SubtractDecayedWeights(0.1), subtracted),
+    "ScaleByLearningRateWithCorrectedDecay": Row(
+        sl.ScaleByLearningRateWithCorrectedDecay(0.1, 0.2, weight_decay=0.1), corrected
+    ),
     "Scale": Row(sl.Scale(-0.1), scaled),
     "Average": Row(sl.Scale(0.0).average(0.999), average, {"average": 0}),
     "Average, uniform": Row(sl.Scale(0.0).average(), average, {"average": 0}),

@@ -23,8 +23,10 @@ WITHOUT_FORMULA = {
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
     "ScaleByMadgrad",
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
+    *("ScaleByProdigy", "ScaleByDAdaptAdam", "ScaleByDog", "ScaleByDowg"),
+    *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.
-    *("ScaleByRprop", "Centralize"),
+    *("ScaleByRprop", "Centralize", "AddDecayToInitialParams"),
 }
 
 

@@ -35,6 +35,11 @@ SINGULAR = {
     ("ScaleByStableAdam", "b2", 0.0),
     # The standard deviation of the noise is the root of this number.
     ("AddNoise", "eta", 0.0),
+    # The decay of the sums is the root of this number.
+    ("ScaleByDAdaptAdam", "b2", 0.0),
+    # Without a step the loss stays where the lower bound was put.
+    ("ScaleByMomo", "learning_rate", 0.0),
+    ("ScaleByMomoAdam", "learning_rate", 0.0),
 }
 SMOOTH = [name for name in RULES if not name.startswith(SKIPPED)]
 

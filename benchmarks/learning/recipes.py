@@ -48,13 +48,13 @@ DECAY = {"weight_decay": 0.01}
 
 RECIPES: dict[str, Recipe] = {
     "sgd, momentum": Recipe(0.1, "sgd", {"momentum": 0.9, "nesterov": True}),
-    "rmsprop": Recipe(3e-3),
+    "rmsprop": Recipe(1e-2),
     "adam": Recipe(1e-2),
     "adamw": Recipe(1e-2, options=DECAY),
     "nadamw": Recipe(1e-2, options=DECAY),
-    "adan": Recipe(1e-2),
-    "adafactor": Recipe(0.03),
-    "lion": Recipe(1e-3, options={"weight_decay": 0.1}),
+    "adan": Recipe(0.03),
+    "adafactor": Recipe(0.1),
+    "lion": Recipe(3e-3, options={"weight_decay": 0.1}),
     "lamb": Recipe(0.03, options=DECAY),
     "adopt": Recipe(1e-2),
     "ademamix": Recipe(1e-2),

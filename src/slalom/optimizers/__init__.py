@@ -6,6 +6,7 @@ from .accumulate import (
     madgrad as madgrad,
     sm3 as sm3,
 )
+from .adam_decay import adamc as adamc
 from .adam_descendants import (
     acprop as acprop,
     ademamix as ademamix,
@@ -41,7 +42,18 @@ from .gradient import (
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
 from .low_memory import adam_mini as adam_mini
+from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
+from .private import dpsgd as dpsgd
 from .quasi_newton import lbfgs as lbfgs
+from .rate_free import (
+    cocob as cocob,
+    dadapt_adamw as dadapt_adamw,
+    dog as dog,
+    dowg as dowg,
+    momo as momo,
+    momo_adam as momo_adam,
+    prodigy as prodigy,
+)
 from .schedule_free import (
     schedule_free_adamw as schedule_free_adamw,
     schedule_free_sgd as schedule_free_sgd,

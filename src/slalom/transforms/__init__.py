@@ -36,6 +36,7 @@ from .clip import (
     ClipByBlockRms as ClipByBlockRms,
     ClipByGlobalNorm as ClipByGlobalNorm,
 )
+from .cocob import ScaleByCocob as ScaleByCocob, ScaleByCocobState as ScaleByCocobState
 from .constrain import (
     KeepParamsNonnegative as KeepParamsNonnegative,
     SetToZero as SetToZero,
@@ -43,15 +44,32 @@ from .constrain import (
     ZeroNansState as ZeroNansState,
     freeze as freeze,
 )
-from .decay import AddDecayedWeights as AddDecayedWeights
+from .dadapt import (
+    ScaleByDAdaptAdam as ScaleByDAdaptAdam,
+    ScaleByDAdaptAdamState as ScaleByDAdaptAdamState,
+)
+from .decay import (
+    AddDecayedWeights as AddDecayedWeights,
+    AddDecayToInitialParams as AddDecayToInitialParams,
+    AddDecayToInitialParamsState as AddDecayToInitialParamsState,
+    ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+    SubtractDecayedWeights as SubtractDecayedWeights,
+)
 from .distance import (
     ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
     ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
+)
+from .dog import (
+    ScaleByDog as ScaleByDog,
+    ScaleByDogState as ScaleByDogState,
+    ScaleByDowg as ScaleByDowg,
+    ScaleByDowgState as ScaleByDowgState,
 )
 from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .factors import layerwise_decay as layerwise_decay, mup as mup
 from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
@@ -65,7 +83,19 @@ from .madgrad import (
     ScaleByMadgradState as ScaleByMadgradState,
 )
 from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
+from .matrix_norms import (
+    NormalizeColumns as NormalizeColumns,
+    ScaleByFanIn as ScaleByFanIn,
+    ScaleByRowRms as ScaleByRowRms,
+    ScaleByRowRmsState as ScaleByRowRmsState,
+)
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
+from .momo import (
+    ScaleByMomo as ScaleByMomo,
+    ScaleByMomoAdam as ScaleByMomoAdam,
+    ScaleByMomoAdamState as ScaleByMomoAdamState,
+    ScaleByMomoState as ScaleByMomoState,
+)
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
 from .normalise import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
@@ -77,6 +107,7 @@ from .optimistic import (
     ScaleByOptimisticGradient as ScaleByOptimisticGradient,
     ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
 )
+from .orthogonalize import Orthogonalize as Orthogonalize
 from .per_example import (
     DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,
@@ -86,6 +117,7 @@ from .per_example import (
     PerExampleLayerNormClipState as PerExampleLayerNormClipState,
 )
 from .polyak import ScaleByPolyak as ScaleByPolyak
+from .prodigy import ScaleByProdigy as ScaleByProdigy, ScaleByProdigyState as ScaleByProdigyState
 from .rms import (
     ScaleByRms as ScaleByRms,
     ScaleByRmsState as ScaleByRmsState,

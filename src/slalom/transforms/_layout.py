@@ -13,12 +13,16 @@ A rule for matrices calls `matrices` in `init`, where an array without meaning i
 Where an array may also be something else than a matrix, it calls `matrices_or_none`.
 """
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from .. import tree
 from .._core.declared import CHECK
 from .._core.messages import warn
 from .._paths import leaf_paths
@@ -100,6 +104,47 @@ def _not_a_matrix(who: str, path: str, layout: Layout) -> str:
     )
 
 
+def map_by(
+    keys: tuple[Any, ...],
+    rule: Callable[..., tuple[Any, ...]],
+    trees: tuple[Any, ...],
+    now: Any = None,
+    *,
+    per_param: tuple[Any, ...] = (),
+    results: int = 1,
+) -> tuple[Any, ...]:
+    """Applies `rule(key, now, *leaves, *tuples)` at every leaf, as `tree.map_leaves` does.
+
+    **Arguments:**
+
+    - `keys`: something hashable for each leaf, such as its `Matrix`. Leaves of equal shape and
+        dtype with the same key share one trace.
+    - `rule`, `trees`, `now`, `per_param`: as for `tree.map_leaves`, but the rule always returns a
+        tuple, and the numbers in `now` are scalars.
+    - `results`: the number of entries of that tuple.
+
+    **Returns:** as many trees.
+    """
+    structure = jax.tree.structure(trees[0])
+    columns: list[list[Any]] = [[None] * len(keys) for _ in range(results)]
+    for key in dict.fromkeys(keys):
+        keep = tuple(k == key for k in keys)
+        cut = tuple(tree.cut(t, keep) for t in trees)
+        within = jax.tree.structure(cut[0])
+        tuples = tuple(
+            within.unflatten(
+                [x for x, k in zip(structure.flatten_up_to(t), keep, strict=True) if k]
+            )
+            for t in per_param
+        )
+        new = tree.map_leaves(functools.partial(rule, key), cut, now, per_param=tuples)
+        places = [i for i, k in enumerate(keep) if k]
+        for column, tree_of_results in zip(columns, new, strict=True):
+            for i, x in zip(places, within.flatten_up_to(tree_of_results), strict=True):
+                column[i] = x
+    return tuple(map(structure.unflatten, columns))
+
+
 # --- units and factors ----------------------------------------------------------------------
 
 
@@ -111,17 +156,36 @@ def unit_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
     - `rule`: a transform with the field `layout`.
     - `params`: the parameters, or updates.
     """
-    who, found = type(rule).__name__, []
-    for path, layout in zip(leaf_paths(params), _layouts(rule, params), strict=True):
-        if layout.unit is None:
-            raise ValueError(
-                f"{who} does not know the units of '{path}', which has {len(layout.shape)} axes. "
-                "Say which axes are outputs (o) and inputs (i), for this array only: "
-                f"`sl.{who}(..., layout={{sl.where.path({path!r}): "
-                f"{'i' * (len(layout.shape) - 1) + 'o'!r}}})`."
-            )
-        found.append(layout.unit)
+    return tuple(layout.unit or () for layout in _known(rule, params, "units"))
+
+
+def column_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
+    """For each leaf the axes along which its numbers belong to one input, as in `unit_axes`."""
+    return tuple(layout.axes("o") for layout in _known(rule, params, "columns"))
+
+
+def inputs(rule: Any, params: Params) -> tuple[int, ...]:
+    """For each leaf the number of inputs, which is 1 for a vector; as in `unit_axes`."""
+    found = []
+    for layout in _known(rule, params, "inputs"):
+        axes = zip(layout.shape, layout.letters or (), strict=True)
+        sizes = [n // blocks for n, (letter, blocks) in axes if letter in "ikv"]
+        found.append(max(1, math.prod(sizes)))
     return tuple(found)
+
+
+def _known(rule: Any, params: Params, what: str) -> tuple[Layout, ...]:
+    """The layouts, none of which is unknown."""
+    who, found = type(rule).__name__, _layouts(rule, params)
+    for path, layout in zip(leaf_paths(params), found, strict=True):
+        if layout.letters is None:
+            letters = "i" * (len(layout.shape) - 1) + "o"
+            raise ValueError(
+                f"{who} does not know the {what} of '{path}', which has {len(layout.shape)} axes. "
+                "Say which axes are outputs (o) and inputs (i), for this array only: "
+                f"`sl.{who}(..., layout={{sl.where.path({path!r}): {letters!r}}})`."
+            )
+    return found
 
 
 def warn_guessed(rule: Any, params: Params) -> None:

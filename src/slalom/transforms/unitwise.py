@@ -1,11 +1,9 @@
 """Transforms that clip the update of each unit."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -16,7 +14,7 @@ from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
 from ..where.resolve import Where
-from ._layout import layout_field, layout_selectors, unit_axes, warn_guessed
+from ._layout import layout_field, layout_selectors, map_by, unit_axes, warn_guessed
 from .clip import clip_factor
 
 
@@ -40,16 +38,8 @@ class _AbstractUnitwise(AbstractStatelessTransform):
     ) -> Updates:
         """`rule(axes, now, *leaves)` at every leaf, where `axes` are those of one unit."""
         axes = unit_axes(self, trees[0])
-        now = self.at(context)
-        new_leaves: list[Any] = [None] * len(axes)
-        for unit in dict.fromkeys(axes):
-            keep = tuple(a == unit for a in axes)
-            cut = tuple(tree.cut(t, keep) for t in trees)
-            new = tree.map_leaves(functools.partial(rule, unit), cut, now)
-            chosen = (i for i, k in enumerate(keep) if k)
-            for i, leaf in zip(chosen, jax.tree.leaves(new), strict=True):
-                new_leaves[i] = leaf
-        return jax.tree.structure(trees[0]).unflatten(new_leaves)
+        (updates,) = map_by(axes, lambda *args: (rule(*args),), trees, self.at(context))
+        return updates
 
 
 class UnitwiseClip(_AbstractUnitwise):

@@ -70,7 +70,9 @@ class Runs:
         self.seeds = jnp.tile(jnp.arange(budget.seeds), budget.rates)
         self.start = jax.jit(lambda seeds: jax.lax.map(start, seeds))(self.seeds)
         self.gradients = jax.jit(
-            lambda arrays, seeds, i: jax.lax.map(lambda run: gradient(*run, i), (arrays, seeds))
+            lambda arrays, seeds, i: jax.lax.map(
+                lambda run: gradient(run[0], run[1], i), (arrays, seeds)
+            )
         )
         self.scores = jax.jit(
             lambda models: jax.lax.map(lambda model: task.evaluate(self.whole(model)), models)

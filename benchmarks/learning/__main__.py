@@ -35,6 +35,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--load", type=Path, help="load these results, and train what is missing")
     parser.add_argument("--png", type=Path, help="plot the scores to this file")
     parser.add_argument("--docs", type=Path, help="write tables and plot for this page")
+    parser.add_argument(
+        "--seconds", action="store_true", help="add seconds, which a busy machine falsifies"
+    )
     return parser.parse_args(argv)
 
 
@@ -77,7 +80,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if picture:
         figures.draw(results, picture)
     if args.docs:
-        text = figures.markdown(results, picture.name)
+        text = figures.markdown(results, picture.name, seconds=args.seconds)
         replace_between(args.docs, BEGIN, END, lambda: text)
     return results
 

@@ -133,7 +133,6 @@ def draw(results: dict[str, Any], path: Path) -> None:
             axes.plot(scores, [i] * len(scores), "o", color=colour, markersize=3.5, alpha=0.7)
             if is_reference:
                 axes.axvline(min(final(entry), worst), color=colour, linewidth=0.8)
-        axes.set_xscale("log")
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.tick_params(axis="x", which="both", labelsize=7)
         axes.set_title(task["title"].partition(":")[0], fontsize=9)

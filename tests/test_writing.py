@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks.writing import train
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
@@ -381,6 +382,18 @@ def test_no_update_is_lost_in_idle_steps_and_a_part_of_them_in_float32():
     for share in (0, 1 / 3, 0):
         model, opt = opt.step(model, grads)
         np.testing.assert_allclose(opt.metrics["lost_updates"], share, rtol=1e-6)
+
+
+# --- training -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_transformer_that_stalls_without_a_policy_reaches_the_loss_of_float32():
+    reference, _ = train(None, 300)
+    assert train("nearest", 300)[0] > 1.1 * reference
+    for policy in POLICIES:
+        loss, _ = train(policy, 300)
+        assert abs(loss / reference - 1) < 0.005
 
 
 # --- memory ---------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
     would use scaled gradients. It may be inside of `.every_k` without `skip`, which then keeps one
     scale for each window and skips the whole window; in `.every_k(k).scale_loss()` each mini-batch
     is checked and skipped separately. It may also be inside of `.only`, `.average`, `.lookahead`,
-    `.project`, `.drive` and `.split_complex`. With `transform_grads`, `sl.train_step` calls that
+    `.schedule_free`, `.write`, `.project`, `.drive` and `.split_complex`. With `transform_grads`, `sl.train_step` calls that
     function with scaled gradients. If each device has its own gradients, average them there: the
     devices then agree on which steps to skip.
 

@@ -94,6 +94,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
 
     fluent_method: ClassVar[str | None] = "schedule_free"
 
+    passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
+import optax.contrib
 from optax import contrib
 
 import slalom as sl
@@ -96,6 +97,7 @@ ROWS: Mapping[str, Row] = {
         target=1.0,
         scratch=1.1,
     ),
+    "Prodigy": Row(lambda: sl.prodigy(), lambda: optax.contrib.prodigy(), limit=48, target=0.97),
     "partition": Row(
         lambda: sl.adamw(1e-3).partition({sl.where.ndim(max=1): sl.adamw(1e-4)}),
         lambda: optax.partition({"matrix": optax.adamw(1e-3), "rest": optax.adamw(1e-4)}, _labels),

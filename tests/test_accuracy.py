@@ -22,7 +22,9 @@ WITHOUT_FORMULA = {
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
     "ScaleByMadgrad",
-    *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
+    *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch", "ScaleBySophia"),
+    # They depend on singular vectors and on a random projection, and have tests of their own.
+    *("ScaleByGalore", "ScaleByApollo"),
     *("ScaleByProdigy", "ScaleByDAdaptAdam", "ScaleByDog", "ScaleByDowg"),
     *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.

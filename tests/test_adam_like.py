@@ -359,6 +359,137 @@ def test_adam_mini_divides_by_heads_as_pytorch_optimizer_does(x64):
         )
 
 
+# --- low rank -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_galore_is_that_of_optax_for_square_matrices(x64):
+    # Of a square matrix stored as in × out, Optax projects the inputs unless it is told otherwise.
+    params = {"w": jnp.ones((4, 4)), "b": jnp.ones(3)}
+    grads = gradients(params, 7)
+    numbers = contrib.GaLoreDimensionNumbers(1, 0)
+    theirs = contrib.galore(0.05, 2, 3, 0.7, weight_dimension_numbers=numbers)
+    ours, _ = slalom_trajectory(sl.galore(0.05, 2, 3, 0.7), params, grads)
+    expected, _ = optax_trajectory(theirs, params, grads)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        # Optax computes the singular vectors in float32.
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_galore_projects_the_shorter_side_as_pytorch_optimizer_does(shape, x64):
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    theirs = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is in no extra")
+    start = np.random.default_rng(1).standard_normal(shape)
+    grads = gradients(jnp.asarray(start), 4)
+    # Once in all of these steps, since the package has another rhythm.
+    found, opt = slalom_trajectory(sl.galore(0.05, 2, scale=0.7), jnp.asarray(start), grads)
+    state = opt.state_of(sl.ScaleByGalore)
+    assert [x.shape for x in jax.tree.leaves((state.projector, state.mu))] == [(1, 3, 2), (1, 2, 5)]
+
+    weight = torch.nn.Parameter(torch.tensor(start))
+    group = {"params": [weight], "rank": 2, "update_proj_gap": 200, "scale": 0.7}
+    group["projection_type"] = "std"
+    optimizer = theirs.GaLore([group], lr=0.05, betas=(0.9, 0.999), eps=1e-12)
+    for n in range(4):
+        weight.grad = torch.tensor(np.asarray(grads[n]))
+        optimizer.step()
+        np.testing.assert_allclose(found[n], weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_galore_of_full_rank_keeps_what_a_rotation_keeps():
+    # The first update is P·sign(PᵀG): for a matrix of one row it is the sign of G.
+    grads = jnp.asarray([[[3.0, -2.0, 1.0]]])
+    update = updates_of(sl.ScaleByGalore(), grads, jnp.zeros((1, 3)))
+    np.testing.assert_allclose(update[0], jnp.sign(grads[0]), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_galore_projects_each_matrix_of_a_stack_and_only_when_it_is_due():
+    grads = jnp.asarray(np.random.default_rng(0).standard_normal((4, 2, 3, 5)), jnp.float32)
+    tx = sl.ScaleByGalore(2, 3, layout="soi")
+    alone = sl.ScaleByGalore(2, 3, layout="oi")
+    found = updates_of(tx, grads)
+    for i in range(2):
+        np.testing.assert_allclose(found[:, i], updates_of(alone, grads[:, i]), rtol=1e-4)
+
+    state, projectors = tx.init(grads[0]), []
+    for g in grads:
+        _, state = tx.update(g, state)
+        projectors.append(state.projector[0])
+    np.testing.assert_array_equal(projectors[0], projectors[2])
+    assert jnp.max(jnp.abs(projectors[3] - projectors[2])) > 0.1
+    eye = jnp.broadcast_to(jnp.eye(2), (2, 2, 2))
+    np.testing.assert_allclose(jnp.matrix_transpose(projectors[3]) @ projectors[3], eye, atol=1e-6)
+    assert tx.notes(grads[0]) == ("2 of 3 × 5 at rank 2",)
+
+
+@pytest.mark.slow
+def test_idle_steps_of_galore_decompose_nothing():
+    grads = jnp.ones((8, 16))
+    tx = sl.ScaleByGalore(2)
+    text = jax.jit(tx.update).lower(grads, tx.init(grads)).compile().as_text()
+    entry = text[text.index("ENTRY") :]
+    assert " conditional(" in entry
+    assert "lapack" not in entry
+
+
+def apollo(grads, rank, gap, alpha, *, per_tensor):
+    """The updates of APOLLO as the paper states them, for matrices that are not tall."""
+    key, (steps, rows, _) = jax.random.fold_in(jax.random.key(0), 0), grads.shape
+    m, v, last, updates = 0.0, 0.0, 0.0, []
+    for t in range(1, steps + 1):
+        drawn = jax.random.normal(jax.random.fold_in(key, (t - 1) // gap), (1, rank, rows))
+        r = np.asarray(drawn[0]) / rank**0.5 @ grads[t - 1]
+        m, v = 0.9 * m + 0.1 * r, 0.999 * v + 0.001 * r**2
+        n = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6)
+        axis = None if per_tensor else 0
+        s = np.linalg.norm(n, axis=axis) / np.linalg.norm(r, axis=axis) * grads[t - 1]
+        norm = np.linalg.norm(s)
+        if t > 1 and norm > 1.01 * last:
+            s *= 1.01 * last / norm
+        last = np.linalg.norm(s)
+        updates.append(alpha * s)
+    return np.stack(updates)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_apollo_is_that_of_the_paper(per_tensor, x64):
+    grads = np.random.default_rng(0).standard_normal((6, 3, 5))
+    grads[3] *= 9
+    tx = sl.ScaleByApollo(2, 3, 0.5, per_tensor)
+    expected = apollo(grads, 2, 3, 0.5, per_tensor=per_tensor)
+    np.testing.assert_allclose(updates_of(tx, jnp.asarray(grads)), expected, rtol=1e-10)
+    # The transpose of a tall matrix.
+    tall = updates_of(tx, jnp.asarray(grads.transpose(0, 2, 1)))
+    np.testing.assert_allclose(tall, expected.transpose(0, 2, 1), rtol=1e-10)
+    free = sl.ScaleByApollo(2, 3, 0.5, per_tensor, max_growth=jnp.inf)
+    assert jnp.max(jnp.abs(updates_of(free, jnp.asarray(grads)) / expected)) > 1.5
+
+
+@pytest.mark.slow
+def test_apollo_draws_other_projections_for_each_seed_matrix_and_window():
+    grads = {"a": jnp.ones((5, 3, 4)), "b": jnp.ones((5, 3, 4))}
+    tx = sl.ScaleByApollo(1, 2, max_growth=jnp.inf)
+
+    def run(tx):
+        def step(state, g):
+            updates, state = tx.update(g, state)
+            return state, updates
+
+        return jax.lax.scan(step, tx.init(jax.tree.map(lambda g: g[0], grads)), grads)[1]
+
+    updates = run(tx)
+    assert not np.allclose(updates["a"], updates["b"])
+    np.testing.assert_allclose(updates["a"][2], updates["a"][3], rtol=0.2)
+    assert not np.allclose(updates["a"][0], updates["a"][2])
+    assert not np.allclose(run(sl.ScaleByApollo(1, 2, seed=1))["a"][0], updates["a"][0])
+    assert tx.notes({"a": jnp.ones((3, 4)), "b": jnp.ones(3)}) == ("4 × 3 at rank 1", None)
+
+
 # --- the schedule of a decay ----------------------------------------------------------------
 
 

@@ -279,3 +279,33 @@ def test_a_whole_reset_starts_the_estimate_again_and_a_partial_one_keeps_it():
     # A fresh mean is corrected from its own start: a first step of d.
     np.testing.assert_allclose(stepped["w"] - params["w"], d, rtol=1e-3)
     assert float(opt.reset(params).metrics["estim_lr"]) == np.float32(1e-2)
+
+
+@pytest.mark.slow
+def test_an_estimate_follows_windows_and_survives_what_is_not_finite():
+    tx = sl.prodigy(estim_lr0=1e-2)
+    start = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
+    grads = [jax.tree.map(lambda p, i=i: p * 0 + i, start) for i in (1.0, 3.0, 2.0, 2.0)]
+    broken = jax.tree.map(lambda p: p * jnp.nan, start)
+    (*_, (accumulated, opt)) = by_hand(tx.if_finite().every_k(2), [*grads, broken, broken], start)
+    (*_, (plain, alone)) = by_hand(tx, [grads[2], grads[2]], start)
+    assert_close(accumulated, plain, rtol=0)
+    assert accumulated["w"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        opt.state_of(sl.ScaleByProdigy).estim_lr, alone.metrics["estim_lr"], rtol=1e-6
+    )
+
+
+LEAN = {"prodigy": 0.01, "dog": 0.01, "momo": 0.01, "cocob": 0.01, "momo_adam": 1.1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEAN)
+def test_scratch_is_at_most_that_of_optax(name):
+    params = {f"layer{i}": jnp.full((256, 512), 0.1) for i in range(3)}
+    opt = sl.Optimizer(ALL[name], params)
+    step = jax.jit(lambda p, opt, g: opt.step(p, g, value=jnp.float32(1.0)), donate_argnums=(0, 1))
+    memory = step.lower(params, opt, params).compile().memory_analysis()
+    size = sum(p.nbytes for p in params.values())
+    # Optax needs 2 copies of the parameters for MoMo-Adam and 1.4 for COCOB.
+    assert memory.temp_size_in_bytes <= LEAN[name] * size

@@ -20,9 +20,10 @@ from jaxtyping import config as jaxtyping_config
 import slalom as sl
 from helpers import kind_of
 from slalom._core.walk import parts
-from table import EVERYTHING, PER_EXAMPLE, everyday
+from table import EVERYTHING, PER_EXAMPLE, QUICK, everyday
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+QUICK_ROWS = pytest.mark.parametrize("tx", [EVERYTHING[name] for name in QUICK], ids=list(QUICK))
 SINGLE = (jnp.float32,) * 3
 MIXED = (jnp.bfloat16, jnp.float32, jnp.float16)
 
@@ -35,6 +36,8 @@ COMPLEX = {
     and "Nonnegative" not in name
     # Rprop compares signs, which complex numbers have no two of: `test_adaptive.py` has its error.
     and "rprop" not in name.lower()
+    # The diagonal of a complex Hessian has no sign: `test_sophia.py` has its error.
+    and "sophia" not in name.lower()
 }
 
 
@@ -251,24 +254,13 @@ def test_the_code_it_prints_makes_it_again(row):
 
 @pytest.mark.slow
 @ROWS
-def test_step_returns_what_it_was_given_without_donation(tx):
-    assert_nothing_changed_but_values(TwoSteps(tx, make_params(MIXED)))
-
-
-@pytest.mark.slow
-@ROWS
-def test_float32_parameters_can_be_donated(tx):
-    assert_nothing_changed_but_values(TwoSteps(tx, make_params(), donate=True))
-
-
-@pytest.mark.slow
-@ROWS
-def test_update_then_add_is_step_outside_of_jit(tx):
-    params = make_params()
+def test_update_then_add_is_step_outside_of_jit_and_without_donation(tx):
+    params = make_params(MIXED)
     grads = make_grads(params)
     opt = sl.Optimizer(tx, params)
     updated = opt.update(params, grads, **known(params, grads))
     stepped = opt.step(params, grads, **known(params, grads))
+    assert kind_of(stepped) == kind_of((params, opt))
     assert_added_is_stepped(params, updated, stepped)
 
 
@@ -290,7 +282,7 @@ mesh = Mesh(np.array(jax.devices()), ("data",))
 
 
 @pytest.mark.slow
-@ROWS
+@QUICK_ROWS
 def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
@@ -320,7 +312,7 @@ def test_vmap_over_runs_equals_the_runs(tx):
 
 
 @pytest.mark.slow
-@ROWS
+@QUICK_ROWS
 def test_a_whole_model_gives_what_its_arrays_give(tx):
     model = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
     arrays = eqx.filter(model, eqx.is_inexact_array)

@@ -97,6 +97,11 @@ def a_number_as_value_fn():
     bound().step(params(), params(), value_fn=3.0)
 
 
+@refused(TypeError, "`grad_fn` must be a function that takes the model, got 3.0.", unchecked=True)
+def a_number_as_grad_fn():
+    bound(sl.sgd(0.1).sam()).step(params(), params(), grad_fn=3.0)
+
+
 @refused(
     ValueError,
     "This optimizer was created under `vmap` and holds 3 runs, so it must be used under `vmap` "

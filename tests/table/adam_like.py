@@ -20,6 +20,9 @@ RULES: dict[str, Any] = {
     "ScaleByMars": sl.ScaleByMars(),
     "ScaleByStableAdam": sl.ScaleByStableAdam(weight_decay=0.1),
     "ScaleByAdamMini": sl.ScaleByAdamMini(),
+    "ScaleByGalore": sl.ScaleByGalore(rank=1, update_proj_gap=2, scale=0.5),
+    "ScaleByApollo": sl.ScaleByApollo(rank=1, update_proj_gap=2, scale=0.5),
+    "ScaleByApollo, per tensor": sl.ScaleByApollo(rank=1, per_tensor=True),
     "ScaleByAcprop": sl.ScaleByAcprop(),
 }
 
@@ -32,6 +35,8 @@ RECIPES: dict[str, Any] = {
     "laprop": sl.laprop(0.1, weight_decay=0.1, decay_where=matrices),
     "mars": sl.mars(0.1, weight_decay=0.1, decay_where=matrices),
     "adam_mini": sl.adam_mini(0.1, weight_decay=0.1, decay_where=matrices),
+    "galore": sl.galore(0.1, rank=2, weight_decay=0.1, decay_where=matrices),
+    "apollo": sl.apollo(0.1, rank=2, weight_decay=0.1, decay_where=matrices),
     "stable_adamw": sl.stable_adamw(0.1, decay_where=matrices),
 }
 

@@ -14,7 +14,7 @@ from .printing import Call, Infix
 from .stateless import AbstractStatelessTransform
 from .traits import MIXED
 from .transform import AbstractTransform, require_transform
-from .walk import find, keeps_zeros, parts, segments
+from .walk import find, keeps_zeros, parts, segments, transforms
 from .wrapper import AbstractComposite
 from .write import Write
 from .writer import AbstractParameterWriter
@@ -59,6 +59,14 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 raise ValueError(
                     f"{name or type(link).__name__} writes the parameters itself, so nothing may "
                     "follow it: make it the last link of the chain."
+                )
+
+        for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
+            if i and any(part.module.computes_gradient for part in transforms(link)):
+                raise ValueError(
+                    f"{name or type(link).__name__} computes a gradient of its own, on which the "
+                    "links before it would have no effect. Write them inside, as in "
+                    "`(clip | adam).sam(0.05)`."
                 )
 
     @classmethod

@@ -216,6 +216,27 @@ class AbstractFluent(AbstractDeclared):
 
         return ScaleLoss(self, initial, growth_interval)
 
+    # --- another gradient -------------------------------------------------------------------
+
+    @advise_keywords
+    def sam(
+        self, rho: Hyperparameter = 0.05, adaptive: bool = False, every: int = 1
+    ) -> "slalom.Sam":
+        """Gives this transform the gradient at the worst point nearby (SAM).
+
+        **Arguments:**
+
+        - `rho`: the size of the neighbourhood, ≥ 0.
+        - `adaptive`: whether the neighbourhood scales with the parameters (ASAM).
+        - `every`: the number of steps from one perturbation to the next, an int ≥ 1.
+
+        **Returns:** a transform. `sl.train_step` computes the second gradient. By hand, pass the
+        loss as a function of the model, as `value_fn`, to `opt.step`.
+        """
+        from ..wrappers import Sam
+
+        return Sam(self, rho, adaptive, every)
+
     # --- parameters for evaluation ----------------------------------------------------------
 
     @advise_keywords
@@ -322,6 +343,31 @@ class AbstractFluent(AbstractDeclared):
         from ..wrappers import Written
 
         return Written(self, policy, key)
+
+    # --- a learned scale --------------------------------------------------------------------
+
+    @advise_keywords
+    def mechanize(
+        self,
+        weight_decay: Hyperparameter = 1e-2,
+        eps: Hyperparameter = 1e-8,
+        s_init: Hyperparameter = 1e-6,
+        num_betas: int = 6,
+    ) -> "slalom.Mechanized":
+        """Learns a scale of this transform's updates while training (Mechanic).
+
+        **Arguments:**
+
+        - `weight_decay`: the coefficient of a weight decay that only Mechanic sees, ≥ 0.
+        - `eps`: a small number that keeps divisors positive, > 0.
+        - `s_init`: the first scale, > 0.
+        - `num_betas`: the number of decays that it chooses from, an int ≥ 1.
+
+        **Returns:** a transform.
+        """
+        from ..wrappers import Mechanized
+
+        return Mechanized(self, weight_decay, eps, s_init, num_betas)
 
     # --- stateful schedules and metrics -----------------------------------------------------
 

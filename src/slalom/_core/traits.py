@@ -37,6 +37,11 @@ class AbstractTraits(AbstractDeclared):
     per_example: ClassVar[bool] = False
     """Whether the transform needs per-example gradients, with a leading axis of examples."""
 
+    computes_gradient: ClassVar[bool] = False
+    """Whether the transform puts a gradient that it computes in the place of the incoming updates.
+
+    Nothing may come before it in a chain."""
+
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 

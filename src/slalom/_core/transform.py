@@ -213,6 +213,12 @@ _HOW = {
     "value": "pass the loss: `opt.step(model, grads, value=loss)`, or `sl.Context(value=loss)`",
     "grad": "pass the gradient of the loss: `opt.step(model, grads, grad=grads)`",
     "value_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
+    "grad_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
+    "sampled_grad_fn": (
+        "pass it to the training step, `sl.train_step(loss_fn, sampled_loss_fn=fn)`, or to "
+        "`opt.step(..., sampled_grad_fn=fn)` with `fn(model, key)` that returns the gradient for "
+        "labels drawn from the model, and their number"
+    ),
     "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
 }
 
@@ -221,7 +227,8 @@ def missing(who: str, name: str) -> str:
     """The message for an input that a transform needs and did not get."""
     how = _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`")
     itself = " `sl.train_step` passes value, grad and value_fn itself."
-    return f"{who} needs '{name}': {how}." + itself * (name in ("value", "grad", "value_fn"))
+    by_step = ("value", "grad", "value_fn", "grad_fn")
+    return f"{who} needs '{name}': {how}." + itself * (name in by_step)
 
 
 def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:

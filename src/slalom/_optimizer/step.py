@@ -1,6 +1,6 @@
 """One step on traced arrays. All arguments are checked before anything is computed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +24,9 @@ from .transform_checks import warn_of_ascent
 
 KEYWORDS = ("value", "grad", "value_fn", "key", "weight", "per_param")
 """Keywords that every step accepts. Transforms that do not use them ignore them."""
+
+FUNCTIONS = ("value_fn", "grad_fn", "sampled_grad_fn")
+"""Entries of the context that are functions of the model."""
 
 
 def run(
@@ -82,8 +85,9 @@ def check_one_run(count: Any, call: str) -> None:
 def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that are not `None`. Numbers become arrays, so that they are traced."""
     keywords = {name: x for name, x in passed.items() if x is not None}
-    if "value_fn" in keywords:
-        keywords["value_fn"] = as_tree(keywords["value_fn"])
+    for name in FUNCTIONS:
+        if name in keywords:
+            keywords[name] = as_tree(keywords[name])
     for name in ("value", "weight"):
         x = keywords.get(name)
         if name == "weight" and isinstance(x, int | float) and not x >= 0:
@@ -121,15 +125,12 @@ def _context(
                 f"parameters, got a {type(trees).__name__}."
             )
         keywords["per_param"] = {k: model.align(v, f"`per_param[{k!r}]`") for k, v in trees.items()}
-    if "value_fn" in keywords:
-        of_model = keywords["value_fn"]
-        if not callable(of_model):
-            raise TypeError(
-                f"`value_fn` must be a function that maps the model to the loss, got {of_model!r}."
-            )
-        keywords["value_fn"] = lambda params: of_model(model.join(jax.tree.leaves(params)))
     extra = {name: keywords.pop(name) for name in list(keywords) if name not in KEYWORDS}
-    context = Context(step=count, **keywords, extra=extra)
+    functions = {name: extra.pop(name) for name in FUNCTIONS if name in extra}
+    if "value_fn" in keywords:
+        functions["value_fn"] = keywords.pop("value_fn")
+    known: dict[str, Any] = {n: _of_params(n, fn, model) for n, fn in functions.items()}
+    context = Context(step=count, **keywords, **known, extra=extra)
 
     declared = set()
     for part in transforms(transform):
@@ -137,8 +138,8 @@ def _context(
         for name in part.module.needs:
             if name != "params" and not context.has(name):
                 raise TypeError(missing(f"{type(part.module).__name__} ('{part.name}')", name))
-    for name in extra:
-        if name not in declared:
+    for name in (*extra, *functions):
+        if name not in declared and name != "value_fn":
             own = sorted(declared - {*KEYWORDS, "params", "step"})
             also = f" These transforms also accept: {', '.join(own)}." if own else ""
             raise TypeError(
@@ -146,6 +147,31 @@ def _context(
                 f"{', '.join(KEYWORDS)}.{also}"
             )
     return context
+
+
+def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
+    """A function of the model that the caller passed, as a function of the parameters."""
+    if not callable(of_model):
+        kind = "maps the model to the loss" if name == "value_fn" else "takes the model"
+        raise TypeError(f"`{name}` must be a function that {kind}, got {of_model!r}.")
+
+    def value_fn(params: Any) -> Any:
+        return of_model(model.join(jax.tree.leaves(params)))
+
+    def grad_fn(params: Any) -> Any:
+        return model.align(value_fn(params), "the result of `grad_fn`")
+
+    def sampled_grad_fn(params: Any, key: Any) -> Any:
+        returned = of_model(model.join(jax.tree.leaves(params)), key)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(
+                "`sampled_grad_fn` must return a pair: the gradient, and the number of terms in "
+                f"the mean that it is the gradient of, got a {type(returned).__name__}."
+            )
+        return model.align(returned[0], "the result of `sampled_grad_fn`"), returned[1]
+
+    functions = {"value_fn": value_fn, "grad_fn": grad_fn, "sampled_grad_fn": sampled_grad_fn}
+    return functions[name]
 
 
 def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:

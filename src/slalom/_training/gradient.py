@@ -1,6 +1,8 @@
 """The traced part of a training step: the gradient of a batch, and the optimizer's step with it."""
 
+import functools
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +21,7 @@ from .._optimizer.compiled import advance
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._types import Params, Scalar, Updates
-from ..tree import accumulation_dtype, cast
+from ..tree import accumulation_dtype, cast, map_leaves
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .loss import (
@@ -73,6 +75,12 @@ def training_step(
             known["grad"] = gradient.mean
         if "value_fn" in needs:
             known["value_fn"] = batch_loss.value
+        if "grad_fn" in needs:
+            known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
+        if "sampled_grad_fn" in needs and arguments["sampled_loss"] is not None:
+            known["sampled_grad_fn"] = functools.partial(
+                _sampled_gradient, batch_loss, arguments["sampled_loss"], opt
+            )
         params, state = advance(
             opt, batch_loss.model, gradient.grads, known, transform=gradient.transform
         )
@@ -93,6 +101,10 @@ class BatchLoss(NamedTuple):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     scale: Scalar | None
+
+    def at(self, model: PyTree, opt: Optimizer) -> "BatchLoss":
+        """The loss of another model on the same batch, to differentiate there."""
+        return self._replace(model=split(model, opt.binding.trainable))
 
     @property
     def trained(self) -> list[Array]:
@@ -182,6 +194,47 @@ def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     if batch_loss.options.transform_grads is not None:
         grads = batch_loss.options.transform_grads(grads)
     return Gradient(grads, grads, result)
+
+
+def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:
+    """The gradient of the mean loss, for a transform that does not know of a scale."""
+    gradient = _batch_gradient(batch_loss)
+    if batch_loss.scale is None:
+        return gradient
+    inverse = SimpleNamespace(inverse=1 / batch_loss.scale)
+    return gradient._replace(
+        grads=map_leaves(lambda now, g: g * now.inverse, (gradient.grads,), inverse)
+    )
+
+
+def _sampled_gradient(
+    batch_loss: BatchLoss, sampled_loss_fn: Any, opt: Optimizer, model: PyTree, key: Any
+) -> tuple[Updates, Scalar]:
+    """The gradient of the mean loss for labels that are drawn from a model, and their number."""
+
+    @functools.wraps(sampled_loss_fn)
+    def loss_fn(*args: Any, **kwargs: Any) -> Any:
+        returned = sampled_loss_fn(*args, **kwargs)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(
+                "`sampled_loss_fn` must return a pair: the mean of the loss over drawn labels, and "
+                f"the number of them, got something of type {type(returned).__name__}."
+            )
+        return returned
+
+    options = batch_loss.options
+    if options.batch_args is not None:
+        # The key comes before the arguments that are counted.
+        moved = (i + 1 if isinstance(i, int) else i for i in options.batch_args)
+        options = options._replace(batch_args=tuple(moved))
+    sampled = batch_loss.at(model, opt)._replace(
+        loss_fn=loss_fn,
+        # The number of labels is the weight in the mean over microbatches.
+        options=options._replace(has_aux=False, has_weight=True),
+        args=(key, *batch_loss.args),
+    )
+    gradient = _unscaled_gradient(sampled)
+    return gradient.grads, gradient.result.weight
 
 
 def _recalled_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:

@@ -19,6 +19,7 @@ class Options(NamedTuple):
     reuse_linesearch: bool = False
     transform_grads: Callable[[PyTree], PyTree] | None = None
     compute_dtype: str | None = None
+    sampled_loss_fn: Callable[..., Any] | None = None
 
     def returned(self, loss: Any, weight: Any, aux: Any) -> Any:
         """The third result of the step: the loss, or a tuple of what the loss returned."""
@@ -51,6 +52,11 @@ class Options(NamedTuple):
             raise TypeError(
                 "train_step.transform_grads must be a function of the gradients, got "
                 f"{self.transform_grads!r}."
+            )
+        if self.sampled_loss_fn is not None and not callable(self.sampled_loss_fn):
+            raise TypeError(
+                "train_step.sampled_loss_fn must be a function of the model, a key and the batch, "
+                f"got {self.sampled_loss_fn!r}."
             )
         if self.reuse_linesearch:
             self._check_reuse_linesearch()

@@ -32,6 +32,8 @@ class TrainStep(Generic[P, R]):
         self.options = options
         tree = as_tree(loss_fn)
         function, self._loss = without_function(tree)
+        sampled = options.sampled_loss_fn
+        self._sampled_loss = None if sampled is None else as_tree(sampled)
         self._program = _program(function, options)
 
     if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class TrainStep(Generic[P, R]):
             "loss": self._loss,
             "model": model,
             "opt": opt,
+            "sampled_loss": self._sampled_loss,
             "transform_grads": self.options.transform_grads,
         }
 
@@ -110,7 +113,8 @@ class TrainStep(Generic[P, R]):
                 f"key}}`, got a {type(context).__name__}. To pass an argument of this name to the "
                 "loss, pass it by position."
             )
-        own = {"value", "grad", "value_fn"} | ({"weight"} if self.options.has_weight else set())
+        own = {"value", "grad", "value_fn", "grad_fn", "sampled_grad_fn"}
+        own |= {"weight"} if self.options.has_weight else set()
         for name in context:
             if name in own:
                 raise TypeError(
@@ -149,8 +153,8 @@ def _program(function: Any, options: Options) -> Program:
             return _new_program(lambda: function, options)
         _programs[own] = get_function, {}
     get_function, known = _programs[own]
-    # The transformation of the gradients is an argument of the program.
-    options = options._replace(transform_grads=None)
+    # The other functions are arguments of the program.
+    options = options._replace(transform_grads=None, sampled_loss_fn=None)
     # Types are part of the key because 1 == True.
     key = (*options, *map(type, options.batch_args or ()))
     if key not in known:

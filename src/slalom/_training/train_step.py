@@ -15,6 +15,7 @@ Aux = TypeVar("Aux")
 
 BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
 TransformGrads: TypeAlias = Callable[[PyTree], PyTree] | None
+SampledLossFn: TypeAlias = Callable[..., tuple[Any, Any]] | None
 
 LossFn: TypeAlias = Callable[Concatenate[Any, P], Any]
 WithAux: TypeAlias = Callable[Concatenate[Any, P], tuple[Any, Aux]]
@@ -34,6 +35,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, Array]: ...
 @overload
 def train_step(
@@ -47,6 +49,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, tuple[Array, Aux]]: ...
 @overload
 def train_step(
@@ -60,6 +63,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, tuple[Array, Array]]: ...
 @overload
 def train_step(
@@ -73,6 +77,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, tuple[Array, Array, Aux]]: ...
 @overload
 def train_step(
@@ -85,6 +90,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[LossFn[P]], TrainStep[P, Array]]: ...
 @overload
 def train_step(
@@ -97,6 +103,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[WithAux[P, Aux]], TrainStep[P, tuple[Array, Aux]]]: ...
 @overload
 def train_step(
@@ -109,6 +116,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[WithWeight[P]], TrainStep[P, tuple[Array, Array]]]: ...
 @overload
 def train_step(
@@ -121,6 +129,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> Callable[[WithBoth[P, Aux]], TrainStep[P, tuple[Array, Array, Aux]]]: ...
 @overload
 def train_step(
@@ -134,6 +143,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
     compute_dtype: DTypeLike | None = None,
+    sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, Any]: ...
 def train_step(
     loss_fn: Any = None,
@@ -146,6 +156,7 @@ def train_step(
     reuse_linesearch: bool = False,
     transform_grads: Any = None,
     compute_dtype: Any = None,
+    sampled_loss_fn: Any = None,
 ) -> Any:
     """Makes a compiled training step from a loss.
 
@@ -242,6 +253,10 @@ def train_step(
         and of its arguments in this dtype. Integers, bools, complex arrays, PRNG keys,
         `eqx.nn.State` and arrays that the loss itself carries stay as they are. Gradients have the
         dtypes of the parameters. Defaults to the dtypes as they are.
+    - `sampled_loss_fn`: for transforms that estimate the curvature from labels which are drawn from
+        the model, such as `sl.sophia` with `"gauss_newton_bartlett"`. It is called as
+        `sampled_loss_fn(model, key, *args, **kwargs)`, in the steps that make an estimate, and
+        returns the mean of the loss over drawn labels, and the number of them.
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
     `(model, opt, loss)`. With `has_aux` or `has_weight` the third result is the tuple that the loss
@@ -262,6 +277,7 @@ def train_step(
         reuse_linesearch,
         transform_grads,
         as_compute_dtype(compute_dtype),
+        sampled_loss_fn,
     )
     options.check()
     if loss_fn is None:

@@ -206,7 +206,11 @@ def _keywords(state: ToOptaxState, params: PyTree, given: Mapping[str, Any]) -> 
         needs = {*part.module.needs} - {"step"}
         if params is None and part.module.per_example:
             needs.add("params")
-        for name in sorted(needs - known.keys()):
+        absent = needs - known.keys()
+        if "grad_fn" in absent:
+            # It is the gradient of the loss.
+            absent = absent - {"grad_fn"} | ({"value_fn"} - known.keys())
+        for name in sorted(absent):
             passed = "params" if name == "params" else f"params, {name}=..."
             raise TypeError(
                 f"{type(part.module).__name__} ('{part.name}') needs '{name}': write "

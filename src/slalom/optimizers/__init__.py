@@ -41,7 +41,7 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
-from .low_memory import adam_mini as adam_mini
+from .low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .preconditioned import kron as kron, shampoo as shampoo, soap as soap
 from .private import dpsgd as dpsgd
@@ -59,4 +59,5 @@ from .schedule_free import (
     schedule_free_adamw as schedule_free_adamw,
     schedule_free_sgd as schedule_free_sgd,
 )
+from .second_order import sophia as sophia
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -6,7 +6,7 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
-from ..transforms import ScaleByAdamMini, ScaleByLearningRate
+from ..transforms import ScaleByAdamMini, ScaleByApollo, ScaleByGalore, ScaleByLearningRate
 from ..where.layout import LayoutLike
 from ..where.resolve import WhereLike
 from ._decay import decayed
@@ -43,6 +43,95 @@ def adam_mini(
     """
     return chain(
         ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+@advise_keywords
+def galore(
+    learning_rate: Hyperparameter,
+    rank: int = 128,
+    update_proj_gap: int = 200,
+    scale: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    layout: LayoutLike = None,
+) -> AbstractTransform:
+    """GaLore: AdamW on gradients of matrices that are projected to a low rank.
+
+    Differs from Optax in the side of a matrix that is projected: see `ScaleByGalore`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByGalore`.
+
+    **Returns:** a chain of `ScaleByGalore`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Zhao et al., [GaLore: Memory-Efficient LLM Training by Gradient Low-Rank
+        Projection](https://arxiv.org/abs/2403.03507), 2024"
+    """
+    options = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+    return chain(
+        ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+@advise_keywords
+def apollo(
+    learning_rate: Hyperparameter,
+    rank: int = 256,
+    update_proj_gap: int = 200,
+    scale: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    per_tensor: bool = False,
+    seed: int = 0,
+    *,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-6,
+    max_growth: Hyperparameter = 1.01,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    layout: LayoutLike = None,
+) -> AbstractTransform:
+    """APOLLO: gradients of matrices, scaled as AdamW scales a random projection of them.
+
+    APOLLO-Mini, whose state is about as small as that of SGD:
+
+    ```python
+    >>> tx = sl.apollo(1e-2, rank=1, scale=128**0.5, per_tensor=True)
+
+    ```
+
+    **Arguments:**
+
+    - `learning_rate`: η; 0.01 in the paper.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByApollo`.
+
+    **Returns:** a chain of `ScaleByApollo`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Zhu et al., [APOLLO: SGD-like Memory, AdamW-level
+        Performance](https://arxiv.org/abs/2412.05270), 2024"
+    """
+    numbers = {"b1": b1, "b2": b2, "eps": eps, "max_growth": max_growth}
+    options = {**numbers, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "layout": layout}
+    return chain(
+        ScaleByApollo(rank, update_proj_gap, scale, per_tensor, seed, **options),
         decayed(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )

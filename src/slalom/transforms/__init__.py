@@ -30,6 +30,7 @@ from .ademamix import (
     ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
 )
 from .adopt import ScaleByAdopt as ScaleByAdopt
+from .apollo import ScaleByApollo as ScaleByApollo, ScaleByApolloState as ScaleByApolloState
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .cautious import Cautious as Cautious
 from .clip import (
@@ -73,6 +74,7 @@ from .factored import (
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
 from .factors import layerwise_decay as layerwise_decay, mup as mup
+from .galore import ScaleByGalore as ScaleByGalore, ScaleByGaloreState as ScaleByGaloreState
 from .kron import ScaleByKron as ScaleByKron, ScaleByKronState as ScaleByKronState
 from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
@@ -102,6 +104,11 @@ from .momo import (
 )
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
+from .noise_scale import (
+    MeasureGradientNoise as MeasureGradientNoise,
+    MeasureGradientNoiseState as MeasureGradientNoiseState,
+    gradient_noise_scale as gradient_noise_scale,
+)
 from .normalise import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
 from .novograd import (
     ScaleByNovograd as ScaleByNovograd,
@@ -142,6 +149,7 @@ from .sign import (
     ScaleBySign as ScaleBySign,
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
+from .sophia import ScaleBySophia as ScaleBySophia, ScaleBySophiaState as ScaleBySophiaState
 from .soap import ScaleBySoap as ScaleBySoap, ScaleBySoapState as ScaleBySoapState
 from .stable_adam import ScaleByStableAdam as ScaleByStableAdam
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf

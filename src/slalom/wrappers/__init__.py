@@ -7,9 +7,11 @@ from .flatten import Flatten as Flatten
 from .if_finite import IfFinite as IfFinite
 from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
+from .mechanize import Mechanized as Mechanized
 from .partitions import Partition as Partition, partition as partition
 from .project import Projected as Projected
 from .record import Recorded as Recorded
+from .sam import Sam as Sam
 from .scale_loss import ScaleLoss as ScaleLoss
 from .schedule_free import ScheduleFree as ScheduleFree
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite

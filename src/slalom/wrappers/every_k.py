@@ -18,6 +18,7 @@ from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
+from .._core.walk import transforms
 from .._core.wrapper import AbstractPacedTransform, run_if
 from .._core.write import Write
 from .._types import Gradients, Params, Updates
@@ -127,6 +128,15 @@ class EveryK(AbstractPacedTransform[EveryKState]):
     def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether no condition measures the gradients."""
         return self.skip is None
+
+    def __check_init__(self):
+        for part in transforms(self.inner):
+            if part.module.computes_gradient:
+                raise ValueError(
+                    f"'{part.name}' inside of `.every_k` would compute the gradient of one "
+                    f"mini-batch only. Change the order: `tx.every_k(k).{part.module.fluent_method}"
+                    "(...)`."
+                )
 
     def init(self, params: Params) -> EveryKState:
         def dtype(own: np.dtype) -> np.dtype:

@@ -1,6 +1,5 @@
 """Concatenates small parameters into buffers."""
 
-import dataclasses
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -189,15 +188,12 @@ class Flatten(AbstractWrapper[FlattenState]):
         """The context with all parameter-shaped trees joined."""
         if context is None:
             return None
-        given: dict[str, Any] = {}
-        if context.grad is not None:
-            given["grad"] = self._join(context.grad, dtypes)
-        if context.per_param is not None:
-            given["per_param"] = {k: self._join(v, dtypes) for k, v in context.per_param.items()}
-        if context.value_fn is not None and params is not None:
-            value_fn = context.value_fn
-            given["value_fn"] = lambda joined: value_fn(self._split(joined, params, dtypes))
-        return dataclasses.replace(context, **given)
+        if params is None:
+            context = context.replace(value_fn=None, grad_fn=None, sampled_grad_fn=None)
+        return context.in_form(
+            lambda whole: self._join(whole, dtypes),
+            lambda joined: self._split(joined, params, dtypes),
+        )
 
     def _links(self, state: Any) -> tuple[Part, ...]:
         """The links of a chain, or the single inner transform."""

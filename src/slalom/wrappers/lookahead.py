@@ -103,7 +103,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
                 met = tree.map_leaves(rule, (fast, slow), now)
                 return tree.cast_like(met, fast), tree.cast_like(met, slow)
 
-            return self._every_period(meet, fast, inner, state)
+            return self._every_period(meet, fast, inner, state, params)
 
         fast, inner = part.run(write.returning, updates)
 
@@ -117,7 +117,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
             return tree.cast_like(ahead, fast), tree.cast_like(slow_now, slow)
 
         wrote = self.inner.has_updated(inner)
-        ahead, state = self._every_period(meet_by_update, fast, inner, state)
+        ahead, state = self._every_period(meet_by_update, fast, inner, state, params)
         if write.returns or wrote is True:
             return write(params, ahead), state
 
@@ -127,7 +127,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
         return run_if(wrote, written, write, params, ahead, None)[0], state
 
     def _every_period(
-        self, sync: Any, fast: Any, inner: Any, state: LookaheadState
+        self, sync: Any, fast: Any, inner: Any, state: LookaheadState, params: Params
     ) -> tuple[Any, LookaheadState]:
         """The fast result and the slow weights, after `sync` if it is due."""
         wrote = self.inner.has_updated(inner)
@@ -140,7 +140,8 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
                 return fast, slow, inner
             # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
             # and noise keys continue.
-            fresh = reset(self.inner, inner, self.inner.init(slow), slow, leaf_paths(slow))
+            own = tree.cast_like(slow, params)
+            fresh = reset(self.inner, inner, self.inner.init(own), own, leaf_paths(own))
             # Ages are a vector after only some of the parameters were reset.
             return fast, slow, jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
 

@@ -1,7 +1,5 @@
 """Transforms the real and imaginary parts of complex parameters separately."""
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -93,7 +91,7 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
     def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
-        context = None if context is None else _split_context(context)
+        context = None if context is None else context.in_form(_split, _joined)
         params = None if params is None else _split(params)
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
@@ -122,18 +120,3 @@ def _joined(tree: PyTree) -> PyTree:
         return isinstance(x, RealAndImaginary)
 
     return jax.tree.map(lambda x: jax.lax.complex(*x) if is_pair(x) else x, tree, is_leaf=is_pair)
-
-
-def _split_context(context: Context) -> Context:
-    per_param = context.per_param and {k: _split(v) for k, v in context.per_param.items()}
-    value_fn = context.value_fn
-    return dataclasses.replace(
-        context,
-        grad=_split(context.grad),
-        per_param=per_param,
-        value_fn=None if value_fn is None else _of_halves(value_fn),
-    )
-
-
-def _of_halves(value_fn: Callable[[Params], Any]) -> Callable[[Params], Any]:
-    return lambda halves: value_fn(_joined(halves))

@@ -1,0 +1,79 @@
+"""Optimizers that estimate the curvature of the loss."""
+
+from typing import Any
+
+from .._core.advice import advise_keywords
+from .._core.chain import chain
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
+from ..transforms import ScaleByLearningRate, ScaleBySophia
+from ..where.resolve import WhereLike
+from ._decay import decayed
+
+
+@advise_keywords
+def sophia(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.965,
+    b2: Hyperparameter = 0.99,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    gamma: Hyperparameter = 0.01,
+    clip_threshold: Hyperparameter | None = 1.0,
+    update_interval: int = 10,
+    *,
+    estimator: str = "hutchinson",
+    key: Any = 0,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Sophia: p ↦ p − η·(clip(m̂ / max(γ·h, ε), ±ρ) + λ·p), where h estimates the curvature.
+
+    Use it with `sl.train_step`, which computes the estimate in every k-th step:
+
+    ```python
+    >>> @sl.train_step
+    ... def step(model, x):
+    ...     return jnp.mean((x @ model["w"] - 1) ** 2)
+    >>> model = {"w": jnp.ones(2)}
+    >>> opt = sl.Optimizer(sl.sophia(1e-3), model)
+    >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)))
+
+    ```
+
+    For language models the paper prefers `estimator="gauss_newton_bartlett"` (Sophia-G), which
+    needs a loss that draws its labels from the model:
+
+    ```python
+    >>> def loss_fn(model, x, labels):
+    ...     log_probs = jax.nn.log_softmax(x @ model["w"])
+    ...     return -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=1))
+    >>> def sampled_loss_fn(model, key, x, labels):
+    ...     drawn = jax.random.categorical(key, x @ model["w"])
+    ...     return loss_fn(model, x, drawn), drawn.size
+    >>> step = sl.train_step(loss_fn, sampled_loss_fn=sampled_loss_fn)
+    >>> model = {"w": jnp.zeros((2, 3))}
+    >>> tx = sl.sophia(1e-3, gamma=0.05, estimator="gauss_newton_bartlett")
+    >>> opt = sl.Optimizer(tx, model)
+    >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)), jnp.array([0, 1, 2, 0]))
+
+    ```
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0. The paper uses 0.2.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleBySophia`.
+
+    **Returns:** a chain of `ScaleBySophia`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Liu et al., [Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+        Pre-training](https://arxiv.org/abs/2305.14342), 2023"
+    """
+    numbers = b1, b2, eps, gamma, clip_threshold
+    return chain(
+        ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )

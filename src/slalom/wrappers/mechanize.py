@@ -1,0 +1,153 @@
+"""A scale of the updates that is learned while training."""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, PyTree
+
+from .. import tree
+from .._core.context import Context
+from .._core.fields import Hyperparameter, count_field, hyperparameter
+from .._core.marks import param_like, until_reset
+from .._core.transform import AbstractTransform
+from .._core.wrapper import AbstractWrapper
+from .._core.write import RETURN, Write
+from .._types import Gradients, Params, Updates
+from ..tree.dtypes import as_canonical, canonical_float
+
+
+class MechanizedState(eqx.Module):
+    """The state of `Mechanized`."""
+
+    inner: Any
+    """The inner transform's state."""
+    scales: Float[Array, "*betas"] = until_reset()
+    """The scale s that each β has chosen. Their sum scales the updates."""
+    largest: Float[Array, "*betas"] = until_reset()
+    """The decaying maximum m of |h|."""
+    variance: Float[Array, "*betas"] = until_reset()
+    """The decaying sum v of h²."""
+    reward: Float[Array, "*betas"] = until_reset()
+    """The decaying sum r of h·s."""
+    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    """The parameters that the run started from."""
+
+
+class Mechanized(AbstractWrapper[MechanizedState]):
+    """Mechanic: the inner transform, with a scale of its updates that is learned while training.
+
+    Returned by `tx.mechanize()`. With the gradient g, the start x₀, the sum Δ of the updates u of
+    the inner transform, and vectors s, m, v and r with an entry for each βᵢ = 1 − 10⁻ⁱ,
+
+        h = −⟨g + λ·(Σs)·‖g‖/‖x‖·x, Δ⟩
+        m ← max(β·m, |h| + ε),   v ← β²·v + h²,   r ← β·r + s·clip(h, ±m')
+        s ← (s₀·m/n + max(r, 0)) / (√v + ε)
+        Δ ← Δ + u,   x ← x₀ + (Σs)·Δ
+
+    where m' is the old m and n the number of β. Δ is not stored: it is (x − x₀)/(Σs + ε) before the
+    step. Norms and the product are over all parameters that this transform acts on.
+
+    The learning rate inside only shapes a schedule: use a peak of 1. Mechanic does not suit rules
+    that normalize their updates, such as LAMB.
+
+    The clip by m' is not in the paper. The authors added it later to their code. Differs from
+    Optax: scalars are in at least float32, also for bfloat16 parameters.
+
+    **Arguments:**
+
+    - `inner`: the transform.
+    - `weight_decay`: λ, ≥ 0.
+    - `eps`: ε, > 0.
+    - `s_init`: s₀, the first scale, > 0.
+    - `num_betas`: n, an int ≥ 1.
+
+    ??? cite "Cutkosky, Defazio & Mehta, [Mechanic: A Learning Rate
+        Tuner](https://arxiv.org/abs/2306.00144), 2023"
+    """
+
+    fluent_method: ClassVar[str | None] = "mechanize"
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    needs_whole_params: ClassVar[bool | None] = True
+
+    inner: AbstractTransform
+    weight_decay: Hyperparameter = hyperparameter(1e-2, within="[0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
+    s_init: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    num_betas: int = count_field(6)
+
+    def init(self, params: Params) -> MechanizedState:
+        def vector(value: Any = 0.0) -> Array:
+            return jnp.zeros(self.num_betas, canonical_float()) + value
+
+        first = as_canonical(self.at(Context(step=0)).s_init)
+        return MechanizedState(
+            inner=self.inner.init(params),
+            scales=vector(first),
+            largest=vector(),
+            variance=vector(),
+            reward=vector(),
+            init_params=tree.copy(params),
+        )
+
+    def run(
+        self,
+        write: Write,
+        updates: Gradients,
+        state: MechanizedState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, MechanizedState]:
+        params = self.demand("params", params)
+        grads = updates
+        updates, inner = self.inner_part(state, context, params).run(RETURN, grads)
+
+        def advance(updates: Updates, old: tuple[Array, ...]) -> tuple[Any, tuple[Array, ...]]:
+            scales, *_ = new = self._scaled(grads, params, state, context)
+            before = jnp.sum(state.scales)
+            after = jnp.sum(scales)
+            eps = as_canonical(self.at(context).eps)
+            # x₀ + s'·(Δ + u) − x with Δ = (x − x₀)/(s + ε), without the sum that loses its digits.
+            numbers = SimpleNamespace(away=(after - before - eps) / (before + eps), scale=after)
+
+            def rule(now, u, p, start):
+                return now.away * (p - start) + now.scale * u
+
+            change = tree.map_leaves(rule, (updates, params, state.init_params), numbers)
+            return write(params, change), new
+
+        old = (state.scales, state.largest, state.variance, state.reward)
+        wrote = self.inner.has_updated(inner)
+        if wrote is True:
+            result, new = advance(updates, old)
+        else:
+            shapes, _ = jax.eval_shape(advance, updates, old)
+            result, new = jax.lax.cond(
+                wrote, advance, lambda _, old: (write.idle(params, shapes), old), updates, old
+            )
+        scales, largest, variance, reward = new
+        return result, MechanizedState(inner, scales, largest, variance, reward, state.init_params)
+
+    def _scaled(
+        self, grads: Updates, params: Params, state: MechanizedState, context: Context | None
+    ) -> tuple[Array, Array, Array, Array]:
+        """The new scales, maxima, variances and rewards."""
+        now = self.at(context)
+        decay, eps, first = map(as_canonical, (now.weight_decay, now.eps, now.s_init))
+        total = jnp.sum(state.scales)
+        away = tree.map_leaves(lambda _, p, start: p - start, (params, state.init_params))
+        norms = as_canonical(tree.global_norm(grads)), as_canonical(tree.global_norm(params))
+        decayed = decay * total * norms[0] / (norms[1] + eps)
+        slope = as_canonical(tree.inner(grads, away))
+        h = -(slope + decayed * as_canonical(tree.inner(params, away))) / (total + eps)
+
+        betas = 1 - 0.1 ** jnp.arange(1, self.num_betas + 1, dtype=h.dtype)
+        clipped = jnp.clip(h, -state.largest, state.largest)
+        largest = jnp.maximum(betas * state.largest, jnp.abs(h) + eps)
+        variance = betas**2 * state.variance + h**2
+        reward = betas * state.reward + clipped * state.scales
+        wealth = first / self.num_betas * largest + jnp.maximum(reward, 0)
+        return wealth / (tree.root(variance) + eps), largest, variance, reward

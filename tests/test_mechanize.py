@@ -1,0 +1,53 @@
+"""`tx.mechanize()`: the scale that Mechanic learns is that of Optax."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import slalom as sl
+from helpers import (
+    assert_same_path,
+    gradients,
+    nested_dict,
+    optax_trajectory,
+    slalom_trajectory,
+)
+
+
+def test_optax_takes_the_same_steps(x64):
+    model = nested_dict(jax.random.key(0), jnp.float64)
+    grads = gradients(model, 8)
+    options = {"s_init": 1e-2, "num_betas": 3}
+    ours, opt = slalom_trajectory(sl.adam(1.0).mechanize(**options), model, grads)
+    theirs, state = optax_trajectory(
+        optax.contrib.mechanize(optax.adam(1.0), **options), model, grads
+    )
+    assert_same_path(ours, theirs, model, 1e-8)
+    assert jnp.allclose(opt.state.scales, state.s, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_idle_steps_neither_move_nor_learn():
+    model = nested_dict(jax.random.key(0))
+    grads = gradients(model, 2)
+    tx = sl.sgd(1.0).every_k(2).mechanize()
+    history, opt = slalom_trajectory(tx, model, grads)
+    assert_same_path(
+        jax.tree.map(lambda h: h[:1], history), jax.tree.map(lambda x: x[None], model), model, 0
+    )
+    assert jnp.all(opt.state.variance == 0)  # nothing has moved yet when the first update is made
+
+
+@pytest.mark.slow
+def test_it_finds_a_rate_of_its_own():
+    @sl.train_step
+    def step(w):
+        return jnp.sum(w**2)
+
+    w = jnp.ones(3)
+    opt = sl.Optimizer(sl.sgd(1.0).mechanize(), w)
+    for _ in range(200):
+        w, opt, loss = step(w, opt)
+    assert loss < 1e-2
+    assert jnp.sum(opt.state.scales) > 1e-4

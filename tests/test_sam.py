@@ -1,0 +1,205 @@
+"""`tx.sam()`: the gradient at the worst point nearby, by `sl.train_step` and by hand."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import lenient, mean_square, mlp, slow_except
+
+X = jax.random.normal(jax.random.key(1), (4, 2))
+Y = jnp.sin(X.sum(axis=1, keepdims=True))
+MODEL = mlp()
+
+
+def leaves(model):
+    return jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))
+
+
+def by_hand(tx, model, steps, loss_fn=mean_square):
+    opt = sl.Optimizer(tx, model)
+
+    @eqx.filter_jit
+    def step(model, opt):
+        grads = eqx.filter_grad(loss_fn)(model, X, Y)
+        return opt.step(model, grads, value_fn=lambda model: loss_fn(model, X, Y))
+
+    for _ in range(steps):
+        model, opt = step(model, opt)
+    return model
+
+
+def by_train_step(tx, model, steps, **options):
+    step, opt = sl.train_step(mean_square, donate=False, **options), sl.Optimizer(tx, model)
+    for _ in range(steps):
+        model, opt, _ = step(model, opt, X, Y)
+    return model
+
+
+@eqx.filter_jit
+def by_the_book(model, steps, rho, rate, adaptive=False, every=1):
+    for n in range(steps):
+        grads = eqx.filter_grad(mean_square)(model, X, Y)
+        if n % every == 0:
+            here = leaves(model)
+            sizes = [jnp.abs(w) if adaptive else jnp.ones_like(w) for w in here]
+            scaled = [s * g for s, g in zip(sizes, leaves(grads), strict=True)]
+            norm = jnp.sqrt(sum(jnp.sum(u**2) for u in scaled))
+            steps_up = [rho * s * u / norm for s, u in zip(sizes, scaled, strict=True)]
+            up = jax.tree.unflatten(jax.tree.structure(grads), steps_up)
+            grads = eqx.filter_grad(mean_square)(eqx.apply_updates(model, up), X, Y)
+        model = eqx.apply_updates(model, jax.tree.map(lambda g: -rate * g, grads))
+    return model
+
+
+def check(model, expected):
+    for a, b in zip(leaves(model), leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("microbatches", slow_except([None, 2], 2))
+def test_steps_are_those_of_the_textbook(microbatches):
+    expected = by_the_book(MODEL, 3, 0.3, 0.1, adaptive=True, every=2)
+    tx = sl.sgd(0.1).sam(0.3, adaptive=True, every=2)
+    check(by_train_step(tx, MODEL, 3, microbatches=microbatches), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_by_hand_and_by_the_training_step_are_the_same(adaptive):
+    tx = (sl.ClipByGlobalNorm(0.1) | sl.adam(0.1)).sam(0.3, adaptive)
+    check(by_hand(tx, MODEL, 3), by_train_step(tx, MODEL, 3))
+    check(
+        by_hand(sl.sgd(0.1).sam(0.3, adaptive), MODEL, 3), by_the_book(MODEL, 3, 0.3, 0.1, adaptive)
+    )
+
+
+@pytest.mark.slow
+def test_optax_takes_the_same_steps():
+    params, static = eqx.partition(MODEL, eqx.is_inexact_array)
+
+    def loss_fn(params):
+        return mean_square(eqx.combine(params, static), X, Y)
+
+    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.3))
+    tx = optax.contrib.sam(optax.sgd(0.1), adversary, opaque_mode=True)
+
+    def grad_fn(params, _):
+        return jax.grad(loss_fn)(params)
+
+    with lenient():
+        state = tx.init(params)
+        for _ in range(3):
+            updates, state = tx.update(jax.grad(loss_fn)(params), state, params, grad_fn=grad_fn)
+            params = optax.apply_updates(params, updates)
+    check(by_train_step(sl.sgd(0.1).sam(0.3), MODEL, 3), params)
+
+
+@pytest.mark.slow
+def test_the_package_takes_the_same_steps():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    package = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    optimizer = package.SAM([weight], torch.optim.SGD, rho=0.3, adaptive=True, lr=0.1)
+    for _ in range(3):
+        for half_step in (optimizer.first_step, optimizer.second_step):
+            torch.sum(torch.sin(weight) * weight).backward()
+            half_step(zero_grad=True)
+
+    @sl.train_step
+    def step(w):
+        return jnp.sum(jnp.sin(w) * w)
+
+    ours = jnp.array([1.0, -2.0, 3.0])
+    opt = sl.Optimizer(sl.sgd(0.1).sam(0.3, adaptive=True), ours)
+    for _ in range(3):
+        ours, opt, _ = step(ours, opt)
+    np.testing.assert_allclose(ours, weight.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_both_gradients_see_the_same_masks_and_transformation():
+    def loss_fn(w, key):
+        return jnp.sum(jnp.where(jax.random.bernoulli(key, 0.5, w.shape), w**2, 0))
+
+    seen = []
+
+    def doubled(grads):
+        seen.append(1)
+        return 2 * grads
+
+    step = sl.train_step(loss_fn, transform_grads=doubled)
+    w = jnp.arange(1.0, 9.0)
+    new, _, loss = step(w, sl.Optimizer(sl.sgd(0.1).sam(0.5), w), jax.random.key(3))
+    assert len(seen) == 2
+    kept = jax.random.bernoulli(jax.random.key(3), 0.5, w.shape).astype(float)
+    grad = 4 * kept * w
+    worst = w + 0.5 * grad / jnp.linalg.norm(grad)
+    np.testing.assert_allclose(new, w - 0.1 * 4 * kept * worst, rtol=1e-5)
+    np.testing.assert_allclose(loss, jnp.sum(kept * w**2), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_group_of_a_partition_perturbs_its_own_parameters():
+    vectors = sl.where.ndim(1)
+
+    @sl.train_step
+    def step(model):
+        return jnp.sum(model["m"] ** 2) * jnp.sum(model["v"] ** 2)
+
+    model = {"m": jnp.ones((2, 2)), "v": jnp.array([3.0, 4.0])}
+    tx = sl.sgd(0.1).partition({vectors: sl.sgd(0.01).sam(1.0)})
+    new, _, _ = step(model, sl.Optimizer(tx, model))
+    np.testing.assert_allclose(new["m"], model["m"] * (1 - 0.1 * 2 * 25), rtol=1e-6)
+    worst = model["v"] * (1 + 1 / 5)
+    np.testing.assert_allclose(new["v"], model["v"] - 0.01 * 2 * 4 * worst, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_steps_between_perturbations_compute_no_second_gradient():
+    def loss_fn(w):
+        return jnp.sum(jnp.tanh(w) ** 2)
+
+    w = jnp.ones(5)
+    tx = sl.sgd(0.1).sam(0.5, every=3)
+    text = sl.train_step(loss_fn).lower(w, sl.Optimizer(tx, w)).as_text()
+    outside, *_ = text.partition("stablehlo.case")
+    assert outside.count("stablehlo.tanh") == 1
+    assert text.count("stablehlo.tanh") == 2
+
+
+def test_a_zero_gradient_perturbs_nothing():
+    w = jnp.zeros(3)
+    new, _, _ = sl.train_step(lambda w: jnp.sum(w**2))(w, sl.Optimizer(sl.sgd(0.1).sam(), w))
+    assert jnp.all(new == 0)
+
+
+def test_the_loss_is_asked_for():
+    opt = sl.Optimizer(sl.sgd(0.1).sam(), MODEL)
+    with pytest.raises(TypeError, match=r"Sam \('sam'\) needs 'grad_fn': pass the loss as a funct"):
+        opt.step(MODEL, MODEL)
+    tx = sl.sgd(0.1).sam()
+    with pytest.raises(TypeError, match="Sam needs 'grad_fn'"):
+        tx.update(X, tx.init(X), X)
+    converted = sl.interop.to_optax(tx)
+    with pytest.raises(TypeError, match=r"params, value_fn=\.\.\."):
+        converted.update(X, converted.init(X), X)
+
+
+def test_links_before_it_are_refused():
+    with pytest.raises(ValueError, match=r"`\(clip \| adam\)\.sam\(0\.05\)`"):
+        sl.ClipByGlobalNorm(1.0) | sl.sgd(0.1).sam()
+    with pytest.raises(ValueError, match=r"`tx\.every_k\(k\)\.sam\(\.\.\.\)`"):
+        sl.sgd(0.1).sam().every_k(2)
+
+
+def test_what_is_passed_by_hand_is_checked():
+    model = {"w": X}
+    opt = sl.Optimizer(sl.sgd(0.1).sam(), model)
+    with pytest.raises(ValueError, match="The result of `grad_fn` does not have the structure"):
+        opt.step(model, model, grad_fn=lambda model: {"v": X})
+    with pytest.raises(TypeError, match="No transform uses 'grad_fn'"):
+        sl.Optimizer(sl.sgd(0.1), model).step(model, model, grad_fn=lambda model: model)

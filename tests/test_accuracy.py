@@ -31,6 +31,8 @@ WITHOUT_FORMULA = {
     *("ScaleByRprop", "Centralize", "AddDecayToInitialParams"),
     # Signs, norms, and products of matrices: `test_preconditioners.py` has dense formulas.
     *("Cautious", "KeepInitialNorm", "ScaleBySoap", "ScaleByKron", "ScaleByShampoo"),
+    # `test_matrices.py` has theirs.
+    *("Orthogonalize", "ScaleByRowRms", "NormalizeColumns", "ScaleByFanIn"),
 }
 
 

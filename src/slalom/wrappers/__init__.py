@@ -12,4 +12,5 @@ from .project import Projected as Projected
 from .record import Recorded as Recorded
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
+from .store import Stored as Stored
 from .when import When as When

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from .._paths import dotted
@@ -29,6 +30,7 @@ def in_pieces(
     read: Sequence[Array | Encoded],
     written: Sequence[Array | Encoded],
     seeds: Sequence[Any],
+    after: Any = None,
 ) -> tuple[list[Array | Encoded], PyTree]:
     """New values of some leaves of equal shape, encoded where the old ones are.
 
@@ -38,6 +40,8 @@ def in_pieces(
         The values of `others` must not depend on the leaves.
     - `read`, `written`: the leaves.
     - `seeds`: for each written leaf the seed of its stochastic rounding, or `None`.
+    - `after`: an array that is computed before. It keeps XLA from cutting out the first pieces of
+        all leaves at once.
 
     **Returns:** the new leaves and the others.
     """
@@ -46,44 +50,70 @@ def in_pieces(
     size = _rows_per_piece(rows, width)
     if size >= rows or _is_sharded([*read, *written]):
         return _whole(rule, read, written, seeds)
-    pieces = rows // size
+    shorter = rows % size != 0
     matrices = [_matrix(x, rows, width) for x in read]
-    results = [_matrix(x, rows, width) for x in written]
+    wholes = [_matrix(x, rows, width) for x in written]
 
-    def piece(start: Any, results: list[Any], length: int) -> tuple[list[Any], PyTree]:
-        def part(x: Any) -> Any:
-            return jax.lax.dynamic_slice_in_dim(x, start, length)
+    def first_row(i: Any) -> Any:
+        return jnp.minimum(i * size, rows - size)
 
-        own = [_decoded(e, jax.tree.map(part, x), (length, width)) for e, x in zip(read, matrices)]
-        old = [_decoded(e, jax.tree.map(part, x), (length, width)) for e, x in zip(written, results)]
-        new, others = rule(own, old)
-        updated = []
-        for like, x, value, seed in zip(written, results, new, seeds, strict=True):
-            if is_encoded(like):
-                offset = jnp.asarray(start, jnp.uint32) * jnp.uint32(_row_entries(like, width))
-                bits = None if seed is None else like.bits(seed, (length, width), offset)
-                value = like.encode_rows(value, bits)
-            updated.append(
-                jax.tree.map(
-                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(
-                        a, b.astype(a.dtype), start, 0
-                    ),
-                    x,
-                    value,
-                )
+    def cut(wholes: list[Any], i: Any) -> list[Any]:
+        start = first_row(i)
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), wholes)
+
+    def new_piece(i: Any, old: list[Any]) -> tuple[list[Any], PyTree]:
+        pieces = (cut(matrices, i), old)
+        values, others = rule(
+            *(
+                [_decoded(e, x, (size, width)) for e, x in zip(leaves, xs, strict=True)]
+                for leaves, xs in zip((read, written), pieces, strict=True)
             )
-        return updated, others
+        )
+        new = []
+        for like, value, seed in zip(written, values, seeds, strict=True):
+            if is_encoded(like):
+                entries = width * (2 if jnp.issubdtype(like.dtype, jnp.complexfloating) else 1)
+                offset = first_row(i).astype(jnp.uint32) * np.uint32(entries)
+                bits = None if seed is None else like.bits(seed, (size, width), offset)
+                new.append(like.encode_rows(value, bits))
+            else:
+                new.append(value.astype(like.dtype))
+        if shorter:
+            # The last piece overlaps the one before, whose rows are done.
+            fresh = first_row(i) + jnp.arange(size) >= i * size
+            new = jax.tree.map(lambda x, y: jnp.where(fresh[:, None], x, y), new, old)
+        return new, others
 
-    shapes = jax.eval_shape(lambda results: piece(0, results, size)[1], results)
+    def body(i: Any, carry: Any) -> Any:
+        # A piece is cut out one round before it is needed: if it were read and written in the same
+        # one, kernels would read the old leaf after others have written it, so XLA would copy it.
+        wholes, old, _ = carry
+        new, others = new_piece(i, old)
+        start = first_row(i)
+        wholes = jax.tree.map(
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), wholes, new
+        )
+        return wholes, cut(wholes, i + 1), others
+
+    shapes = jax.eval_shape(lambda x: new_piece(jnp.int32(0), cut(x, 0))[1], wholes)
     others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    first = cut(wholes, jnp.int32(0))
+    if after is not None:
+        # XLA does not know that no number satisfies both.
+        never = (after < 0) & (after > 1)
+        first = jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), first)
+    start = (wholes, first, others)
+    wholes, _, others = jax.lax.fori_loop(0, -(-rows // size), body, start)
+    return [_like(e, x) for e, x in zip(written, wholes, strict=True)], others
 
-    def body(i: Any, carry: tuple[list[Any], PyTree]) -> tuple[list[Any], PyTree]:
-        return piece(i * size, carry[0], size)
 
-    results, others = jax.lax.fori_loop(0, pieces, body, (results, others))
-    if rows % size:
-        results, others = piece(pieces * size, results, rows % size)
-    return [_like(e, x) for e, x in zip(written, results, strict=True)], others
+def last_of(result: Array | Encoded, after: Any) -> Any:
+    """What the next leaf comes `after`: a number of this result, if it was made in pieces."""
+    rows, width = _as_matrix(result.shape)
+    if _rows_per_piece(rows, width) >= rows:
+        return after
+    x = jax.tree.leaves(result)[-1]
+    return x[(0,) * x.ndim].real.astype(jnp.float32)
 
 
 def map_in_pieces(
@@ -100,15 +130,17 @@ def map_in_pieces(
     - `clock`: a number that differs between steps, for stochastic rounding.
     """
     named, structure = jax.tree_util.tree_flatten_with_path(old, is_leaf=is_encoded)
-    results = []
+    results, after = [], jnp.zeros((), jnp.float32)
     for i, ((path, a), g) in enumerate(zip(named, structure.flatten_up_to(new), strict=True)):
         numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
 
         def at_leaf(read: list[Any], written: list[Any], numbers: Any = numbers) -> Any:
             return [map_leaves(rule, (*written, *read), SimpleNamespace(**numbers))], None
 
-        (result,), _ = in_pieces(at_leaf, [g], [a], [seed_of(dotted(path), clock)])
+        seeds = [seed_of(dotted(path), clock)]
+        (result,), _ = in_pieces(at_leaf, [g], [a], seeds, after)
         results.append(result)
+        after = last_of(result, after)
     return structure.unflatten(results)
 
 
@@ -156,11 +188,6 @@ def _like(like: Array | Encoded, x: Any) -> Array | Encoded:
 
 def _decoded(like: Array | Encoded, x: Any, shape: tuple[int, int]) -> Array:
     return like.decode_rows(x, shape) if is_encoded(like) else x
-
-
-def _row_entries(like: Encoded, width: int) -> int:
-    """The numbers in a row as the codec sees it: a complex one is two."""
-    return width * (2 if jnp.issubdtype(like.dtype, jnp.complexfloating) else 1)
 
 
 def _rows_per_piece(rows: int, width: int) -> int:

@@ -70,13 +70,17 @@ class cast(AbstractCodec):
         if spec.nonnegative:
             least = jnp.asarray(jnp.finfo(self.dtype).tiny, self.dtype)
             y = jnp.where((blocks > 0) & (y < least), least, y)
-        return {
-            "codes": from_blocks(y, x.shape[-1]),
-            "scales": scales.astype(jnp.bfloat16),
-        }
+        codes = from_blocks(y, x.shape[-1])
+        if self.dtype.itemsize == 1:
+            # On a CPU, XLA cannot write a piece of a float8 array without converting all of it.
+            codes = jax.lax.bitcast_convert_type(codes, jnp.uint8)
+        return {"codes": codes, "scales": scales.astype(jnp.bfloat16)}
 
     def decode(self, arrays: dict[str, Any], spec: Spec) -> Float[Array, "*shape"]:
-        codes = arrays["codes"].astype(jnp.float32)
+        codes = arrays["codes"]
+        if self.dtype.itemsize == 1:
+            codes = jax.lax.bitcast_convert_type(codes, self.dtype)
+        codes = codes.astype(jnp.float32)
         if self._is_wide:
             return codes
         scales = arrays["scales"].astype(jnp.float32)[..., None]

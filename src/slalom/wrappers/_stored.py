@@ -18,8 +18,10 @@ from .._core.chain import Chain
 from .._core.context import Context
 from .._core.declared import Part
 from .._core.encoded import decoded, encoded_again, encoded_like, has_encoded, is_encoded, seed_of
+from .._core.manual_axes import refuse_parts
 from .._core.marks import PARAM_LIKE, PER_LEAF, marks, params_like_fields
-from .._core.pieces import in_pieces
+from .._core.pieces import in_pieces, last_of
+from .._core.stateless import AbstractStatelessTransform
 from .._core.traits import AbstractTraits
 from .._core.transform import AbstractTransform, pair
 from .._core.wrapper import AbstractWrapper
@@ -131,26 +133,37 @@ def _run_chain(part: Part, write: Write, updates: Any, clock: Any) -> tuple[Any,
     links = part.module.children(part.state, part.context, part.params)
     states: list[Any] = []
     while len(states) < len(links):
-        start, group = len(states), []
-        stop = start
+        start = len(states)
+        factor = _factor(links[start], updates)
+        stop, group = start + (factor is not None), []
         while stop < len(links):
             found = _leafwise(links[stop], _shapes(updates))
             if found is None:
                 break
             group += found
             stop += 1
-        stop = max(stop, start + 1)
-        own = write if stop == len(links) else RETURN
-        if group and has_encoded((updates, [link.part.state for link in group])):
-            updates, new = _run_leaves(group, part, own, updates, clock)
+        if has_encoded((updates, [link.part.state for link in group])) and group:
+            own = write if stop == len(links) else RETURN
+            updates, new = _run_leaves(group, part, own, updates, clock, factor)
             flat = iter(new)
-            states += [_nested(link.module, flat) for link in links[start:stop]]
+            states += [None] * (factor is not None)
+            states += [_nested(link.module, flat) for link in links[len(states) : stop]]
             continue
-        for i, link in enumerate(links[start:stop], start + 1):
-            own = write if i == len(links) else RETURN
-            updates, new = run_stored(link, own, updates, clock)
-            states.append(new)
+        own = write if start + 1 == len(links) else RETURN
+        updates, new = run_stored(links[start], own, updates, clock)
+        states.append(new)
     return updates, tuple(states)
+
+
+def _factor(link: Part, updates: Any) -> Any:
+    """The number that a link multiplies all updates by, if this is all it does."""
+    if not isinstance(link.module, AbstractStatelessTransform):
+        return None
+    with jax.named_scope("/".join(link.path)):
+        factor = link.module.factor(decoded(updates), link.context)
+    if factor is not None and not link.module.elementwise:
+        refuse_parts(type(link.module).__name__, updates, link.params)
+    return factor
 
 
 # --- leaf by leaf ---------------------------------------------------------------------------
@@ -290,7 +303,12 @@ def _joined(shaped: Any, others: Any, structure: Any, flags: list[bool]) -> Any:
 
 
 def _run_leaves(
-    links: list[_Link], outer: Part, write: Write, updates: PyTree, clock: Any
+    links: list[_Link],
+    outer: Part,
+    write: Write,
+    updates: PyTree,
+    clock: Any,
+    factor: Any = None,
 ) -> tuple[Any, list[Any]]:
     """Runs rules leaf by leaf.
 
@@ -299,6 +317,7 @@ def _run_leaves(
     - `links`: the rules, first to last.
     - `outer`: the parameters and the context that they see.
     - `write`, `updates`, `clock`: as for `run_stored`.
+    - `factor`: a number to multiply the updates by before.
 
     **Returns:** the result of `write`, and the new states of the links.
     """
@@ -311,7 +330,7 @@ def _run_leaves(
     if context is not None:
         base = context.replace(grad=None, per_param=None, value_fn=None)
 
-    def at_leaf(active, g, p, states, given, seeds):
+    def at_leaf(active, g, p, states, given, seeds, after):
         split = [_split(state) for state in states]
         old = [x for shaped, *_ in split for x in shaped]
         ages = [x for _, others, *_ in split for x in others]
@@ -324,6 +343,7 @@ def _run_leaves(
             seen = base if base is None else base.replace(**entries.unflatten(also))
             shaped, others = iter(shaped), iter(ages)
             new_shaped, new_ages = [], []
+            u = u if factor is None else tree.scale(u, factor)
             for k, (_, _, form, flags) in zip(active, split, strict=True):
                 link = links[k].part
                 state = _joined(shaped, others, form, flags)
@@ -339,7 +359,7 @@ def _run_leaves(
             arrays = decoded((read, [jnp.zeros(()), *old]))
             result = jax.eval_shape(lambda: rule(*arrays)[0][0])
             target = jnp.zeros(result.shape, result.dtype)
-        new, new_ages = in_pieces(rule, read, [target, *old], [None, *seeds])
+        new, new_ages = in_pieces(rule, read, [target, *old], [None, *seeds], after)
         result, shaped, others = new[0], iter(new[1:]), iter(new_ages)
         return result, [_joined(shaped, others, form, flags) for _, _, form, flags in split]
 
@@ -347,6 +367,7 @@ def _run_leaves(
     if any(under_jit(x) for x in jax.tree.leaves((updates, [link.part.state for link in links]))):
         at_leaf = jax.jit(at_leaf, static_argnums=0)
     results, states = [], [[] for _ in links]
+    after = jnp.zeros((), jnp.float32)
     for i, (path, g) in enumerate(zip(leaf_paths(_shapes(updates)), leaves, strict=True)):
         active = tuple(k for k, link in enumerate(links) if i in link.leaves)
         own = [_at_leaf(links[k].part.state, links[k].leaves.index(i)) for k in active]
@@ -355,8 +376,9 @@ def _run_leaves(
             for k, state in zip(active, own, strict=True)
             for n, x in enumerate(_split(state)[0])
         ]
-        result, new = at_leaf(active, g, own_params[i], own, given[i], seeds)
+        result, new = at_leaf(active, g, own_params[i], own, given[i], seeds, after)
         results.append(result)
+        after = last_of(result, after)
         for k, state in zip(active, new, strict=True):
             states[k].append(state)
     result = structure.unflatten(results)

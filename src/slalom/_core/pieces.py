@@ -192,7 +192,7 @@ def _decoded(like: Array | Encoded, x: Any, shape: tuple[int, int]) -> Array:
 
 def _rows_per_piece(rows: int, width: int) -> int:
     """How many rows a piece has. A number that divides the rows spares a last, shorter piece."""
-    most = max(1, _SIZES.get(jax.default_backend(), _SIZE) // width)
+    most = max(1, _SIZES.get(jax.default_backend(), _SIZE) // max(1, width))
     if rows <= 2 * most:
         return rows
     return next((n for n in range(most, most // 4, -1) if rows % n == 0), most)

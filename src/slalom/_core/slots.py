@@ -36,6 +36,11 @@ class Slot(NamedTuple):
     """How `tx.store` may encode it, if it is parameter-shaped."""
 
     @property
+    def leaf(self) -> tuple[Any, ...]:
+        """What the arrays of one encoded leaf have in common."""
+        return self.node, self.field, self.param, self.half
+
+    @property
     def name(self) -> str:
         """The full path."""
         return ".".join(filter(None, (self.owner, self.local)))

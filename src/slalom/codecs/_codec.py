@@ -33,9 +33,7 @@ class AbstractCodec(AbstractPrinted):
     """
 
     @abc.abstractmethod
-    def encode(
-        self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None
-    ) -> dict[str, Array]:
+    def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
         """The arrays to store.
 
         **Arguments:**

@@ -45,9 +45,7 @@ class dynamic8(AbstractCodec):
 
     stochastic: bool | None = eqx.field(default=None, static=True)
 
-    def encode(
-        self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None
-    ) -> dict[str, Array]:
+    def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
         bits = stochastic_bits(self.stochastic, spec, bits)
         blocks = in_blocks(as_float32(x), _BLOCK)
         scales = largest(blocks)

@@ -55,9 +55,7 @@ class cast(AbstractCodec):
         """Whether the dtype has the range of float32."""
         return float(jnp.finfo(self.dtype).max) > 1e38
 
-    def encode(
-        self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None
-    ) -> dict[str, Array]:
+    def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
         bits = stochastic_bits(self.stochastic, spec, bits)
         x = as_float32(x)
         if self._is_wide:
@@ -126,5 +124,3 @@ def _rounded(x: Float[Array, "*shape"], dtype: np.dtype, bits: Any) -> Array:
     carried = (own + (bits & low)) & ~low
     new = jax.lax.bitcast_convert_type(carried, jnp.float32)
     return jnp.where(jnp.isfinite(x), new, x).astype(dtype)
-
-

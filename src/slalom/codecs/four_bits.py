@@ -1,5 +1,6 @@
 """Four bits for each number."""
 
+import itertools
 from typing import Any
 
 import equinox as eqx
@@ -48,9 +49,7 @@ class int4(AbstractCodec):
 
     stochastic: bool | None = eqx.field(default=None, static=True)
 
-    def encode(
-        self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None
-    ) -> dict[str, Array]:
+    def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
         size = _block_size(x.shape[-1])
         x = as_float32(x)
         blocks = in_blocks(root(x) if spec.nonnegative else x, size)
@@ -62,7 +61,7 @@ class int4(AbstractCodec):
             codes = jnp.clip(rounded(16 * z, bits), 1, 16).astype(jnp.uint8) - np.uint8(1)
         else:
             codes = jnp.zeros(z.shape, jnp.uint8)
-            for a, b in zip(_VALUES[:-1], _VALUES[1:], strict=True):
+            for a, b in itertools.pairwise(_VALUES):
                 codes = codes + (z > (a + b) / 2).astype(jnp.uint8)
         # The first half of a block in the low bits, the second half in the high ones.
         low, high = jnp.split(codes, 2, axis=-1)

@@ -32,10 +32,10 @@ class int8(AbstractCodec):
 
         round(127·2z / (1 + |z|)),   z = x/s,
 
-    which resolves small numbers more finely than large ones. A field that must stay ≥ 0 is stored as
-    round(255·√x / s), with s the largest root, rounded stochastically; what is positive never
+    which resolves small numbers more finely than large ones. A field that must stay ≥ 0 is stored
+    as round(255·√x / s), with s the largest root, rounded stochastically; what is positive never
     becomes 0. The errors are at most 0.8 % of the largest number of the group, and 0.4 % of the
-    largest root (twice that with stochastic rounding).
+    largest root.
 
     Differs from the paper: the scale is a bfloat16, because a float16 holds no scale below 6·10⁻⁸,
     and rounding is stochastic where a field must stay ≥ 0, because the nearest code would never
@@ -58,9 +58,7 @@ class int8(AbstractCodec):
         if spec.nonnegative and not self.companded:
             refuse_linear(self)
 
-    def encode(
-        self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None
-    ) -> dict[str, Array]:
+    def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
         bits = stochastic_bits(self.stochastic, spec, bits)
         bits = None if bits is None else in_blocks(bits, _BLOCK)
         x = as_float32(x)

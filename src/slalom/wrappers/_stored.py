@@ -28,7 +28,7 @@ from .._core.wrapper import AbstractWrapper
 from .._core.write import ADD, RETURN, Write
 from .._paths import leaf_paths
 from .._types import Gradients, Params, under_jit
-from ..where.resolve import mask, selected_from
+from ..where.resolve import mask
 from .every_k import EveryK
 from .mask import Masked
 
@@ -193,7 +193,9 @@ def _leafwise(
     if not leaves:
         return None
     if isinstance(part.module, Masked):
-        keep = mask(part.module.where, selected_from(part.module.where, shapes, part.params))
+        if part.params is None:
+            return None
+        keep = mask(part.module.where, part.params)
         (inner,) = part.module.children(part.state, part.context, part.params)
         inner = inner._replace(path=part.path + inner.path)
         kept = tuple(i for i, k in zip(leaves, keep, strict=True) if k)

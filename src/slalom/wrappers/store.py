@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
-from .._core.context import Context
 from .._compile.memory import to_device, to_host, to_memory_of
+from .._core.context import Context
 from .._core.encoded import encoded_form, is_encoded
 from .._core.fields import count_field
 from .._core.fluent import AbstractFluent

@@ -1,5 +1,7 @@
 """State that rests in codecs: `tx.store` and `sl.codecs`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,21 +31,22 @@ def matrix(rows=8, width=300, seed=0):
     return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def round_trip(x, codec, nonnegative, bits=False):
     form = encoded_form(x, codec, nonnegative)
     random = form.bits(seed_of("x", jnp.int32(1)), form.rows) if bits else None
-    return np.asarray(form.encode(jnp.asarray(x), random).decode())
+    return form.encode(x, random).decode()
 
 
 @CODECS
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_errors_are_bounded_at_any_magnitude(codec, nonnegative):
-    for magnitude in (1e-30, 1e-20, 1e-8, 1.0, 1e8, 1e20, 1e30):
+    for magnitude in (1e-30, 1e-15, 1e-7, 1.0, 1e15, 1e30):
         x = matrix() * np.float32(magnitude)
         x = np.abs(x) if nonnegative else x
         root = np.sqrt if nonnegative else np.asarray
         for bits in (False, True):
-            y = round_trip(x, codec, nonnegative, bits)
+            y = np.asarray(round_trip(x, codec, nonnegative, bits))
             error = np.max(np.abs(root(y) - root(x))) / np.max(np.abs(root(x)))
             assert error <= 1.001 * BOUNDS[codec][nonnegative]
             if nonnegative:
@@ -57,8 +60,9 @@ def test_errors_are_bounded_at_any_magnitude(codec, nonnegative):
 def test_mixed_magnitudes_stay_finite_and_keep_their_sign(codec, exponents):
     x = (10.0 ** np.array(exponents)).astype(np.float32).reshape(1, 64)
     for nonnegative in (False, True):
-        y = round_trip(x, codec, nonnegative)
-        assert np.all(np.isfinite(y)) and np.all(y >= 0)
+        y = np.asarray(round_trip(x, codec, nonnegative))
+        assert np.all(np.isfinite(y))
+        assert np.all(y >= 0)
         # A block has at most 64 entries here that matter, of which the largest is kept.
         np.testing.assert_allclose(np.max(y), np.max(x), rtol=0.3)
 
@@ -70,7 +74,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(codec):
         for bad in (np.inf, np.nan):
             x = np.ones((2, 600), np.float32)
             x[0, 3] = bad
-            y = round_trip(x, codec, nonnegative)
+            y = np.asarray(round_trip(x, codec, nonnegative))
             assert not np.isfinite(y[0, 3])
             assert np.all(np.isfinite(y[1]))  # another block
 
@@ -97,7 +101,8 @@ def test_random_bits_do_not_depend_on_how_an_array_is_cut():
     seed = seed_of("w", jnp.int32(7))
     whole = random_bits(seed, (6, 50))
     assert jnp.array_equal(whole[2:4], random_bits(seed, (2, 50), 100))
-    ones = jnp.mean((whole[..., None] >> jnp.arange(32, dtype=jnp.uint32)) & 1, axis=(0, 1))
+    bits = np.unpackbits(np.asarray(whole).view(np.uint8).reshape(-1, 4), axis=1)
+    ones = np.mean(bits, axis=0)
     np.testing.assert_allclose(ones, 0.5, atol=0.15)
 
 
@@ -266,13 +271,15 @@ def test_state_in_the_memory_of_the_host():
 
 def test_a_mean_of_squares_does_not_stall():
     tx = sl.ScaleByRms(0.999) | sl.Scale(-0.0)
+    ones = {"w": jnp.ones((1, 256))}
     means = {}
+
+    def step(_, opt):
+        return opt.step(ones, ones)[1]
+
     for codec in ("bfloat16", "int8", "dynamic8"):
-        opt = sl.Optimizer(tx.store({"nu": codec}, min_size=1), {"w": jnp.ones((1, 256))})
-        step = jax.jit(
-            lambda opt: opt.step({"w": jnp.ones((1, 256))}, {"w": jnp.ones((1, 256))})[1]
-        )
-        opt = jax.lax.fori_loop(0, 3000, lambda _, opt: step(opt), opt)
+        opt = sl.Optimizer(tx.store({"nu": codec}, min_size=1), ones)
+        opt = jax.lax.fori_loop(0, 3000, step, opt)
         means[codec] = float(jnp.mean(opt.state_of("scale_by_rms").nu["w"].decode()))
     for codec, mean in means.items():
         assert abs(mean - (1 - 0.999**3000)) < 0.03, (codec, mean)

@@ -27,7 +27,7 @@ from .._core.transform import AbstractTransform, pair
 from .._core.wrapper import AbstractWrapper
 from .._core.write import ADD, RETURN, Write
 from .._paths import leaf_paths
-from .._types import Gradients, Params, under_jit
+from .._types import Params, under_jit
 from ..where.resolve import mask
 from .every_k import EveryK
 from .mask import Masked
@@ -67,7 +67,7 @@ class Coded(AbstractWrapper[Any]):
     def run(
         self,
         write: Write,
-        updates: Gradients,
+        updates: PyTree,
         state: Any,
         params: Params | None,
         context: Context | None,
@@ -79,7 +79,7 @@ class Coded(AbstractWrapper[Any]):
         return self.inner.has_updated(state)
 
 
-def run_stored(part: Part, write: Write, updates: Gradients, clock: Any) -> tuple[Any, Any]:
+def run_stored(part: Part, write: Write, updates: PyTree, clock: Any) -> tuple[Any, Any]:
     """The result of a transform and its new state, where encoded leaves stay encoded.
 
     **Arguments:**
@@ -109,7 +109,7 @@ def run_stored(part: Part, write: Write, updates: Gradients, clock: Any) -> tupl
 
 
 def _run_around(
-    part: Part, children: list[Part], write: Write, updates: Gradients, clock: Any
+    part: Part, children: list[Part], write: Write, updates: PyTree, clock: Any
 ) -> tuple[Any, Any]:
     """Runs a transform that is made of others."""
     coded = [Coded(c.module, clock, jax.tree.structure(c.state)) for c in children]

@@ -38,6 +38,11 @@ LEAN = {
     "adabelief": sl.adabelief(1e-3),
     "adan": sl.adan(1e-3),
     "clip, adan": clip | sl.adan(1e-3),
+    "ademamix": sl.ademamix(1e-3),
+    "simplified_ademamix": sl.simplified_ademamix(1e-3, alpha=2.0),
+    "adopt": sl.adopt(1e-3),
+    "laprop": sl.laprop(1e-3),
+    "madgrad": sl.madgrad(1e-3),
     "adadelta": sl.ScaleByAdadelta() | sl.Scale(-1.0),
     "rprop": sl.rprop(1e-3),
     "adafactor, whole": sl.adafactor(1e-3, factored=False),
@@ -45,6 +50,7 @@ LEAN = {
     "distance": sl.ScaleByDistanceOverGradients(1e-2) | sl.Scale(-1.0),
     "normalised": sl.NormalizeByUpdateNorm() | sl.adamw(1e-3),
     "fromage": sl.fromage(1e-3),
+    "schedule-free": sl.schedule_free_sgd(1e-3, weight_decay=0.1),
     "decay on some": sl.adamw(1e-3, decay_where=first),
     "partition": sl.adamw(1e-3).partition({first: sl.sgd(1e-2)}),
     "only": sl.adamw(1e-3).only(first),
@@ -190,6 +196,8 @@ ONE_BUFFER = {
     "optimistic": sl.optimistic_gradient_descent(1e-3),
     # Two means of squares and the step read the gradient with the decay in it.
     "adadelta, decay": sl.adadelta(1e-3, weight_decay=0.1),
+    # The iterate and the parameters are both written from the update, which divides by a root.
+    "schedule-free": sl.schedule_free_adamw(1e-3, weight_decay=0.1),
     # The bounded squares are read along every axis, and once more to divide.
     "sm3": sl.sm3(1e-3),
 }

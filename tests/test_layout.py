@@ -1,5 +1,8 @@
 """Rules that must know outputs from inputs: Equinox's layers, stacks of them, and plain arrays."""
 
+import math
+from typing import Any, ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,8 @@ import pytest
 
 import slalom as sl
 from helpers import gradients, lenient, params_of, slow_except
+from slalom._paths import leaf_paths
+from slalom.where.layout import as_layout, layouts
 
 keys = jax.random.split(jax.random.key(0), 8)
 
@@ -91,9 +96,9 @@ def test_the_norm_of_each_unit_is_bounded_and_no_other_unit_is_touched():
     # The same numbers in an array that nothing is known of: inputs first.
     plain, _ = sl.UnitwiseClip(1.0).update({"w": weight.T}, None)
     np.testing.assert_allclose(plain["w"], np.asarray(got.weight).T, rtol=1e-6)
-    along, _ = sl.UnitwiseClip(1.0, axis=-1).update({"w": weight}, None)
+    along, _ = sl.UnitwiseClip(1.0, layout="oi").update({"w": weight}, None)
     np.testing.assert_allclose(along["w"], got.weight, rtol=1e-6)
-    whole, _ = sl.UnitwiseClip(1.0, axis=(0, 1)).update({"w": weight}, None)
+    whole, _ = sl.UnitwiseClip(1.0, layout="oo").update({"w": weight}, None)
     np.testing.assert_allclose(jnp.linalg.norm(whole["w"]), 1.0, rtol=1e-6)
 
 
@@ -138,7 +143,7 @@ def test_rows_and_columns_are_those_of_the_layer():
     assert shapes(tx, conv).bias == ((4, 1, 1),)
     plain = {"w": conv.weight}
     assert shapes(tx, plain)["w"] == ((4, 3, 8, 1), (4, 3, 1, 8))
-    chosen = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, axis=(0, -1))
+    chosen = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, layout="okki")
     assert shapes(chosen, plain)["w"] == ((4, 3, 8, 1), (1, 3, 8, 8))
     assert shapes(sl.ScaleByFactoredRms(), plain)["w"] == ((4, 3, 8, 8),)
     assert shapes(sl.ScaleByFactoredRms(False, min_dim_size_to_factor=2), plain)["w"] == (
@@ -215,34 +220,216 @@ def test_adafactor_arrives_at_the_minimum():
 def test_a_layer_that_is_not_known_says_so_where_its_layout_counts():
     params = {"net": Mine(jnp.ones((3, 2)), jnp.ones(3))}
     sl.ScaleByFactoredRms().init(params)  # which of two axes comes first is all the same to it
-    sl.AdaptiveGradClip(0.1, axis=0).mask(sl.where.ndim(min=2)).init(params)
+    sl.AdaptiveGradClip(0.1, layout={sl.where.type(Mine) & sl.where.ndim(2): "io"}).init(params)
     with pytest.warns(UserWarning) as warned:  # noqa: PT030  the whole text is compared
         sl.Optimizer(sl.AdaptiveGradClip(0.1) | sl.sgd(0.1), params)
     assert [str(w.message) for w in warned] == [
         "AdaptiveGradClip does not know how Mine stores 'net.weight', and assumes, as Optax "
-        "does, that the numbers of one unit lie along axis 0. Equinox's own layers store out × in. "
-        "To choose the axes and silence this warning: "
-        "`sl.AdaptiveGradClip(..., axis=...).mask(sl.where.type(Mine))`."
+        "does, the layout 'io': inputs before outputs. Equinox's own layers store outputs first. "
+        "To state the layout and silence this warning, write `__layout__ = {'weight': 'io'}` into "
+        "the class Mine, or `sl.AdaptiveGradClip(..., layout={sl.where.type(Mine): 'io'})`."
     ]
+
+
+def matrices(params, told=None):
+    return [
+        str(layout.matrix or layout.not_a_matrix) for layout in layouts(params, as_layout(told))
+    ]
+
+
+class Stated(eqx.Module):
+    """A layer that states its layout, also of what is inside it."""
+
+    __layout__: ClassVar = {
+        "weight": "io",
+        "table": "vo",
+        "qkv.weight": "(3o)i",
+        "inner.*.weight": "oi",
+    }
+
+    weight: jax.Array
+    table: jax.Array
+    qkv: eqx.nn.Linear
+    inner: list[Any]
+
+
+def stated():
+    inner = Stated(jnp.ones((2, 3)), jnp.ones((5, 4)), eqx.nn.Linear(4, 6, key=keys[0]), [])
+    return eqx.tree_at(lambda m: m.inner, inner, [inner])
+
+
+def test_a_module_states_the_layout_of_its_arrays_and_of_those_inside():
+    assert matrices(drawn(stated)) == [
+        "3 × 2", "an embedding", "3 of 2 × 4", "a vector",
+        "2 × 3", "an embedding", "3 of 2 × 4", "a vector",
+    ]  # fmt: skip
+    # What a rule is told counts more.
+    told = {sl.where.path("table"): "io", sl.where.path("inner.0.qkv.weight"): "o(2i)"}
+    assert matrices(drawn(stated), told)[1::5] == ["4 × 5", "2 of 6 × 2"]
+
+
+def test_known_layers_are_outputs_times_inputs():
+    assert dict(zip(leaf_paths(drawn(zoo)), matrices(drawn(zoo)), strict=True)) == {
+        "attention.query_proj.weight": "4 × 4",
+        "attention.query_proj.bias": "a vector",
+        "attention.key_proj.weight": "4 × 4",
+        "attention.value_proj.weight": "4 × 4",
+        "attention.output_proj.weight": "4 × 4",
+        "conv2.weight": "4 × 6",
+        "conv2.bias": "a vector",
+        "conv3.weight": "6 × 16",
+        "conv3.bias": "a vector",
+        "embedding.weight": "an embedding",
+        "gru.weight_ih": "9 × 2",
+        "gru.weight_hh": "9 × 3",
+        "gru.bias": "a vector",
+        "gru.bias_n": "a vector",
+        "linear.weight": "4 × 3",
+        "linear.bias": "a vector",
+        "transposed.weight": "3 × 8",
+        "transposed.bias": "a vector",
+    }
+
+
+def test_heads_are_matrices_on_request():
+    attention = drawn(lambda: eqx.nn.MultiheadAttention(2, 4, 3, qk_size=5, key=keys[1]))
+    assert matrices(attention, "heads") == ["2 of 5 × 4", "2 of 5 × 3", "2 of 2 × 4", "2 of 4 × 2"]
+    query, _, _, output = layouts(attention, as_layout("heads"))
+    np.testing.assert_array_equal(
+        query.matrix.read(attention.query_proj.weight)[1], attention.query_proj.weight[5:]
+    )
+    np.testing.assert_array_equal(
+        output.matrix.read(attention.output_proj.weight)[1], attention.output_proj.weight[:, 2:]
+    )
+
+
+def test_plain_arrays_are_read_as_optax_reads_them():
+    shapes = [(), (3,), (1, 3), (3, 2), (2, 3, 4), (2, 2, 3, 4), (2,) * 6]
+    assert matrices([jnp.ones(shape) for shape in shapes]) == [
+        "a scalar",
+        "a vector",
+        "a vector",
+        "2 × 3",
+        "an array with 3 axes of unknown layout",
+        "an array with 4 axes of unknown layout",
+        "an array with 6 axes of unknown layout",
+    ]
+    assert matrices({"w": jnp.ones((2, 2, 3, 4))}, "kkio") == ["4 × 12"]
+
+
+def test_a_layer_that_is_tied_to_an_embedding_is_no_matrix():
+    pair = eqx.nn.Embedding(5, 3, key=keys[0]), eqx.nn.Linear(3, 5, key=keys[1])
+    ties = (
+        (lambda p: p[1].weight, lambda p: p[0].weight, ["an embedding", "a vector"]),
+        (lambda p: p[0].weight, lambda p: p[1].weight, ["tied to an embedding", "a vector"]),
+    )
+    for where, get, want in ties:
+        model = {"tied": eqx.nn.Shared(pair, where, get), "free": eqx.nn.Linear(3, 5, key=keys[2])}
+        params = params_of(model)
+        assert matrices(params) == ["5 × 3", "a vector", *want]
+        assert matrices(params, {sl.where.path("tied.**") & sl.where.ndim(2): "oi"})[2] == "5 × 3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [((3, 4), "oi"), ((3, 4), "io"), ((5, 3, 4), "io"), ((4, 3, 5), "iso"), ((6, 4), "(3o)i"),
+     ((4, 6), "o(2i)"), ((2, 3, 4, 5), "oikk"), ((2, 3, 4, 5), "ikok"), ((2, 6, 4), "(3i)o")],
+)  # fmt: skip
+def test_what_is_written_is_what_was_read(shape, layout):
+    x = jnp.asarray(np.arange(math.prod(shape), dtype=np.float32).reshape(shape))
+    (found,) = layouts({"w": x}, as_layout(layout))
+    m = found.matrix
+    read = m.read(x)
+    assert read.shape == (m.batch, m.rows, m.columns)
+    np.testing.assert_array_equal(m.write(read), x)
+    # Along one unit only the inputs differ.
+    if "(" not in layout:
+        rows = np.moveaxis(x, found.unit, range(-len(found.unit), 0)).reshape(-1, m.columns)
+        key = lambda a: sorted(map(tuple, np.asarray(a).reshape(-1, m.columns).tolist()))  # noqa: E731
+        assert key(rows) == key(read)
+
+
+def test_a_stack_is_a_batch_of_matrices():
+    stack = drawn(lambda: eqx.filter_vmap(lambda k: eqx.nn.Linear(3, 4, key=k))(keys[:5]))
+    assert matrices(stack) == ["5 of 4 × 3", "a vector"]
+    np.testing.assert_array_equal(layouts(stack)[0].matrix.read(stack.weight), stack.weight)
+
+
+def test_a_layout_prints_and_compares_as_data():
+    tx = sl.UnitwiseClip(1.0, layout={sl.where.path("w"): "(3o)i"})
+    assert repr(tx) == "sl.UnitwiseClip(1.0, layout={sl.where.path('w'): '(3o)i'})"
+    assert eval(repr(tx), {"sl": sl}) == tx
+    told = sl.where.matrix("oi")
+    assert eval(repr(told), {"sl": sl}) == told
+    assert sl.where.matrix({sl.where.path("w"): "oi"}).evaluate([]) == []
 
 
 ERRORS = {
     "too many axes": (
         lambda: sl.UnitwiseClip(0.1).init({"w": jnp.ones((2,) * 6)}),
-        "UnitwiseClip does not know the units of 'w', which has 6 axes. Pass the axes along which "
-        "the numbers of one unit lie, for this array only: "
-        "`sl.UnitwiseClip(..., axis=...).mask(sl.where.path('w'))`.",
+        "UnitwiseClip does not know the units of 'w', which has 6 axes. Say which axes are outputs "
+        "(o) and inputs (i), for this array only: "
+        "`sl.UnitwiseClip(..., layout={sl.where.path('w'): 'iiiiio'})`.",
     ),
-    "no such axis": (
-        lambda: sl.Optimizer(sl.AdaptiveGradClip(0.1, axis=1), {"b": jnp.ones(2)}),
-        "AdaptiveGradClip has axis=1, but 'b' has ndim=1. Apply it only to parameters that have "
-        "this axis, for example with `.mask(sl.where.ndim(min=2))`.",
+    "too few axes": (
+        lambda: sl.Optimizer(sl.AdaptiveGradClip(0.1, layout="io"), {"b": jnp.ones(2)}),
+        "'b' is told the layout 'io', with 2 axes, but its shape is (2,).",
     ),
-    "one axis for two": (
-        lambda: sl.ScaleByFactoredRms(axis=(1, 1)),
-        "ScaleByFactoredRms.axis must be two different axes, got (1, 1).",
+    "blocks that do not divide": (
+        lambda: sl.UnitwiseClip(0.1, layout="(3o)i").init({"w": jnp.ones((4, 2))}),
+        "'w' is told the layout '(3o)i', but its shape is (4, 2), and 4 is not a multiple of the 3 "
+        "blocks of '(3o)'.",
+    ),
+    "no layout": (
+        lambda: sl.UnitwiseClip(0.1, layout={sl.where.ndim(2): "oX"}),
+        "UnitwiseClip.layout has 'oX', which is not a layout. A layout has a letter for each axis: "
+        "o for outputs, i for inputs, k for a kernel, v for a vocabulary, s for a stack, (3o) for "
+        "outputs in 3 blocks; or it is 'heads', for the projections of an "
+        "eqx.nn.MultiheadAttention.",
+    ),
+    "no layout in a class": (
+        lambda: sl.UnitwiseClip(0.1).init(Misstated(jnp.ones((2, 2)))),
+        "'weight' has the layout in Misstated.__layout__ 'out', which is not one. A layout has a "
+        "letter for each axis: o for outputs, i for inputs, k for a kernel, v for a vocabulary, s "
+        "for a stack, (3o) for outputs in 3 blocks; or it is 'heads', for the projections of an "
+        "eqx.nn.MultiheadAttention.",
+    ),
+    "no heads": (
+        lambda: sl.UnitwiseClip(0.1, layout="heads").init({"w": jnp.ones((4, 2))}),
+        "'w' has the layout 'heads', but it does not belong to an eqx.nn.MultiheadAttention. Write "
+        "the number of heads, such as '(8o)i'.",
+    ),
+    "by dtype": (
+        lambda: sl.UnitwiseClip(0.1, layout={sl.where.dtype("float32"): "oi"}),
+        "UnitwiseClip.layout selects by dtype (sl.where.dtype('float32')), which does not tell "
+        "outputs from inputs, and which updates need not share. Select by path, type or number of "
+        "axes.",
     ),
 }
+
+
+class Misstated(eqx.Module):
+    """A layer with a layout that is not one."""
+
+    __layout__: ClassVar = {"weight": "out"}
+
+    weight: jax.Array
+
+
+def test_a_selector_that_matches_nothing_is_refused_at_binding():
+    tx = sl.UnitwiseClip(0.1, layout={sl.where.path("v"): "oi"}) | sl.sgd(0.1)
+    with pytest.raises(ValueError, match=r"sl.where.path\('v'\) matches no parameter"):
+        sl.Optimizer(tx, {"w": jnp.ones((2, 2))})
+
+
+def test_what_is_neither_a_layout_nor_a_mapping_is_refused():
+    with pytest.raises(TypeError) as error:
+        sl.UnitwiseClip(0.1, layout=3)
+    assert str(error.value) == (
+        "UnitwiseClip.layout takes a layout such as 'io', or a mapping from selectors to layouts, "
+        "such as {sl.where.path('w'): 'io'}, got 3."
+    )
 
 
 @pytest.mark.parametrize(("bad", "message"), ERRORS.values(), ids=ERRORS.keys())

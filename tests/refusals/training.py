@@ -156,3 +156,20 @@ def a_weight_as_aux():
 )
 def no_weight_and_aux():
     train(lambda model: (total(model), 1), has_weight=True, has_aux=True)
+
+
+@refused(
+    TypeError,
+    "train_step.compute_dtype must be 'bfloat16', 'float16', 'float32' or 'float64', got 'fp16'.",
+)
+def an_unknown_compute_dtype():
+    sl.train_step(total, compute_dtype="fp16")
+
+
+@refused(
+    TypeError,
+    "train_step.compute_dtype must be 'bfloat16', 'float16', 'float32' or 'float64', got "
+    "jax.numpy.int32.",
+)
+def an_integer_compute_dtype():
+    sl.train_step(total, compute_dtype=jnp.int32)

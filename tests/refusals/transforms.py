@@ -351,3 +351,152 @@ def a_projection_that_makes_parameters_complex():
 )
 def a_link_after_a_projection():
     sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)
+
+
+def scaled_inside(outer: str) -> str:
+    return (
+        f"{outer} is outside of `.scale_loss()`, so it would use gradients that are still "
+        "multiplied by the scale. Call `.scale_loss()` last, on the whole optimizer: "
+        "`tx.scale_loss()`."
+    )
+
+
+@refused(ValueError, scaled_inside("Chain"))
+def a_clip_before_a_scaled_loss():
+    bound(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).scale_loss())
+
+
+@refused(ValueError, scaled_inside("IfFinite"))
+def a_scaled_loss_whose_overflows_are_hidden():
+    bound(sl.adam(0.1).scale_loss().if_finite())
+
+
+@refused(ValueError, scaled_inside("EveryK"))
+def a_scaled_loss_whose_mini_batches_are_skipped():
+    bound(sl.adam(0.1).scale_loss().every_k(2, skip=sl.SkipNotFinite()))
+
+
+@refused(ValueError, scaled_inside("Partition"))
+def a_scaled_loss_for_some_parameters():
+    bound(sl.adam(0.1).scale_loss().partition({sl.where.path("b"): sl.sgd(0.1)}))
+
+
+@refused(ValueError, scaled_inside("Masked"))
+def a_masked_scaled_loss():
+    bound(sl.adam(0.1).scale_loss().mask(sl.where.path("b")))
+
+
+@refused(ValueError, scaled_inside("Recorded"))
+def recorded_norms_of_a_scaled_loss():
+    bound(sl.adam(0.1).scale_loss().record())
+
+
+@refused(ValueError, scaled_inside("When"))
+def a_condition_on_gradients_of_a_scaled_loss():
+    tx = sl.adam(0.1).scale_loss()
+    bound(tx.when(lambda context, updates: context.step < 1, otherwise="zero"))
+
+
+@refused(
+    ValueError,
+    "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it once, "
+    "on the whole optimizer: `tx.scale_loss()`.",
+)
+def a_loss_that_is_scaled_twice():
+    bound(sl.adam(0.1).scale_loss().scale_loss())
+
+
+@refused(ValueError, "ScaleLoss.initial must be in [2**-126, 2**126], got 0.0.")
+def a_loss_scale_of_zero():
+    sl.adam(0.1).scale_loss(0)
+
+
+@refused(TypeError, "ScaleLoss.initial must be a number, got '1' of type str.", unchecked=True)
+def a_loss_scale_that_is_no_number():
+    sl.adam(0.1).scale_loss("1")
+
+
+@refused(ValueError, "ScaleLoss.growth_interval must be at least 1, got 0.")
+def a_loss_scale_that_grows_in_no_steps():
+    sl.adam(0.1).scale_loss(growth_interval=0)
+
+
+@refused(
+    TypeError,
+    "`reuse_linesearch=True` takes loss and gradient from a line search that ends the chain, such "
+    "as `sl.ScaleByZoomLinesearch` or `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`. This "
+    "chain ends with ScaleLoss, which keeps no gradient.",
+)
+def a_scaled_line_search_that_is_reused():
+    step = sl.train_step(lambda model: jnp.sum(model["b"]), reuse_linesearch=True)
+    step(params(), bound(sl.lbfgs().scale_loss()))
+
+
+# --- writing half-precision parameters --------------------------------------------------------
+
+
+@refused(
+    ValueError,
+    'Written.policy must be one of "master", "kahan", "ecc", "stochastic", "nearest", got '
+    "'bfloat16'.",
+    unchecked=True,
+)
+def an_unknown_write_policy():
+    sl.sgd(0.1).write("bfloat16")
+
+
+@refused(
+    ValueError, "Written.key must be in [0, 2**31), got -1. Pass `jax.random.key(-1)` instead."
+)
+def a_negative_key_of_random_rounding():
+    sl.sgd(0.1).write("stochastic", key=-1)
+
+
+@refused(
+    TypeError,
+    '`.write("kahan")` writes half-precision parameters itself: updates that are rounded to their '
+    "dtype would be lost when they are added. Write `model, opt = opt.step(model, grads)` instead "
+    "of `opt.update(model, grads)`. A transform around `.write` must pass its own `write` on.",
+)
+def updates_under_a_write_policy():
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
+    sl.Optimizer(sl.sgd(0.1).write("kahan"), half).update(half, half)
+
+
+@refused(
+    ValueError,
+    "`.write('ecc')` wraps a transform that contains `.write('kahan')`. Parameters are written "
+    "once: remove one of them, or write each group of a partition with a policy of its own.",
+)
+def two_write_policies():
+    sl.sgd(0.1).write("kahan").every_k(2).write("ecc")
+
+
+@refused(
+    ValueError,
+    "`.lookahead(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
+    "which keeps them in full precision. Change the order: `tx.lookahead(...).write('kahan')`. In "
+    "a partition, do so in each group.",
+)
+def slow_weights_around_a_write_policy():
+    sl.sgd(0.1).write("kahan").lookahead(5, 0.5)
+
+
+@refused(
+    ValueError,
+    "`.project(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
+    "which keeps them in full precision. Change the order: `tx.project(...).write('kahan')`. In a "
+    "partition, do so in each group.",
+)
+def a_projection_around_a_write_policy():
+    sl.sgd(0.1).write("kahan").project(sl.projections.simplex())
+
+
+@refused(
+    TypeError,
+    "Written needs 'step': pass `context=sl.Context(step=n)` with the number of updates so far.",
+)
+def random_rounding_without_a_step():
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
+    tx = sl.sgd(0.1).write("stochastic")
+    tx.step(half, tx.init(half), half)

@@ -2,10 +2,24 @@
 
 from typing import Any
 
+import slalom as sl
+
+matrices = sl.where.ndim(min=2)
+halving = sl.schedules.piecewise_constant(0.1, {1: 0.5, 2: 0.5})
+
 RULES: dict[str, Any] = {}
 
-RECIPES: dict[str, Any] = {}
+RECIPES: dict[str, Any] = {
+    "schedule_free_sgd": sl.schedule_free_sgd(0.1, weight_decay=0.1, decay_where=matrices),
+    "schedule_free_adamw": sl.schedule_free_adamw(0.1, 2, weight_decay=0.1),
+}
 
-WRAPPERS: dict[str, Any] = {}
+WRAPPERS: dict[str, Any] = {
+    "ScheduleFree": sl.sgd(halving).schedule_free(0.8, r=1.0),
+    "ScheduleFree of Partition": (
+        sl.sgd(0.1).partition({matrices: sl.adam(halving, b1=0.0).every_k(2)}).schedule_free()
+    ),
+    "ScheduleFree, every_k": sl.sgd(0.1).every_k(2).schedule_free(),
+}
 
-QUICK: set[str] = set()
+QUICK: set[str] = {"ScheduleFree of Partition"}

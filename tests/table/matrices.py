@@ -2,10 +2,31 @@
 
 from typing import Any
 
-RULES: dict[str, Any] = {}
+import slalom as sl
 
-RECIPES: dict[str, Any] = {}
+matrices = sl.where.matrix()
+
+RULES: dict[str, Any] = {
+    # Rules for matrices refuse vectors.
+    "Orthogonalize": sl.Orthogonalize().mask(matrices),
+    "Orthogonalize, aol": sl.Orthogonalize(4, "tuned", "spectral", preconditioning="aol").mask(
+        matrices
+    ),
+    "Orthogonalize, bfloat16": sl.Orthogonalize(
+        coefficients="polar_express", scale="match_rms_adamw", compute_dtype="bfloat16"
+    ).mask(matrices),
+    "ScaleByRowRms": sl.ScaleByRowRms().mask(matrices),
+    "NormalizeColumns": sl.NormalizeColumns(),
+    "ScaleByFanIn": sl.ScaleByFanIn(),
+    "Ema, nesterov": sl.Ema(0.9, nesterov=True),
+}
+
+RECIPES: dict[str, Any] = {
+    "muon": sl.muon(0.1, weight_decay=0.1),
+    "norm_muon": sl.norm_muon(0.1),
+    "scion": sl.scion(1e-3),
+}
 
 WRAPPERS: dict[str, Any] = {}
 
-QUICK: set[str] = set()
+QUICK: set[str] = {"muon"}

@@ -6,7 +6,7 @@ still names the field and the parameter.
 """
 
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +128,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def is_encoded(x: Any) -> bool:
+def is_encoded(x: Any) -> TypeGuard[Encoded]:
     """Whether this is an encoded leaf."""
     return isinstance(x, Encoded)
 

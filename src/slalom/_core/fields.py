@@ -92,10 +92,10 @@ def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
     return eqx.field(static=True, converter=_as_steps, metadata={CHECK: check}, **options)
 
 
-def choice_field(default: str, *others: str) -> Any:
+def choice_field(default: str, *others: str, kw_only: bool = False) -> Any:
     """Declares a static field that is one of several strings."""
     check = functools.partial(_check_choice, (default, *others))
-    return eqx.field(default=default, static=True, metadata={CHECK: check})
+    return eqx.field(default=default, static=True, kw_only=kw_only, metadata={CHECK: check})
 
 
 def dtype_field(*, kw_only: bool = False) -> Any:

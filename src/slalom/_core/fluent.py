@@ -221,6 +221,24 @@ class AbstractFluent(AbstractDeclared):
 
         return When(self, condition, otherwise)
 
+    @advise_keywords
+    def scale_loss(
+        self, initial: float | int = 2.0**15, growth_interval: int = 2000
+    ) -> "slalom.ScaleLoss":
+        """Scales the loss for gradients in float16, and skips steps that overflow.
+
+        **Arguments:**
+
+        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶].
+        - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
+
+        **Returns:** a transform. `sl.train_step` scales the loss itself; in other loops, multiply
+        it by `opt.loss_scale`.
+        """
+        from ..wrappers import ScaleLoss
+
+        return ScaleLoss(self, initial, growth_interval)
+
     # --- parameters for evaluation ----------------------------------------------------------
 
     @advise_keywords
@@ -260,6 +278,32 @@ class AbstractFluent(AbstractDeclared):
 
         return Average(self, decay, debias)
 
+    @advise_keywords
+    def schedule_free(
+        self,
+        b1: Hyperparameter = 0.9,
+        weight_lr_power: Hyperparameter = 2.0,
+        r: Hyperparameter = 0.0,
+        state_dtype: Any | None = None,
+    ) -> "slalom.ScheduleFree":
+        """Averages the iterates of this transform, in place of a decaying learning rate.
+
+        **Arguments:**
+
+        - `b1`: the weight of the average in the parameters at which gradients are taken, in (0, 1].
+        - `weight_lr_power`: the power of the learning rate that weighs the steps in the average,
+            ≥ 0.
+        - `r`: the power of the step that weighs them, ≥ 0.
+        - `state_dtype`: the dtype of the iterates. Defaults to the parameter's dtype, but at least
+            float32.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        `opt.eval_params(model)` returns the model with the average.
+        """
+        from ..wrappers import ScheduleFree
+
+        return ScheduleFree(self, b1, weight_lr_power, r, state_dtype)
+
     # --- in which set -----------------------------------------------------------------------
 
     @advise_keywords
@@ -278,6 +322,29 @@ class AbstractFluent(AbstractDeclared):
         from ..wrappers import Projected
 
         return Projected(self, fn, where)
+
+    # --- half precision ---------------------------------------------------------------------
+
+    @advise_keywords
+    def write(
+        self,
+        policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
+        key: Any = 0,
+    ) -> "slalom.Written":
+        """This transform, with a policy for writing half-precision parameters.
+
+        **Arguments:**
+
+        - `policy`: what keeps small updates from being rounded away: `"master"`, a float32 copy;
+            `"kahan"`, a compensation in the parameter's dtype; `"ecc"`, eight more bits;
+            `"stochastic"`, rounding at random; or `"nearest"`, nothing.
+        - `key`: the key of the random rounding, an int in [0, 2³¹) or a PRNG key.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        """
+        from ..wrappers import Written
+
+        return Written(self, policy, key)
 
     # --- stateful schedules and metrics -----------------------------------------------------
 

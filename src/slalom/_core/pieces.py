@@ -171,7 +171,7 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(rows[:-1]), rows[-1]
 
 
-def _matrix(x: Array | Encoded, rows: int, width: int) -> Any:
+def _matrix(x: Any, rows: int, width: int) -> Any:
     """A leaf as a matrix; of an encoded one, its arrays."""
     if is_encoded(x):
         return {name: jnp.reshape(a, (rows, -1)) for name, a in x.arrays.items()}

@@ -110,8 +110,16 @@ class Entries:
     pairs: Sequence[tuple[Any, Any]]
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
-        docs = [_doc(k, kwargs) + wl.TextDoc(": ") + _doc(x, kwargs) for k, x in self.pairs]
+        docs = [self._entry(k, x, kwargs) for k, x in self.pairs]
         return _bracketed("{", docs, "}", kwargs)
+
+    def _entry(self, key: Any, value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
+        key, inner = _doc(key, kwargs) + wl.TextDoc(": "), _code_of(value)
+        if isinstance(inner, Infix):
+            # It is an argument of a call, so it is indented twice, and a comma follows.
+            taken = 2 * kwargs["indent"] + len(wl.pformat(key, width=10**6)) + 1
+            inner = dataclasses.replace(inner, width=inner.width - taken)
+        return key + _doc(inner, kwargs)
 
 
 # --- calls from signatures ------------------------------------------------------------------

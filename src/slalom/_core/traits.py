@@ -4,7 +4,7 @@ They are optional. The defaults are safe: without a declared trait, Slalom may r
 but never computes anything else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -40,6 +40,10 @@ class AbstractTraits(AbstractDeclared):
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 
+    passes_gradients: ClassVar[bool] = False
+    """Whether a wrapper only passes the gradients on, or linear combinations of them. Only such
+    wrappers may contain `.scale_loss()`."""
+
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""
 
@@ -52,8 +56,17 @@ class AbstractTraits(AbstractDeclared):
         """
         return (1,) * len(jax.tree.leaves(params))
 
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        """What `opt.describe` says of each leaf for this transform, such as `"768 × 3072"`."""
+        return (None,) * len(jax.tree.leaves(params))
+
     def selectors(self) -> tuple[Any, ...]:
         """The selectors that this transform itself holds. Binding checks that they match."""
+        return ()
+
+    def warnings(self, params: Params) -> Iterable[str]:
+        """Warnings about this transform for these parameters, which are shown at binding."""
+        del params
         return ()
 
     @property

@@ -39,14 +39,15 @@ class _Row:
     weight_decay: Float[Array, "*runs"] | None = None
     state_bytes: int = 0
     transform: str = ""
+    notes: str = ""
 
-    def cells(self) -> list[str]:
-        return [_cell(getattr(self, name)) for name in _COLUMNS]
+    def cells(self, columns: list[str]) -> list[str]:
+        return [_cell(getattr(self, name)) for name in columns]
 
-    def short_cells(self) -> list[str]:
+    def short_cells(self, columns: list[str]) -> list[str]:
         """The cells with the last segments of the transforms' paths, which fit on a screen."""
         names = " | ".join(path.rpartition(".")[2] for path in self.transform.split(" | "))
-        return [*self.cells()[:-1], _cell(names)]
+        return dataclasses.replace(self, transform=names).cells(columns)
 
 
 _COLUMNS = [field.name for field in dataclasses.fields(_Row)]
@@ -101,8 +102,9 @@ class Description:
 
         **Returns:** a dict from paths to dicts with the keys `path`, `dtype`, `shape`, `trainable`,
         `group` (its labels in partitions), `learning_rate` and `weight_decay` (the values for the
-        next step, or `None`), `state_bytes` (the state that belongs to this array alone) and
-        `transform` (the transforms that act on it). The sums are in `.totals`.
+        next step, or `None`), `state_bytes` (the state that belongs to this array alone),
+        `transform` (the transforms that act on it) and `notes` (what they say about it, such as
+        the matrix that it is to them). The sums are in `.totals`.
         """
         return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
 
@@ -120,9 +122,15 @@ class Description:
         # A table in a file or a pipe would be cut to the width of a terminal.
         console.print(self) if console.is_terminal else print(self)
 
+    def _columns(self) -> list[str]:
+        """The columns as text. Notes are shown where there are any."""
+        noted = any(row.notes for row in self._rows)
+        return [name for name in _COLUMNS if noted or name != "notes"]
+
     def __repr__(self) -> str:
-        lines = [_COLUMNS, *(row.cells() for row in self._rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+        columns = self._columns()
+        lines = [columns, *(row.cells(columns) for row in self._rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
         rows = (
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
@@ -144,11 +152,11 @@ class Description:
         )
         rows = []
         for row in self._rows:
-            cells = dict(zip(_COLUMNS, row.short_cells(), strict=True))
+            cells = dict(zip(_COLUMNS, row.short_cells(_COLUMNS), strict=True))
             cells["array"] = f"{row.dtype}[{','.join(map(str, row.shape))}]"
             cells["transform"] = cells["transform"] if row.trainable else "frozen"
             rows.append(cells)
-        names = ["path", "array", "group", *_RIGHT, "transform"]
+        names = ["path", "array", "group", *_RIGHT, "transform", "notes"]
         names = [name for name in names if any(cells[name] != _NOTHING for cells in rows)]
         long = any(len(row.path) > _SHORT for row in self._rows)
         for name in names:
@@ -165,8 +173,9 @@ class Description:
         return table
 
     def _repr_html_(self) -> str:
-        rows = [row.short_cells() for row in self._rows]
-        return notebook.document(notebook.table(_COLUMNS, rows, str(self.totals), _RIGHT))
+        columns = self._columns()
+        rows = [row.short_cells(columns) for row in self._rows]
+        return notebook.document(notebook.table(columns, rows, str(self.totals), _RIGHT))
 
 
 def _cell(value: Any) -> str:
@@ -193,7 +202,8 @@ def describe(
     for part in transforms(transform, state, params=model.params):
         known = {field.name for field in hyperparameter_fields(part.module)}
         numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
-        for path in dict.fromkeys(map(dotted, map(whole, _key_paths(part.params)))):
+        paths = [dotted(whole(key_path)) for key_path in _key_paths(part.params)]
+        for path, note in dict(zip(paths, part.module.notes(part.params), strict=True)).items():
             if path not in rows:
                 continue  # inside a transform that changes the leaves, such as `.flatten()`
             row = dataclasses.replace(rows[path], **numbers)
@@ -201,6 +211,7 @@ def describe(
                 row.group = ".".join(part.group)
             if not inner_transforms(part.module):
                 row.transform = " | ".join(filter(None, (row.transform, part.name)))
+            row.notes = "; ".join(dict.fromkeys(filter(None, (*row.notes.split("; "), note))))
             rows[path] = row
     places = slots(transform, state, list(rows))
     buffers = {

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._compile.memory import to_device, to_memory_of
 from .._core.context import Context
 from .._core.hyperparams import read, replace
+from .._core.loss_scale import loss_scale
 from .._core.printing import AbstractPrinted, Call
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
@@ -170,6 +171,18 @@ class Optimizer(AbstractPrinted):
         """Whether the last step updated any parameter. False before the first step."""
         check_readable(self)
         return jnp.logical_and(self.transform.has_updated(self.state), self.count > 0)
+
+    @property
+    def loss_scale(self) -> Float[Array, "*runs"]:
+        """What to multiply the loss of the next step by, before it is differentiated.
+
+        This is the scale of `.scale_loss()`, and 1 for all other optimizers. `sl.train_step`
+        multiplies the loss itself.
+        """
+        check_readable(self)
+        scale = loss_scale(self.transform, self.state)
+        # Copied, because the next step may donate the state.
+        return jnp.ones(self.count.shape, jnp.float32) if scale is None else jnp.copy(scale)
 
     # --- steps ------------------------------------------------------------------------------
 
@@ -430,7 +443,7 @@ class Optimizer(AbstractPrinted):
 
     # --- results ----------------------------------------------------------------------------
 
-    def eval_params(self, model: Model) -> Model:
+    def eval_params(self, model: Model, *, full_precision: bool = False) -> Model:
         """Returns the model to evaluate.
 
         This is the slow weights under `.lookahead`, the averaged weights under `.average`, and the
@@ -439,14 +452,19 @@ class Optimizer(AbstractPrinted):
         **Arguments:**
 
         - `model`: the bound model, as the last step returned it.
+        - `full_precision`: whether to return each parameter in the precision in which the
+            optimizer keeps it: float32 under `.average` and `.lookahead`, and under the
+            policies of `.write` that keep more than a half-precision parameter can hold.
 
-        **Returns:** the model, every leaf in its own dtype.
+        **Returns:** the model, every leaf in its own dtype unless `full_precision`.
         """
         whole = split(model, self.binding.trainable)
         check_bound(whole.params, self.binding.params)
         check_readable(self)
         params = to_device(whole.params)
-        params = params_to_evaluate(self.transform, to_device(self.state), params)
+        params = params_to_evaluate(
+            self.transform, to_device(self.state), params, full_precision=full_precision
+        )
         return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
 
     @property
@@ -539,7 +557,7 @@ def _keywords(*values: Any) -> dict[str, Any]:
     return as_keywords(dict(zip(KEYWORDS, always, strict=True)) | extra)
 
 
-_RECORDED = ("grad_norm", "update_norm", "param_norm")
+_RECORDED = ("grad_norm", "update_norm", "param_norm", "lost_updates")
 
 
 def _record_advice(name: str) -> str:

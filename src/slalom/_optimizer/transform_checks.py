@@ -12,6 +12,7 @@ from .._core.chain import Chain, first_link
 from .._core.declared import Part
 from .._core.fields import bind_numbers
 from .._core.hyperparams import bound
+from .._core.loss_scale import check_loss_scale
 from .._core.messages import warn
 from .._core.printing import Call, code, operand
 from .._core.traits import MIXED, AbstractTraits
@@ -80,9 +81,12 @@ def _check(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
                 "the chain, and must not be wrapped. Write "
                 f"`{operand(part.module)} | rest`, and wrap only the rest."
             )
+    check_loss_scale(transform)
     yield from _idle_steps(transform)
     yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
+    for part in transforms(transform, params=params):
+        yield from part.module.warnings(part.params)
     signs = transform.signs(params)
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]

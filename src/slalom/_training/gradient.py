@@ -11,6 +11,7 @@ from .._compile.callables import with_function
 from .._compile.program import Packed, pack, unpack
 from .._core.chain import first_link
 from .._core.context import Context
+from .._core.loss_scale import loss_scale
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -18,7 +19,9 @@ from .._optimizer.compiled import advance
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._types import Params, Scalar, Updates
+from ..tree import accumulation_dtype, cast
 from .batch import Arguments, Batch, batch_of
+from .compute_dtype import in_compute_dtype
 from .loss import (
     LossGradient,
     LossResult,
@@ -52,6 +55,7 @@ def training_step(
             model=split(arguments["model"], opt.binding.trainable),
             args=arguments["args"],
             kwargs=arguments["kwargs"],
+            scale=loss_scale(opt.transform, opt.state),
         )
         if first_link(opt.transform).per_example:
             gradient = _per_example_gradient(batch_loss, opt)
@@ -78,13 +82,17 @@ def training_step(
 
 
 class BatchLoss(NamedTuple):
-    """A loss and the batch of this step."""
+    """A loss and the batch of this step.
+
+    With a `scale`, the gradients are those of the loss times it.
+    """
 
     loss_fn: Callable[..., Any]
     options: Options
     model: Split
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    scale: Scalar | None
 
     @property
     def trained(self) -> list[Array]:
@@ -93,6 +101,9 @@ class BatchLoss(NamedTuple):
 
     def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
         """The loss with these arguments."""
+        if self.options.compute_dtype is not None:
+            dtype = self.options.compute_dtype
+            model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
         returned = self.loss_fn(model, *args, **kwargs)
         return checked_loss(returned, self.options.has_aux, self.options.has_weight)
@@ -102,9 +113,16 @@ class BatchLoss(NamedTuple):
 
         def loss_of(trained: list[Array]) -> tuple[Scalar, Packed]:
             result = self.evaluate(self.model.join(trained), arguments)
-            return result.loss, pack(result)
+            return self._scaled(result.loss), pack(result)
 
         return jax.grad(loss_of, has_aux=True)(self.trained)
+
+    def _scaled(self, loss: Scalar) -> Scalar:
+        """What is differentiated."""
+        if self.scale is None:
+            return loss
+        dtype = accumulation_dtype(loss.dtype)
+        return cast(loss, dtype) * cast(self.scale, dtype)
 
     def over_batch(
         self, function: LossGradient, like: list[Array]

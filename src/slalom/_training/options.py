@@ -18,6 +18,7 @@ class Options(NamedTuple):
     batch_args: tuple[int | str, ...] | None = None
     reuse_linesearch: bool = False
     transform_grads: Callable[[PyTree], PyTree] | None = None
+    compute_dtype: str | None = None
 
     def returned(self, loss: Any, weight: Any, aux: Any) -> Any:
         """The third result of the step: the loss, or a tuple of what the loss returned."""

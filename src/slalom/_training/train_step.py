@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
+from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
+from .compute_dtype import as_compute_dtype
 from .options import Donate, Options
 from .step import TrainStep
 
@@ -31,6 +33,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> TrainStep[P, Array]: ...
 @overload
 def train_step(
@@ -43,6 +46,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> TrainStep[P, tuple[Array, Aux]]: ...
 @overload
 def train_step(
@@ -55,6 +59,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> TrainStep[P, tuple[Array, Array]]: ...
 @overload
 def train_step(
@@ -67,6 +72,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> TrainStep[P, tuple[Array, Array, Aux]]: ...
 @overload
 def train_step(
@@ -78,6 +84,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> Callable[[LossFn[P]], TrainStep[P, Array]]: ...
 @overload
 def train_step(
@@ -89,6 +96,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> Callable[[WithAux[P, Aux]], TrainStep[P, tuple[Array, Aux]]]: ...
 @overload
 def train_step(
@@ -100,6 +108,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> Callable[[WithWeight[P]], TrainStep[P, tuple[Array, Array]]]: ...
 @overload
 def train_step(
@@ -111,6 +120,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> Callable[[WithBoth[P, Aux]], TrainStep[P, tuple[Array, Array, Aux]]]: ...
 @overload
 def train_step(
@@ -123,6 +133,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> TrainStep[P, Any]: ...
 def train_step(
     loss_fn: Any = None,
@@ -134,6 +145,7 @@ def train_step(
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: Any = None,
+    compute_dtype: Any = None,
 ) -> Any:
     """Makes a compiled training step from a loss.
 
@@ -181,6 +193,24 @@ def train_step(
     microbatch or example, so that every part has its own dropout mask: part i gets
     `jax.random.split(key, m)[i]`. An array of keys is divided like any other array.
 
+    With `compute_dtype="bfloat16"`, the parameters stay in float32, and the loss is computed in
+    bfloat16. Its gradients are float32, and so are their means over microbatches. A mean over the
+    batch needs the digits of float32, so let the loss cast the result of the model:
+
+    ```python
+    >>> @sl.train_step(compute_dtype="bfloat16")
+    ... def step(model, x, y):
+    ...     errors = (jax.vmap(model)(x) - y).astype(jnp.float32)
+    ...     return jnp.mean(errors**2)
+    >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)), jnp.zeros((4, 1)))
+    >>> model.layers[0].weight.dtype
+    dtype('float32')
+
+    ```
+
+    For float16, use `tx.scale_loss()` too. The step then differentiates the loss times
+    `opt.loss_scale`, and returns the loss itself.
+
     **Arguments:**
 
     - `loss_fn`: called as `loss_fn(model, *args, **kwargs)`. Returns a real scalar, or a tuple as
@@ -207,6 +237,11 @@ def train_step(
     - `transform_grads`: a function of the gradients, called before the optimizer sees them. It
         takes and returns a tree like the model, with `None` for everything that is not trainable,
         for example `lambda grads: jax.lax.pmean(grads, "data")`.
+    - `compute_dtype`: the dtype of the forward and backward pass, `"bfloat16"`, `"float16"`,
+        `"float32"` or `"float64"`. The loss is called with all real floating arrays of the model
+        and of its arguments in this dtype. Integers, bools, complex arrays, PRNG keys,
+        `eqx.nn.State` and arrays that the loss itself carries stay as they are. Gradients have the
+        dtypes of the parameters. Defaults to the dtypes as they are.
 
     **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
     `(model, opt, loss)`. With `has_aux` or `has_weight` the third result is the tuple that the loss
@@ -219,7 +254,14 @@ def train_step(
     if batch_args is not None:
         batch_args = (batch_args,) if isinstance(batch_args, int | str) else tuple(batch_args)
     options = Options(
-        has_aux, has_weight, donate, microbatches, batch_args, reuse_linesearch, transform_grads
+        has_aux,
+        has_weight,
+        donate,
+        microbatches,
+        batch_args,
+        reuse_linesearch,
+        transform_grads,
+        as_compute_dtype(compute_dtype),
     )
     options.check()
     if loss_fn is None:

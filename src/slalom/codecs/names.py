@@ -26,8 +26,9 @@ def as_codec(what: str, given: Any) -> AbstractCodec | offload:
         return given
     if isinstance(given, str) and given in NAMED:
         return NAMED[given]
-    called = isinstance(given, type) and issubclass(given, AbstractCodec | offload)
-    called_hint = f" Call it: `sl.codecs.{given.__name__}(...)`." if called else ""
+    called_hint = ""
+    if isinstance(given, type) and issubclass(given, AbstractCodec | offload):
+        called_hint = f" Call it: `sl.codecs.{given.__name__}(...)`."
     names = ", ".join(map(repr, NAMED))
     raise TypeError(
         f"{what} must be one of {names}, or a codec such as `sl.codecs.int8()`, got "

@@ -16,7 +16,9 @@ from .._core.marks import per_leaf, per_param
 from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ..tree.means import moved
-from ._layout import factored_axes
+from ..where.layout import LayoutLike
+from ..where.resolve import Where
+from ._layout import factored_axes, layout_field, layout_selectors
 from .clip import clip_factor
 
 
@@ -64,7 +66,7 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
     - `clipping_threshold`: the largest root mean square of each leaf's update, ≥ 0. It is
         equivalent to `| sl.ClipByBlockRms(d)`, but does not write u to memory in between.
         Defaults to no clipping.
-    - `axis`: the two axes to factor in every array that this transform sees. Defaults to the axes
+    - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`. Defaults to the axes
         described above.
 
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018; Zhai et al.,
@@ -78,20 +80,16 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
     epsilon: Hyperparameter = hyperparameter(1e-30, within="(0, inf)")
     decay_rate_fn: Callable[..., Any] = eqx.field(default=_power_decay, static=True)
     clipping_threshold: Hyperparameter | None = hyperparameter(None, within="[0, inf]")
-    axis: tuple[int, int] | None = eqx.field(default=None, static=True, kw_only=True)
+    layout: LayoutLike = layout_field()
 
     keeps_zeros: ClassVar[bool] = True
 
-    def __check_init__(self):
-        if self.axis is not None and len(set(self.axis)) != 2:
-            raise ValueError(
-                f"ScaleByFactoredRms.axis must be two different axes, got {self.axis!r}."
-            )
+    def selectors(self) -> tuple[Where, ...]:
+        return layout_selectors(self)
 
     def init(self, params: Params) -> ScaleByFactoredRmsState:
         tree.check_inexact(params)
-        size = self.min_dim_size_to_factor
-        axes = factored_axes(type(self).__name__, params, self.axis, size)
+        axes = factored_axes(self, params, self.min_dim_size_to_factor)
         chosen = iter(axes if self.factored else (None,) * len(axes))
 
         def zeros(x: Any) -> tuple[Array, ...]:

@@ -1,6 +1,6 @@
 """Momentum and exponential moving averages."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import numpy as np
@@ -81,6 +81,7 @@ class Ema(AbstractTransform[EmaState]):
 
         eₜ = γ·eₜ₋₁ + (1 − γ)·gₜ,   uₜ = eₜ,   or, with `debias`,   uₜ = eₜ / (1 − γᵗ)
 
+    With `nesterov`, uₜ = γ·eₜ + (1 − γ)·gₜ, where `debias` divides eₜ by 1 − γᵗ⁺¹ and gₜ by 1 − γᵗ.
     Each leaf counts t from the start of its own average.
 
     **Arguments:**
@@ -90,11 +91,14 @@ class Ema(AbstractTransform[EmaState]):
     - `accumulator_dtype`: the floating dtype in which e is stored; complex parameters use its
         complex counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
         In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes.
+    - `nesterov`: whether to look ahead to the next average. Optax has this only inside of other
+        rules, such as `optax.contrib.scale_by_muon`.
     """
 
     decay: Hyperparameter = hyperparameter(within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
+    nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
 
     elementwise: ClassVar[bool] = True
 
@@ -120,8 +124,18 @@ class Ema(AbstractTransform[EmaState]):
             return now.decay * ema + now.c * g
 
         ema = tree.map_leaves(mean, (updates, state.ema), now, like=(state.ema,))
-        if age is None:
+        if self.nesterov:
+            now.from_ema, now.from_g = now.decay, now.c
+            if age is not None:
+                now.from_ema = now.decay * tree.bias_correction(now.decay, tree.increment(age))
+                now.from_g = now.c * tree.bias_correction(now.decay, age)
+            updates = tree.map_leaves(_look_ahead, (updates, ema), now)
+        elif age is None:
             updates = tree.widened(ema)
         else:
             updates = tree.scale(ema, tree.bias_correction(now.decay, age))
         return updates, EmaState(age, ema)
+
+
+def _look_ahead(now: Any, g: Array, ema: Array) -> Array:
+    return now.from_ema * ema + now.from_g * g

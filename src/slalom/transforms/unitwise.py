@@ -1,11 +1,9 @@
 """Transforms that clip the update of each unit."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -14,38 +12,34 @@ from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
-from ._layout import Axis, unit_axes, warn_unknown
+from ..where.layout import LayoutLike
+from ..where.resolve import Where
+from ._layout import layout_field, layout_selectors, map_by, unit_axes, warn_guessed
 from .clip import clip_factor
 
 
 class _AbstractUnitwise(AbstractStatelessTransform):
     """A rule that needs the axes of each unit."""
 
-    axis: eqx.AbstractVar[Axis | None]
+    layout: eqx.AbstractVar[LayoutLike]
 
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
         tree.check_inexact(params)
-        unit_axes(type(self).__name__, params, self.axis)
-        if self.axis is None:
-            warn_unknown(type(self).__name__, params)
+        unit_axes(self, params)
+        warn_guessed(self, params)
+
+    def selectors(self) -> tuple[Where, ...]:
+        return layout_selectors(self)
 
     def _map_units(
         self, rule: Callable[..., Array], trees: tuple[Any, ...], context: Context | None
     ) -> Updates:
         """`rule(axes, now, *leaves)` at every leaf, where `axes` are those of one unit."""
-        axes = unit_axes(type(self).__name__, trees[0], self.axis)
-        now = self.at(context)
-        new_leaves: list[Any] = [None] * len(axes)
-        for unit in dict.fromkeys(axes):
-            keep = tuple(a == unit for a in axes)
-            cut = tuple(tree.cut(t, keep) for t in trees)
-            new = tree.map_leaves(functools.partial(rule, unit), cut, now)
-            chosen = (i for i, k in enumerate(keep) if k)
-            for i, leaf in zip(chosen, jax.tree.leaves(new), strict=True):
-                new_leaves[i] = leaf
-        return jax.tree.structure(trees[0]).unflatten(new_leaves)
+        axes = unit_axes(self, trees[0])
+        (updates,) = map_by(axes, lambda *args: (rule(*args),), trees, self.at(context))
+        return updates
 
 
 class UnitwiseClip(_AbstractUnitwise):
@@ -57,20 +51,22 @@ class UnitwiseClip(_AbstractUnitwise):
     also when `eqx.filter_vmap` stacks these layers. A bias, a scale and any other vector is one
     unit. Other arrays follow Optax, where inputs come first: a unit lies along axis 0 of an array
     with 2 or 3 axes, and along all axes but the last of one with 4 or 5. If such an array belongs
-    to a module of your own, creating the optimizer warns about it.
+    to a module of your own, creating the optimizer warns about it. State the layout in its class:
+    `__layout__ = {"weight": "oi"}`.
 
     **Arguments:**
 
     - `max_norm`: c, ≥ 0.
-    - `axis`: the axis or axes along which the numbers of one unit lie, in every array that this
-        transform sees. Defaults to the axes described above.
+    - `layout`: the layout of arrays that are read wrongly otherwise: a mapping from selectors to
+        strings with a letter for each axis, such as `{sl.where.path("w"): "oi"}`, or one such
+        string for all arrays. `sl.where.matrix` explains the letters.
 
     ??? cite "Brock et al., [High-Performance Large-Scale Image Recognition Without
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
     """
 
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
-    axis: Axis | None = eqx.field(default=None, static=True)
+    layout: LayoutLike = layout_field()
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -95,7 +91,7 @@ class AdaptiveGradClip(_AbstractUnitwise):
 
     - `clipping`: c, the largest ratio of the two norms, ≥ 0; 0.01 in the paper for large batches.
     - `eps`: ε, ≥ 0; lets weights leave zero.
-    - `axis`: as for `UnitwiseClip`.
+    - `layout`: as for `UnitwiseClip`.
 
     ??? cite "Brock et al., [High-Performance Large-Scale Image Recognition Without
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
@@ -103,7 +99,7 @@ class AdaptiveGradClip(_AbstractUnitwise):
 
     clipping: Hyperparameter = hyperparameter(within="[0, inf]")
     eps: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
-    axis: Axis | None = eqx.field(default=None, static=True)
+    layout: LayoutLike = layout_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 

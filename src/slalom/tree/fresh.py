@@ -142,7 +142,10 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
         sharding = s.sharding
         if isinstance(sharding, NamedSharding) and mesh is not None:
             sharding = NamedSharding(mesh, sharding.spec)
-        return jnp.zeros(s.shape, s.dtype, device=sharding)
+        made = jnp.zeros(s.shape, s.dtype, device=sharding)
+        # Inside of `jax.shard_map` what differs between the devices is of another type.
+        varying = () if s.manual_axis_type is None else tuple(s.manual_axis_type.varying)
+        return jax.lax.pcast(made, varying, to="varying") if varying else made
 
     return jax.tree.map(zeros, shapes)
 

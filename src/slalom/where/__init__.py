@@ -4,6 +4,7 @@ Every `where` argument accepts a selector from this module, a function of the wh
 that returns a tree of bools (or a prefix of one), or such a tree.
 """
 
+from .matrices import matrix as matrix
 from .resolve import Where as Where
 from .selectors import (
     dtype as dtype,
@@ -21,6 +22,7 @@ __all__ = [
     "dtype",
     "everything",
     "leaf",
+    "matrix",
     "ndim",
     "nothing",
     "path",

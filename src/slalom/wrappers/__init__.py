@@ -10,7 +10,10 @@ from .mask import Masked as Masked, Only as Only
 from .partitions import Partition as Partition, partition as partition
 from .project import Projected as Projected
 from .record import Recorded as Recorded
+from .scale_loss import ScaleLoss as ScaleLoss
+from .schedule_free import ScheduleFree as ScheduleFree
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
 from .store import Stored as Stored
 from .when import When as When
+from .write import Written as Written

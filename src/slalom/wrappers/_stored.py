@@ -239,10 +239,10 @@ def _is_by_leaf(state: Any, number: int) -> bool:
     return True
 
 
-def _fields(state: Any) -> list[tuple[str | None, Any]]:
+def _fields(state: Any) -> list[tuple[str, Any]]:
     """The children of a state with the names of their fields."""
     children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
-    return [(getattr(path[0], "name", None) if path else None, child) for path, child in children]
+    return [(getattr(path[0], "name", "") if path else "", child) for path, child in children]
 
 
 def _with_fields(state: Any, new: dict[str, Any]) -> Any:
@@ -262,9 +262,9 @@ def _at_leaf(state: Any, n: int) -> Any:
     for name, child in _fields(state) if known else ():
         leaves = jax.tree.leaves(child, is_leaf=is_encoded)
         if known.get(name) == PARAM_LIKE and leaves:
-            new[str(name)] = leaves[n]
+            new[name] = leaves[n]
         elif known.get(name) == PER_LEAF and leaves and leaves[0].ndim == 1:
-            new[str(name)] = leaves[0][n : n + 1]
+            new[name] = leaves[0][n : n + 1]
     return _with_fields(state, new)
 
 
@@ -276,11 +276,11 @@ def _of_leaves(state: Any, parts: Sequence[Any]) -> Any:
         leaves, structure = jax.tree.flatten(child, is_leaf=is_encoded)
         if not leaves:
             continue
-        own = [getattr(part, str(name)) for part in parts]
+        own = [getattr(part, name) for part in parts]
         if known.get(name) == PARAM_LIKE:
-            new[str(name)] = structure.unflatten(own)
+            new[name] = structure.unflatten(own)
         else:
-            new[str(name)] = jnp.concatenate(own) if leaves[0].ndim == 1 else own[0]
+            new[name] = jnp.concatenate(own) if leaves[0].ndim == 1 else own[0]
     return _with_fields(state, new)
 
 
@@ -356,7 +356,7 @@ def _run_leaves(
             return [tree.add(own_p, u) if adds else u, *new_shaped], new_ages
 
         read = [g, *([] if adds or p is None else [p]), *also]
-        target = p
+        target: Any = p
         if not adds:
             arrays = decoded((read, [jnp.zeros(()), *old]))
             result = jax.eval_shape(lambda: rule(*arrays)[0][0])

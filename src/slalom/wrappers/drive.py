@@ -78,7 +78,12 @@ class Driven(AbstractWrapper[DrivenState]):
                     )
                 taken[path] = name
 
-    # A class attribute of other classes; here it depends on a field.
+    # Class attributes of other classes; here they depend on a field.
+    @property
+    def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether no schedule uses the gradients."""
+        return "grad" not in self.needs
+
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The entries of the context that the schedules need."""

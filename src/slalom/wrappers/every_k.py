@@ -124,6 +124,12 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     elementwise: ClassVar[bool] = True
 
+    # A class attribute of other classes; here it depends on a field.
+    @property
+    def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether no condition measures the gradients."""
+        return self.skip is None
+
     def init(self, params: Params) -> EveryKState:
         def dtype(own: np.dtype) -> np.dtype:
             if self.accumulator_dtype is None:

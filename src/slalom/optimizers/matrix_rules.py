@@ -1,0 +1,285 @@
+"""Muon and its relatives: rules for the matrices of hidden layers, with others for the rest."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._core.advice import advise_keywords
+from .._core.chain import chain
+from .._core.fields import Hyperparameter
+from .._core.transform import AbstractTransform
+from ..transforms import (
+    Ema,
+    NormalizeColumns,
+    Orthogonalize,
+    Scale,
+    ScaleByFanIn,
+    ScaleByLearningRate,
+    ScaleByRowRms,
+    ScaleBySign,
+    Trace,
+)
+from ..where import matrix
+from ..where.layout import LayoutLike
+from ..where.resolve import Where, WhereLike
+from ._decay import decayed
+from .adam_family import adam, adamw
+
+
+@advise_keywords
+def muon(
+    learning_rate: Hyperparameter,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    beta: Hyperparameter = 0.95,
+    eps: Hyperparameter = 1e-7,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = True,
+    preconditioning: str = "frobenius",
+    scale: str | None = "original",
+    compute_dtype: Any | None = None,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """Muon for the matrices of hidden layers, and AdamW for everything else.
+
+        p ↦ p − η·(s·orth(m) + λ·p)   with   mₜ = gₜ + β·tₜ,   tₜ = gₜ + β·tₜ₋₁
+
+    orth(m) has the singular vectors of m, and singular values near 1. Matrices are what
+    `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves out go to AdamW: pass
+    `where=~sl.where.path("head.**")` to train an output layer with AdamW, as the authors advise.
+    `opt.describe(model)` shows which is which.
+
+    With the original scale η is much larger than for AdamW, such as 0.02, and
+    `adam_learning_rate` should be given. With `scale="match_rms_adamw"` both are equal.
+
+    Differs from Optax: weights of Equinox's layers are outputs × inputs, so s is √(outputs /
+    inputs) of the right numbers; convolutions and stacks of layers are matrices too; the momentum
+    is a sum, as in PyTorch and the original code. Optax corrects the bias of a mean, which changes
+    its direction: `sl.Ema(0.95, nesterov=True) | sl.Orthogonalize() | ...` does so too.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `beta`: β, the decay of the momentum, in [0, 1).
+    - `weight_decay`: λ, ≥ 0. The default is no decay, unlike in PyTorch.
+    - `decay_where`: which of the matrices decay. Defaults to all.
+    - `mu_dtype`: the dtype of the momentum.
+    - `nesterov`: whether m looks ahead; mₜ = tₜ if not.
+    - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `scale`, `compute_dtype`, `layout`: as
+        `coefficients`, `steps` and so on in `Orthogonalize`. Optax's `consistent_rms=0.2` is
+        `scale="match_rms_adamw"`.
+    - `where`: which matrices are trained with Muon. Defaults to all.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
+    - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+
+    **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
+
+    ```python
+    >>> sl.muon(0.02, adam_learning_rate=1e-3)
+    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)).partition(
+        {
+            sl.where.matrix(): (
+                sl.Trace(0.95, nesterov=True)
+                | sl.Orthogonalize()
+                | sl.ScaleByLearningRate(0.02)
+            )
+        },
+        names=('muon',)
+    )
+
+    ```
+
+    ??? cite "Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon/), 2024; Liu et al.,
+        [Muon is Scalable for LLM Training](https://arxiv.org/abs/2502.16982), 2025"
+    """
+    rule = chain(
+        Trace(beta, nesterov, mu_dtype),
+        Orthogonalize(
+            ns_steps,
+            ns_coeffs,
+            scale,
+            compute_dtype,
+            preconditioning=preconditioning,
+            eps=eps,
+            layout=layout,
+        ),
+        *_decay(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    rest = _adam(learning_rate, adam_learning_rate, adam_b1, adam_b2, adam_weight_decay)
+    return rest.partition({_chosen(where, layout): rule}, names=("muon",))
+
+
+@advise_keywords
+def norm_muon(
+    learning_rate: Hyperparameter,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    beta: Hyperparameter = 0.95,
+    beta2: Hyperparameter = 0.95,
+    eps: Hyperparameter = 1e-7,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = True,
+    preconditioning: str = "frobenius",
+    scale: str | None = "original",
+    compute_dtype: Any | None = None,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """NorMuon for the matrices of hidden layers, and AdamW for everything else.
+
+    It is `muon` with `ScaleByRowRms` behind `Orthogonalize`: the updates of all outputs of a layer
+    become equally large, and the norm of each matrix stays.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `beta2`: the decay of the mean of squares of each row, in [0, 1).
+    - The others: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`,
+        up to the deviation of the singular values from 1.
+
+    **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `ScaleByRowRms`,
+    `AddDecayedWeights` and `ScaleByLearningRate`, and of AdamW.
+
+    ??? cite "Li et al., [NorMuon](https://arxiv.org/abs/2510.05491), 2025"
+    """
+    rule = chain(
+        Trace(beta, nesterov, mu_dtype),
+        Orthogonalize(
+            ns_steps,
+            ns_coeffs,
+            scale,
+            compute_dtype,
+            preconditioning=preconditioning,
+            eps=eps,
+            layout=layout,
+        ),
+        ScaleByRowRms(beta2, layout=layout),
+        *_decay(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    rest = _adam(learning_rate, adam_learning_rate, adam_b1, adam_b2, adam_weight_decay)
+    return rest.partition({_chosen(where, layout): rule}, names=("norm_muon",))
+
+
+@advise_keywords
+def scion(
+    learning_rate: Hyperparameter,
+    beta: Hyperparameter = 0.9,
+    radius: Hyperparameter = 50.0,
+    output_radius: Hyperparameter = 3000.0,
+    rest_radius: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    mu_dtype: Any | None = None,
+    *,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    eps: Hyperparameter = 1e-7,
+    preconditioning: str = "frobenius",
+    compute_dtype: Any | None = None,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+) -> AbstractTransform:
+    """Scion: each layer takes the steepest step of a fixed norm, in a norm that suits the layer.
+
+        p ↦ p − η·(ρ·lmo(m) + λ·p)   with   mₜ = β·mₜ₋₁ + (1 − β)·gₜ
+
+    lmo(m) is √(outputs / inputs)·orth(m) for the matrices of hidden layers, sign(m) / inputs for
+    the output layer, and for everything else m with columns of root mean square 1: the vectors of
+    the tokens in an embedding, and biases. No parameter goes to AdamW. The output layer is what
+    `where` leaves out: `where=~sl.where.path("head.**")`.
+
+    With λ = 1 the step is p ↦ (1 − η)·p − η·ρ·lmo(m), and p stays in the ball of radius ρ: this is
+    the constrained Scion of the paper. The radii are those of its GPT-2, with η = 0.00036.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `beta`: β, the decay of the mean of gradients, in [0, 1). The paper calls 1 − β α.
+    - `radius`: ρ of the matrices of hidden layers, > 0.
+    - `output_radius`: ρ of the other matrices.
+    - `rest_radius`: ρ of everything else.
+    - `weight_decay`: λ, ≥ 0. Defaults to no decay, the unconstrained Scion.
+    - `decay_where`: which parameters decay. Defaults to all.
+    - `mu_dtype`: the dtype of the mean.
+    - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in `muon`.
+    - `where`: which matrices belong to hidden layers. Defaults to all.
+
+    **Returns:** a partition of three chains: with `Orthogonalize`, with `ScaleBySign` and
+    `ScaleByFanIn`, and with `NormalizeColumns`.
+
+    ??? cite "Pethick et al., [Training Deep Learning Models with Norm-Constrained
+        LMOs](https://arxiv.org/abs/2502.07529), 2025. For a convolution the paper divides by the
+        kernel's size, and we by its root: it is one matrix, outputs × (inputs · kernel)."
+    """
+
+    def step(*direction: AbstractTransform, radius: Hyperparameter) -> AbstractTransform:
+        return chain(
+            Ema(beta, False, mu_dtype),
+            *direction,
+            Scale(radius),
+            *_decay(weight_decay, decay_where),
+            ScaleByLearningRate(learning_rate),
+        )
+
+    spectral = Orthogonalize(
+        ns_steps,
+        ns_coeffs,
+        "spectral",
+        compute_dtype,
+        preconditioning=preconditioning,
+        eps=eps,
+        layout=layout,
+    )
+    hidden = step(spectral, radius=radius)
+    output = step(ScaleBySign(), ScaleByFanIn(layout=layout), radius=output_radius)
+    rest = step(NormalizeColumns(layout=layout), radius=rest_radius)
+    matrices = matrix(layout)
+    groups: Mapping[Where, AbstractTransform] = {_chosen(where, layout): hidden, matrices: output}
+    if where is None:
+        return rest.partition({matrices: hidden}, names=("hidden",))
+    return rest.partition(groups, names=("hidden", "output"))
+
+
+def _chosen(where: WhereLike | None, layout: LayoutLike) -> Where:
+    """The matrices that the user selects."""
+    return matrix(layout) if where is None else matrix(layout) & where
+
+
+def _decay(
+    weight_decay: Hyperparameter, decay_where: WhereLike | None
+) -> tuple[AbstractTransform, ...]:
+    """Weight decay, or nothing where there is none."""
+    # Not `== 0`, which an array or a schedule would not answer with a bool.
+    none = isinstance(weight_decay, int | float) and weight_decay == 0
+    return () if none else (decayed(weight_decay, decay_where),)
+
+
+def _adam(
+    learning_rate: Hyperparameter,
+    adam_learning_rate: Hyperparameter | None,
+    b1: Hyperparameter,
+    b2: Hyperparameter,
+    weight_decay: Hyperparameter,
+) -> AbstractTransform:
+    """AdamW, or Adam without decay, for what is no matrix of a hidden layer."""
+    rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+    if isinstance(weight_decay, int | float) and weight_decay == 0:
+        return adam(rate, b1, b2)
+    return adamw(rate, b1, b2, weight_decay=weight_decay)

@@ -1,0 +1,353 @@
+"""Which axes of an array are outputs and which are inputs.
+
+A layout is a string with a letter for each axis, in order:
+
+- `o`: outputs;
+- `i`: inputs;
+- `k`: the kernel of a convolution, which belongs to the inputs;
+- `v`: the vocabulary of an embedding, whose rows are looked up instead of multiplied;
+- `s`: a stack of separate matrices.
+
+Several axes may have the same letter. Axes in front of the letters are stacks too, such as those
+that `eqx.filter_vmap` makes. `(3o)` is an axis of outputs in 3 equal blocks, each a matrix of its
+own, such as a projection to queries, keys and values at once. `heads` separates the heads in the
+projections of an `eqx.nn.MultiheadAttention`.
+
+The layout of an array is, in this order: what the user passes to the rule (`layout={where: "io"}`),
+what a module around it states (`__layout__ = {"weight": "io"}`), that of a known layer, and, as
+Optax assumes, inputs before outputs. Rules read it through `transforms/_layout.py`.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from .._paths import dotted, glob_pattern
+from .._types import Params
+from .resolve import Cases, Leaf, Where, as_where, resolve
+from .selectors import everything
+
+LayoutLike: TypeAlias = str | Mapping[Any, str] | Where | None
+"""A layout for all arrays, or a mapping from selectors to layouts."""
+
+HEADS = "heads"
+_AXIS = re.compile(r"([oikvs])|\(([1-9]\d*)([oi])\)")
+_INPUTS = "ik"
+
+
+# --- a matrix -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """How to read an array as a batch of matrices, outputs × inputs, and how to write it back."""
+
+    shape: tuple[int, ...]
+    """The shape of the array."""
+    split: tuple[int, ...]
+    """Its shape with an axis for each block."""
+    order: tuple[int, ...]
+    """The axes of `split`: stacks, then outputs, then inputs."""
+    batch: int
+    """The number of matrices."""
+    rows: int
+    """The number of outputs."""
+    columns: int
+    """The number of inputs."""
+
+    def read(self, x: Inexact[Array, "..."]) -> Inexact[Array, "batch rows columns"]:
+        """The array as a batch of matrices."""
+        split = jnp.reshape(x, self.split)
+        if self.order != tuple(range(len(self.order))):
+            split = jnp.transpose(split, self.order)
+        return jnp.reshape(split, (self.batch, self.rows, self.columns))
+
+    def write(self, matrices: Inexact[Array, "batch rows columns"]) -> Inexact[Array, "..."]:
+        """Undoes `read`."""
+        ordered = jnp.reshape(matrices, tuple(self.split[a] for a in self.order))
+        if self.order != tuple(range(len(self.order))):
+            back = sorted(range(len(self.order)), key=self.order.__getitem__)
+            ordered = jnp.transpose(ordered, back)
+        return jnp.reshape(ordered, self.shape)
+
+    def __str__(self) -> str:
+        one = f"{self.rows} × {self.columns}"
+        return one if self.batch == 1 else f"{self.batch} of {one}"
+
+
+# --- a layout -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What each axis of one array means."""
+
+    shape: tuple[int, ...]
+    letters: tuple[tuple[str, int], ...] | None
+    """The letter and the number of blocks of each axis; `None` if unknown."""
+    guessed: bool = False
+    """Whether nobody states the layout, and it is what Optax assumes."""
+    module: str | None = None
+    """The class that owns the array, if it is a module of the user's and the layout is guessed."""
+    tied: bool = False
+    """Whether the array is also the weight of an embedding."""
+
+    def axes(self, letters: str) -> tuple[int, ...]:
+        """The axes with these letters."""
+        return tuple(a for a, (letter, _) in enumerate(self.letters or ()) if letter in letters)
+
+    @property
+    def unit(self) -> tuple[int, ...] | None:
+        """The axes along which the numbers belong to one output; `None` if unknown.
+
+        Blocks make no difference.
+        """
+        if self.letters is None:
+            return None
+        inputs = self.axes("ikv")
+        return inputs if inputs and self.axes("o") else self.axes("oikv")
+
+    @property
+    def pair(self) -> tuple[int, int] | None:
+        """The longest axis of outputs and the longest of inputs without the kernel."""
+        out, into = self.axes("o"), self.axes("iv")
+        if not out or not into:
+            return None
+        return max(out, key=self.shape.__getitem__), max(into, key=self.shape.__getitem__)
+
+    @property
+    def not_a_matrix(self) -> str | None:
+        """Why this array is not a matrix of a layer, such as `"a vector"`; `None` if it is one."""
+        # Optax guesses units with more axes, but no matrices.
+        if self.letters is None or (self.guessed and len(self.shape) > 2 and self.axes("i")):
+            return f"an array with {len(self.shape)} axes of unknown layout"
+        if self.axes("v"):
+            return "an embedding"
+        if self.tied:
+            return "tied to an embedding"
+        if self.axes("o") and self.axes(_INPUTS):
+            return None
+        own = self.axes("oik")
+        if sum(self.shape[a] != 1 for a in own) < 2:
+            return "a vector" if own else "a scalar"
+        return "an array without inputs" if self.axes("o") else "an array without outputs"
+
+    @property
+    def matrix(self) -> Matrix | None:
+        """How to read it as matrices; `None` if it is not a matrix of a layer."""
+        if self.letters is None or self.not_a_matrix is not None:
+            return None
+        split: list[int] = []
+        kinds: list[str] = []
+        for size, (letter, blocks) in zip(self.shape, self.letters, strict=True):
+            if blocks > 1:
+                split.append(blocks)
+                kinds.append("s")
+            split.append(size // blocks)
+            kinds.append(letter)
+        groups = [
+            [a for a, letter in enumerate(kinds) if letter in which]
+            for which in ("s", "o", _INPUTS)
+        ]
+        batch, rows, columns = (math.prod(split[a] for a in group) for group in groups)
+        order = tuple(a for group in groups for a in group)
+        return Matrix(self.shape, tuple(split), order, batch, rows, columns)
+
+
+def parsed(letters: str) -> tuple[tuple[str, int], ...] | None:
+    """The letter and the number of blocks of each axis; `None` for what is not a layout."""
+    axes = [(m[1] or m[3], int(m[2] or 1)) for m in _AXIS.finditer(letters)]
+    return tuple(axes) if _AXIS.sub("", letters) == "" else None
+
+
+def as_layout(given: Any) -> Any:
+    """The `layout` of a rule as a selector that labels arrays with their layout."""
+    if isinstance(given, str):
+        return Cases(((everything(), given),))
+    if isinstance(given, Mapping):
+        return Cases(tuple((as_where(where), letters) for where, letters in given.items()))
+    return given
+
+
+def check_layout(name: str, given: Any) -> None:
+    """Raises an error for what is neither a layout nor a mapping from selectors to layouts."""
+    if not isinstance(given, Cases):
+        raise TypeError(
+            f"{name} takes a layout such as 'io', or a mapping from selectors to layouts, such as "
+            f"{{sl.where.path('w'): 'io'}}, got {given!r}."
+        )
+    for where, letters in given.cases:
+        if any(primitive.sees_dtypes for primitive in where.primitives()):
+            raise ValueError(
+                f"{name} selects by dtype ({where!r}), which does not tell outputs from inputs, "
+                "and which updates need not share. Select by path, type or number of axes."
+            )
+        if not isinstance(letters, str) or (letters != HEADS and parsed(letters) is None):
+            raise ValueError(f"{name} has {letters!r}, which is not a layout. {_LETTERS}")
+
+
+_LETTERS = (
+    "A layout has a letter for each axis: o for outputs, i for inputs, k for a kernel, v for a "
+    "vocabulary, s for a stack, (3o) for outputs in 3 blocks; or it is 'heads', for the "
+    "projections of an eqx.nn.MultiheadAttention."
+)
+
+
+# --- the layout of a leaf -------------------------------------------------------------------
+
+
+def layouts(params: Params, told: Where | None = None) -> tuple[Layout, ...]:
+    """The layout of each leaf, in order. Memoized.
+
+    **Arguments:**
+
+    - `params`: the parameters, or updates.
+    - `told`: the `layout` that the user passed to the rule, if any.
+    """
+    return resolve(layout_of, told, params)
+
+
+def layout_of(told: Where | None, leaves: list[Leaf]) -> list[Layout]:
+    """The layout of each of these leaves."""
+    given = [None] * len(leaves) if told is None else told.evaluate(leaves)
+    return [_layout(leaf, letters) for leaf, letters in zip(leaves, given, strict=True)]
+
+
+def _layout(leaf: Leaf, told: str | None) -> Layout:
+    shape = tuple(leaf.struct.shape)
+    nodes = leaf.ancestors()
+    tied = told is None and _is_tied(shape, nodes)
+    if told is not None:
+        return _stated(leaf, nodes, told, "is told the layout")
+    for depth, node in enumerate(nodes):
+        found = _of_class(node, dotted(leaf.key_path[depth:]))
+        if found is not None:
+            how = f"has the layout in {type(node).__name__}.__layout__"
+            return dataclasses.replace(_stated(leaf, nodes, found, how), tied=tied)
+    letters = _of_layer(nodes[-1], leaf.path.rpartition(".")[2])
+    if letters is not None and len(shape) >= len(letters):
+        return Layout(shape, _with_stacks(shape, parsed(letters) or ()), tied=tied)
+    many = sum(n != 1 for n in shape) > 1
+    module = type(nodes[-1]).__name__ if isinstance(nodes[-1], eqx.Module) and many else None
+    return Layout(shape, _as_optax(shape), guessed=True, module=module, tied=tied)
+
+
+def _stated(leaf: Leaf, nodes: list[Any], letters: str, how: str) -> Layout:
+    """The layout that somebody states in letters."""
+    shape = tuple(leaf.struct.shape)
+    axes = parsed(_of_heads(leaf, nodes) if letters == HEADS else letters)
+    if axes is None:
+        raise ValueError(f"'{leaf.path}' {how} {letters!r}, which is not one. {_LETTERS}")
+    if len(axes) > len(shape):
+        raise ValueError(
+            f"'{leaf.path}' {how} {letters!r}, with {len(axes)} axes, but its shape is {shape}."
+        )
+    axes = _with_stacks(shape, axes)
+    for size, (letter, blocks) in zip(shape, axes, strict=True):
+        if size % blocks:
+            raise ValueError(
+                f"'{leaf.path}' {how} {letters!r}, but its shape is {shape}, and {size} is not a "
+                f"multiple of the {blocks} blocks of '({blocks}{letter})'."
+            )
+    return Layout(shape, axes)
+
+
+def _with_stacks(
+    shape: tuple[int, ...], axes: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    return (("s", 1),) * (len(shape) - len(axes)) + axes
+
+
+def _of_class(node: Any, path: str) -> str | None:
+    """What a module states about an array inside it."""
+    stated = getattr(node, "__layout__", None)
+    if not isinstance(stated, Mapping):
+        return None
+    for glob, letters in stated.items():
+        if glob_pattern(glob).fullmatch(path) is not None:
+            return letters
+    return None
+
+
+def _of_heads(leaf: Leaf, nodes: list[Any]) -> str:
+    """The letters of an array of an attention layer, with a block for each head."""
+    for depth, node in enumerate(nodes):
+        if isinstance(node, eqx.nn.MultiheadAttention):
+            projection, _, array = dotted(leaf.key_path[depth:]).partition(".")
+            if projection == "output_proj":
+                return f"o({node.num_heads}i)" if array == "weight" else "o"
+            return f"({node.num_heads}o)" + "i" * (array == "weight")
+    raise ValueError(
+        f"'{leaf.path}' has the layout {HEADS!r}, but it does not belong to an "
+        "eqx.nn.MultiheadAttention. Write the number of heads, such as '(8o)i'."
+    )
+
+
+def _is_tied(shape: tuple[int, ...], nodes: list[Any]) -> bool:
+    """Whether `eqx.nn.Shared` uses this array as the weight of an embedding too.
+
+    It leaves a hole in the embedding, and the array stays in another layer.
+    """
+    for node in nodes:
+        if isinstance(node, eqx.nn.Shared):
+            inside = jax.tree.leaves(node.pytree, is_leaf=_is_embedding)
+            for layer in filter(_is_embedding, inside):
+                size = (layer.num_embeddings, layer.embedding_size)
+                if getattr(layer.weight, "shape", None) is None and shape in (size, size[::-1]):
+                    return True
+    return False
+
+
+def _is_embedding(node: Any) -> bool:
+    return isinstance(node, eqx.nn.Embedding)
+
+
+def _as_optax(shape: tuple[int, ...]) -> tuple[tuple[str, int], ...] | None:
+    """The letters of an array stored as in × out, by rank, as in Optax."""
+    if sum(n != 1 for n in shape) <= 1:
+        return parsed("o" * len(shape))
+    letters = {2: "io", 3: "ioo", 4: "kkio", 5: "kkkio"}.get(len(shape))
+    return None if letters is None else parsed(letters)
+
+
+# --- known layers ---------------------------------------------------------------------------
+
+_RNN = {"weight_ih": "oi", "weight_hh": "oi", "bias": "o", "bias_n": "o"}
+
+_LAYERS: dict[type, Any] = {
+    # The projections of an eqx.nn.MultiheadAttention are linear layers too.
+    eqx.nn.Linear: lambda layer: {"weight": "oi", "bias": "o"},
+    eqx.nn.Conv: lambda layer: _convolution(layer),
+    eqx.nn.ConvTranspose: lambda layer: _convolution(layer),
+    eqx.nn.Embedding: lambda layer: {"weight": "vo"},
+    eqx.nn.GRUCell: lambda layer: _RNN,
+    eqx.nn.LSTMCell: lambda layer: _RNN,
+    eqx.nn.LayerNorm: lambda layer: _elementwise(layer.shape),
+    eqx.nn.RMSNorm: lambda layer: _elementwise(layer.shape),
+    eqx.nn.GroupNorm: lambda layer: _elementwise((layer.channels,)),
+    eqx.nn.BatchNorm: lambda layer: _elementwise((layer.input_size,)),
+}
+
+
+def _of_layer(owner: Any, name: str) -> str | None:
+    """The letters of an array of one of Equinox's layers."""
+    for cls, arrays in _LAYERS.items():
+        if isinstance(owner, cls):
+            return arrays(owner).get(name)
+    return None
+
+
+def _convolution(layer: Any) -> dict[str, str]:
+    kernel = "k" * layer.num_spatial_dims
+    return {"weight": "oi" + kernel, "bias": "o" * (1 + layer.num_spatial_dims)}
+
+
+def _elementwise(shape: tuple[int, ...]) -> dict[str, str]:
+    return {"weight": "o" * len(shape), "bias": "o" * len(shape)}

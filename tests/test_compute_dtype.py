@@ -1,0 +1,180 @@
+"""`sl.train_step(..., compute_dtype=...)`."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, mlp, slow_except
+
+x = jax.random.normal(jax.random.key(1), (8, 2))
+y = jnp.sin(x.sum(axis=1, keepdims=True))
+
+
+def loss_fn(model, x, y):
+    return jnp.mean((jax.vmap(model)(x) - y).astype(jnp.float32) ** 2)
+
+
+def in_dtype(tree, dtype):
+    return jax.tree.map(lambda a: a.astype(dtype) if eqx.is_inexact_array(a) else a, tree)
+
+
+def by_hand(dtype):
+    """The cast written into the loss, as jmp's users do."""
+
+    def loss_of(model, x, y):
+        return loss_fn(in_dtype(model, dtype), x.astype(dtype), y.astype(dtype))
+
+    return loss_of
+
+
+def run(step, model=None, steps=2, **known):
+    model = mlp() if model is None else model
+    opt = sl.Optimizer(sl.adamw(0.1), model)
+    for _ in range(steps):
+        model, opt, loss = step(model, opt, x, y, **known)
+    return eqx.filter(model, eqx.is_array), loss
+
+
+@pytest.mark.parametrize("microbatches", slow_except([None, 2], 2))
+@pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16"], "bfloat16"))
+def test_it_is_the_cast_in_the_loss(dtype, microbatches):
+    own = run(sl.train_step(loss_fn, compute_dtype=dtype, microbatches=microbatches))
+    assert_same_bits(own, run(sl.train_step(by_hand(dtype), microbatches=microbatches)))
+    assert {a.dtype for a in jax.tree.leaves(own)} == {np.dtype("float32")}
+    full = run(sl.train_step(loss_fn, microbatches=microbatches))
+    np.testing.assert_allclose(own[1], full[1], rtol=0.05)
+    assert float(own[1]) != float(full[1])
+
+
+def test_gradients_and_their_means_are_float32():
+    seen = []
+
+    def note(grads):
+        seen.extend(g.dtype for g in jax.tree.leaves(grads))
+        return grads
+
+    for microbatches in (None, 2):
+        run(
+            sl.train_step(
+                loss_fn,
+                compute_dtype=jnp.bfloat16,
+                microbatches=microbatches,
+                transform_grads=note,
+            ),
+            steps=1,
+        )
+    assert set(seen) == {np.dtype("float32")}
+
+
+def test_what_is_cast_and_what_is_not():
+    seen = {}
+    carried = jnp.ones(2)
+
+    class Loss(eqx.Module):
+        carried: jax.Array
+
+        @property
+        def __name__(self):
+            return "Loss"
+
+        def __call__(self, model, state, batch, *, scale):
+            seen.update(model=model, state=state, batch=batch, scale=scale, own=self.carried)
+            loss = model["w"].sum().astype(jnp.float32) + batch["z"].real.sum()
+            return loss, state
+
+    class Counter(eqx.Module):
+        index: eqx.nn.StateIndex
+
+    model = {"w": jnp.ones(2), "frozen": jnp.ones(2), "n": jnp.ones(2, int), "name": "net"}
+    _, state = eqx.nn.make_with_state(lambda: Counter(eqx.nn.StateIndex(jnp.ones(2))))()
+    batch = {
+        "x": jnp.ones(2),
+        "host": np.ones(2, np.float32),
+        "label": jnp.ones(2, int),
+        "mask": jnp.ones(2, bool),
+        "z": jnp.ones(2, complex),
+        "key": jax.random.key(0),
+    }
+    opt = sl.Optimizer(sl.sgd(0.1), model, trainable=sl.where.path("w"))
+    step = sl.train_step(Loss(carried), has_aux=True, compute_dtype="bfloat16")
+    for _ in range(2):  # the state that comes out goes in again
+        seen.clear()
+        model, opt, (_, state) = step(model, opt, state, batch, scale=jnp.ones(()))
+    assert seen == {}  # nothing was traced again
+    step = sl.train_step(Loss(carried), has_aux=True, compute_dtype="bfloat16")
+    jax.eval_shape(
+        lambda opt, state: step(model, opt, state, batch, scale=jnp.ones(()))[2], opt, state
+    )
+    half, full = jnp.bfloat16, jnp.float32
+    assert [seen["model"][k].dtype for k in ("w", "frozen")] == [half, half]
+    assert [seen["batch"][k].dtype for k in ("x", "host")] == [half, half]
+    assert seen["scale"].dtype == half
+    assert [a.dtype for a in jax.tree.leaves(seen["state"])] == [full]
+    assert seen["own"].dtype == full
+    for given, got in ((model, seen["model"]), (batch, seen["batch"])):
+        for name in {"n", "label", "mask", "z", "key"} & given.keys():
+            assert got[name].dtype == given[name].dtype
+    assert model["w"].dtype == full
+
+
+@pytest.mark.slow
+def test_wider_and_narrower_arrays_are_cast_too():
+    model = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}
+    opt = sl.Optimizer(sl.sgd(0.5), model)
+
+    @sl.train_step(compute_dtype="float32")
+    def step(model):
+        return (model["a"] * model["b"]).sum()
+
+    model, opt, loss = step(model, opt)
+    assert loss.dtype == jnp.float32
+    assert (model["a"].dtype, model["b"].dtype) == (jnp.bfloat16, jnp.float32)
+    with jax.enable_x64(True):
+        wide = {"a": jnp.ones(2, jnp.float64)}
+        new, _, loss = sl.train_step(lambda m: m["a"].sum(), compute_dtype="float32")(
+            wide, sl.Optimizer(sl.sgd(0.5), wide)
+        )
+        assert (new["a"].dtype, loss.dtype) == (jnp.float64, jnp.float32)
+
+
+@pytest.mark.slow
+def test_the_loss_of_rules_that_call_it_is_computed_in_it_too():
+    seen = set()
+
+    @sl.train_step(compute_dtype="bfloat16")
+    def step(model):
+        seen.add(model["w"].dtype)
+        return (model["w"].astype(jnp.float32) ** 2).sum()
+
+    model = {"w": jnp.ones(2)}
+    step(model, sl.Optimizer(sl.lbfgs(), model))
+    assert seen == {np.dtype(jnp.bfloat16)}
+
+
+def test_equal_dtypes_share_one_program_and_print_by_name():
+    traces = []
+
+    def loss_of(model, x, y):
+        traces.append(0)
+        return loss_fn(model, x, y)
+
+    for dtype in ("bfloat16", jnp.bfloat16, np.dtype(jnp.bfloat16)):
+        step = sl.train_step(loss_of, compute_dtype=dtype)
+        run(step)
+        assert repr(step) == "sl.train_step(loss_of, compute_dtype='bfloat16')"
+    assert len(traces) == 1
+
+
+@pytest.mark.slow
+def test_per_example_gradients_and_donation():
+    tx = sl.DifferentiallyPrivateAggregate(1e3, 0.0, key=0) | sl.sgd(0.1)
+    models = []
+    for fn, dtype in ((loss_fn, "bfloat16"), (by_hand("bfloat16"), None)):
+        model = jax.tree.map(lambda a: jnp.copy(a) if eqx.is_array(a) else a, mlp())
+        step = sl.train_step(fn, compute_dtype=dtype, donate="all")
+        model, _, _ = step(model, sl.Optimizer(tx, model), x, y)
+        models.append(eqx.filter(model, eqx.is_array))
+    assert_same_bits(*models)

@@ -1,0 +1,443 @@
+"""Muon and its relatives: against the singular values, torch, Optax and textbook versions."""
+
+import functools
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import (
+    distance,
+    gradients,
+    optax_trajectory,
+    params_of,
+    slalom_trajectory,
+    slow_except,
+)
+from slalom.transforms._newton_schulz import MARGINS, iteration
+
+STEPS = {"standard": 5, "tuned": 5, "polar_express": 5, "ten_steps": 10}
+SHAPES = {"tall": (9, 4), "wide": (4, 9), "square": (5, 5), "nearly square": (5, 6)}
+SHAPES |= {"batched": (2, 3, 8), "one row": (1, 4)}
+
+
+def polynomial(sigma, name, steps):
+    for a, b, c in iteration(name, steps):
+        sigma = a * sigma + b * sigma**3 + c * sigma**5
+    return sigma
+
+
+def apply(tx, x):
+    return tx.update({"w": x}, None)[0]["w"]
+
+
+# --- Newton–Schulz --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", slow_except(SHAPES.values(), (4, 9)), ids=SHAPES)
+@pytest.mark.parametrize("name", slow_except(STEPS, "standard"))
+def test_the_singular_values_are_those_of_the_polynomial(name, shape, x64):
+    u, sigma, v = np.linalg.svd(np.random.default_rng(0).normal(size=shape), full_matrices=False)
+    sigma = sigma * np.logspace(0, -3, sigma.shape[-1])
+    sigma[..., 2:3] = 0  # where there are as many, the rank is not full
+    x = (u * sigma[..., None, :]) @ v
+    norm = np.linalg.norm(sigma, axis=-1, keepdims=True) * MARGINS.get(name, 1.0)
+    steps = STEPS[name]
+    mapped = polynomial(sigma / norm, name, steps)
+    tx = sl.Orthogonalize(steps, name, None, eps=0.0, layout="oi")
+    got = apply(tx, jnp.asarray(x))
+    np.testing.assert_allclose(got, (u * mapped[..., None, :]) @ v, atol=1e-12)
+
+
+def test_the_numbers_of_the_original_code():
+    x = jnp.array([[0.2499, 0.9105], [0.2655, 0.8824]])
+    got = apply(sl.Orthogonalize(), x)
+    np.testing.assert_allclose(got, [[-0.4419, 0.6456], [0.7282, 0.2970]], atol=1e-4)
+
+
+def test_one_step_of_keras():
+    params = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    tx = sl.muon(0.5, scale="match_rms_adamw", layout="oi")
+    grads = jnp.array([[1.0, 6.0], [7.0, 2.0]])
+    opt = sl.Optimizer(tx, params)
+    after, _ = opt.step(params, grads)
+    np.testing.assert_allclose(after, [[0.988775, 1.887053], [2.873428, 3.97035]], atol=2e-6)
+
+
+@pytest.mark.parametrize("name", slow_except(["frobenius", "spectral", "aol", "schatten"], "aol"))
+@pytest.mark.parametrize("shape", slow_except([(3, 8), (6, 5)], (3, 8)))
+def test_every_first_scaling_brings_the_singular_values_near_one(name, shape, x64):
+    x = jnp.asarray(np.random.default_rng(1).normal(size=shape))
+    tx = sl.Orthogonalize(10, "ten_steps", None, preconditioning=name, layout="oi")
+    sigma = np.linalg.svd(np.asarray(apply(tx, x)), compute_uv=False)
+    np.testing.assert_allclose(sigma, 1, atol=0.02)
+    if name != "aol":  # which scales rows, so the vectors change slightly
+        u, _, v = np.linalg.svd(np.asarray(x), full_matrices=False)
+        np.testing.assert_allclose(apply(tx, x), u @ v, atol=0.02)
+
+
+def test_better_scalings_start_closer_to_one(x64):
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(8, 8)))
+    least = {}
+    for name in ("frobenius", "schatten", "spectral"):
+        tx = sl.Orthogonalize(1, (1.0, 0.0, 0.0), None, preconditioning=name, layout="oi")
+        sigma = np.linalg.svd(np.asarray(apply(tx, x)), compute_uv=False)
+        assert sigma[0] <= 1 + 1e-9
+        least[name] = sigma[-1]
+    assert least["frobenius"] < least["schatten"] < least["spectral"]
+
+
+EXTREME = [0.0, 1e-30, 1e-3, 1e4, 1e30]
+
+
+@pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16", "float32"], "bfloat16"))
+@pytest.mark.parametrize("compute", slow_except([None, "bfloat16", "float16"], None))
+def test_zero_tiny_huge_and_rank_one_updates_stay_finite(dtype, compute):
+    base = jnp.asarray(np.random.default_rng(2).normal(size=(4, 7)), jnp.float32)
+    one = jnp.outer(jnp.arange(1.0, 5.0), jnp.ones(7))
+    sizes = [s for s in EXTREME if s < float(jnp.finfo(dtype).max)]
+    trees = [{"full": base * s, "one": one * s} for s in sizes]
+    trees = jax.tree.map(lambda x: x.astype(dtype), trees)
+    tx = sl.Orthogonalize(compute_dtype=compute)
+    results = jax.jit(lambda trees: [tx.update(x, None)[0] for x in trees])(trees)
+    for size, u in zip(sizes, results, strict=True):
+        for x in u.values():
+            assert jnp.isfinite(x).all()
+        if size == 0 or (size == 1e-30 and dtype == "float16"):
+            assert not u["full"].any()
+        if 1e-3 <= size <= 1e4:
+            sigma = np.linalg.svd(np.asarray(u["full"], np.float32) / math.sqrt(7 / 4))[1]
+            assert 0.6 < sigma.min() < sigma.max() < 1.25
+
+
+def test_complex_matrices_become_unitary():
+    random = np.random.default_rng(3)
+    x = random.normal(size=(3, 6)) + 1j * random.normal(size=(3, 6))
+    got = apply(sl.Orthogonalize(10, "ten_steps", None), jnp.asarray(x, jnp.complex64))
+    np.testing.assert_allclose(got @ got.conj().T, np.eye(3), atol=1e-3)
+    u, _, v = np.linalg.svd(x, full_matrices=False)
+    np.testing.assert_allclose(got, u @ v, atol=1e-3)
+
+
+# --- layouts --------------------------------------------------------------------------------
+
+
+class Turned(eqx.Module):
+    """A linear layer that stores its weight the other way round."""
+
+    __layout__ = {"weight": "io"}  # noqa: RUF012
+
+    weight: jax.Array
+
+
+def test_the_scale_follows_outputs_and_inputs():
+    layer = eqx.nn.Linear(64, 256, use_bias=False, key=jax.random.key(0))
+    ten = sl.Orthogonalize(10, "ten_steps")
+    norm = lambda u: np.linalg.norm(np.asarray(u), 2)  # noqa: E731
+    both = {"linear": layer, "turned": Turned(layer.weight.T), "plain": layer.weight}
+    u, _ = ten.update(both, None)
+    np.testing.assert_allclose(norm(u["linear"].weight), 2, rtol=1e-3)
+    np.testing.assert_allclose(u["turned"].weight.T, u["linear"].weight, atol=1e-6)
+    np.testing.assert_allclose(norm(u["plain"]), 1, rtol=1e-3)  # inputs first, as in Optax
+
+
+LAYOUTS = {"muon": sl.muon(0.1), "norm_muon": sl.norm_muon(0.1), "scion": sl.scion(1e-3)}
+
+
+@pytest.mark.parametrize("name", slow_except(LAYOUTS, "norm_muon"))
+def test_a_weight_that_is_stored_the_other_way_round_walks_the_transposed_path(name):
+    layer = eqx.nn.Linear(3, 5, use_bias=False, key=jax.random.key(0))
+    grads = gradients(layer, 3)
+    flip = lambda tree: Turned(jnp.swapaxes(tree.weight, -1, -2))  # noqa: E731
+    ours, _ = slalom_trajectory(LAYOUTS[name], layer, grads)
+    turned, _ = slalom_trajectory(LAYOUTS[name], flip(layer), flip(grads))
+    np.testing.assert_allclose(flip(turned).weight, ours.weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", slow_except(LAYOUTS, "norm_muon"))
+def test_a_stack_of_two_layers_walks_the_paths_of_the_two(name):
+    make = lambda key: eqx.nn.Linear(3, 5, key=key)  # noqa: E731
+    keys = jax.random.split(jax.random.key(0))
+    stack = eqx.filter_vmap(make)(keys)
+    if name == "scion":
+        stack = eqx.tree_at(lambda m: m.bias, stack, None)  # a stack of vectors has columns too
+    grads = gradients(stack, 3)
+    together, _ = slalom_trajectory(LAYOUTS[name], stack, grads)
+    for i in range(2):
+        one = jax.tree.map(lambda x, i=i: x[i], params_of(stack))
+        alone, _ = slalom_trajectory(
+            LAYOUTS[name], one, jax.tree.map(lambda x, i=i: x[:, i], grads)
+        )
+        np.testing.assert_allclose(together.weight[:, i], alone.weight, atol=1e-6)
+
+
+# --- against other implementations ----------------------------------------------------------
+
+
+def torch_trajectory(make, params, grads):
+    torch = pytest.importorskip("torch", reason="compares with torch.optim")
+    weights = [torch.nn.Parameter(torch.tensor(np.asarray(p))) for p in params]
+    optimizer = make(torch, weights)
+    history = []
+    for i in range(len(grads[0])):
+        for w, g in zip(weights, grads, strict=True):
+            w.grad = torch.tensor(np.asarray(g[i]))
+        optimizer.step()
+        history.append([w.detach().numpy().copy() for w in weights])
+    return [np.stack(column) for column in zip(*history, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_follows_torch(scale, nesterov, monkeypatch):
+    torch = pytest.importorskip("torch", reason="compares with torch.optim")
+    # It iterates in bfloat16, which would leave only two digits to compare.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    random = np.random.default_rng(0)
+    params = [jnp.asarray(random.normal(size=s), jnp.float32) for s in ((6, 4), (4, 6), (5, 5))]
+    grads = gradients(params, 5)
+    theirs = torch_trajectory(
+        lambda torch, w: torch.optim.Muon(
+            w, lr=0.02, weight_decay=0.1, nesterov=nesterov, adjust_lr_fn=scale
+        ),
+        params,
+        grads,
+    )
+    tx = sl.muon(
+        0.02,
+        weight_decay=0.1,
+        nesterov=nesterov,
+        scale=scale,
+        layout="oi",
+    )
+    ours, _ = slalom_trajectory(tx, params, grads)
+    assert distance(ours, theirs) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "options", slow_except([{}, {"nesterov": False}, {"consistent_rms": 0.2}], {})
+)
+def test_a_debiased_mean_in_front_follows_optax(options):
+    params = {"w": jnp.ones((6, 4)), "v": jnp.ones((4, 4)), "b": jnp.ones(4)}
+    grads = gradients(params, 5)
+    theirs, _ = optax_trajectory(optax.contrib.muon(0.02, **options), params, grads)
+    scale = "match_rms_adamw" if "consistent_rms" in options else "original"
+    rule = (
+        sl.Ema(0.95, nesterov=options.get("nesterov", True))
+        | sl.Orthogonalize(scale=scale, eps=1e-8)
+        | sl.ScaleByLearningRate(0.02)
+    )
+    rest = sl.adam(0.02, nesterov=options.get("nesterov", True))
+    tx = rest.partition({sl.where.matrix(): rule})
+    ours, _ = slalom_trajectory(tx, params, grads)
+    assert distance(ours, theirs) < 2e-5
+
+
+@pytest.mark.slow
+def test_optax_with_other_sets_and_scalings():
+    params = {"w": jnp.ones((6, 4))}
+    grads = gradients(params, 3)
+    pairs = [
+        (optax.contrib.muon(0.02, ns_coeffs="dion"), sl.Orthogonalize(coefficients="tuned")),
+        (
+            optax.contrib.muon(0.02, preconditioning="aol", ns_steps=4),
+            sl.Orthogonalize(4, preconditioning="aol"),
+        ),
+        (
+            optax.contrib.muon(0.02, preconditioning="schatten"),
+            sl.Orthogonalize(preconditioning="schatten"),
+        ),
+        (
+            optax.contrib.muon(0.02, preconditioning="spectral"),
+            sl.Orthogonalize(preconditioning="spectral"),
+        ),
+    ]
+    for theirs, link in pairs:
+        tx = sl.Ema(0.95, nesterov=True) | link | sl.ScaleByLearningRate(0.02)
+        want, _ = optax_trajectory(theirs, params, grads)
+        got, _ = slalom_trajectory(tx, params, grads)
+        assert distance(got, want) < 2e-5
+
+
+def nor_muon(params, grads, lr, b1, b2, eps=1e-10):
+    """NorMuon as in its paper's code, in double precision."""
+    p, trace, v = (
+        np.asarray(x, np.float64) for x in (params, 0 * params, np.zeros((len(params), 1)))
+    )
+    history = []
+    for g in np.asarray(grads, np.float64):
+        trace = b1 * trace + g
+        x = g + b1 * trace
+        u, sigma, w = np.linalg.svd(x, full_matrices=False)
+        o = (u * polynomial(sigma / np.linalg.norm(sigma), "standard", 5)) @ w
+        v = b2 * v + (1 - b2) * np.mean(o**2, 1, keepdims=True)
+        new = o / (np.sqrt(v) + eps)
+        new = new * np.linalg.norm(o) / np.linalg.norm(new)
+        p = p - lr * math.sqrt(max(1, p.shape[0] / p.shape[1])) * new
+        history.append(p)
+    return np.stack(history)
+
+
+@pytest.mark.parametrize("shape", slow_except([(6, 4), (4, 6)], (6, 4)))
+def test_norm_muon_is_the_textbook(shape):
+    params = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    grads = gradients(params, 5)
+    ours, _ = slalom_trajectory(sl.norm_muon(0.02, layout="oi"), params, grads)
+    np.testing.assert_allclose(ours, nor_muon(params, grads, 0.02, 0.95, 0.95), atol=2e-5)
+
+
+@pytest.mark.slow
+def test_norm_muon_follows_pytorch_optimizer(monkeypatch):
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    normuon = pytest.importorskip(
+        "pytorch_optimizer.optimizer.muon.normuon", reason="compares with its NorMuon"
+    )
+    # It iterates in bfloat16, which would leave only two digits to compare.
+    iterate = functools.partial(normuon.zero_power_via_newton_schulz_5, dtype=torch.float32)
+    monkeypatch.setattr(normuon, "zero_power_via_newton_schulz_5", iterate)
+    params = [jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)]
+    grads = gradients(params, 5)
+
+    def make(_, weights):
+        return normuon.NorMuon([{"params": weights, "use_muon": True}], lr=0.02, foreach=False)
+
+    theirs = torch_trajectory(make, params, grads)
+    ours, _ = slalom_trajectory(sl.norm_muon(0.02, layout="oi"), params, grads)
+    assert distance(ours, theirs) < 2e-5
+
+
+def test_scion_is_steepest_descent_in_each_norm():
+    model = {
+        "embedding": eqx.nn.Embedding(5, 3, key=jax.random.key(0)),
+        "hidden": eqx.nn.Linear(3, 6, key=jax.random.key(1)),
+        "head": eqx.nn.Linear(6, 5, use_bias=False, key=jax.random.key(2)),
+    }
+    grads = jax.tree.map(lambda g: g[0], gradients(model, 1))
+    tx = sl.scion(0.1, radius=2.0, output_radius=3.0, where=~sl.where.path("head.**"))
+    after, _ = sl.Optimizer(tx, model).step(model, grads)
+    change = jax.tree.map(lambda a, b: (b - a) / 0.1, params_of(after), params_of(model))
+    g = jax.tree.map(np.asarray, grads)
+    u, sigma, v = np.linalg.svd(g["hidden"].weight, full_matrices=False)
+    o = (u * polynomial(sigma / np.linalg.norm(sigma), "standard", 5)) @ v
+    np.testing.assert_allclose(change["hidden"].weight, 2 * math.sqrt(6 / 3) * o, atol=1e-4)
+    np.testing.assert_allclose(change["head"].weight, 3 * np.sign(g["head"].weight) / 6, atol=1e-5)
+    for name, row in (("embedding", g["embedding"].weight), ("hidden", g["hidden"].bias[None])):
+        got = change[name].weight if name == "embedding" else change[name].bias[None]
+        want = row / np.sqrt(np.mean(row**2, 1, keepdims=True))
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+# --- routing, printing and refusals ---------------------------------------------------------
+
+
+def test_everything_goes_where_it_belongs():
+    keys = jax.random.split(jax.random.key(0), 4)
+    model = {
+        "table": eqx.nn.Embedding(5, 4, key=keys[0]),
+        "conv": eqx.nn.Conv1d(4, 6, 3, key=keys[1]),
+        "layers": eqx.filter_vmap(lambda k: eqx.nn.Linear(4, 4, key=k))(keys),
+        "head": eqx.nn.Linear(4, 5, key=keys[2]),
+        "norm": eqx.nn.LayerNorm(4),
+    }
+    tx = sl.muon(0.02, adam_learning_rate=1e-3, where=~sl.where.path("head.**"))
+    opt = sl.Optimizer(tx, model)
+    rows = opt.describe(model).to_dict()
+    shown = {path: (row["group"], row["notes"]) for path, row in rows.items()}
+    assert {path for path, (group, _) in shown.items() if group == "muon"} == {
+        "conv.weight",
+        "layers.weight",
+    }
+    assert shown["conv.weight"][1] == "6 × 12"
+    assert shown["layers.weight"][1] == "4 of 4 × 4"
+    assert {group for path, (group, _) in shown.items() if "head" in path} == {"rest"}
+    assert float(rows["head.weight"]["learning_rate"]) == pytest.approx(1e-3)
+    assert "4 of 4 × 4" in str(opt.describe(model))
+
+
+@pytest.mark.parametrize("tx", LAYOUTS.values(), ids=LAYOUTS)
+def test_recipes_print_as_the_chains_that_they_are(tx):
+    assert eval(repr(tx), {"sl": sl}) == tx
+    assert "sl.Orthogonalize(" in repr(tx)
+
+
+def test_an_option_that_differs_is_printed():
+    tx = sl.Orthogonalize(2, [(1.5, -0.5, 0), (1, 2, 3)], compute_dtype="bfloat16")
+    assert repr(tx) == (
+        "sl.Orthogonalize(\n"
+        "    steps=2,\n"
+        "    coefficients=((1.5, -0.5, 0.0), (1.0, 2.0, 3.0)),\n"
+        "    compute_dtype='bfloat16'\n"
+        ")"
+    )
+    assert eval(repr(tx), {"sl": sl}) == tx
+
+
+ERRORS = {
+    "vector": (
+        lambda: sl.Optimizer(sl.Orthogonalize() | sl.sgd(0.1), {"b": jnp.ones(3)}),
+        "Orthogonalize takes matrices, and 'b' is a vector. Give it another rule: "
+        "`sl.adamw(1e-3).partition({sl.where.matrix(): sl.Orthogonalize(...) | "
+        "sl.ScaleByLearningRate(1e-3)})`.",
+    ),
+    "embedding": (
+        lambda: sl.Orthogonalize().init(eqx.nn.Embedding(3, 2, key=jax.random.key(0))),
+        "Orthogonalize takes matrices, and 'weight' is an embedding. If it is a matrix to you, say "
+        "which axes are outputs (o), inputs (i), a kernel (k) and a stack (s): "
+        "`sl.Orthogonalize(..., layout={sl.where.path('weight'): 'io'})`. Otherwise give it "
+        "another rule: `sl.adamw(1e-3).partition({sl.where.matrix(): sl.Orthogonalize(...) | "
+        "sl.ScaleByLearningRate(1e-3)})`.",
+    ),
+    "three axes": (
+        lambda: sl.ScaleByRowRms().init({"w": jnp.ones((2, 3, 4))}),
+        "ScaleByRowRms takes matrices, and 'w' is an array with 3 axes of unknown layout. If it is "
+        "a matrix to you, say which axes are outputs (o), inputs (i), a kernel (k) and a stack "
+        "(s): `sl.ScaleByRowRms(..., layout={sl.where.path('w'): 'sio'})`. Otherwise give it "
+        "another rule: `sl.adamw(1e-3).partition({sl.where.matrix(): sl.ScaleByRowRms(...) | "
+        "sl.ScaleByLearningRate(1e-3)})`.",
+    ),
+    "no set": (
+        lambda: sl.Orthogonalize(coefficients="best"),
+        "Orthogonalize.coefficients must be one of 'standard', 'tuned', 'polar_express', "
+        "'ten_steps', or three numbers (a, b, c) for all steps, or three for each step, got "
+        "'best'.",
+    ),
+    "two numbers": (
+        lambda: sl.Orthogonalize(coefficients=((1, 2), (3, 4))),
+        "Orthogonalize.coefficients must be one of 'standard', 'tuned', 'polar_express', "
+        "'ten_steps', or three numbers (a, b, c) for all steps, or three for each step, got "
+        "((1.0, 2.0), (3.0, 4.0)).",
+    ),
+    "no scale": (
+        lambda: sl.Orthogonalize(scale="moonlight"),
+        "Orthogonalize.scale must be one of 'original', 'spectral', 'match_rms_adamw', None, got "
+        "'moonlight'.",
+    ),
+    "too many steps": (
+        lambda: sl.Orthogonalize(6, "tuned"),
+        "Orthogonalize has steps=6, but coefficients='tuned' has 5 steps. Write `steps=5`, or pass "
+        "more coefficients.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("bad", "message"), ERRORS.values(), ids=ERRORS)
+def test_the_whole_message(bad, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
+        bad()
+    assert str(error.value) == message
+
+
+def test_a_module_of_unknown_layout_is_named_where_it_counts():
+    class Mine(eqx.Module):
+        weight: jax.Array
+
+    model = Mine(jnp.ones((2, 3)))
+    with pytest.warns(UserWarning, match="Orthogonalize does not know how Mine stores 'weight'"):
+        sl.Optimizer(sl.muon(0.1), model)
+    sl.Optimizer(sl.muon(0.1, scale=None), model)  # which of the two comes first is all the same

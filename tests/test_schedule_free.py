@@ -1,0 +1,240 @@
+"""`tx.schedule_free()` and its recipes: the paper's x, y and z, and whose learning rate weighs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import (
+    assert_same_path,
+    gradients,
+    nested_dict,
+    optax_trajectory,
+    slalom_trajectory,
+    slow_except,
+)
+
+MODEL = nested_dict(jax.random.key(0))
+GRADS = gradients(MODEL, 6)
+halving = sl.schedules.piecewise_constant(0.1, {1: 0.5, 3: 3.0})
+
+
+def last(history):
+    return jax.tree.map(lambda x: x[-1], history)
+
+
+def by_the_book(p, grads, rates, betas, power=2.0, r=0.0, every=1):
+    """SGD with x, y and z kept apart, in float64: the ys after each step, and the last x and z."""
+    x = z = y = np.asarray(p, np.float64)
+    total, largest, n, ys = 0.0, 0.0, 0, []
+    grads = np.asarray(grads, np.float64)
+    for i in range(len(grads)):
+        if (i + 1) % every == 0:
+            z = z - rates[n] * grads[i + 1 - every : i + 1].mean(0)
+            largest = max(largest, rates[n])
+            weight = (n + 1) ** r * largest**power
+            total += weight
+            x = x + (weight / total if total else 0) * (z - x)
+            y = (1 - betas[n]) * z + betas[n] * x
+            n += 1
+        ys.append(y)
+    return np.stack(ys), x, z
+
+
+def check(tx, rates, betas=(0.9,) * 6, only=None, **options):
+    history, opt = slalom_trajectory(tx, MODEL, GRADS)
+    evaluated = opt.eval_params(last(history))
+    trees = (MODEL, GRADS, history, evaluated)
+    for i, (p, grads, ours, x) in enumerate(zip(*map(jax.tree.leaves, trees), strict=True)):
+        if only is not None and i not in only:
+            continue
+        ys, x_book, _ = by_the_book(p, grads, rates, betas, **options)
+        np.testing.assert_allclose(ours, ys, rtol=3e-6, atol=3e-7)
+        np.testing.assert_allclose(x, x_book, rtol=3e-6, atol=3e-7)
+    return opt
+
+
+BOOK = {
+    "constant": (sl.sgd(0.1).schedule_free(), [0.1] * 6, {}),
+    # A rate of zero moves nothing, and weighs nothing.
+    "from zero": (
+        sl.sgd(sl.schedules.warmup_constant(0.0, 0.1, 3)).schedule_free(),
+        [0, 0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1],
+        {},
+    ),
+    "down and up": (
+        sl.sgd(halving).schedule_free(0.5, 1.0, 2.0),
+        [0.1, 0.05, 0.05, 0.15, 0.15, 0.15],
+        {"power": 1.0, "r": 2.0, "betas": (0.5,) * 6},
+    ),
+    # With the b1 of each step's y, x is what it is with any other.
+    "scheduled b1": (
+        sl.sgd(0.1).schedule_free(lambda n: 0.5 + 0.1 * n.astype(float)),
+        [0.1] * 6,
+        {"betas": [0.5 + 0.1 * n for n in range(6)]},
+    ),
+    "every_k inside": (sl.sgd(halving).every_k(2).schedule_free(), [0.1, 0.05, 0.05], {"every": 2}),
+    "every_k outside": (
+        sl.sgd(halving).schedule_free().every_k(2),
+        [0.1, 0.05, 0.05],
+        {"every": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(BOOK, "down and up"))
+def test_y_and_x_are_those_of_the_textbook(name):
+    tx, rates, options = BOOK[name]
+    check(tx, rates, **options)
+
+
+@pytest.mark.slow
+def test_each_leaf_is_weighed_by_the_rate_of_its_own_group():
+    vectors = sl.where.ndim(1)
+    tx = sl.sgd(halving).partition({vectors: sl.sgd(0.1), sl.where.ndim(0): sl.SetToZero()})
+    history, _ = slalom_trajectory(tx.schedule_free(), MODEL, GRADS)
+    shapes = [x.ndim for x in jax.tree.leaves(MODEL)]
+    changing = [0.1, 0.05, 0.05, 0.15, 0.15, 0.15]
+    check(tx.schedule_free(), [0.1] * 6, only=[shapes.index(1)])
+    opt = check(tx.schedule_free(), changing, only=[shapes.index(2)])
+    assert opt.state.weight_sum.shape == (3,)
+    assert jnp.all(history["scales"][0] == MODEL["scales"][0])
+
+
+def test_at_a_constant_rate_x_is_the_mean_of_all_z():
+    opt, model, seen = sl.Optimizer(sl.schedule_free_adamw(0.1), MODEL), MODEL, []
+    for i in range(4):
+        model, opt = opt.step(model, jax.tree.map(lambda g, i=i: g[i], GRADS))
+        seen.append(opt.state.z)
+    means = jax.tree.map(lambda *z: sum(z) / 4, *seen)
+    x = opt.eval_params(model)
+    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(means), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.slow
+def test_sums_of_weights_do_not_stall_in_half_precision():
+    model = jnp.ones(3, jnp.bfloat16)
+    opt = sl.Optimizer(sl.schedule_free_sgd(0.5), model)
+    assert opt.state.z.dtype == jnp.float32
+
+    def step(carry, _):
+        return carry[1].step(carry[0], jnp.ones(3, jnp.bfloat16))[::1], None
+
+    (_, opt), _ = jax.lax.scan(step, (model, opt), None, length=300)
+    # In bfloat16, as in Optax, sums of 1/4 would stop at 64.
+    assert float(opt.state.weight_sum) == 75
+    assert jnp.all(opt.state.z == 1 - 300 * 0.5)
+    assert opt.eval_params(model).dtype == jnp.bfloat16
+    assert (
+        sl.Optimizer(sl.sgd(0.1).schedule_free(state_dtype="bfloat16"), MODEL)
+        .state.z["scales"][0]
+        .dtype
+        == jnp.bfloat16
+    )
+
+
+@pytest.mark.slow
+def test_skipped_steps_neither_count_nor_average():
+    tx = sl.sgd(halving).schedule_free()
+    with_nan = jax.tree.map(lambda g: jnp.insert(g, 2, jnp.nan, axis=0), GRADS)
+    plain, _ = slalom_trajectory(tx, MODEL, GRADS)
+    skipping, opt = slalom_trajectory(tx.if_finite(), MODEL, with_nan)
+    kept = jax.tree.map(lambda h: jnp.delete(h, 2, axis=0), skipping)
+    assert_same_path(kept, plain, MODEL, 1e-6)
+    assert opt.state.inner.age == 6
+
+
+@pytest.mark.slow
+def test_a_reset_parameter_begins_its_average_again():
+    tx = sl.sgd(0.1).schedule_free()
+    _, opt = slalom_trajectory(tx, MODEL, GRADS)
+    opt = opt.reset(MODEL, where=sl.where.ndim(2))
+    ages = dict(zip(("bias", "weight", "scale"), opt.state.age.tolist(), strict=True))
+    assert ages == {"bias": 6, "weight": 0, "scale": 6}
+    x = opt.eval_params(MODEL)["dense"]["weight"]
+    np.testing.assert_allclose(x, MODEL["dense"]["weight"], rtol=1e-6)
+
+
+# --- references -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("r", [0.0, 2.0])
+@pytest.mark.parametrize("which", ["sgd", "adamw"])
+def test_the_authors_package_takes_the_same_steps(which, r, x64):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    package = pytest.importorskip("schedulefree", reason="schedulefree is not installed")
+    options = {"lr": 0.1, "weight_decay": 0.1, "r": r, "warmup_steps": 3, "foreach": False}
+    p = np.linspace(-1, 1, 6)
+    grads = np.random.default_rng(0).normal(size=(8, 6))
+    theirs = torch.nn.Parameter(torch.tensor(p))
+    if which == "sgd":
+        tx = sl.schedule_free_sgd(0.1, 3, weight_decay=0.1, r=r)
+        optimizer = package.SGDScheduleFree([theirs], momentum=0.9, **options)
+    else:
+        tx = sl.schedule_free_adamw(0.1, 3, weight_decay=0.1, r=r)
+        optimizer = package.AdamWScheduleFree([theirs], betas=(0.9, 0.999), **options)
+    ours, opt = slalom_trajectory(tx, jnp.asarray(p), jnp.asarray(grads))
+    optimizer.train()
+    for g, y in zip(grads, ours, strict=True):
+        theirs.grad = torch.tensor(g)
+        optimizer.step()
+        np.testing.assert_allclose(theirs.detach().numpy(), y, rtol=1e-12, atol=1e-13)
+    optimizer.eval()
+    x = opt.eval_params(ours[-1])
+    np.testing.assert_allclose(theirs.detach().numpy(), x, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["sgd", "adamw"])
+def test_optax_takes_the_same_steps_at_a_constant_rate(which, x64):
+    model = nested_dict(jax.random.key(0), jnp.float64)
+    grads = gradients(model, 6)
+    name = f"schedule_free_{which}"
+    options = {"learning_rate": 0.1, "weight_decay": 0.1}
+    ours, opt = slalom_trajectory(getattr(sl, name)(**options), model, grads)
+    theirs, state = optax_trajectory(getattr(optax.contrib, name)(**options), model, grads)
+    assert_same_path(ours, theirs, model, 1e-9)
+    x = optax.contrib.schedule_free_eval_params(state, last(theirs))
+    for a, b in zip(jax.tree.leaves(opt.eval_params(last(ours))), jax.tree.leaves(x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+# --- refusals -------------------------------------------------------------------------------
+
+
+def test_a_leaf_without_a_learning_rate_is_named():
+    with pytest.raises(ValueError, match=r"weighs 'dense\.bias'.*no link inside sets one"):
+        sl.Optimizer((sl.Trace(0.0) | sl.Scale(-0.1)).schedule_free(), MODEL)
+
+
+def test_two_learning_rates_of_one_leaf_are_named():
+    twice = sl.sgd(0.1) | sl.ScaleByLearningRate(0.5, flip_sign=False)
+    with pytest.raises(
+        ValueError, match=r"both 'scale_by_learning_rate' and 'scale_by_learning_rate_2' set one"
+    ):
+        sl.Optimizer(twice.schedule_free(), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("tx", "advice"),
+    [(sl.adam(0.1), r"b1=0\.9.*`b1=0\.0`"), (sl.sgd(0.1, momentum=0.9), r"decay=0\.9.*Remove")],
+)
+def test_momentum_inside_is_warned_of(tx, advice):
+    with pytest.warns(UserWarning, match=advice):
+        sl.Optimizer(tx.schedule_free(), MODEL)
+
+
+def test_no_other_writer_is_inside():
+    with pytest.raises(ValueError, match=r"`tx\.schedule_free\(\)\.average\(\.\.\.\)`"):
+        sl.sgd(0.1).average().schedule_free()
+
+
+def test_a_warmup_of_a_schedule_is_refused():
+    with pytest.raises(TypeError, match="begin with the warm-up"):
+        sl.schedule_free_sgd(halving, warmup_steps=2)
+    with pytest.raises(ValueError, match="warmup_steps must be in"):
+        sl.schedule_free_sgd(0.1, warmup_steps=0)

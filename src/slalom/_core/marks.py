@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -20,7 +20,7 @@ _State = TypeVar("_State")
 # --- declarations ---------------------------------------------------------------------------
 
 
-def param_like(stored: Literal["signed", "nonnegative", "exact"] = SIGNED) -> Any:
+def param_like(stored: str = SIGNED) -> Any:
     """Marks a state field that has the parameters' structure, with an array of the same shape for
     each parameter.
 

@@ -1,12 +1,12 @@
 """State that rests in fewer bits."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
@@ -152,7 +152,7 @@ class Stored(AbstractWrapper[StoredState]):
                     continue
                 if selected is not None and slot.param not in selected:
                     continue
-                if np.size(leaves[i]) >= self.min_size:
+                if math.prod(leaves[i].shape) >= self.min_size:
                     found[i] = codec
         return found
 

@@ -6,10 +6,14 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .. import tree
 from .._types import Params, Step, Updates
+
+_OTHER = ("extra", "shardings")
+"""The fields that are not inputs by name."""
 
 
 class Context(eqx.Module):
@@ -26,6 +30,8 @@ class Context(eqx.Module):
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
         that they select.
     - `extra`: inputs that custom transforms declare in `needs`, by name.
+    - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
+        leaves. `opt.step` passes it.
     """
 
     step: Step | None = None
@@ -36,10 +42,11 @@ class Context(eqx.Module):
     weight: Any = None
     per_param: Mapping[str, PyTree] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
 
     def has(self, name: str) -> bool:
         """Whether this step knows `name`."""
-        fields = [field.name for field in dataclasses.fields(self) if field.name != "extra"]
+        fields = [field.name for field in dataclasses.fields(self) if field.name not in _OTHER]
         known = getattr(self, name) if name in fields else self.extra.get(name)
         return known is not None
 
@@ -58,7 +65,10 @@ class Context(eqx.Module):
         per_param = self.per_param and {k: tree.cut(v, keep) for k, v in self.per_param.items()}
         grad = None if self.grad is None else tree.cut(self.grad, keep)
         value_fn = None if self.value_fn is None else _with_rest(self.value_fn, keep, params)
-        return dataclasses.replace(self, per_param=per_param, grad=grad, value_fn=value_fn)
+        places = zip(self.shardings, keep, strict=False)
+        shardings = tuple(place for place, kept in places if kept)
+        changes = {"per_param": per_param, "grad": grad, "value_fn": value_fn}
+        return dataclasses.replace(self, shardings=shardings, **changes)
 
 
 def _with_rest(

@@ -113,6 +113,69 @@ def adan(h, t, g, p, s):
     return ahead / root(h, n, correction(h.b3, t)), {"m": m, "v": v, "n": n, "g": g}
 
 
+def ademamix(h, t, g, p, s):
+    m1 = h.b1 * s.m1 + (1 - h.b1) * g
+    m2 = h.b3 * s.m2 + (1 - h.b3) * g
+    nu = mean_of_squares(h, s, g)
+    mixed = m1 * correction(h.b1, t) + h.alpha * m2
+    return mixed / root(h, nu, correction(h.b2, t)), {"m1": m1, "m2": m2, "nu": nu}
+
+
+def simplified_ademamix(h, t, g, p, s):
+    mu, nu = h.b1 * s.mu + g, mean_of_squares(h, s, g)
+    return (mu + h.alpha * g) / root(h, nu, correction(h.b2, t)), {"mu": mu, "nu": nu}
+
+
+def adopt(h, t, g, p, s):
+    if t == 1:
+        return h.b1 * s.mu, {"mu": h.b1 * s.mu, "nu": h.square(g)}
+    n = g / np.maximum(np.sqrt(h.positive(s.nu)), h.eps)
+    n = n * np.minimum(1, (t - 1) ** np.longdouble(0.25) / np.abs(n))
+    mu = h.b1 * s.mu + (1 - h.b1) * n
+    return mu, {"mu": mu, "nu": mean_of_squares(h, s, g)}
+
+
+def adam_mini(h, t, g, p, s):
+    # Of an array of unknown layout, inputs come first.
+    square = np.minimum(np.mean(np.abs(g) ** 2, 0, keepdims=True), h.largest / 4)
+    mu, nu = mean(h, s, g), h.b2 * s.nu[0] + (1 - h.b2) * square
+    divisor = np.sqrt(h.positive(nu) * correction(h.b2, t)) + h.eps
+    return mu * correction(h.b1, t) / divisor, {"mu": mu, "nu": (nu,)}
+
+
+def laprop(h, t, g, p, s):
+    nu = mean_of_squares(h, s, g)
+    divided = g / (np.sqrt(h.positive(nu) * correction(h.b2, t)) + h.eps)
+    mu = h.b1 * s.mu + (1 - h.b1) * divided
+    return mu * correction(h.b1, t), {"mu": mu, "nu": nu}
+
+
+def mars(h, t, g, p, s):
+    change = g - s.previous_gradient if t > 1 else 0 * g
+    c = g + h.gamma * h.b1 / (1 - h.b1) * change
+    c = c / max(1, norm(c))
+    mu, nu = mean(h, s, c), mean_of_squares(h, s, c)
+    divisor = np.sqrt(h.positive(nu) * correction(h.b2, t)) + h.eps
+    return mu * correction(h.b1, t) / divisor, {"mu": mu, "nu": nu, "previous_gradient": g}
+
+
+def stable_adam(h, t, g, p, s):
+    w1, w2 = (1 - h.b1) * correction(h.b1, t), (1 - h.b2) * correction(h.b2, t)
+    mu, nu = s.mu + w1 * (g - s.mu), s.nu + w2 * (h.square(g) - s.nu)
+    r = norm(g / np.sqrt(h.positive(np.maximum(nu, h.eps**2)))) / g.size**0.5
+    u = mu / (np.sqrt(h.positive(nu)) + h.eps) + h.weight_decay * p
+    return u / max(1, r / h.clipping_threshold), {"mu": mu, "nu": nu}
+
+
+def acprop(h, t, g, p, s):
+    u = g
+    if t > 1:
+        u = g / (np.sqrt(h.positive(s.nu) * correction(h.b2, t - 1)) + h.eps)
+    mu = mean(h, s, g)
+    nu = h.b2 * s.nu + (1 - h.b2) * h.square(g - mu) + h.eps_root
+    return u, {"mu": mu, "nu": nu}
+
+
 def rss(h, t, g, p, s):
     total = np.minimum(s.sum_of_squares + np.abs(g) ** 2, h.largest / 4)
     return g / np.sqrt(h.positive(total) + h.eps), {"sum_of_squares": total}
@@ -222,6 +285,15 @@ def decayed(h, t, g, p, s):
     return g + h.weight_decay * p, {}
 
 
+def subtracted(h, t, g, p, s):
+    return g - h.weight_decay * p, {}
+
+
+def corrected(h, t, g, p, s):
+    decay = h.weight_decay * h.learning_rate / h.max_learning_rate
+    return -h.learning_rate * (g + decay * p), {}
+
+
 def scaled(h, t, g, p, s):
     return g * h.step_size, {}
 
@@ -245,6 +317,16 @@ ROWS = {
     "ScaleByRadam": Row(sl.ScaleByRadam(), radam, MOMENTS),
     "ScaleByNovograd": Row(sl.ScaleByNovograd(weight_decay=0.1), novograd, {"mu": 0, "nu": 2}),
     "ScaleByAdan": Row(sl.ScaleByAdan(), adan, {"m": 1, "v": 1, "n": 2, "g": 1}),
+    "ScaleByAdemamix": Row(sl.ScaleByAdemamix(), ademamix, {"m1": 1, "m2": 1, "nu": 2}),
+    "ScaleBySimplifiedAdemamix": Row(
+        sl.ScaleBySimplifiedAdemamix(alpha=2.0), simplified_ademamix, MOMENTS
+    ),
+    "ScaleByAdopt": Row(sl.ScaleByAdopt(), adopt, {"mu": 0, "nu": 2}),
+    "ScaleByLaprop": Row(sl.ScaleByLaprop(), laprop, {"mu": 0, "nu": 2}),
+    "ScaleByMars": Row(sl.ScaleByMars(), mars, {**MOMENTS, "previous_gradient": 1}, largest=1e18),
+    "ScaleByStableAdam": Row(sl.ScaleByStableAdam(weight_decay=0.1), stable_adam, MOMENTS),
+    "ScaleByAdamMini": Row(sl.ScaleByAdamMini(), adam_mini, MOMENTS),
+    "ScaleByAcprop": Row(sl.ScaleByAcprop(), acprop, MOMENTS),
     "ScaleByFactoredRms": Row(sl.ScaleByFactoredRms(), factored, {"nu": 2}, least=1e-30),
     "ScaleByFactoredRms, factored": Row(
         sl.ScaleByFactoredRms(min_dim_size_to_factor=2), factored, {"nu": 2}, least=1e-30
@@ -274,6 +356,10 @@ ROWS = {
     "ScaleByParamBlockRMS": Row(sl.ScaleByParamBlockRMS(), block_rms),
     "ScaleByFromage": Row(sl.ScaleByFromage(0.1), fromage),
     "AddDecayedWeights": Row(sl.AddDecayedWeights(0.1), decayed),
+    "SubtractDecayedWeights": Row(sl.SubtractDecayedWeights(0.1), subtracted),
+    "ScaleByLearningRateWithCorrectedDecay": Row(
+        sl.ScaleByLearningRateWithCorrectedDecay(0.1, 0.2, weight_decay=0.1), corrected
+    ),
     "Scale": Row(sl.Scale(-0.1), scaled),
     "Average": Row(sl.Scale(0.0).average(0.999), average, {"average": 0}),
     "Average, uniform": Row(sl.Scale(0.0).average(), average, {"average": 0}),

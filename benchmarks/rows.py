@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
+from optax import contrib
 
 import slalom as sl
 
@@ -77,6 +78,9 @@ ROWS: Mapping[str, Row] = {
         torch="SGD",
     ),
     "Lion": Row(lambda: sl.lion(1e-4), lambda: optax.lion(1e-4), limit=20, target=2.4),
+    "AdEMAMix": Row(lambda: sl.ademamix(1e-3), lambda: contrib.ademamix(1e-3), 36, 0.97),
+    "ADOPT": Row(lambda: sl.adopt(1e-3), lambda: contrib.adopt(1e-3), limit=28, target=1.1),
+    "MADGRAD": Row(lambda: sl.madgrad(1e-3), lambda: contrib.madgrad(1e-3), 32, 0.97),
     "LAMB": Row(lambda: sl.lamb(1e-3), lambda: optax.lamb(1e-3), 40, 1.4, scratch=1.1),
     "Adafactor": Row(
         lambda: sl.adafactor(1e-3),

@@ -21,9 +21,12 @@ WITHOUT_FORMULA = {
     *("PerExampleGlobalNormClip", "MeasureWithEma"),
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
+    "ScaleByMadgrad",
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch"),
+    *("ScaleByProdigy", "ScaleByDAdaptAdam", "ScaleByDog", "ScaleByDowg"),
+    *("ScaleByMomo", "ScaleByMomoAdam", "ScaleByCocob"),
     # Signs, and step sizes that are products; a difference that cancels.
-    *("ScaleByRprop", "Centralize"),
+    *("ScaleByRprop", "Centralize", "AddDecayToInitialParams"),
 }
 
 

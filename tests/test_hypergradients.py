@@ -22,12 +22,24 @@ SKIPPED = (
 SINGULAR = {
     # The distance of the gradient from its mean is 0 there, and its root is in the divisor.
     ("ScaleByBelief", "b1", 0.0),
+    ("ScaleByAcprop", "b1", 0.0),
     ("ScaleByStddev", "decay", 0.0),
     ("ScaleByStddev", "initial_scale", 0.0),
     # The weight of the newest square is 1 there, and 1 − b2 elsewhere.
     ("ScaleBySM3", "b2", 1.0),
+    # A cube root, whose derivative only ε keeps finite, on a scale of 1e-18.
+    ("ScaleByMadgrad", "learning_rate", 0.0),
+    # The corrected gradient is nearly 0 in one place, and its square is the divisor.
+    ("ScaleByMars", "b2", 0.0),
+    # The root mean square that is clipped is exactly the threshold there.
+    ("ScaleByStableAdam", "b2", 0.0),
     # The standard deviation of the noise is the root of this number.
     ("AddNoise", "eta", 0.0),
+    # The decay of the sums is the root of this number.
+    ("ScaleByDAdaptAdam", "b2", 0.0),
+    # Without a step the loss stays where the lower bound was put.
+    ("ScaleByMomo", "learning_rate", 0.0),
+    ("ScaleByMomoAdam", "learning_rate", 0.0),
 }
 SMOOTH = [name for name in RULES if not name.startswith(SKIPPED)]
 

@@ -35,6 +35,7 @@ def test_metrics_are_a_flat_dict_that_takes_suffixes():
         "recorded.grad_norm",
         "recorded.update_norm",
         "recorded.param_norm",
+        "recorded.lost_updates",
         "recorded.clip.max_delta",
         "recorded.scale_by_learning_rate.learning_rate",
     ]

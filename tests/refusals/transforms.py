@@ -430,3 +430,73 @@ def a_loss_scale_that_grows_in_no_steps():
 def a_scaled_line_search_that_is_reused():
     step = sl.train_step(lambda model: jnp.sum(model["b"]), reuse_linesearch=True)
     step(params(), bound(sl.lbfgs().scale_loss()))
+
+
+# --- writing half-precision parameters --------------------------------------------------------
+
+
+@refused(
+    ValueError,
+    'Written.policy must be one of "master", "kahan", "ecc", "stochastic", "nearest", got '
+    "'bfloat16'.",
+    unchecked=True,
+)
+def an_unknown_write_policy():
+    sl.sgd(0.1).write("bfloat16")
+
+
+@refused(
+    ValueError, "Written.key must be in [0, 2**31), got -1. Pass `jax.random.key(-1)` instead."
+)
+def a_negative_key_of_random_rounding():
+    sl.sgd(0.1).write("stochastic", key=-1)
+
+
+@refused(
+    TypeError,
+    '`.write("kahan")` writes half-precision parameters itself: updates that are rounded to their '
+    "dtype would be lost when they are added. Write `model, opt = opt.step(model, grads)` instead "
+    "of `opt.update(model, grads)`. A transform around `.write` must pass its own `write` on.",
+)
+def updates_under_a_write_policy():
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
+    sl.Optimizer(sl.sgd(0.1).write("kahan"), half).update(half, half)
+
+
+@refused(
+    ValueError,
+    "`.write('ecc')` wraps a transform that contains `.write('kahan')`. Parameters are written "
+    "once: remove one of them, or write each group of a partition with a policy of its own.",
+)
+def two_write_policies():
+    sl.sgd(0.1).write("kahan").every_k(2).write("ecc")
+
+
+@refused(
+    ValueError,
+    "`.lookahead(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
+    "which keeps them in full precision. Change the order: `tx.lookahead(...).write('kahan')`. In "
+    "a partition, do so in each group.",
+)
+def slow_weights_around_a_write_policy():
+    sl.sgd(0.1).write("kahan").lookahead(5, 0.5)
+
+
+@refused(
+    ValueError,
+    "`.project(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
+    "which keeps them in full precision. Change the order: `tx.project(...).write('kahan')`. In a "
+    "partition, do so in each group.",
+)
+def a_projection_around_a_write_policy():
+    sl.sgd(0.1).write("kahan").project(sl.projections.simplex())
+
+
+@refused(
+    TypeError,
+    "Written needs 'step': pass `context=sl.Context(step=n)` with the number of updates so far.",
+)
+def random_rounding_without_a_step():
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
+    tx = sl.sgd(0.1).write("stochastic")
+    tx.step(half, tx.init(half), half)

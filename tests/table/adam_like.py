@@ -2,10 +2,39 @@
 
 from typing import Any
 
-RULES: dict[str, Any] = {}
+import slalom as sl
 
-RECIPES: dict[str, Any] = {}
+matrices = sl.where.ndim(min=2)
+rising = sl.schedules.linear(0.0, 2.0, transition_steps=4)
+
+RULES: dict[str, Any] = {
+    "ScaleByAdemamix": sl.ScaleByAdemamix(),
+    "ScaleByAdemamix, scheduled": sl.ScaleByAdemamix(
+        b3=sl.schedules.linear_half_life(0.9, 0.99, 4), alpha=rising
+    ),
+    "ScaleBySimplifiedAdemamix": sl.ScaleBySimplifiedAdemamix(alpha=2.0),
+    "ScaleByAdopt": sl.ScaleByAdopt(),
+    "ScaleByAdopt, nesterov": sl.ScaleByAdopt(b2=0.99, nesterov=True, use_clipping=False),
+    "ScaleByMadgrad": sl.ScaleByMadgrad(0.1),
+    "ScaleByLaprop": sl.ScaleByLaprop(),
+    "ScaleByMars": sl.ScaleByMars(),
+    "ScaleByStableAdam": sl.ScaleByStableAdam(weight_decay=0.1),
+    "ScaleByAdamMini": sl.ScaleByAdamMini(),
+    "ScaleByAcprop": sl.ScaleByAcprop(),
+}
+
+RECIPES: dict[str, Any] = {
+    "acprop": sl.acprop(0.1, weight_decay=0.1, decay_where=matrices),
+    "ademamix": sl.ademamix(0.1, weight_decay=0.1, decay_where=matrices),
+    "simplified_ademamix": sl.simplified_ademamix(0.01, weight_decay=0.1, decay_where=matrices),
+    "adopt": sl.adopt(0.1, weight_decay=0.1, decay_where=matrices),
+    "madgrad": sl.madgrad(0.1, weight_decay=0.1, decay_where=matrices),
+    "laprop": sl.laprop(0.1, weight_decay=0.1, decay_where=matrices),
+    "mars": sl.mars(0.1, weight_decay=0.1, decay_where=matrices),
+    "adam_mini": sl.adam_mini(0.1, weight_decay=0.1, decay_where=matrices),
+    "stable_adamw": sl.stable_adamw(0.1, decay_where=matrices),
+}
 
 WRAPPERS: dict[str, Any] = {}
 
-QUICK: set[str] = set()
+QUICK: set[str] = {"ScaleByAdemamix", "adopt", "madgrad", "mars"}

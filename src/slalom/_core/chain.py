@@ -16,7 +16,7 @@ from .traits import MIXED
 from .transform import AbstractTransform, require_transform
 from .walk import find, keeps_zeros, parts, segments
 from .wrapper import AbstractComposite
-from .write import RETURN, Write
+from .write import Write
 from .writer import AbstractParameterWriter
 
 
@@ -92,7 +92,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         *before, last = self.children(state, context, params)
         states = []
         for part in before:
-            updates, new = part.run(RETURN, updates)
+            updates, new = part.run(write.returning, updates)
             states.append(new)
         result, new = last.run(write, updates)
         return result, (*states, new)

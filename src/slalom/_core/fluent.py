@@ -300,6 +300,29 @@ class AbstractFluent(AbstractDeclared):
 
         return Projected(self, fn, where)
 
+    # --- half precision ---------------------------------------------------------------------
+
+    @advise_keywords
+    def write(
+        self,
+        policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
+        key: Any = 0,
+    ) -> "slalom.Written":
+        """This transform, with a policy for writing half-precision parameters.
+
+        **Arguments:**
+
+        - `policy`: what keeps small updates from being rounded away: `"master"`, a float32 copy;
+            `"kahan"`, a compensation in the parameter's dtype; `"ecc"`, eight more bits;
+            `"stochastic"`, rounding at random; or `"nearest"`, nothing.
+        - `key`: the key of the random rounding, an int in [0, 2³¹) or a PRNG key.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        """
+        from ..wrappers import Written
+
+        return Written(self, policy, key)
+
     # --- stateful schedules and metrics -----------------------------------------------------
 
     @advise_keywords

@@ -144,14 +144,16 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
         **Arguments:**
 
-        - `write`: what to do with the updates: return them, or add them to the parameters.
+        - `write`: what to do with the updates: return them, or add them to the parameters. A
+            policy of `.write` also knows the parameters in full precision, `write.full(params)`.
         - the others: as for `update`.
 
         **Returns:** the result of `write`, and the new state.
         """
         if write is ADD and params is not None:
             return pair(self, self.step(updates, state, params, context))
-        updates, state = pair(self, self.update(updates, state, params, context))
+        seen = write.full(params)
+        updates, state = pair(self, self.update(updates, state, seen, context))
         return write(params, updates), state
 
     # --- helpers for authors ----------------------------------------------------------------

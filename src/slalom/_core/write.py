@@ -3,11 +3,11 @@
 `update` and `step` do the same work, but `update` returns the updates and `step` adds them to the
 parameters. Each is a `Write`, which is passed down to the transform that computes the last updates.
 A wrapper can pass down another one, to replace or to observe how parameters are written, as
-`.record()` does.
+`.record()` and `.write(policy)` do.
 """
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 
 from .. import tree
 from .._types import Params, Scalar, Updates
+from ..tree.rounding import same_bits
 
 
 class Write(abc.ABC):
@@ -24,6 +25,9 @@ class Write(abc.ABC):
     parameter, or either of them with an observation. It is computed leaf by leaf, so the
     results of a partition's groups can be merged.
     """
+
+    returns: ClassVar[bool] = False
+    """Whether the result is the updates."""
 
     @abc.abstractmethod
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
@@ -55,9 +59,47 @@ class Write(abc.ABC):
         projects onto.
         """
 
+    @property
+    def returning(self) -> "Write":
+        """The write for transforms before the last one: it returns their updates."""
+        return RETURN
 
-class _Return(Write):
-    """The updates themselves: what `update` returns."""
+    def full(self, params: Any) -> Any:
+        """The parameters as rules see them, in the precision in which they are kept."""
+        return params
+
+    def cut(self, keep: tuple[bool, ...]) -> "Write":
+        """This write for a transform that acts on some of the parameters only."""
+        del keep
+        return self
+
+    @abc.abstractmethod
+    def onto(self, policy: "Write") -> "Write":
+        """This write, with a policy in place of the addition in the parameters' dtype."""
+
+
+class Return(Write):
+    """The updates themselves: what `update` returns, and each link but the last of a chain.
+
+    **Arguments:**
+
+    - `under`: the write of the last link, if that is a policy, which knows the parameters in full.
+    """
+
+    returns: ClassVar[bool] = True
+
+    def __init__(self, under: Write | None = None):
+        self.under = under
+
+    @property
+    def returning(self) -> Write:
+        return self
+
+    def full(self, params: Any) -> Any:
+        return params if self.under is None else self.under.full(params)
+
+    def cut(self, keep: tuple[bool, ...]) -> Write:
+        return self if self.under is None else Return(self.under.cut(keep))
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         del params
@@ -75,6 +117,14 @@ class _Return(Write):
 
     def assigning(self, new: Params) -> Write:
         return self
+
+    def onto(self, policy: Write) -> Write:
+        raise TypeError(
+            f"`.write({policy})` writes half-precision parameters itself: updates that are rounded "
+            "to their dtype would be lost when they are added. Write "
+            "`model, opt = opt.step(model, grads)` instead of `opt.update(model, grads)`. A "
+            "transform around `.write` must pass its own `write` on."
+        )
 
 
 class _Add(Write):
@@ -97,8 +147,11 @@ class _Add(Write):
     def assigning(self, new: Params) -> Write:
         return _Assign(new)
 
+    def onto(self, policy: Write) -> Write:
+        return policy
 
-RETURN, ADD = _Return(), _Add()
+
+RETURN, ADD = Return(), _Add()
 
 
 class _Assign(Write):
@@ -106,6 +159,9 @@ class _Assign(Write):
 
     def __init__(self, new: Params):
         self.new = new
+
+    def cut(self, keep: tuple[bool, ...]) -> Write:
+        return _Assign(tree.cut(self.new, keep))
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         del updates
@@ -123,11 +179,16 @@ class _Assign(Write):
     def assigning(self, new: Params) -> Write:
         return _Assign(new)
 
+    def onto(self, policy: Write) -> Write:
+        return policy.assigning(self.new)
+
 
 class _Measurement(NamedTuple):
     result: Any
     square: Array
     """The sum of the squares of the update."""
+    counts: tuple[Array, Array]
+    """How many numbers of the update are nonzero, and how many of these changed nothing."""
 
 
 class MeasuredWrite(Write):
@@ -146,15 +207,21 @@ class MeasuredWrite(Write):
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         structure = jax.tree.structure(updates)
-        results = structure.flatten_up_to(self.inner(params, updates))
+        result = self.inner(params, updates)
+        counts = [(jnp.zeros((), jnp.int32),) * 2] * structure.num_leaves
+        if params is not None:
+            pairs = (self.inner.full(params), self.inner.new_params(params, result), updates)
+            counts = map(_counts, *map(jax.tree.leaves, pairs))
         squares = map(tree.squared_norm, jax.tree.leaves(updates))
-        return structure.unflatten(map(_Measurement, results, squares))
+        results = structure.flatten_up_to(result)
+        return structure.unflatten(map(_Measurement, results, squares, counts))
 
     def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
-        structure, results, squares = _unzip(shapes)
+        structure, results, measured = _unzip(shapes)
         held = self.inner.idle(params, structure.unflatten(results))
-        zeros = [jnp.zeros(s.shape, s.dtype) for s in squares]
-        return structure.unflatten(map(_Measurement, structure.flatten_up_to(held), zeros))
+        zeros = tree.zeros_of(measured)
+        pairs = zip(structure.flatten_up_to(held), zeros, strict=True)
+        return structure.unflatten([_Measurement(x, *own) for x, own in pairs])
 
     def plain(self, result: PyTree) -> PyTree:
         return self.inner.plain(self.split(result)[0])
@@ -165,15 +232,49 @@ class MeasuredWrite(Write):
     def assigning(self, new: Params) -> Write:
         return MeasuredWrite(self.inner.assigning(new))
 
-    def split(self, result: PyTree) -> tuple[PyTree, Scalar]:
-        """The result of the inner write, and the global norm of the updates."""
-        structure, results, squares = _unzip(result)
+    @property
+    def returning(self) -> Write:
+        return self.inner.returning
+
+    def full(self, params: Any) -> Any:
+        return self.inner.full(params)
+
+    def cut(self, keep: tuple[bool, ...]) -> Write:
+        return MeasuredWrite(self.inner.cut(keep))
+
+    def onto(self, policy: Write) -> Write:
+        return MeasuredWrite(self.inner.onto(policy))
+
+    def split(self, result: PyTree) -> tuple[PyTree, Scalar, Scalar]:
+        """The result of the inner write, the global norm of the updates, and the share of their
+        nonzero numbers that changed no parameter."""
+        structure, results, measured = _unzip(result)
+        squares = [square for square, _ in measured]
         dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in squares))
         total = sum((tree.cast(x, dtype) for x in squares), jnp.zeros((), dtype))
-        return structure.unflatten(results), tree.root(total)
+        nonzero, lost = (
+            sum((counts[i].astype(dtype) for _, counts in measured), jnp.zeros((), dtype))
+            for i in range(2)
+        )
+        share = lost / jnp.maximum(nonzero, 1)
+        return structure.unflatten(results), tree.root(total), share
 
 
 def _unzip(result: PyTree) -> tuple[Any, list[Any], list[Any]]:
     """The structure of the parameters, and at each leaf what was written and what was measured."""
     pairs, structure = jax.tree.flatten(result, is_leaf=lambda x: isinstance(x, _Measurement))
-    return structure, [pair.result for pair in pairs], [pair.square for pair in pairs]
+    return structure, [x.result for x in pairs], [(x.square, x.counts) for x in pairs]
+
+
+def _counts(before: Array, after: Array, update: Array) -> tuple[Array, Array]:
+    """How many numbers of an update are nonzero, and how many of these changed nothing."""
+    nonzero = update != 0
+    lost = nonzero & same_bits(before, after)
+    # One reduction of pairs: XLA:CPU rewrites a sum of bools to one over windows, which needs a
+    # buffer of ints as large as the parameter.
+    return jax.lax.reduce(
+        (nonzero.astype(jnp.int32), lost.astype(jnp.int32)),
+        (jnp.zeros((), jnp.int32),) * 2,
+        lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        tuple(range(update.ndim)),
+    )

@@ -38,17 +38,33 @@ class AbstractParameterWriter(AbstractTransform[State]):
         the next step may donate those.
         """
 
+    def full_params(self, state: State, params: Params) -> Params:
+        """The parameters to evaluate, in the precision in which they are kept.
 
-def params_to_evaluate(root: AbstractTransform[Any], state: Any, params: Params) -> Params:
-    """The parameters to evaluate: at each leaf those of the outermost writer that acts on it."""
+        **Arguments, Returns:** as for `eval_params`.
+        """
+        return self.eval_params(state, params)
+
+
+def params_to_evaluate(
+    root: AbstractTransform[Any], state: Any, params: Params, *, full_precision: bool = False
+) -> Params:
+    """The parameters to evaluate: at each leaf those of the outermost writer that acts on it.
+
+    **Arguments:**
+
+    - `root`, `state`, `params`: a transform, its state, and the parameters that are trained.
+    - `full_precision`: whether to keep the precision of the writer, or to use that of `params`.
+    """
     leaves, structure = jax.tree.flatten(params, is_leaf=_is_hole)
     found = [False] * len(leaves)
     for part in parts(root, state, params=params):
         if isinstance(part.module, AbstractParameterWriter) and jax.tree.leaves(part.params):
-            own = part.module.eval_params(part.state, part.params)
+            method = part.module.full_params if full_precision else part.module.eval_params
+            own = method(part.state, part.params)
             for i, x in enumerate(structure.flatten_up_to(own)):
                 if x is not None and not found[i]:
-                    leaves[i] = jnp.asarray(x, leaves[i].dtype)
+                    leaves[i] = x if full_precision else jnp.asarray(x, leaves[i].dtype)
                     found[i] = True
     return structure.unflatten(leaves)
 

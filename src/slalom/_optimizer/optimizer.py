@@ -443,7 +443,7 @@ class Optimizer(AbstractPrinted):
 
     # --- results ----------------------------------------------------------------------------
 
-    def eval_params(self, model: Model) -> Model:
+    def eval_params(self, model: Model, *, full_precision: bool = False) -> Model:
         """Returns the model to evaluate.
 
         This is the slow weights under `.lookahead`, the averaged weights under `.average`, and the
@@ -452,14 +452,19 @@ class Optimizer(AbstractPrinted):
         **Arguments:**
 
         - `model`: the bound model, as the last step returned it.
+        - `full_precision`: whether to return each parameter in the precision in which the
+            optimizer keeps it: float32 under `.average` and `.lookahead`, and under the
+            policies of `.write` that keep more than a half-precision parameter can hold.
 
-        **Returns:** the model, every leaf in its own dtype.
+        **Returns:** the model, every leaf in its own dtype unless `full_precision`.
         """
         whole = split(model, self.binding.trainable)
         check_bound(whole.params, self.binding.params)
         check_readable(self)
         params = to_device(whole.params)
-        params = params_to_evaluate(self.transform, to_device(self.state), params)
+        params = params_to_evaluate(
+            self.transform, to_device(self.state), params, full_precision=full_precision
+        )
         return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
 
     @property
@@ -552,7 +557,7 @@ def _keywords(*values: Any) -> dict[str, Any]:
     return as_keywords(dict(zip(KEYWORDS, always, strict=True)) | extra)
 
 
-_RECORDED = ("grad_norm", "update_norm", "param_norm")
+_RECORDED = ("grad_norm", "update_norm", "param_norm", "lost_updates")
 
 
 def _record_advice(name: str) -> str:

@@ -1,6 +1,21 @@
 """Common optimizers, each a function that returns a chain of transforms."""
 
-from .accumulate import adadelta as adadelta, adagrad as adagrad, sm3 as sm3
+from .accumulate import (
+    adadelta as adadelta,
+    adagrad as adagrad,
+    madgrad as madgrad,
+    sm3 as sm3,
+)
+from .adam_decay import adamc as adamc
+from .adam_descendants import (
+    acprop as acprop,
+    ademamix as ademamix,
+    adopt as adopt,
+    laprop as laprop,
+    mars as mars,
+    simplified_ademamix as simplified_ademamix,
+    stable_adamw as stable_adamw,
+)
 from .adam_family import (
     adam as adam,
     adamax as adamax,
@@ -26,8 +41,19 @@ from .gradient import (
     polyak_sgd as polyak_sgd,
 )
 from .large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .low_memory import adam_mini as adam_mini
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
+from .private import dpsgd as dpsgd
 from .quasi_newton import lbfgs as lbfgs
+from .rate_free import (
+    cocob as cocob,
+    dadapt_adamw as dadapt_adamw,
+    dog as dog,
+    dowg as dowg,
+    momo as momo,
+    momo_adam as momo_adam,
+    prodigy as prodigy,
+)
 from .schedule_free import (
     schedule_free_adamw as schedule_free_adamw,
     schedule_free_sgd as schedule_free_sgd,

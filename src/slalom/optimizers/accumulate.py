@@ -1,4 +1,4 @@
-"""Adagrad, Adadelta and SM3."""
+"""Adagrad, Adadelta, MADGRAD and SM3."""
 
 from typing import Any
 
@@ -6,7 +6,13 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
-from ..transforms import ScaleByAdadelta, ScaleByLearningRate, ScaleByRss, ScaleBySM3
+from ..transforms import (
+    ScaleByAdadelta,
+    ScaleByLearningRate,
+    ScaleByMadgrad,
+    ScaleByRss,
+    ScaleBySM3,
+)
 from ..where.resolve import WhereLike
 from ._decay import decayed
 
@@ -69,6 +75,39 @@ def adadelta(
         ScaleByAdadelta(rho, eps, accumulator_dtype=accumulator_dtype),
         ScaleByLearningRate(learning_rate),
     )
+
+
+@advise_keywords
+def madgrad(
+    learning_rate: Hyperparameter,
+    momentum: Hyperparameter = 0.9,
+    weight_decay: Hyperparameter | None = None,
+    eps: Hyperparameter = 1e-6,
+    decay_where: WhereLike | None = None,
+) -> AbstractTransform:
+    """MADGRAD: p ↦ γ·p + (1 − γ)·(p₀ − s / (∛v + ε)), where s and v are weighted sums of the
+    gradients and of their squares.
+
+    Differs from Optax, which adds ε to the learning rate: see `ScaleByMadgrad`.
+
+    **Arguments:**
+
+    - `learning_rate`: η, ≥ 0.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation. Defaults to
+        no decay.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByMadgrad`.
+
+    **Returns:** a chain of `AddDecayedWeights`, if there is a decay, and `ScaleByMadgrad`.
+
+    ??? cite "Defazio & Jelassi, [Adaptivity without Compromise: A Momentumized, Adaptive, Dual
+        Averaged Gradient Method for Stochastic Optimization](https://arxiv.org/abs/2101.11075),
+        2021"
+    """
+    rule = ScaleByMadgrad(learning_rate, momentum, eps)
+    if weight_decay is None:
+        return rule
+    return chain(decayed(weight_decay, decay_where), rule)
 
 
 @advise_keywords

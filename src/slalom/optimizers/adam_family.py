@@ -8,7 +8,7 @@ from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import ScaleByAdam, ScaleByAdamax, ScaleByAmsgrad, ScaleByLearningRate
 from ..where.resolve import WhereLike
-from ._decay import decayed
+from ._decay import decayed_descent
 
 
 @advise_keywords
@@ -59,6 +59,7 @@ def adamw(
     *,
     nesterov: bool = False,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Adam with decoupled weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p).
 
@@ -70,6 +71,8 @@ def adamw(
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
         `sl.where.ndim(min=2)` selects weight matrices and excludes biases and norms.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -85,8 +88,7 @@ def adamw(
     """
     return chain(
         ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -135,6 +137,7 @@ def nadamw(
     decay_where: WhereLike | None = None,
     *,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Adam with Nesterov momentum and decoupled weight decay: `sl.adamw` with `nesterov=True`.
 
@@ -143,6 +146,8 @@ def nadamw(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -161,6 +166,7 @@ def nadamw(
         decay_where,
         nesterov=True,
         nu_dtype=nu_dtype,
+        independent_decay=independent_decay,
     )
 
 
@@ -234,6 +240,7 @@ def adamaxw(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Adamax with decoupled weight decay: p ↦ p − η·(m̂ / v + λ·p).
 
@@ -242,6 +249,8 @@ def adamaxw(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -251,6 +260,5 @@ def adamaxw(
     """
     return chain(
         ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

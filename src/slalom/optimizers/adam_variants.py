@@ -15,7 +15,7 @@ from ..transforms import (
     ScaleByYogi,
 )
 from ..where.resolve import WhereLike, as_where
-from ._decay import decayed
+from ._decay import decayed_descent
 
 
 @advise_keywords
@@ -159,6 +159,7 @@ def adan(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
 
@@ -170,6 +171,8 @@ def adan(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAdan`.
 
     **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -178,6 +181,5 @@ def adan(
     """
     return chain(
         ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

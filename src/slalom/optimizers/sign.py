@@ -8,7 +8,7 @@ from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import Scale, ScaleByLearningRate, ScaleByLion, ScaleByRprop, ScaleBySign, Trace
 from ..where.resolve import WhereLike
-from ._decay import decayed
+from ._decay import decayed_descent
 
 
 @advise_keywords
@@ -19,6 +19,8 @@ def lion(
     mu_dtype: Any | None = None,
     weight_decay: Hyperparameter = 1e-3,
     decay_where: WhereLike | None = None,
+    *,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Lion: p ↦ p − η·(sign(β₁·m + (1 − β₁)·g) + λ·p).
 
@@ -30,6 +32,8 @@ def lion(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByLion`.
 
     **Returns:** a chain of `ScaleByLion`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -39,8 +43,7 @@ def lion(
     """
     return chain(
         ScaleByLion(b1, b2, mu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 

@@ -14,7 +14,12 @@ from .._core.schedule import (
     FunctionSchedule as FunctionSchedule,
     ModuleSchedule as ModuleSchedule,
 )
-from .basic import constant as constant, linear as linear, polynomial as polynomial
+from .basic import (
+    constant as constant,
+    linear as linear,
+    linear_half_life as linear_half_life,
+    polynomial as polynomial,
+)
 from .combine import (
     CombinedSchedule as CombinedSchedule,
     NegatedSchedule as NegatedSchedule,
@@ -57,6 +62,7 @@ __all__ = [
     "inverse_sqrt",
     "join",
     "linear",
+    "linear_half_life",
     "linear_onecycle",
     "piecewise_constant",
     "piecewise_interpolate",

@@ -1,9 +1,12 @@
 """Constant, linear and polynomial schedules."""
 
+import jax.numpy as jnp
+
 from .._core.fields import Hyperparameter, hyperparameter, steps
 from .._core.schedule import AbstractSchedule
 from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical
+from ..tree.means import log_of_decay
 from ._common import as_step, fractions, interpolate, power
 
 
@@ -46,6 +49,42 @@ class linear(AbstractSchedule):
         past = as_step(step) - as_step(self.transition_begin)
         weights = fractions(past, self.transition_steps)
         return interpolate(self.init_value, self.end_value, weights)
+
+
+class linear_half_life(AbstractSchedule):
+    """The decay of a mean, whose half-life grows or shrinks linearly.
+
+        1 / log s(n) = (1 − f) / log init_value + f / log end_value,   f = n / transition_steps
+
+    where f is clipped to [0, 1]. The half-life of a decay β is log ½ / log β steps. Interpolated
+    linearly, β itself would spend nearly all steps at short half-lives.
+
+    **Arguments:**
+
+    - `init_value`: the decay at step 0, in (0, 1).
+    - `end_value`: the decay from step `transition_steps` on, in (0, 1).
+    - `transition_steps`: the length of the transition in steps, ≥ 1.
+
+    ```python
+    >>> sl.schedules.linear_half_life(0.9, 0.9999, 10_000)(5_000)
+    Array(0.99980015, dtype=float32)
+
+    ```
+
+    ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
+        Older](https://arxiv.org/abs/2409.03137), 2024"
+    """
+
+    init_value: Hyperparameter = hyperparameter(within="(0, 1)")
+    end_value: Hyperparameter = hyperparameter(within="(0, 1)")
+    transition_steps: Step = steps(within="[1, inf)")
+
+    def __call__(self, step: Step) -> Scalar:
+        weights = fractions(step, self.transition_steps)
+        first, last = as_canonical(self.init_value), as_canonical(self.end_value)
+        inverse = interpolate(1 / log_of_decay(first), 1 / log_of_decay(last), weights)
+        value = jnp.where(weights.second == 0, first, jnp.exp(1 / inverse))
+        return jnp.where(weights.first == 0, last, value)
 
 
 class polynomial(AbstractSchedule):

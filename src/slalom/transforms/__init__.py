@@ -6,6 +6,7 @@ from .accumulate import (
     ScaleByRss as ScaleByRss,
     ScaleByRssState as ScaleByRssState,
 )
+from .acprop import ScaleByAcprop as ScaleByAcprop
 from .adam import (
     ScaleByAdam as ScaleByAdam,
     ScaleByAdamax as ScaleByAdamax,
@@ -13,18 +14,29 @@ from .adam import (
     ScaleByAmsgrad as ScaleByAmsgrad,
     ScaleByAmsgradState as ScaleByAmsgradState,
 )
+from .adam_mini import (
+    ScaleByAdamMini as ScaleByAdamMini,
+    ScaleByAdamMiniState as ScaleByAdamMiniState,
+)
 from .adam_variants import (
     ScaleByBelief as ScaleByBelief,
     ScaleByRadam as ScaleByRadam,
     ScaleByYogi as ScaleByYogi,
 )
 from .adan import ScaleByAdan as ScaleByAdan, ScaleByAdanState as ScaleByAdanState
+from .ademamix import (
+    ScaleByAdemamix as ScaleByAdemamix,
+    ScaleByAdemamixState as ScaleByAdemamixState,
+    ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
+)
+from .adopt import ScaleByAdopt as ScaleByAdopt
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,
     ClipByGlobalNorm as ClipByGlobalNorm,
 )
+from .cocob import ScaleByCocob as ScaleByCocob, ScaleByCocobState as ScaleByCocobState
 from .constrain import (
     KeepParamsNonnegative as KeepParamsNonnegative,
     SetToZero as SetToZero,
@@ -32,15 +44,33 @@ from .constrain import (
     ZeroNansState as ZeroNansState,
     freeze as freeze,
 )
-from .decay import AddDecayedWeights as AddDecayedWeights
+from .dadapt import (
+    ScaleByDAdaptAdam as ScaleByDAdaptAdam,
+    ScaleByDAdaptAdamState as ScaleByDAdaptAdamState,
+)
+from .decay import (
+    AddDecayedWeights as AddDecayedWeights,
+    AddDecayToInitialParams as AddDecayToInitialParams,
+    AddDecayToInitialParamsState as AddDecayToInitialParamsState,
+    ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+    SubtractDecayedWeights as SubtractDecayedWeights,
+)
 from .distance import (
     ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
     ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
+)
+from .dog import (
+    ScaleByDog as ScaleByDog,
+    ScaleByDogState as ScaleByDogState,
+    ScaleByDowg as ScaleByDowg,
+    ScaleByDowgState as ScaleByDowgState,
 )
 from .factored import (
     ScaleByFactoredRms as ScaleByFactoredRms,
     ScaleByFactoredRmsState as ScaleByFactoredRmsState,
 )
+from .factors import layerwise_decay as layerwise_decay, mup as mup
+from .laprop import ScaleByLaprop as ScaleByLaprop
 from .lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .linesearch import (
     ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
@@ -48,6 +78,11 @@ from .linesearch import (
     ScaleByZoomLinesearch as ScaleByZoomLinesearch,
     ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
 )
+from .madgrad import (
+    ScaleByMadgrad as ScaleByMadgrad,
+    ScaleByMadgradState as ScaleByMadgradState,
+)
+from .mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
 from .matrix_norms import (
     NormalizeColumns as NormalizeColumns,
     ScaleByFanIn as ScaleByFanIn,
@@ -55,6 +90,12 @@ from .matrix_norms import (
     ScaleByRowRmsState as ScaleByRowRmsState,
 )
 from .momentum import Ema as Ema, EmaState as EmaState, Trace as Trace, TraceState as TraceState
+from .momo import (
+    ScaleByMomo as ScaleByMomo,
+    ScaleByMomoAdam as ScaleByMomoAdam,
+    ScaleByMomoAdamState as ScaleByMomoAdamState,
+    ScaleByMomoState as ScaleByMomoState,
+)
 from .monitor import MeasureWithEma as MeasureWithEma, Monitor as Monitor, Snapshot as Snapshot
 from .noise import AddNoise as AddNoise, AddNoiseState as AddNoiseState
 from .normalise import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
@@ -76,6 +117,7 @@ from .per_example import (
     PerExampleLayerNormClipState as PerExampleLayerNormClipState,
 )
 from .polyak import ScaleByPolyak as ScaleByPolyak
+from .prodigy import ScaleByProdigy as ScaleByProdigy, ScaleByProdigyState as ScaleByProdigyState
 from .rms import (
     ScaleByRms as ScaleByRms,
     ScaleByRmsState as ScaleByRmsState,
@@ -95,6 +137,7 @@ from .sign import (
     ScaleBySign as ScaleBySign,
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
+from .stable_adam import ScaleByStableAdam as ScaleByStableAdam
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (
     ScaleByFromage as ScaleByFromage,

@@ -27,8 +27,9 @@ from .._core.declared import CHECK
 from .._core.messages import warn
 from .._paths import leaf_paths
 from .._types import Params
-from ..where.layout import Layout, Matrix, as_layout, check_layout, layouts
-from ..where.resolve import Where
+from ..where.layout import HEADS, Layout, Matrix, as_layout, check_layout, layouts
+from ..where.resolve import Cases, Where
+from ..where.selectors import path as path_, type as type_
 
 
 def layout_field() -> Any:
@@ -217,3 +218,38 @@ def factored_axes(rule: Any, params: Params, min_size: int) -> tuple[tuple[int, 
         long_enough = axes is not None and min(x.shape[a] for a in axes) >= min_size
         found.append(axes if long_enough else None)
     return tuple(found)
+
+
+# --- blocks that share a mean of squares ----------------------------------------------------
+
+
+def block_counts(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
+    """For each leaf the number of blocks along each axis, where a block is one unit.
+
+    An embedding has a block for each row, the queries and keys of an attention layer one for each
+    head, and outputs in blocks one for each of them. A stack has blocks of its own for each layer.
+    """
+    unit_axes(rule, params)  # raises an error for what has no known units
+    given = () if rule.layout is None else rule.layout.cases
+    found = layouts(params, Cases((*given, (_QUERIES_AND_KEYS, HEADS))))
+    return tuple(_block_counts(layout) for layout in found)
+
+
+def _block_counts(layout: Layout) -> tuple[int, ...]:
+    letters = layout.letters or ()
+    blocks = max((n for letter, n in letters if letter == "o"), default=1)
+    # The rows of an embedding are its tokens, and vectors have no inputs to average over.
+    units = "v" if layout.axes("v") else "o" if layout.axes("ik") else ""
+    return tuple(
+        size if letter == "s" else 1 if letter not in units else _count(size, blocks, n)
+        for size, (letter, n) in zip(layout.shape, letters, strict=True)
+    )
+
+
+def _count(size: int, blocks: int, here: int) -> int:
+    return size if blocks == 1 else here
+
+
+_QUERIES_AND_KEYS = type_(eqx.nn.MultiheadAttention) & (
+    path_("**.query_proj.weight") | path_("**.key_proj.weight")
+)

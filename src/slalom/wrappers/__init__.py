@@ -15,3 +15,4 @@ from .schedule_free import ScheduleFree as ScheduleFree
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
 from .when import When as When
+from .write import Written as Written

@@ -1,5 +1,6 @@
 """Averages of the parameters."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -84,13 +85,22 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     ) -> tuple[Any, AverageState]:
         params = self.demand("params", params)
         result, inner = self.inner_part(state, context, params).run(write, updates)
-        new_params = write.new_params(params, result)
+
+        def new_params() -> Params:
+            return write.new_params(params, result)
+
         return result, self._averaged(new_params, inner, state, context)
 
     def _averaged(
-        self, params: Params, inner: Any, state: AverageState, context: Context | None
+        self,
+        new_params: Callable[[], Params],
+        inner: Any,
+        state: AverageState,
+        context: Context | None,
     ) -> AverageState:
         def take_in(average: Any, age: Any) -> tuple[Any, Any]:
+            # Here, since what a conditional is given is written to memory.
+            params = new_params()
             age = tree.increment(age)
             weight = self._weight(age, context)
             now = SimpleNamespace(weight=weight)

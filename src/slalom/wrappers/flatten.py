@@ -107,8 +107,9 @@ class Flatten(AbstractWrapper[FlattenState]):
         stateful = [i for i, link in enumerate(links) if not _is_stateless(link)]
         until = stateful[-1] + 1 if stateful else 0
         joined = self._join(updates, dtypes) if until else None
-        seen = params if params is None or not until else self._join(params, dtypes)
-        known = self._join_context(context, params, dtypes)
+        full = write.full(params)
+        seen = full if full is None or not until else self._join(full, dtypes)
+        known = self._join_context(context, full, dtypes)
         states = []
         for link in links[:until]:
             joined, new = link._replace(params=seen, context=known).run(RETURN, joined)
@@ -118,7 +119,7 @@ class Flatten(AbstractWrapper[FlattenState]):
         # Stateless links run leaf by leaf, fused with the addition to the parameters. So the
         # parameters need no buffer, although weight decay reads them.
         for link in links[until:]:
-            link = link._replace(params=params, context=context)
+            link = link._replace(params=full, context=context)
             updates, new = link.run(RETURN, updates)
             states.append(new)
         inner = tuple(states) if isinstance(self.inner, Chain) else states[0]

@@ -13,11 +13,12 @@ from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.marks import param_like
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
-from .._core.wrapper import AbstractWrapper
-from .._core.write import ADD, RETURN, Write
+from .._core.wrapper import AbstractWrapper, run_if
+from .._core.write import ADD, Write
 from .._core.writer import AbstractParameterWriter
 from .._paths import leaf_paths
 from .._types import Gradients, Params
+from .write import refuse_written
 
 
 class LookaheadState(eqx.Module):
@@ -31,7 +32,7 @@ class LookaheadState(eqx.Module):
     """Whether the last step updated the parameters. `None` without `reset_state`, where the inner
     state contains this."""
     slow: PyTree[Inexact[Array, "..."]] = param_like()
-    """The slow weights."""
+    """The slow weights, in at least float32."""
 
 
 class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[LookaheadState]):
@@ -70,9 +71,12 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     slow_step_size: Hyperparameter = hyperparameter(within="[0, 1]")
     reset_state: bool = eqx.field(default=False, static=True)
 
+    def __check_init__(self):
+        refuse_written(self, ".lookahead(...)")
+
     def init(self, params: Params) -> LookaheadState:
         return LookaheadState(
-            slow=tree.copy(params),
+            slow=tree.copy(params, tree.accumulation_dtype),
             steps_since_sync=tree.fresh_count(),
             inner=self.inner.init(params),
             wrote=jnp.array(False) if self.reset_state else None,
@@ -96,12 +100,12 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
                 def rule(now, f, s):
                     return s + now.slow_step_size * (f - s)
 
-                met = tree.cast_like(tree.map_leaves(rule, (fast, slow), now), slow)
-                return met, met
+                met = tree.map_leaves(rule, (fast, slow), now)
+                return tree.cast_like(met, fast), tree.cast_like(met, slow)
 
             return self._every_period(meet, fast, inner, state)
 
-        fast, inner = part.run(RETURN, updates)
+        fast, inner = part.run(write.returning, updates)
 
         def meet_by_update(fast: Any, slow: Any) -> tuple[Any, Any]:
             # The update from p to the new slow weight s + α·(p + u − s), and this weight.
@@ -109,11 +113,18 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
                 ahead = now.slow_step_size * u + (1 - now.slow_step_size) * (s - p)
                 return ahead, p + ahead
 
-            ahead, slow_now = tree.map_leaves(rule, (fast, slow, params), now)
+            ahead, slow_now = tree.map_leaves(rule, (fast, slow, write.full(params)), now)
             return tree.cast_like(ahead, fast), tree.cast_like(slow_now, slow)
 
+        wrote = self.inner.has_updated(inner)
         ahead, state = self._every_period(meet_by_update, fast, inner, state)
-        return write(params, ahead), state
+        if write.returns or wrote is True:
+            return write(params, ahead), state
+
+        def written(ahead: Any, _: None) -> tuple[Any, None]:
+            return write(params, ahead), None
+
+        return run_if(wrote, written, write, params, ahead, None)[0], state
 
     def _every_period(
         self, sync: Any, fast: Any, inner: Any, state: LookaheadState

@@ -52,7 +52,7 @@ class _AbstractCut(AbstractComposite[Any]):
         """The result for the selected leaves, which leaves these are, and the new state."""
         keep = mask(self.where, selected_from(self.where, updates, params))
         (part,) = self.children(state, context, params)
-        result, state = part.run(write, tree.cut(updates, keep))
+        result, state = part.run(write.cut(keep), tree.cut(updates, keep))
         return result, keep, state
 
 
@@ -82,7 +82,7 @@ class Masked(_AbstractCut):
         inside, keep, state = self._run_inside(write, updates, state, params, context)
         others = tuple(not k for k in keep)
         rest = None if params is None else tree.cut(params, others)
-        outside = write(rest, tree.cut(updates, others))
+        outside = write.cut(others)(rest, tree.cut(updates, others))
         return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
@@ -117,6 +117,7 @@ class Only(_AbstractCut):
         others = tuple(not k for k in keep)
         rest = None if params is None else tree.cut(params, others)
         # Only for the shapes of the result.
+        write = write.cut(others)
         shapes = jax.eval_shape(lambda: write(rest, tree.cut(updates, others)))
         outside = write.idle(rest, shapes)
         return tree.merge(jax.tree.structure(updates), keep, inside, outside), state

@@ -142,7 +142,7 @@ class Partition(AbstractComposite[PartitionState]):
         states = []
         for part, keep in zip(self.children(state, context, params), masks, strict=True):
             group = tree.cut(updates, keep)
-            result, new = part.run(write, group)
+            result, new = part.run(write.cut(keep), group)
             states.append(new)
             chosen = (i for i, k in enumerate(keep) if k)
             leaves = jax.tree.structure(group).flatten_up_to(result)

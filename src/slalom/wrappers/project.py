@@ -16,12 +16,13 @@ from .._core.printing import AbstractPrinted, code
 from .._core.transform import AbstractTransform
 from .._core.walk import segments
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import Write
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
 from .._types import Gradients, Params, Updates
 from ..projections import AbstractProjection
 from ..where.resolve import Where, as_where, mask
+from .write import refuse_written
 
 
 class FunctionProjection(AbstractPrinted):
@@ -93,6 +94,9 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     fn: Callable[..., Any] = eqx.field(converter=_as_function, metadata={CHECK: _check_function})
     where: Where | None = eqx.field(default=None, static=True, converter=_as_where_or_none)
 
+    def __check_init__(self):
+        refuse_written(self, ".project(...)")
+
     def init(self, params: Params) -> Any:
         return self.inner.init(params)
 
@@ -108,11 +112,12 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         context: Context | None,
     ) -> tuple[Any, Any]:
         params = self.demand("params", params)
-        updates, state = self.inner_part(state, context, params).run(RETURN, updates)
+        updates, state = self.inner_part(state, context, params).run(write.returning, updates)
 
         def project(updates: Updates) -> Any:
-            new = self._projected(tree.add(tree.widened(params), updates), context)
-            change = tree.map_leaves(lambda _, new, old: new - old, (new, params))
+            old = write.full(params)
+            new = self._projected(tree.add(tree.widened(old), updates), context)
+            change = tree.map_leaves(lambda _, new, old: new - old, (new, old))
             return write.assigning(new)(params, change)
 
         wrote = self.inner.has_updated(state)
@@ -168,3 +173,6 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def eval_params(self, state: Any, params: Params) -> Params:
         return params_to_evaluate(self.inner, state, params)
+
+    def full_params(self, state: Any, params: Params) -> Params:
+        return params_to_evaluate(self.inner, state, params, full_precision=True)

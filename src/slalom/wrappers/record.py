@@ -25,6 +25,7 @@ class RecordedState(eqx.Module):
     grad_norm: Scalar
     update_norm: Scalar
     param_norm: Scalar
+    lost_updates: Scalar
     hyperparams: ByPath
     """The value of each hyperparameter, by path, that the last step used."""
 
@@ -37,8 +38,13 @@ class Recorded(AbstractWrapper[RecordedState]):
     at least float32, and the value of each hyperparameter in the last step, by path. In the idle
     steps of the inner transform, as under `.every_k`, the norm of the updates is 0.
 
-    Each norm requires an additional pass over its arrays, and the norm of the updates requires a
-    buffer for them.
+    `lost_updates` is the share of nonzero updates that changed nothing, because the sum was rounded
+    back to the old parameter. If it is large for half-precision parameters, choose a policy with
+    `.write`, which then counts what the policy keeps too. Under `.write("stochastic")` these
+    updates are made up for by others that were rounded up.
+
+    Each norm requires an additional pass over its arrays. Measuring the updates requires buffers
+    for them and for the parameters before the step.
 
     **Arguments:**
 
@@ -60,7 +66,7 @@ class Recorded(AbstractWrapper[RecordedState]):
         def zero() -> Scalar:
             return jnp.zeros((), norm.dtype)
 
-        return RecordedState(inner, zero(), zero(), zero(), hyperparams)
+        return RecordedState(inner, zero(), zero(), zero(), zero(), hyperparams)
 
     def run(
         self,
@@ -72,7 +78,7 @@ class Recorded(AbstractWrapper[RecordedState]):
     ) -> tuple[Any, RecordedState]:
         measured = MeasuredWrite(write)
         result, inner = self.inner_part(state, context, params).run(measured, updates)
-        result, update_norm = measured.split(result)
+        result, update_norm, lost = measured.split(result)
         param_norm = jnp.nan
         if params is not None:
             param_norm = tree.global_norm(write.new_params(params, result))
@@ -81,6 +87,7 @@ class Recorded(AbstractWrapper[RecordedState]):
             _as(state.grad_norm, tree.global_norm(updates)),
             _as(state.update_norm, update_norm),
             _as(state.param_norm, param_norm),
+            _as(state.lost_updates, lost),
             self._hyperparams(state.inner, context),
         )
 
@@ -89,12 +96,13 @@ class Recorded(AbstractWrapper[RecordedState]):
         return jax.tree.map(jnp.copy, read(self.inner, state, context))
 
     def metrics(self, state: RecordedState) -> dict[str, Array]:
-        norms = {
+        own = {
             "grad_norm": state.grad_norm,
             "update_norm": state.update_norm,
             "param_norm": state.param_norm,
+            "lost_updates": state.lost_updates,
         }
-        return norms | state.hyperparams
+        return own | state.hyperparams
 
 
 def _as(like: Scalar, x: Any) -> Scalar:

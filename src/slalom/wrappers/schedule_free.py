@@ -20,7 +20,7 @@ from .._core.printing import shortest
 from .._core.transform import AbstractTransform
 from .._core.walk import parts, transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import Write
 from .._core.writer import AbstractParameterWriter
 from .._paths import dotted, leaf_paths, whole
 from .._types import Gradients, Params
@@ -71,8 +71,8 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     learning rate, with a warm-up.
 
     The average is as precise as y. In bfloat16 a step of y that is smaller than half a unit in the
-    last place is lost, so x stops moving early, although z is kept in float32. Train a float32
-    copy of such a model if you can.
+    last place is lost, so x stops moving early, although z is kept in float32. Write y in full
+    precision: `tx.schedule_free().write("master")`.
 
     The paper weighs by γₜ², which is the same unless the learning rate decays. The largest rate so
     far and r are those of the authors' code. Differs from Optax: wₜ is that of the rate that the
@@ -142,7 +142,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         params = self.demand("params", params)
         now = self.at(context)
         rate = self._rates(state, context, params)
-        updates, inner = self.inner_part(state, context, params).run(RETURN, updates)
+        updates, inner = self.inner_part(state, context, params).run(write.returning, updates)
 
         def advance(updates: Any, old: ScheduleFreeState) -> tuple[Any, ScheduleFreeState]:
             share, after = self._weighed(now, rate, old)
@@ -158,7 +158,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             def move(now, y, z, u):
                 return now.to_z * (z - y) + now.ahead * u
 
-            change = tree.map_leaves(move, (params, z, updates), numbers)
+            change = tree.map_leaves(move, (write.full(params), z, updates), numbers)
             return write(params, change), ScheduleFreeState(b1, old.inner, *after, z)
 
         wrote = self.inner.has_updated(inner)

@@ -81,11 +81,12 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, Any]:
-        (part,) = self.children(state, context, params)
         if write is RETURN or write is ADD:
+            (part,) = self.children(state, context, params)
             result, state = part.run(write, _split(updates))
             return _joined(result), state
         # Other writes need whole parameters.
+        (part,) = self.children(state, context, write.full(params))
         halves, state = part.run(RETURN, _split(updates))
         return write(params, _joined(halves)), state
 

@@ -16,7 +16,7 @@ from .._core.printing import code
 from .._core.traits import MIXED
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper, run_if
-from .._core.write import RETURN, Write
+from .._core.write import Write
 from .._types import Gradients, Params, Updates
 
 
@@ -101,7 +101,7 @@ class When(AbstractWrapper[WhenState]):
         def step(inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
 
-        if self.otherwise == "pass" and write is RETURN:
+        if self.otherwise == "pass" and write.returns:
             shapes, _ = jax.eval_shape(step, state.inner)
             passed = tree.cast_like(updates, shapes)
             result, inner = jax.lax.cond(holds, step, lambda same: (passed, same), state.inner)

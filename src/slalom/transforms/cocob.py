@@ -1,0 +1,103 @@
+"""Coin betting: COCOB."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, PyTree
+
+from .. import tree
+from .._core.context import Context
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.marks import param_like
+from .._core.transform import AbstractTransform
+from .._types import Params, Updates
+
+
+class ScaleByCocobState(eqx.Module):
+    """The state of `ScaleByCocob`."""
+
+    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    cumulative_gradients: PyTree[Inexact[Array, "..."]] = param_like()
+    """The sum of the negative gradients."""
+    scale: PyTree[Float[Array, "..."]] = param_like()
+    """The largest absolute gradient."""
+    subgradients: PyTree[Float[Array, "..."]] = param_like()
+    """The sum of the absolute gradients."""
+    reward: PyTree[Float[Array, "..."]] = param_like()
+
+
+class ScaleByCocob(AbstractTransform[ScaleByCocobState]):
+    """COCOB: each number bets on the sign of its next gradient; no learning rate.
+
+        Lₜ = max(Lₜ₋₁, |gₜ|),   Gₜ = Gₜ₋₁ + |gₜ|,   θₜ = θₜ₋₁ − gₜ
+        Rₜ = max(Rₜ₋₁ − gₜ·(p − p₀), 0)
+        p + uₜ = p₀ + θₜ·(Lₜ + Rₜ) / (Lₜ·max(Gₜ + Lₜ, α·Lₜ))
+
+    with L₀ = ε. The first steps have the size 1/α. This is Algorithm 2 of the paper,
+    COCOB-Backprop. Use this as the last link: the updates descend by themselves. Complex numbers
+    bet as vectors: |g| is the absolute value and g·(p − p₀) the real part of the inner product.
+
+    The sums are stored in at least float32, and p₀ in the parameter's own dtype, which is exact.
+
+    Differs from Optax, where the sums are stored in the parameter's dtype: in bfloat16 they stop
+    growing after some hundred steps.
+
+    **Arguments:**
+
+    - `alpha`: α, > 0; a larger one makes the first steps smaller.
+    - `eps`: ε, > 0, the scale of the gradients before the first one.
+
+    ??? cite "Orabona & Tommasi, [Training Deep Networks without Learning Rates Through Coin
+        Betting](https://arxiv.org/abs/1705.07795), 2017"
+    """
+
+    alpha: Hyperparameter = hyperparameter(100.0, within="(0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    elementwise: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByCocobState:
+        eps = self.at(Context(step=0)).eps
+        return ScaleByCocobState(
+            init_params=tree.copy(params),
+            cumulative_gradients=tree.zeros_like(params, tree.accumulation_dtype),
+            scale=tree.second_moment(params, value=eps),
+            subgradients=tree.second_moment(params),
+            reward=tree.second_moment(params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByCocobState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByCocobState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+
+        def sums(now, g, p, start, theta, scale, gradients, reward):
+            size, change = jnp.abs(g), p - start
+            gain = (jnp.conj(g) * change).real if jnp.iscomplexobj(g) else g * change
+            return (
+                theta - g,
+                jnp.maximum(scale, size),
+                gradients + size,
+                # XLA would move a last maximum with 0 into `bet`, which would read the old one.
+                jnp.maximum(reward, gain) - gain,
+            )
+
+        def bet(now, p, start, theta, scale, gradients, reward):
+            wealth = (scale + reward) / jnp.maximum(gradients + scale, now.alpha * scale)
+            return (start - p) + theta / scale * wealth
+
+        old = (state.cumulative_gradients, state.scale, state.subgradients, state.reward)
+        new = tree.map_leaves(sums, (updates, params, state.init_params, *old), now, like=old)
+        updates = tree.map_leaves(bet, (params, state.init_params, *new), now)
+        return updates, ScaleByCocobState(state.init_params, *new)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))

@@ -1,0 +1,67 @@
+"""Momentum of gradients that were divided first: LaProp."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from jaxtyping import Array, Int
+
+from .. import tree
+from .._core.fields import Hyperparameter, dtype_field, hyperparameter
+from .._types import Params
+from ._adam import AbstractAdam, ScaleByAdamState
+from ._first_moment import first_moment
+
+
+class ScaleByLaprop(AbstractAdam[ScaleByAdamState]):
+    """LaProp: Adam in the other order, dividing by the root of squares before averaging.
+
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / (√v̂ₜ + ε)   with   v̂ₜ = vₜ / (1 − β₂ᵗ)
+        uₜ = mₜ / (1 − β₁ᵗ)
+
+    This decouples β₁ from β₂: any pair of them is stable.
+
+    The learning rate stays outside of the mean, as in the paper. The authors' code averages
+    ηₜ·gₜ / (√v̂ₜ + ε) instead and divides by the mean of ηₜ; both agree as long as η is constant.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
+        bfloat16 decays above 0.996 are refused.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in
+        Adam](https://arxiv.org/abs/2002.04839), 2020"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-15, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def init(self, params: Params) -> ScaleByAdamState:
+        return ScaleByAdamState(
+            age=tree.fresh_count(),
+            mu=first_moment(self, params, "b1"),
+            nu=tree.second_moment(params, self.nu_dtype),
+        )
+
+    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        now.mu_scale = tree.bias_correction(now.b1, age)
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+    def _moments(self, now, g, mu, nu):
+        nu = now.b2 * nu + now.c2 * tree.bounded_square(g)
+        divisor = tree.root(tree.positive(nu) * now.nu_scale) + now.eps
+        return now.b1 * mu + now.c1 * (g / divisor), nu
+
+    def _direction(self, now, g, mu, nu):
+        del g, nu
+        return now.mu_scale * mu

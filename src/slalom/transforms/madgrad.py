@@ -1,0 +1,100 @@
+"""Dual averaging with a cube root: MADGRAD."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from .. import tree
+from .._core.context import Context
+from .._core.fields import Hyperparameter, hyperparameter
+from .._core.marks import param_like, per_leaf
+from .._core.transform import AbstractTransform
+from .._types import Params, Updates
+
+
+class ScaleByMadgradState(eqx.Module):
+    """The state of `ScaleByMadgrad`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    grad_sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like()
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class ScaleByMadgrad(AbstractTransform[ScaleByMadgradState]):
+    """MADGRAD: dual averaging from the start, divided by the cube root of a sum of squares.
+
+        λₜ = ηₜ·√t
+        sₜ = sₜ₋₁ + λₜ·gₜ
+        vₜ = vₜ₋₁ + λₜ·|gₜ|²
+        zₜ = p₀ − sₜ / (∛vₜ + ε)
+        pₜ = γ·pₜ₋₁ + (1 − γ)·zₜ,   uₜ = pₜ − pₜ₋₁
+
+    Use it as the last link: it includes the learning rate, as a weight of the gradients, and the
+    sign. Each leaf counts t from the start of its own sums. s and v are stored in at least float32,
+    p₀ in the parameter's own dtype, which is exact.
+
+    Differs from Optax, and from the authors' code, which add ε to the learning rate. Here λ is that
+    of the paper, so that a learning rate of 0 leaves the sums as they are.
+
+    **Arguments:**
+
+    - `learning_rate`: η, ≥ 0.
+    - `momentum`: γ, the weight of the old parameters, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+
+    ??? cite "Defazio & Jelassi, [Adaptivity without Compromise: A Momentumized, Adaptive, Dual
+        Averaged Gradient Method for Stochastic Optimization](https://arxiv.org/abs/2101.11075),
+        2021"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter(within="[0, inf)")
+    momentum: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    elementwise: ClassVar[bool] = True
+    sets_learning_rate: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByMadgradState:
+        return ScaleByMadgradState(
+            age=tree.fresh_count(),
+            grad_sum_of_squares=tree.second_moment(params),
+            grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
+            init_params=tree.copy(params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByMadgradState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByMadgradState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        age = tree.increment(state.age)
+        now.weight = now.learning_rate * jnp.sqrt(age.astype(now.learning_rate.dtype))
+        now.share = 1 - now.momentum
+
+        def sums(now, g, total, squares):
+            # Bounded before the sum: XLA would move a minimum after it into the kernel that writes
+            # the parameters, which would then read the old sum (see `_xla`).
+            room = float(jnp.finfo(squares.dtype).max) / 4 - squares
+            square = jnp.minimum(now.weight * tree.bounded_square(g), room)
+            return total + now.weight * g, squares + square
+
+        def update(now, p, start, total, squares):
+            divisor = jnp.cbrt(tree.positive(squares)) + now.eps
+            return now.share * ((start - p) - total / divisor)
+
+        old = (state.grad_sum, state.grad_sum_of_squares)
+        total, squares = tree.map_leaves(sums, (updates, *old), now, like=old)
+        updates = tree.map_leaves(update, (params, state.init_params, total, squares), now)
+        return updates, ScaleByMadgradState(age, squares, total, state.init_params)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))

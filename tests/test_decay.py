@@ -1,0 +1,81 @@
+"""Kinds of weight decay: what a step subtracts besides the update of the rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import slow_except
+
+PARAMS = {"w": jnp.array([[1.0, -2.0]]), "b": jnp.array([4.0])}
+NO_GRADS = jax.tree.map(jnp.zeros_like, PARAMS)
+matrices = sl.where.ndim(min=2)
+halving = sl.schedules.piecewise_constant(0.5, {1: 0.5})
+
+
+def losses(tx, steps):
+    """What each step takes away, as a fraction of the parameter, where gradients are zero."""
+    params, opt, found = PARAMS, sl.Optimizer(tx, PARAMS), []
+    for _ in range(steps):
+        after, opt = opt.step(params, NO_GRADS)
+        found.append({k: float(1 - after[k].ravel()[0] / params[k].ravel()[0]) for k in params})
+        params = after
+    return found
+
+
+def test_corrected_decay_falls_with_the_square_of_the_learning_rate():
+    found = losses(sl.adamc(halving, 0.5, weight_decay=0.1, decay_where=matrices), 2)
+    # η·λ·η/η_max
+    np.testing.assert_allclose([f["w"] for f in found], [0.05, 0.0125], rtol=1e-5)
+    assert [f["b"] for f in found] == [0, 0]
+
+
+RECIPES = {
+    "adamw": sl.adamw,
+    "nadamw": sl.nadamw,
+    "adamaxw": sl.adamaxw,
+    "adan": sl.adan,
+    "lion": sl.lion,
+}
+
+
+@pytest.mark.parametrize("name", slow_except(RECIPES, "nadamw"))
+def test_independent_decay_does_not_follow_the_learning_rate(name):
+    options = {"weight_decay": 0.1, "decay_where": matrices}
+    following = losses(RECIPES[name](halving, **options), 2)
+    np.testing.assert_allclose([f["w"] for f in following], [0.05, 0.025], rtol=1e-5)
+    found = losses(RECIPES[name](halving, **options, independent_decay=True), 2)
+    np.testing.assert_allclose([f["w"] for f in found], [0.1, 0.1], rtol=1e-5)
+    assert [f["b"] for f in found] == [0, 0]
+
+
+def test_a_constant_learning_rate_needs_no_correction():
+    grads = jax.tree.map(lambda p: p + 1, PARAMS)
+    ours = sl.Optimizer(sl.adamc(0.1, 0.1, weight_decay=0.1), PARAMS).step(PARAMS, grads)[0]
+    theirs = sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), PARAMS).step(PARAMS, grads)[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
+
+
+def test_decay_to_the_initial_parameters_returns_to_them():
+    tx = sl.AddDecayToInitialParams(0.5) | sl.ScaleByLearningRate(0.5)
+    opt = sl.Optimizer(tx, PARAMS)
+    moved = jax.tree.map(lambda p: p + 1, PARAMS)
+    after, opt = opt.step(moved, NO_GRADS)
+    jax.tree.map(lambda a, p: np.testing.assert_allclose(a, p + 0.75), after, PARAMS)
+    # A reset makes the present parameters the initial ones.
+    stays, _ = opt.reset(after).step(after, NO_GRADS)
+    jax.tree.map(np.testing.assert_array_equal, stays, after)
+
+
+def test_decay_to_the_initial_parameters_is_the_gradient_of_its_penalty():
+    start = PARAMS
+    here = jax.tree.map(lambda p: p * 1.5 - 0.25, PARAMS)
+
+    def penalty(p):
+        return 0.15 * sl.tree.global_norm(jax.tree.map(jnp.subtract, p, start)) ** 2
+
+    tx = sl.AddDecayToInitialParams(0.3)
+    made, _ = tx.update(NO_GRADS, tx.init(start), here)
+    expected = jax.grad(penalty)(here)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), made, expected)

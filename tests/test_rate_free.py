@@ -1,0 +1,281 @@
+"""Rules that find their learning rate, against other implementations and what their papers say."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slalom as sl
+from helpers import lenient, slow_except
+
+contrib = pytest.importorskip("optax.contrib", reason="compares with Optax")
+
+START = {"w": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), "b": jnp.array([0.5, -0.25, 1.0])}
+matrices = sl.where.ndim(min=2)
+
+
+def loss_fn(p):
+    return jnp.sum((p["w"] - 0.3) ** 2) + jnp.sum(jnp.sqrt(1 + (p["b"] - 2.0) ** 2)) + 0.5
+
+
+def run(tx, steps, start=START, loss=loss_fn):
+    """The parameters after each step, stacked, and the last optimizer."""
+
+    @jax.jit
+    def all_steps(params, opt):
+        def body(carry, _):
+            params, opt = carry
+            value, grads = jax.value_and_grad(loss)(params)
+            params, opt = opt.step(params, grads, value=value)
+            return (params, opt), (params, opt.metrics)
+
+        return jax.lax.scan(body, (params, opt), length=steps)
+
+    (_, opt), (path, metrics) = all_steps(start, sl.Optimizer(tx, start))
+    return path, metrics, opt
+
+
+def run_optax(tx, steps, start=START, loss=loss_fn):
+    @jax.jit
+    def all_steps(params, state):
+        def body(carry, _):
+            params, state = carry
+            value, grads = jax.value_and_grad(loss)(params)
+            updates, state = tx.update(grads, state, params, value=value)
+            params = optax.apply_updates(params, updates)
+            return (params, state), params
+
+        return jax.lax.scan(body, (params, state), length=steps)[1]
+
+    with lenient():  # Optax promotes
+        tx = optax.with_extra_args_support(tx())
+        return all_steps(start, tx.init(start))
+
+
+def assert_close(ours, theirs, **tolerance):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), ours, theirs)
+
+
+PAIRS = {
+    "prodigy": (
+        sl.prodigy(weight_decay=0.01),
+        lambda: contrib.prodigy(weight_decay=0.01),
+    ),
+    "prodigy, safeguard": (
+        sl.prodigy(0.5, b3=0.9, estim_lr_coef=2.0, safeguard_warmup=True),
+        lambda: contrib.prodigy(0.5, beta3=0.9, estim_lr_coef=2.0, safeguard_warmup=True),
+    ),
+    "dadapt_adamw": (
+        sl.dadapt_adamw(weight_decay=0.01),
+        lambda: contrib.dadapt_adamw(weight_decay=0.01),
+    ),
+    "dog": (sl.dog(init_step=1e-2), lambda: contrib.dog(init_step=("heuristic", 1e-2))),
+    "dog, distance": (
+        sl.dog(0.5, init_step=0.1, init_step_type="distance", weight_decay=0.1),
+        lambda: contrib.dog(0.5, init_step=("distance", 0.1), weight_decay=0.1),
+    ),
+    "dog, learning_rate": (
+        sl.dog(init_step=0.01, init_step_type="learning_rate"),
+        lambda: contrib.dog(init_step=("learning_rate", 0.01)),
+    ),
+    "dowg": (sl.dowg(weight_decay=0.1), lambda: contrib.dowg(weight_decay=0.1)),
+    "momo": (sl.momo(), contrib.momo),
+    "momo, adapt_lower_bound": (
+        sl.momo(0.5, lower_bound=-3.0, adapt_lower_bound=True),
+        lambda: contrib.momo(0.5, lower_bound=-3.0, adapt_lower_bound=True),
+    ),
+    "momo_adam": (sl.momo_adam(0.1), lambda: contrib.momo_adam(0.1)),
+    "momo_adam, adapt_lower_bound": (
+        sl.momo_adam(0.1, lower_bound=-3.0, adapt_lower_bound=True),
+        lambda: contrib.momo_adam(0.1, lower_bound=-3.0, adapt_lower_bound=True),
+    ),
+    "cocob": (sl.cocob(weight_decay=0.1), lambda: contrib.cocob(weight_decay=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(PAIRS, "prodigy"))
+def test_thirty_steps_are_those_of_optax(name, x64):
+    ours, theirs = PAIRS[name]
+    start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), START)
+    assert_close(run(ours, 30, start)[0], run_optax(theirs, 30, start), rtol=1e-9, atol=1e-12)
+
+
+# --- against the authors' code ------------------------------------------------------------------
+
+
+def test_prodigy_is_that_of_its_authors(x64):
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    prodigyopt = pytest.importorskip("prodigyopt", reason="compares with the authors' code")
+    start = np.linspace(-1.0, 1.0, 6)
+    theirs = torch.nn.Parameter(torch.tensor(start))
+    options = {"lr": 0.7, "betas": (0.9, 0.99), "weight_decay": 0.1}
+    optimizer = prodigyopt.Prodigy([theirs], **options, d0=1e-3, d_coef=2.0)
+    tx = sl.prodigy(
+        0.7,
+        b2=0.99,
+        weight_decay=0.1,
+        estim_lr0=1e-3,
+        estim_lr_coef=2.0,
+        bias_correction=False,
+    )
+    ours, opt = jnp.asarray(start), sl.Optimizer(tx, jnp.asarray(start))
+    step = jax.jit(lambda p, opt: opt.step(p, jnp.cos(p) + p))
+    for _ in range(30):
+        theirs.grad = torch.cos(theirs.detach()) + theirs.detach()
+        optimizer.step()
+        ours, opt = step(ours, opt)
+    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12)
+    assert float(opt.metrics["estim_lr"]) > 1e-2
+
+
+# --- closed forms -------------------------------------------------------------------------------
+
+
+def by_hand(tx, grads, params, *, values=None):
+    """The parameters and states after each step on given gradients."""
+    opt = sl.Optimizer(tx, params)
+    step = jax.jit(lambda params, opt, g, value: opt.step(params, g, value=value))
+    for i, g in enumerate(grads):
+        params, opt = step(params, opt, g, jnp.float32(1.0) if values is None else values[i])
+        yield params, opt
+
+
+RATES = {
+    "prodigy": sl.prodigy(),
+    "dadapt_adamw": sl.dadapt_adamw(),
+    "prodigy, safeguard": sl.prodigy(safeguard_warmup=True, b3=0.5),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(RATES, "prodigy"))
+def test_the_estimate_grows_to_the_distance_and_never_decreases(name):
+    def loss(p):
+        return jnp.sum(jnp.abs(p - 3.0))
+
+    path, metrics, _ = run(RATES[name], 400, jnp.zeros(4), loss)
+    d = np.asarray(metrics["estim_lr"])
+    assert np.all(np.diff(d) >= 0)
+    assert d[0] == np.float32(1e-6)
+    # Each number has to go a distance of 3. Only Prodigy's estimate is a lower bound of it.
+    assert 0.05 < d[-1] <= (6.0 if name == "dadapt_adamw" else 3.0)
+    np.testing.assert_allclose(path[-1], 3.0, atol=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dadapt_adamw", "prodigy"])
+def test_the_estimate_does_not_depend_on_the_scale_of_the_loss(name):
+    tx = {"dadapt_adamw": sl.dadapt_adamw(eps=0.0), "prodigy": sl.prodigy(eps=0.0)}[name]
+    # A power of 2 changes no digit.
+    small = run(tx, 30, loss=loss_fn)
+    large = run(tx, 30, loss=lambda p: 2.0**20 * loss_fn(p))
+    assert_close(small[:2], large[:2], rtol=0, atol=0)
+
+
+def test_momo_reaches_the_lower_bound_of_its_model():
+    # Without momentum the model is the tangent, also where the decay shrinks some parameters.
+    params = {"w": jnp.array([[1.0, -2.0]]), "b": jnp.array([0.5])}
+    grads = {"w": jnp.array([[0.3, 0.4]]), "b": jnp.array([-1.0])}
+    tx = sl.momo(10.0, b1=0.0, lower_bound=0.25, weight_decay=0.02, decay_where=matrices)
+    opt = sl.Optimizer(tx, params)
+    stepped, opt = opt.step(params, grads, value=2.0)
+    assert 0 < float(opt.metrics["step_size"]) < 10.0
+    change = jax.tree.map(jnp.subtract, stepped, params)
+    np.testing.assert_allclose(2.0 + sl.tree.inner(grads, change), 0.25, rtol=1e-5)
+    # b does not decay: its step is along the gradient.
+    np.testing.assert_allclose(change["b"], -opt.metrics["step_size"] * grads["b"], rtol=1e-6)
+
+
+def test_momo_adam_reaches_the_lower_bound_of_its_model():
+    params = {"w": jnp.array([[1.0, -2.0]]), "b": jnp.array([0.5])}
+    grads = {"w": jnp.array([[0.3, 0.4]]), "b": jnp.array([-1.0])}
+    tx = sl.momo_adam(10.0, b1=0.0, lower_bound=0.25, weight_decay=0.02)
+    stepped, _ = sl.Optimizer(tx, params).step(params, grads, value=2.0)
+    change = jax.tree.map(jnp.subtract, stepped, params)
+    np.testing.assert_allclose(2.0 + sl.tree.inner(grads, change), 0.25, rtol=1e-5)
+
+
+def test_cocob_bets_as_the_paper_says(x64):
+    g, p0 = np.array([[0.5, -2.0], [1.0, -1.0], [-3.0, 0.1]]), np.array([1.0, 2.0])
+    w, theta, scale, size, reward = p0, 0.0, 1e-8, 0.0, 0.0
+    steps = by_hand(sl.ScaleByCocob(10.0), list(jnp.asarray(g)), jnp.asarray(p0))
+    for grad, (ours, _) in zip(g, steps, strict=True):
+        scale = np.maximum(scale, np.abs(grad))
+        size = size + np.abs(grad)
+        reward = np.maximum(reward - grad * (w - p0), 0)
+        theta = theta - grad
+        w = p0 + theta / (scale * np.maximum(size + scale, 10.0 * scale)) * (scale + reward)
+        np.testing.assert_allclose(ours, w, rtol=1e-12)
+
+
+# --- what all of them keep ----------------------------------------------------------------------
+
+ALL = {
+    "prodigy": sl.prodigy(estim_lr0=1e-2),
+    "dadapt_adamw": sl.dadapt_adamw(estim_lr0=1e-2),
+    "dog": sl.dog(init_step=1e-2),
+    "dowg": sl.dowg(),
+    "momo": sl.momo(0.1),
+    "momo_adam": sl.momo_adam(),
+    "cocob": sl.cocob(),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(ALL, "momo"))
+def test_huge_tiny_and_zero_gradients_leave_everything_finite(name):
+    sizes = (0.0, 1e-30, 1e-20, 1.0, 1e20, 1e30, 0.0, 1.0)
+    grads = [jax.tree.map(lambda p, s=s: s * jnp.sign(p + 0.1), START) for s in sizes]
+    for params, opt in by_hand(ALL[name], grads, START):
+        assert bool(sl.tree.all_finite(params))
+        assert bool(sl.tree.all_finite([x for x in opt.arrays if x.dtype == jnp.float32]))
+
+
+@pytest.mark.parametrize("name", slow_except(ALL, "dog"))
+def test_bfloat16_parameters_are_measured_in_single_precision(name):
+    # One step is less than half a unit in the last place: what was travelled must add up anyway.
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
+    state = sl.Optimizer(ALL[name], params).state
+    kept = [state] if dataclasses.is_dataclass(state) else [s for s in state if s is not None]
+    for part in kept:
+        for field in dataclasses.fields(part):
+            if field.name not in ("init_params", "mu", "age"):
+                leaves = jax.tree.leaves(getattr(part, field.name))
+                assert all(x.dtype == jnp.float32 for x in leaves), field.name
+            if field.name == "init_params":
+                assert getattr(part, field.name)["w"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("name", slow_except(["prodigy", "dowg"]))
+def test_each_group_has_a_rate_of_its_own(name):
+    tx = ALL[name]
+    grads = [jax.tree.map(lambda p, i=i: 0.1 * p + i, START) for i in range(3)]
+    (*_, (params, _)) = by_hand(tx.partition({matrices: tx}), grads, START)
+    for k in ("w", "b"):
+        (*_, (alone, _)) = by_hand(tx, [{k: g[k]} for g in grads], {k: START[k]})
+        np.testing.assert_allclose(params[k], alone[k], rtol=1e-6)
+
+
+def test_the_first_step_is_counted_from_the_first_gradient_that_is_not_zero():
+    tx = sl.dog(init_step=0.5, init_step_type="learning_rate")
+    grads = [jnp.zeros(2), jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])]
+    params = [p for p, _ in by_hand(tx, grads, jnp.zeros(2))]
+    np.testing.assert_allclose(params[1], [-0.5, 0.0])
+    np.testing.assert_allclose(params[2], [-0.5, -0.5 / 2**0.5], rtol=1e-6)
+
+
+def test_a_whole_reset_starts_the_estimate_again_and_a_partial_one_keeps_it():
+    tx = sl.prodigy(estim_lr0=1e-2)
+    grads = [jax.tree.map(lambda p: p - 5.0, START)] * 20
+    (*_, (params, opt)) = by_hand(tx, grads, START)
+    d = float(opt.metrics["estim_lr"])
+    assert d > 2e-2
+    part = opt.reset(params, sl.where.path("w"))
+    assert float(part.metrics["estim_lr"]) == d
+    np.testing.assert_array_equal(part.state.init_params["w"], params["w"])
+    np.testing.assert_array_equal(part.state.init_params["b"], START["b"])
+    stepped, _ = part.step(params, grads[0])
+    # A fresh mean is corrected from its own start: a first step of d.
+    np.testing.assert_allclose(stepped["w"] - params["w"], d, rtol=1e-3)
+    assert float(opt.reset(params).metrics["estim_lr"]) == np.float32(1e-2)

@@ -1,0 +1,424 @@
+"""Policies for writing half-precision parameters, against float32 and float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import slalom as sl
+from helpers import assert_same_bits, slow_except
+from slalom.tree import rounding
+from slalom.wrappers.write import _seeds as seeds_of
+
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+POLICIES = ("master", "kahan", "ecc", "stochastic")
+KEPT = POLICIES[:3]
+W = sl.where.path("w")
+STEPS = 40
+
+
+def start(dtype=BF16):
+    return {
+        "w": jnp.linspace(-2, 2, 24).reshape(4, 6).astype(dtype),
+        "b": jnp.linspace(0.5, 1, 5).astype(dtype),
+        "norm": jnp.ones(3),
+    }
+
+
+def gradients(dtype=BF16, steps=STEPS, seed=0):
+    """Of many steps, stacked: random ones around a mean that is not zero."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: jnp.asarray(0.3 + rng.normal(size=(steps, *p.shape)), F32).astype(
+            dtype if p.dtype == dtype else p.dtype
+        )
+        for name, p in start(dtype).items()
+    }
+
+
+def trained(tx, model, grads, **known):
+    """The model and the optimizer after a step for each gradient."""
+
+    def body(carry, g):
+        return carry[1].step(carry[0], g, **known), None
+
+    opt = sl.Optimizer(tx, model)
+    return jax.jit(lambda *carry: jax.lax.scan(body, carry, grads)[0])(model, opt)
+
+
+def wide(tree):
+    return jax.tree.map(lambda x: x.astype(F32), tree)
+
+
+# --- what each policy keeps -----------------------------------------------------------------
+
+# Of SGD with small steps, the largest error after all of them, relative to the parameter.
+KEEPS = {
+    ("master", BF16): 3e-7,
+    ("kahan", BF16): 3e-5,
+    ("ecc", BF16): 5e-5,
+    ("master", F16): 3e-7,
+    ("kahan", F16): 2e-6,
+    ("ecc", F16): 6e-6,
+}
+
+
+@pytest.mark.parametrize("case", slow_except(KEEPS, ("kahan", BF16)))
+def test_full_parameters_follow_float64(case):
+    policy, dtype = case
+    model, grads = start(dtype), gradients(dtype)
+    after, opt = trained(sl.sgd(2.0**-14).write(policy), model, grads)
+    full = opt.eval_params(after, full_precision=True)
+    for name in ("w", "b"):
+        exact = np.asarray(model[name], np.float64) - 2.0**-14 * np.sum(
+            np.asarray(grads[name], np.float64), axis=0
+        )
+        error = np.abs(np.asarray(full[name], np.float64) - exact)
+        assert np.max(error / np.maximum(np.abs(exact), 0.1)) < KEEPS[policy, dtype]
+        # The model holds them rounded.
+        assert full[name].dtype == F32
+        assert_same_bits(rounding.nearest(full[name], dtype), after[name].astype(F32))
+
+
+@pytest.mark.parametrize("dtype", slow_except((BF16, F16), BF16))
+def test_subnormal_numbers_are_kept_too(dtype):
+    tiny = float(jnp.finfo(dtype).smallest_normal)
+    if dtype == BF16:
+        tiny = 1e-30
+    x = tiny * jnp.linspace(-3, 3, 1001)
+    rounded = rounding.nearest(x, dtype)
+    np.testing.assert_array_equal(rounded, np.asarray(x).astype(dtype).astype(np.float32))
+    p = rounded.astype(dtype)
+    unit = tiny * float(jnp.finfo(dtype).eps)
+    error = rounding.with_remainder(p, rounding.remainder(x, rounded, dtype)) - x
+    assert jnp.max(jnp.abs(error)) <= unit * 2.0**-8
+    error = rounding.with_more_bits(p, rounding.more_bits(x, rounded, dtype)) - x
+    assert jnp.max(jnp.abs(error)) <= unit * 2.0**-7
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_rounding_to_nearest_is_that_of_a_cast(dtype):
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
+    x = bits.view(np.float32)
+    if dtype == BF16:  # a CPU may flush subnormal numbers of float32, which this one also has
+        x = np.where(np.abs(x) < 1e-37, np.float32(1), x)
+    with np.errstate(all="ignore"):
+        expected = x.astype(dtype).astype(np.float32)
+    got = jax.jit(lambda x: rounding.nearest(x, dtype).astype(dtype))(x)
+    np.testing.assert_array_equal(got.astype(F32), expected)
+
+
+def paced(tx):
+    return (sl.ClipByGlobalNorm(1.0) | tx).every_k(2).if_finite()
+
+
+# Under "master" everything is as in float32.
+AS_IN_FLOAT32 = {
+    "adamw": lambda tx, write: write(tx),
+    "outside of paced": lambda tx, write: write(paced(tx)),
+    "inside of paced": lambda tx, write: paced(write(tx)),
+    "in a chain": lambda tx, write: write(sl.ClipByGlobalNorm(1.0) | tx.every_k(3)),
+    "lookahead": lambda tx, write: write(tx.every_k(2).lookahead(2, 0.5)),
+    "lookahead, reset": lambda tx, write: write(tx.lookahead(3, 0.5, reset_state=True)),
+    "average": lambda tx, write: write(tx.every_k(2).average(0.9)),
+    "schedule_free": lambda tx, write: write(sl.sgd(1e-4).schedule_free()),
+    "project": lambda tx, write: write(tx.project(sl.projections.l2_ball(2.0), where=W)),
+    "project, paced": lambda tx, write: write(tx.every_k(2).project(sl.projections.l2_ball(2.0))),
+    "only": lambda tx, write: write(tx.only(W)),
+    "partition": lambda tx, write: write(tx).partition({W: write(sl.sgd(1e-4))}),
+    "around a partition": lambda tx, write: write(tx.partition({W: sl.lion(1e-5)})),
+    "when": lambda tx, write: write(tx.when(lambda c, u: c.step % 2 == 0, otherwise="zero")),
+    "drive": lambda tx, write: write(
+        tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(1e-4, 0.5, 3)})
+    ),
+    "flatten": lambda tx, write: write(tx.flatten(max_size=30)),
+    "split_complex": lambda tx, write: write(tx.split_complex()),
+    "record": lambda tx, write: write(tx.record()).record(),
+    "distance": lambda tx, write: write(sl.ScaleByDistanceOverGradients(1e-6) | sl.Scale(-1.0)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", slow_except(AS_IN_FLOAT32, "outside of paced", "lookahead", "partition")
+)
+def test_master_copies_are_those_of_float32(name):
+    make, model, grads = AS_IN_FLOAT32[name], start(), gradients(steps=12)
+    tx = sl.adamw(1e-4, weight_decay=0.1, mu_dtype=F32)
+    known = {"value": jnp.ones(())} if name == "drive" else {}
+    after, opt = trained(make(tx, lambda tx: tx.write("master")), model, grads, **known)
+    alone, own = trained(make(tx, lambda tx: tx), wide(model), wide(grads), **known)
+    full = opt.eval_params(after, full_precision=True)
+    for a, b in zip(*map(jax.tree.leaves, (full, own.eval_params(alone))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7)
+    for a, b in zip(*map(jax.tree.leaves, (after, alone)), strict=True):
+        np.testing.assert_allclose(a.astype(F32), b, rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("policy", slow_except((*KEPT, "nearest"), "ecc"))
+def test_a_policy_means_the_same_inside_and_outside_of_paced_transforms(policy):
+    model, grads = start(), gradients(steps=9)
+    tx = sl.adamw(1e-4)
+    inside, _ = trained(paced(tx.write(policy)), model, grads)
+    outside, _ = trained(paced(tx).write(policy), model, grads)
+    assert_same_bits(inside, outside)
+
+
+@pytest.mark.parametrize("policy", slow_except(POLICIES, "stochastic"))
+def test_idle_steps_change_no_bit(policy):
+    def kept(opt):
+        state = opt.state_of("written")
+        return state.master, state.compensation, state.correction
+
+    model = start()
+    opt = sl.Optimizer(sl.adamw(1e-2).every_k(3).write(policy), model)
+    for i in range(6):
+        before = (model, kept(opt))
+        model, opt = opt.step(model, jax.tree.map(lambda x, i=i: x[i], gradients(steps=6)))
+        assert bool(opt.has_updated) == (i % 3 == 2)
+        if not opt.has_updated:
+            assert_same_bits((model, kept(opt)), before)
+
+
+def test_nearest_is_what_happens_without_a_policy():
+    model, grads = start(), gradients(steps=5)
+    for wrap in (lambda tx: tx.write("nearest"), lambda tx: tx):
+        opt = sl.Optimizer(wrap(sl.adamw(1e-2)), model)
+        updates, _ = opt.update(model, jax.tree.map(lambda g: g[0], grads))
+        assert updates["w"].dtype == BF16
+    a, _ = trained(sl.adamw(1e-2).write("nearest"), model, grads)
+    b, _ = trained(sl.adamw(1e-2), model, grads)
+    assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("policy", slow_except(POLICIES, "kahan"))
+def test_other_dtypes_are_written_as_without_a_policy(policy):
+    model = {"a": jnp.ones(3), "z": jnp.ones(2, jnp.complex64)}
+    tx = sl.sgd(0.1)
+    opt, plain = sl.Optimizer(tx.write(policy), model), sl.Optimizer(tx, model)
+    assert_same_bits(opt.step(model, model)[0], plain.step(model, model)[0])
+    assert_same_bits(opt.update(model, model)[0], plain.update(model, model)[0])
+    state = opt.state_of("written")
+    assert not jax.tree.leaves((state.master, state.compensation, state.correction))
+
+
+# --- parameters that others change ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", slow_except(KEPT, "master"))
+def test_a_parameter_that_was_changed_outside_keeps_its_new_value(policy):
+    tx = sl.sgd(2.0**-12).write(policy)
+    model, grads = start(), gradients(steps=7)
+    after, opt = trained(tx, model, grads)
+    new = {**after, "w": jnp.full((4, 6), 2.0**-9, BF16), "b": jnp.zeros(5, BF16)}
+    zero = jax.tree.map(jnp.zeros_like, new)
+    same, opt = opt.step(new, zero)
+    assert_same_bits(same, new)
+    full = opt.eval_params(same, full_precision=True)
+    exact = policy == "master"
+    np.testing.assert_allclose(full["w"], new["w"].astype(F32), rtol=0 if exact else 2.0**-9)
+    np.testing.assert_allclose(full["b"], 0, atol=0 if exact else 2.0**-100)
+    # Those that were not changed are still known in full.
+    assert bool(jnp.all(full["norm"] == after["norm"]))
+
+
+def test_a_new_policy_starts_from_the_model():
+    model, opt = trained(sl.sgd(1e-4).write("kahan"), start(), gradients(steps=5))
+    new, report = opt.rebind(model, tx=sl.sgd(1e-4).write("master"))
+    assert_same_bits(new.state_of("written").master["w"], model["w"].astype(F32))
+    assert "written.compensation.w" in report.dropped
+    again, report = opt.rebind(model)
+    assert_same_bits(again.state, opt.state)
+    assert not jnp.any(opt.reset(model).state_of("written").compensation["w"])
+
+
+def test_losses_see_the_dtypes_of_the_model():
+    seen = []
+
+    def loss(params):
+        seen.append(params["w"].dtype)
+        return jnp.sum(params["w"].astype(F32) ** 2) + jnp.sum(params["b"].astype(F32) ** 2)
+
+    model = {"w": jnp.ones(4, BF16), "b": jnp.ones(2)}
+    search = sl.ScaleByBacktrackingLinesearch(max_backtracking_steps=5)
+    tx = (sl.Scale(-0.1) | search).write("master")
+    opt = sl.Optimizer(tx, model)
+    value, grad = jax.value_and_grad(loss)(model)
+    after, _ = opt.step(model, grad, value=value, grad=grad, value_fn=loss)
+    assert set(seen) == {jnp.dtype(BF16)}
+    assert loss(after) < value
+
+
+# --- stochastic rounding --------------------------------------------------------------------
+
+
+def draws(x, dtype, steps=64, seed=0):
+    """Some numbers rounded at random, many times each."""
+    seeds = jax.random.bits(jax.random.key(seed), (steps, 2))
+
+    def one(pair):
+        return rounding.stochastic(x, dtype, rounding.random_bits(x, (pair[0], pair[1])))
+
+    return np.asarray(jax.jit(lambda seeds: jax.lax.map(one, seeds))(seeds), np.float64)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_random_rounding_is_right_on_average_and_keeps_what_the_dtype_has(dtype):
+    # From subnormal numbers of float16 to large ones, 4096 copies of each.
+    values = np.float32([1.001, -3.14159, 1e-3, 0.7e-7, -3.3e-6, 6.2e-5, 1234.567, 1.0, 0.0])
+    x = jnp.asarray(np.repeat(values[:, None], 4096, axis=1))
+    rounded = draws(x, dtype)
+    with np.errstate(under="ignore"):
+        unit = np.maximum(
+            np.exp2(np.floor(np.log2(np.abs(values) + 1e-30))) * float(jnp.finfo(dtype).eps),
+            float(jnp.finfo(dtype).smallest_subnormal),
+        )
+    error = rounded.mean(axis=(0, 2)) - values
+    number = rounded.shape[0] * rounded.shape[2]
+    assert np.all(np.abs(error) <= 4.5 * 0.5 * unit / np.sqrt(number))
+    assert np.all(np.abs(rounded - values[:, None]) < unit[:, None])
+    # Only two neighbours, which this dtype has, and exact numbers do not change.
+    assert all(len(np.unique(row)) == 2 for row in rounded.transpose(1, 0, 2)[:-2])
+    np.testing.assert_array_equal(rounded[:, -2:], np.broadcast_to(x[-2:], rounded[:, -2:].shape))
+    np.testing.assert_array_equal(rounded, rounded.astype(dtype).astype(np.float64))
+    bad = jnp.float32([jnp.inf, -jnp.inf, jnp.nan])
+    np.testing.assert_array_equal(draws(bad, dtype, 2)[0], bad)
+
+
+def test_random_bits_look_independent():
+    like = jnp.zeros((64, 64))
+    pairs = [p for step in range(3) for key in range(2) for p in seeds_of([step, key], ["a", "b"])]
+    drawn = [np.asarray(rounding.random_bits(like, pair)) for pair in pairs]
+    high = np.stack([x.ravel() >> 16 for x in drawn]).astype(np.float64) / 2**16
+    assert np.all(np.abs(high.mean(axis=1) - 0.5) < 5 * 0.289 / 64)
+    assert np.all(np.abs(high.var(axis=1) - 1 / 12) < 0.006)
+    among = np.corrcoef(high)[~np.eye(len(pairs), dtype=bool)]
+    neighbours = [np.corrcoef(x[:-k], x[k:])[0, 1] for x in high for k in (1, 2, 64)]
+    assert np.max(np.abs([*among, *neighbours])) < 5 / 64
+    for bit in range(32):
+        share = np.mean([(x >> bit) & 1 for x in drawn])
+        assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(len(pairs) * 4096)
+
+
+def test_random_rounding_depends_on_the_key_the_step_and_the_leaf_and_on_nothing_else():
+    model = {"a": jnp.ones(512, BF16), "b": jnp.ones(512, BF16), "c": jnp.ones((), BF16)}
+    grads = jax.tree.map(jnp.ones_like, model)
+
+    def run(key, where="*", steps=2):
+        tx = sl.sgd(2.0**-10).write("stochastic", key=key).only(sl.where.path(where))
+        history, opt, now = [], sl.Optimizer(tx, model), model
+        for _ in range(steps):
+            now, opt = opt.step(now, grads)
+            history.append(now)
+        return history
+
+    first, second = run(0)
+    assert_same_bits([first, second], run(0))
+    assert_same_bits(first["b"], run(0, "b", 1)[0]["b"])
+    change = lambda a, b: np.mean(np.asarray(a != b))  # noqa: E731
+    assert change(first["a"], first["b"]) > 0.1
+    assert change(first["a"], run(1, steps=1)[0]["a"]) > 0.1
+    assert change(first["a"], run(jax.random.key(0), steps=1)[0]["a"]) > 0.1
+    assert change(first["a"] - 1, second["a"] - first["a"]) > 0.1
+
+
+@functools.cache
+def on_a_mesh(spec, kind):
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(kind,))
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+@pytest.mark.parametrize("policy", slow_except(POLICIES, "stochastic"))
+@pytest.mark.parametrize("kind", slow_except((AxisType.Auto, AxisType.Explicit), AxisType.Auto))
+def test_every_sharding_gives_the_same_bits(policy, kind):
+    size = 4 * len(jax.devices())
+    model = {"w": jnp.linspace(0.5, 1, size * 3).reshape(size, 3).astype(BF16)}
+    grads = jax.tree.map(jnp.ones_like, model)
+    tx = sl.sgd(2.0**-10).write(policy)
+    alone, _ = sl.Optimizer(tx, model).step(model, grads)
+    home = on_a_mesh(("data",), kind)
+    given = jax.tree.map(lambda x: jax.device_put(np.asarray(x), home), (model, grads))
+    sharded, opt = sl.Optimizer(tx, given[0]).step(*given)
+    np.testing.assert_array_equal(sharded["w"], alone["w"])
+    assert sharded["w"].sharding.is_equivalent_to(home, 2)
+    if kind == AxisType.Auto:
+        whole = jax.tree.map(
+            lambda x: jax.device_put(np.asarray(x), on_a_mesh((), kind)), (model, grads)
+        )
+        opt, _ = sl.Optimizer(tx, whole[0]).shard_state(home.mesh)
+        np.testing.assert_array_equal(opt.step(*whole)[0]["w"], alone["w"])
+
+
+# --- what is lost ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrap", "least", "most"),
+    [
+        pytest.param(lambda tx: tx.record(), 1, 1, id="without a policy"),
+        pytest.param(lambda tx: tx.write("nearest").record(), 1, 1, id="nearest"),
+        pytest.param(lambda tx: tx.write("kahan").record(), 0, 0, id="kahan"),
+        pytest.param(lambda tx: tx.record().write("ecc"), 0, 0, id="inside of ecc"),
+        pytest.param(lambda tx: tx.write("master").record(), 0, 0, id="master"),
+        pytest.param(lambda tx: tx.write("stochastic").record(), 0.8, 0.95, id="stochastic"),
+    ],
+)
+def test_the_share_of_lost_updates_is_reported(wrap, least, most):
+    model = {"w": jnp.full(4000, 1.5, BF16), "zero": jnp.zeros(4000, BF16)}
+    grads = {"w": jnp.ones(4000, BF16), "zero": jnp.zeros(4000, BF16)}
+    opt = sl.Optimizer(wrap(sl.sgd(2.0**-10)), model)
+    assert opt.metrics["lost_updates"] == 0
+    _, opt = opt.step(model, grads)
+    assert least <= float(opt.metrics["lost_updates"]) <= most
+
+
+def test_no_update_is_lost_in_idle_steps_and_a_part_of_them_in_float32():
+    model = {"w": jnp.ones(4)}
+    opt = sl.Optimizer(sl.sgd(1.0).every_k(2).record(), model)
+    grads = {"w": jnp.float32([1e-9, 0.0, 1.0, -1.0])}
+    for share in (0, 1 / 3, 0):
+        model, opt = opt.step(model, grads)
+        np.testing.assert_allclose(opt.metrics["lost_updates"], share, rtol=1e-6)
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+SHAPE = (256, 512)
+LEAVES = {f"layer{i}": jnp.full(SHAPE, 0.1 * (i + 1), BF16) for i in range(3)}
+SIZE = sum(p.nbytes for p in jax.tree.leaves(LEAVES))
+MOST = {"master": 0.01, "stochastic": 0.01, "kahan": 1, "ecc": 1, "nearest": 0.01}
+PLACES = {
+    "adamw": lambda write: write(sl.adamw(1e-3)),
+    "lion": lambda write: write(sl.lion(1e-3)),
+    "outside of every_k": lambda write: write(sl.adamw(1e-3).every_k(4)),
+    "inside of every_k": lambda write: write(sl.adamw(1e-3)).every_k(4),
+    "average": lambda write: write(sl.adamw(1e-3).average(0.9)),
+    "partition": lambda write: write(sl.adamw(1e-3)).partition(
+        {sl.where.path("layer0"): write(sl.sgd(1e-3))}
+    ),
+}
+CASES = [(policy, place) for policy in MOST for place in PLACES]
+
+
+@pytest.mark.parametrize("case", slow_except(CASES, ("ecc", "outside of every_k")))
+def test_scratch_memory(case):
+    policy, place = case
+    tx = PLACES[place](lambda tx: tx.write(policy))
+    opt = sl.Optimizer(tx, LEAVES)
+    step = jax.jit(lambda params, opt, grads: opt.step(params, grads), donate_argnums=(0, 1))
+    program = step.lower(LEAVES, opt, LEAVES).compile()
+    scratch = program.memory_analysis().temp_size_in_bytes
+    assert scratch <= (MOST[policy] + 0.01) * SIZE
+
+
+def test_random_bits_are_not_written_to_memory():
+    tx = sl.sgd(1e-3).write("stochastic")
+    opt = sl.Optimizer(tx, LEAVES)
+    step = jax.jit(lambda params, opt, grads: opt.step(params, grads), donate_argnums=(0, 1))
+    program = step.lower(LEAVES, opt, LEAVES).compile()
+    entry = program.as_text().split("ENTRY")[1]
+    results = [line.split(" = ")[1].split(" ")[0] for line in entry.splitlines() if " = " in line]
+    assert not [x for x in results if x.startswith(("u32[256,512]", "f32[256,512]"))]
+    assert "rng" not in program.as_text()

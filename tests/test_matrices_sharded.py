@@ -91,7 +91,7 @@ def test_no_more_devices_take_part_than_finish_earlier():
         16: (("data", "model"), 16),
     }
     assert free[12].busy == 0.75
-    assert distribution(place, ("model", None), 3) == ((), 4, 3 / 8)
+    assert distribution(place, ("model", None), 3) == (("data",), 8, 3 / 8)
 
 
 def test_the_idle_share_is_described():

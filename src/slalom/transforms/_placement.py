@@ -113,14 +113,17 @@ def distribution(place: Placement, spec: tuple[Entry, Entry], count: int) -> Dis
     """How to distribute a stack: over as few devices as finish it as early as all of them."""
     taken = [name for entry in spec for name in _names(entry)]
     shape = place.mesh.shape
-    parts = math.prod(shape[name] for name in taken)
+    parts, least = math.prod(shape[name] for name in taken), count
+    if parts > 1:
+        # XLA for CPUs refuses its own program where each device exchanges a single matrix.
+        least = max(count, 2 * parts)
     free = sorted((n for n in place.mesh.axis_names if n not in taken), key=lambda n: -shape[n])
     over: list[str] = []
     for name in free:
-        if -(-count // (parts * shape[name])) < -(-count // parts):
+        if -(-least // (parts * shape[name])) < -(-least // parts):
             over.append(name)
             parts *= shape[name]
-    size = -(-count // parts) * parts
+    size = -(-least // parts) * parts
     # In the order of the mesh, so that no device has to exchange its part with another.
     over = [name for name in place.mesh.axis_names if name in over]
     return Distribution(tuple(over), size, count / (size // parts * place.devices))
@@ -155,12 +158,12 @@ def apply_on_devices(
 
     def on_device(part: Array, *numbers: Array) -> Array:
         for axis, entry in enumerate(spec, start=1):
-            if entry is not None:
-                part = jax.lax.all_to_all(part, _names(entry), 0, axis, tiled=True)
+            for name in _names(entry)[::-1]:
+                part = jax.lax.all_to_all(part, name, 0, axis, tiled=True)
         part = function(part, *numbers)
         for axis, entry in reversed(list(enumerate(spec, start=1))):
-            if entry is not None:
-                part = jax.lax.all_to_all(part, _names(entry), axis, 0, tiled=True)
+            for name in _names(entry):
+                part = jax.lax.all_to_all(part, name, axis, 0, tiled=True)
         return part
 
     stack = constrained(stack, place, whole)

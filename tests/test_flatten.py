@@ -30,12 +30,15 @@ ELEMENTWISE = {
 
 def test_every_rule_that_acts_on_single_numbers_says_so():
     assert {name.split(",")[0] for name in ELEMENTWISE} == {
-        *("AddDecayedWeights", "ApplyEvery", "Clip", "Ema", "Identity", "KeepParamsNonnegative"),
-        *("Scale", "ScaleByAdadelta", "ScaleByAdam", "ScaleByAdamax", "ScaleByAdan"),
-        *("ScaleByAmsgrad", "ScaleByBelief", "ScaleByLearningRate", "ScaleByLion"),
-        *("ScaleByOptimisticGradient", "ScaleByRadam", "ScaleByRms", "ScaleByRprop"),
-        *("ScaleByRss", "ScaleBySchedule", "ScaleBySign", "ScaleByStddev", "ScaleByYogi"),
-        *("SetToZero", "Trace"),
+        *("AddDecayToInitialParams", "AddDecayedWeights", "ApplyEvery", "Clip", "Ema"),
+        *("Identity", "KeepParamsNonnegative", "Scale", "ScaleByAcprop", "ScaleByAdadelta"),
+        *("ScaleByAdam", "ScaleByAdamax", "ScaleByAdan", "ScaleByAdemamix", "ScaleByAdopt"),
+        *("ScaleByAmsgrad", "ScaleByBelief", "ScaleByCocob", "ScaleByLaprop"),
+        *("ScaleByLearningRate", "ScaleByLearningRateWithCorrectedDecay", "ScaleByLion"),
+        *("ScaleByMadgrad", "ScaleByOptimisticGradient", "ScaleByRadam", "ScaleByRms"),
+        *("ScaleByRprop", "ScaleByRss", "ScaleBySchedule", "ScaleBySign"),
+        *("ScaleBySimplifiedAdemamix", "ScaleByStddev", "ScaleByYogi", "SetToZero"),
+        *("SubtractDecayedWeights", "Trace"),
     }
 
 

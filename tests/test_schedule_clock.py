@@ -77,6 +77,7 @@ STARTS = {
     (sl.ScaleByRss, "initial_accumulator_value"),
     (sl.ScaleByYogi, "initial_accumulator_value"),
     (sl.ScaleByRprop, "learning_rate"),
+    (sl.ScaleByDog, "init_step"),
 }
 
 # Too coarse to tell: a decay so small that RAdam never rectifies; and its degrees of
@@ -114,6 +115,8 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
     schedule = S.linear(least + 0.75, least + 0.25, 4)
     values = schedule.values(8)
     params = jnp.array([0.1, -0.2, 0.05])
+    if "layout" in {field.name for field in dataclasses.fields(cls)}:
+        params = jnp.outer(jnp.array([1.0, -0.7]), params)  # it takes matrices
     grads = gradients(params, 8)
     if cls in PER_EXAMPLE:
         grads = jnp.stack([grads, -0.3 * grads], axis=1)
@@ -124,7 +127,7 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
     differs = False
     for n in range(8):
         # To a line search, what it is given descends.
-        known = {"value": 0.5}
+        known = {"value": 0.5, "grad": grads[n - 1]}
         if {"value_fn", "grad_fn"} & {*made_with(cls, name, values[0]).needs}:
             # To a line search, what it is given descends.
             known = {"value": 1.0, "grad": -0.3 * grads[n], "value_fn": hills}

@@ -75,9 +75,9 @@ def a_skip_condition_of_optax():
     sl.skip_not_finite  # noqa: B018
 
 
-@refused(AttributeError, "module 'slalom' has no attribute 'ademamix'.")
+@refused(AttributeError, "module 'slalom' has no attribute 'amos'.")
 def a_name_that_is_close_to_none():
-    sl.ademamix  # noqa: B018
+    sl.amos  # noqa: B018
 
 
 @refused(TypeError, "adam() got an unexpected keyword 'lr'. Write learning_rate.")

@@ -17,7 +17,7 @@ from . import (
     storage,
     writing,
 )
-from .catalogue import PER_EXAMPLE as PER_EXAMPLE
+from .catalogue import PER_EXAMPLE as PER_EXAMPLE, halving as halving
 
 _PARTS = (
     catalogue,

@@ -108,12 +108,16 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
         fast, inner = part.run(write.returning, updates)
 
         def meet_by_update(fast: Any, slow: Any) -> tuple[Any, Any]:
-            # The update from p to the new slow weight s + α·(p + u − s), and this weight.
-            def rule(now, u, s, p):
-                ahead = now.slow_step_size * u + (1 - now.slow_step_size) * (s - p)
-                return ahead, p + ahead
+            full = write.full(params)
 
-            ahead, slow_now = tree.map_leaves(rule, (fast, slow, write.full(params)), now)
+            # The update from p to the new slow weight, and this weight. Without a policy of
+            # `.write`, the fast weight is rounded as it is in a step.
+            def rule(now, u, s, p, fast_now):
+                ahead = now.slow_step_size * u + (1 - now.slow_step_size) * (s - p)
+                return ahead, s + now.slow_step_size * (fast_now - s)
+
+            trees = (fast, slow, full, tree.add(full, fast))
+            ahead, slow_now = tree.map_leaves(rule, trees, now)
             return tree.cast_like(ahead, fast), tree.cast_like(slow_now, slow)
 
         wrote = self.inner.has_updated(inner)

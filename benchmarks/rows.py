@@ -95,7 +95,7 @@ ROWS: Mapping[str, Row] = {
         lambda: sl.sophia(1e-3),
         lambda: contrib.sophia(1e-3),
         limit=24 + 8 / 10,
-        target=0.97,
+        target=2,
         window=10,
         scratch=0.1,
         loss=_quadratic,

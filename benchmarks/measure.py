@@ -18,7 +18,7 @@ from . import torch_rival
 from .rows import Row
 
 WARM_UP = 4
-"""The number of warm-up repetitions; a multiple of every window."""
+"""The number of warm-up repetitions; a multiple of every window that has idle steps."""
 
 PROBE = "bandwidth probe"
 PROBE_BYTES = 3 * 4 * 2**25
@@ -84,24 +84,26 @@ def trace_once(row: Row) -> None:
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
     opt, theirs = sl.Optimizer(row.slalom(), params), row.optax()
     state = theirs.init(params)
-    jax.jit(lambda opt: opt.step(params, params)).trace(opt)
-    jax.jit(lambda state: theirs.update(params, state, params)).trace(state)
+    known = {} if row.loss is None else {"obj_fn": row.loss}
+    jax.jit(lambda opt: opt.step(params, params, value_fn=row.loss)).trace(opt)
+    jax.jit(lambda state: theirs.update(params, state, params, **known)).trace(state)
 
 
-def slalom_step(tx: sl.AbstractTransform, params: Any, grads: Any) -> Step:
+def slalom_step(tx: sl.AbstractTransform, params: Any, grads: Any, loss: Any = None) -> Step:
     """A step of Slalom under `jax.jit`."""
 
     def step(params: Any, opt: sl.Optimizer, grads: Any) -> Any:
-        return opt.step(params, grads)
+        return opt.step(params, grads, value_fn=loss)
 
     return Step(step, params, sl.Optimizer(tx, params), grads)
 
 
-def optax_step(tx: Any, params: Any, grads: Any) -> Step:
+def optax_step(tx: Any, params: Any, grads: Any, loss: Any = None) -> Step:
     """A step of Optax under `jax.jit`, as in its documentation."""
+    known = {} if loss is None else {"obj_fn": loss}
 
     def step(params: Any, state: Any, grads: Any) -> Any:
-        updates, state = tx.update(grads, state, params)
+        updates, state = tx.update(grads, state, params, **known)
         return optax.apply_updates(params, updates), state
 
     return Step(step, params, tx.init(params), grads)
@@ -170,12 +172,13 @@ def compare_steps(
     numbers = sum(p.size for p in jax.tree.leaves(params))
     trace_once(row)
     calls: dict[str, Any] = {
-        "slalom": slalom_step(row.slalom(), params, grads),
-        "optax": optax_step(row.optax(), params, grads),
+        "slalom": slalom_step(row.slalom(), params, grads, row.loss),
+        "optax": optax_step(row.optax(), params, grads, row.loss),
     }
     if with_torch and row.torch:
         calls |= torch_rival.steps(row.torch, jax.tree.leaves(params))
-    times = interleave(calls | {PROBE: Probe()}, repetitions)
+    # Whole windows. Each has one step of every phase, wherever it begins.
+    times = interleave(calls | {PROBE: Probe()}, -(-repetitions // row.window) * row.window)
     rate = PROBE_BYTES / statistics.median(times.pop(PROBE))
     costs = {who: asdict(call.cost) for who, call in calls.items() if isinstance(call, Step)}
 
@@ -209,7 +212,7 @@ def compare_steps(
         }
 
     entries = [entry(name, row.limit, row.target, lambda each: windows(each, row.window))]
-    if row.window > 1:
+    if row.idle_limit:
         limit, target = row.idle_limit, row.idle_target
         entries.append(
             entry(f"{name}, idle step", limit, target, lambda each: idle(each, row.window))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
 from optax import contrib
@@ -24,11 +25,14 @@ class Row(NamedTuple):
     torch: str = ""
     """The class in `torch.optim`, if any."""
     window: int = 1
-    """The number of steps per update. All but the last are idle."""
+    """The number of steps to average over."""
     idle_limit: float = 0.0
+    """The minimum for the steps of a window before the last, if they are idle."""
     idle_target: float = 0.0
     scratch: float = 0.01
     """The target for scratch memory, as a fraction of the parameters."""
+    loss: Callable[[Any], Any] | None = None
+    """The loss, for rules that differentiate it themselves."""
 
 
 def _schedule(library: Any) -> Any:
@@ -46,6 +50,10 @@ def _labels(params: Any) -> Any:
 
 def _optax_clipped() -> Any:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+
+def _quadratic(params: Any) -> Any:
+    return sum(jnp.sum(0.005 * p**2 + 0.001 * p) for p in jax.tree.leaves(params))
 
 
 ROWS: Mapping[str, Row] = {
@@ -82,6 +90,16 @@ ROWS: Mapping[str, Row] = {
     "AdEMAMix": Row(lambda: sl.ademamix(1e-3), lambda: contrib.ademamix(1e-3), 36, 0.97),
     "ADOPT": Row(lambda: sl.adopt(1e-3), lambda: contrib.adopt(1e-3), limit=28, target=1.1),
     "MADGRAD": Row(lambda: sl.madgrad(1e-3), lambda: contrib.madgrad(1e-3), 32, 0.97),
+    # Every tenth step makes an estimate: it reads and writes one more array.
+    "Sophia": Row(
+        lambda: sl.sophia(1e-3),
+        lambda: contrib.sophia(1e-3),
+        limit=24 + 8 / 10,
+        target=2,
+        window=10,
+        scratch=0.1,
+        loss=_quadratic,
+    ),
     "LAMB": Row(lambda: sl.lamb(1e-3), lambda: optax.lamb(1e-3), 40, 1.4, scratch=1.1),
     "Adafactor": Row(
         lambda: sl.adafactor(1e-3),

@@ -51,3 +51,16 @@ def test_it_finds_a_rate_of_its_own():
         w, opt, loss = step(w, opt)
     assert loss < 1e-2
     assert jnp.sum(opt.state.scales) > 1e-4
+
+
+@pytest.mark.slow
+def test_scratch_is_a_number_broadcast_to_one_leaf():
+    # Rules that square their gradients included. In a sum, XLA keeps a broadcast in memory.
+    params = {name: jnp.ones((128, 256)) for name in "abc"}
+
+    def step(params, opt, grads):
+        return opt.step(params, grads)
+
+    opt = sl.Optimizer(sl.adamw(1.0).mechanize(), params)
+    program = jax.jit(step, donate_argnums=(0, 1)).lower(params, opt, params).compile()
+    assert program.memory_analysis().temp_size_in_bytes <= 1.02 * params["a"].nbytes

@@ -203,3 +203,36 @@ def test_what_is_passed_by_hand_is_checked():
         opt.step(model, model, grad_fn=lambda model: {"v": X})
     with pytest.raises(TypeError, match="No transform uses 'grad_fn'"):
         sl.Optimizer(sl.sgd(0.1), model).step(model, model, grad_fn=lambda model: model)
+
+
+# --- with a scaled loss -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("microbatches", [None, 2])
+def test_a_scaled_loss_changes_neither_gradient(microbatches):
+    tx = sl.sgd(0.1).sam(0.3)
+    expected = by_train_step(tx, MODEL, 3, microbatches=microbatches)
+    check(by_train_step(tx.scale_loss(), MODEL, 3, microbatches=microbatches), expected)
+
+
+def test_by_hand_the_second_gradient_is_that_of_the_loss_itself():
+    def loss_fn(w):
+        return jnp.sum(w**2) / 2
+
+    w = jnp.array([3.0, 4.0])
+    opt = sl.Optimizer(sl.sgd(0.1).sam(1.0).scale_loss(2.0**10), w)
+    new, _ = opt.step(w, jax.grad(lambda w: opt.loss_scale * loss_fn(w))(w), value_fn=loss_fn)
+    np.testing.assert_allclose(new, w - 0.1 * w * (1 + 1 / 5), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_second_gradient_that_overflows_is_skipped():
+    def loss_fn(w):
+        return jnp.sum(jnp.where(w > 1, jnp.inf, 1.0) * w)
+
+    w = jnp.array([0.9, 0.5])
+    opt = sl.Optimizer(sl.sgd(0.1).if_finite().sam(1.0).scale_loss(), w)
+    new, opt, _ = sl.train_step(loss_fn)(w, opt)
+    np.testing.assert_array_equal(new, w)
+    assert opt.metrics["scale_loss.last_finite"]  # the first gradient was

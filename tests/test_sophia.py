@@ -8,6 +8,7 @@ import pytest
 
 import slalom as sl
 from helpers import lenient, slow_except
+from slalom.transforms.sophia import _signs
 
 CURVATURE = jnp.array([0.5, 2.0, -1.0, 8.0])
 START = jnp.array([1.0, -2.0, 3.0, 0.5])
@@ -167,3 +168,48 @@ def test_what_is_missing_is_asked_for():
     tx = sl.ScaleBySophia()
     with pytest.raises(TypeError, match="ScaleBySophia needs 'grad_fn'"):
         tx.update(START, tx.init(START), START, sl.Context(step=0))
+
+
+@pytest.mark.slow
+def test_a_scaled_loss_does_not_change_the_estimate():
+    # In steps that scale the loss, and by hand.
+    for estimator in ("hutchinson", "gauss_newton_bartlett"):
+        model = {"w": jnp.arange(6.0).reshape(2, 3)}
+        tx = sl.sophia(0.1, b2=0.0, estimator=estimator)
+        step = sl.train_step(cross_entropy, sampled_loss_fn=given_labels, donate=False)
+        plain, opt, _ = step(model, sl.Optimizer(tx, model), X, LABELS)
+        new, scaled, _ = step(model, sl.Optimizer(tx.scale_loss(2.0**10), model), X, LABELS)
+        estimates = opt.state[0].hessian["w"], scaled.state.inner[0].hessian["w"]
+        np.testing.assert_allclose(*estimates, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(new["w"], plain["w"], rtol=1e-5)
+    opt = sl.Optimizer(sl.sophia(0.1, b2=0.0).scale_loss(2.0**10), START)
+    grads = jax.grad(lambda w: opt.loss_scale * quadratic(w))(START)
+    _, opt = opt.step(START, grads, value_fn=quadratic)
+    np.testing.assert_allclose(opt.state.inner[0].hessian, CURVATURE, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(), (5,), (0,), (512, 40)])
+def test_signs_are_random(shape):
+    signs = _signs(jax.random.key(0), jnp.zeros(shape, jnp.bfloat16))
+    assert (signs.shape, signs.dtype) == (shape, jnp.bfloat16)
+    assert jnp.all(jnp.abs(signs) == 1)
+    if shape == (512, 40):
+        # Each is as often 1 as −1, and no two are correlated: five standard deviations.
+        products = np.asarray(signs, np.float32).T @ np.asarray(signs, np.float32)
+        np.testing.assert_array_less(np.abs(products - 512 * np.eye(40)), 5 * 512**0.5)
+        assert abs(np.asarray(signs, np.float32).sum()) < 5 * signs.size**0.5
+
+
+@pytest.mark.slow
+def test_an_estimate_needs_little_scratch_memory():
+    params = {name: jnp.ones((128, 256)) for name in "abc"}
+
+    def step(params, opt, grads):
+        return opt.step(
+            params, grads, value_fn=lambda p: sum(jnp.sum(x**2) for x in jax.tree.leaves(p))
+        )
+
+    opt = sl.Optimizer(sl.sophia(1e-3), params)
+    program = jax.jit(step, donate_argnums=(0, 1)).lower(params, opt, params).compile()
+    assert program.memory_analysis().temp_size_in_bytes <= 0.1 * 3 * params["a"].nbytes

@@ -391,6 +391,11 @@ def recorded_norms_of_a_scaled_loss():
     bound(sl.adam(0.1).scale_loss().record())
 
 
+@refused(ValueError, scaled_inside("Sam"))
+def a_perturbation_along_gradients_of_a_scaled_loss():
+    bound(sl.adam(0.1).scale_loss().sam())
+
+
 @refused(ValueError, scaled_inside("When"))
 def a_condition_on_gradients_of_a_scaled_loss():
     tx = sl.adam(0.1).scale_loss()

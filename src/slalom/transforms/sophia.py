@@ -180,13 +180,24 @@ def _hutchinson(context: Context, params: Params, key: Array) -> PyTree:
     """v ⊙ H·v with random signs v."""
     leaves, structure = jax.tree.flatten(params)
     signs = structure.unflatten(
-        [
-            jax.random.rademacher(own, p.shape, p.dtype)
-            for own, p in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
-        ]
+        [_signs(own, p) for own, p in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
     )
     product = context.hessian_product(params, signs)
     return tree.map_leaves(lambda _, v, hv: v * hv, (signs, product))
+
+
+def _signs(key: Array, like: Array) -> Array:
+    """Random signs of the shape and dtype of an array.
+
+    Each drawn word gives 32 of them, along the last axis, so that they can be sharded as the array.
+    `jax.random.rademacher` draws a word for each sign.
+    """
+    *rows, length = like.shape or (1,)
+    words = jax.random.bits(key, (*rows, -(-length // 32)), jnp.uint32)
+    places = jax.lax.broadcasted_iota(jnp.uint32, (*words.shape, 32), words.ndim)
+    bits = words[..., None] >> places & jnp.uint32(1)
+    bits = bits.reshape(*rows, words.shape[-1] * 32)[..., :length].reshape(like.shape)
+    return 1 - 2 * bits.astype(like.dtype)
 
 
 def _gauss_newton_bartlett(context: Context, params: Params, key: Array) -> PyTree:

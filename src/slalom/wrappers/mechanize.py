@@ -138,11 +138,15 @@ class Mechanized(AbstractWrapper[MechanizedState]):
         now = self.at(context)
         decay, eps, first = map(as_canonical, (now.weight_decay, now.eps, now.s_init))
         total = jnp.sum(state.scales)
-        away = tree.map_leaves(lambda _, p, start: p - start, (params, state.init_params))
-        norms = as_canonical(tree.global_norm(grads)), as_canonical(tree.global_norm(params))
-        decayed = decay * total * norms[0] / (norms[1] + eps)
-        slope = as_canonical(tree.inner(grads, away))
-        h = -(slope + decayed * as_canonical(tree.inner(params, away))) / (total + eps)
+        # XLA keeps in memory what a sum and the step both read. So these sums read −g² and x₀ − x,
+        # where the step has x − x₀ and rules such as Adam have g².
+        negative = tree.map_leaves(lambda _, g: -g, (grads,))
+        norm = as_canonical(tree.root(-tree.inner(grads, negative)))
+        size = as_canonical(tree.global_norm(params))
+        numbers = SimpleNamespace(decay=decay * total * norm / (size + eps))
+        decayed = tree.map_leaves(lambda now, g, p: g + now.decay * p, (grads, params), numbers)
+        back = tree.map_leaves(lambda _, p, start: start - p, (params, state.init_params))
+        h = as_canonical(tree.inner(decayed, back)) / (total + eps)
 
         betas = 1 - 0.1 ** jnp.arange(1, self.num_betas + 1, dtype=h.dtype)
         clipped = jnp.clip(h, -state.largest, state.largest)

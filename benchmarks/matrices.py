@@ -208,9 +208,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a quarter of each side")
     parser.add_argument("--repetitions", type=int, default=8, help="steps of each; 0: no times")
-    parser.add_argument(
-        "--no-torch", action="store_true", help="exclude PyTorch (2.9 or later)"
-    )
+    parser.add_argument("--no-torch", action="store_true", help="exclude PyTorch (2.9 or later)")
     args = parser.parse_args(argv)
     params = leaves(4 if args.quick else 1)
     with_torch = torch_rival.FOUND and not args.no_torch

@@ -217,10 +217,9 @@ def test_reset_starts_the_chosen_parameters_again():
 def test_checkpoints_hold_what_is_stored(tmp_path):
     tx = sl.adam(0.1).store("int8")
     params, opt = run(tx)
-    sl.checkpoint.save(tmp_path / "run.npz", (params, opt))
-    like = (PARAMS, sl.Optimizer(tx, PARAMS))
-    loaded = sl.checkpoint.load(tmp_path / "run.npz", like)
-    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves((params, opt)), strict=True):
+    sl.checkpoint.save(tmp_path / "run", model=params, opt=opt)
+    loaded = sl.checkpoint.load(tmp_path / "run", model=PARAMS, opt=sl.Optimizer(tx, PARAMS))
+    for a, b in zip(loaded["opt"].arrays, opt.arrays, strict=True):
         assert jnp.array_equal(a, b)
 
 
@@ -237,7 +236,7 @@ def test_state_is_partitioned_along_the_axes_of_its_parameters():
     new, opt = opt.step(params, grads)
     assert opt.state_of("scale_by_adam").mu["w"].arrays["codes"].sharding.spec == P("data")
     expected, _ = run(sl.adam(0.1).store("int8"), 1)
-    np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-5)
+    np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-5, atol=1e-7)
 
 
 def test_scratch_is_small():

@@ -89,7 +89,7 @@ def run_stored(part: Part, write: Write, updates: PyTree, clock: Any) -> tuple[A
     - `updates`: the gradients, which may have encoded leaves.
     - `clock`: the number of steps, for stochastic rounding.
     """
-    if not has_encoded((part.state, updates)):
+    if isinstance(part.module, Coded) or not has_encoded((part.state, updates)):
         return part.run(write, updates)
     if isinstance(part.module, Chain):
         return _run_chain(part, write, updates, clock)

@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import __main__ as main, checkpoint, docs, donation, measure, report
+from benchmarks import (
+    __main__ as main,
+    checkpoint,
+    docs,
+    donation,
+    matrices,
+    measure,
+    report,
+    torch_rival,
+)
 from benchmarks.learning import __main__ as learning, figures
 from benchmarks.learning.recipes import RECIPES, Recipe
 from benchmarks.learning.runs import QUICK as QUICK_RUNS, Runs
@@ -117,6 +126,23 @@ def test_the_host_rows_run_and_slalom_comes_first():
     for entry in entries:
         assert set(entry["ratios"]) == set(entry["contenders"]) - {first[entry["row"]]}
     report.host_table({"host": entries})
+
+
+@pytest.mark.slow
+def test_muon_is_compared_with_its_peers_and_with_plain_products():
+    others = tuple(f"block{i}." for i in range(1, 12))
+    params = {k: p for k, p in matrices.leaves(48).items() if not k.startswith(others)}
+    with_torch = torch_rival.FOUND
+    with lenient():
+        found = matrices.compare(params, 2, with_torch=with_torch)
+    assert set(found["costs"]) == {"AdamW", "muon", "Orthogonalize", "optax"}
+    assert set(found["ratios"]) == {"optax", "torch"} if with_torch else {"optax"}
+    assert set(found["shares"]) == {"muon", "Orthogonalize"}
+    assert all(each["low"] > 0 for each in found["shares"].values())
+    # Five steps of three products for the square matrix. The others have long sides, and two of
+    # them are stacked.
+    assert found["products"] == 15 + 18 + 18
+    assert matrices.lines(found, params)[0] == "16 leaves, 4 matrices, 51 products"
 
 
 # --- what the programs look like ------------------------------------------------------------

@@ -301,6 +301,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.slow
 def test_adam_mini_has_a_mean_for_each_token_head_output_and_bias():
     params = params_of(Attention(jax.random.key(0)))
     nu = jax.tree.leaves(sl.ScaleByAdamMini().init(params).nu)

@@ -196,6 +196,7 @@ def trained(tx, compute_dtype, steps=60):
     return float(loss / tiny_gradients({"w": jnp.zeros(3), "b": jnp.zeros(())}, x, y)), opt
 
 
+@pytest.mark.slow
 def test_a_model_in_float16_trains_with_it_and_not_without():
     tx = sl.adam(0.1)
     without, _ = trained(tx, "float16")

@@ -312,6 +312,7 @@ def test_norm_muon_follows_pytorch_optimizer(monkeypatch):
     assert distance(ours, theirs) < 2e-5
 
 
+@pytest.mark.slow
 def test_scion_is_steepest_descent_in_each_norm():
     model = {
         "embedding": eqx.nn.Embedding(5, 3, key=jax.random.key(0)),

@@ -283,6 +283,7 @@ def test_kron_follows_pytorch_optimizer(max_size, same_noise, monkeypatch, x64):
     assert_same_path(ours, np.stack(history), jnp.asarray(start), 2e-5)
 
 
+@pytest.mark.slow
 def test_kron_refreshes_by_the_schedule_of_the_authors():
     rule = sl.ScaleByKron()
     params = jnp.ones((2, 2))

@@ -29,7 +29,7 @@ def rules():
         names = [field.name for field in hyperparameter_fields(cls)]
         sensitive = [n for n in names if (cls, n) not in STARTS | INSENSITIVE] or names
         for field in names:
-            marks = () if field == sensitive[0] and i % 6 == 0 else pytest.mark.slow
+            marks = () if field == sensitive[0] and i % 9 == 0 else pytest.mark.slow
             yield pytest.param(cls, field, id=f"{name}-{field}", marks=marks)
 
 

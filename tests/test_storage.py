@@ -268,6 +268,7 @@ def test_state_in_the_memory_of_the_host():
     assert codes.sharding.memory_kind == "pinned_host"
 
 
+@pytest.mark.slow
 def test_a_mean_of_squares_does_not_stall():
     tx = sl.ScaleByRms(0.999) | sl.Scale(-0.0)
     ones = {"w": jnp.ones((1, 256))}

@@ -29,4 +29,4 @@ WRAPPERS: dict[str, Any] = {
     "ScheduleFree, every_k": sl.sgd(0.1).every_k(2).schedule_free(),
 }
 
-QUICK: set[str] = {"ScaleBySophia", "Sam", "ScheduleFree of Partition"}
+QUICK: set[str] = {"Sam", "ScheduleFree of Partition"}

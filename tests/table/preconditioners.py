@@ -39,4 +39,4 @@ RECIPES: dict[str, Any] = {
 
 WRAPPERS: dict[str, Any] = {}
 
-QUICK = {"soap"}
+QUICK: set[str] = set()

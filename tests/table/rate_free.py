@@ -48,4 +48,4 @@ RECIPES: dict[str, Any] = {
 
 WRAPPERS: dict[str, Any] = {}
 
-QUICK: set[str] = {"ScaleByProdigy", "ScaleByMomoAdam"}
+QUICK: set[str] = {"ScaleByProdigy"}

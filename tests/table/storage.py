@@ -32,4 +32,4 @@ WRAPPERS: dict[str, Any] = {
     "Stored, record": sl.adam(0.1).store("int8", min_size=1).record(),
 }
 
-QUICK: set[str] = {"Stored", "Stored, every_k"}
+QUICK: set[str] = {"Stored"}

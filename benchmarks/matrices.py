@@ -88,7 +88,7 @@ class Products:
 
     def __init__(self, function: Callable[..., Any], *args: Any):
         self.counts = _products(jax.make_jaxpr(function)(*args).jaxpr)
-        self.calls = [_Product(*key, count) for key, count in self.counts.items()]
+        self.calls = [_Product(count, *kind) for kind, count in self.counts.items()]
 
     def __call__(self) -> None:
         for call in self.calls:
@@ -98,7 +98,7 @@ class Products:
 class _Product:
     """A number of products of the same shapes, which write to the same memory."""
 
-    def __init__(self, dimensions: Any, left: Any, right: Any, count: int):
+    def __init__(self, count: int, dimensions: Any, left: Any, right: Any):
         def once(_: Any, carry: Any) -> Any:
             # Otherwise XLA may take the product out of the loop.
             out, a, b = jax.lax.optimization_barrier(carry)

@@ -149,8 +149,8 @@ from .sign import (
     ScaleBySign as ScaleBySign,
 )
 from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
-from .sophia import ScaleBySophia as ScaleBySophia, ScaleBySophiaState as ScaleBySophiaState
 from .soap import ScaleBySoap as ScaleBySoap, ScaleBySoapState as ScaleBySoapState
+from .sophia import ScaleBySophia as ScaleBySophia, ScaleBySophiaState as ScaleBySophiaState
 from .stable_adam import ScaleByStableAdam as ScaleByStableAdam
 from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerLeaf
 from .trust import (

@@ -317,6 +317,7 @@ def test_adam_mini_has_a_mean_for_each_token_head_output_and_bias():
     assert told.notes(params)[-2:] == ("15 blocks", "15 blocks")
 
 
+@pytest.mark.slow
 def test_adam_mini_is_adam_with_means_over_blocks():
     # The mean over a block of Adam's means of squares is the mean of the means over the block.
     model = Attention(jax.random.key(0))

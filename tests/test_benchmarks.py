@@ -1,12 +1,19 @@
 """The benchmarks run, count what they say they count, and compare. Nothing is timed here."""
 
 import copy
+import dataclasses
 import json
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from benchmarks import __main__ as main, checkpoint, docs, donation, measure, report
+from benchmarks.learning import __main__ as learning, figures
+from benchmarks.learning.recipes import RECIPES, Recipe
+from benchmarks.learning.runs import QUICK as QUICK_RUNS, Runs
+from benchmarks.learning.tasks import TASKS, Task, exact
 from benchmarks.rows import ROWS
 from benchmarks.shapes import FULL, QUICK, TINY
 
@@ -233,3 +240,135 @@ def test_saving_and_loading_are_timed(tmp_path):
     found = checkpoint.run(1e-5, tmp_path)
     assert [*found] == ["save", "save, call only", "load"]
     assert all(len(seconds) == 5 for seconds in found.values())
+
+
+# --- learning -----------------------------------------------------------------------------------
+
+
+def slope(**changes):
+    """A task whose score is the distance from 0."""
+    task = Task(
+        title="A slope: one number",
+        score="distance",
+        model=lambda key: jnp.ones(()) + 0 * jax.random.normal(key),
+        batch=lambda key: None,
+        loss=lambda model, batch: model**2,
+        evaluate=lambda model: abs(model),
+        steps=300,
+        target=0.5,
+    )
+    return dataclasses.replace(task, **changes)
+
+
+def test_the_best_learning_rate_and_the_steps_to_the_target_are_found():
+    recipe = Recipe(0.1, "sgd", constant=True)
+    with lenient():
+        found = Runs(slope(), QUICK_RUNS).train("sgd", recipe)
+    rate = 0.1 * 10**0.25
+    assert found["rate"] == pytest.approx(rate)
+    # The first of 6 steps warms up.
+    assert found["final"] == pytest.approx([(1 - 2 * rate) ** 5] * 2)
+    assert found["to_target"] == [4, 4]
+    assert found["at_edge"]
+    assert found["seconds_per_step"] > 0
+
+
+def test_a_rate_that_diverges_is_not_chosen():
+    with lenient():
+        found = Runs(slope(), QUICK_RUNS).train("sgd", Recipe(10.0**19, "sgd", constant=True))
+        assert found["to_target"] == [None, None]
+        assert figures.final(found) > 1
+        found = Runs(slope(steps=3000), QUICK_RUNS).train("sgd", Recipe(1.0, "sgd", constant=True))
+    assert found["rate"] == pytest.approx(10**-0.25)
+
+
+def entry(name, final, steps, rate=0.1):
+    return {
+        "optimizer": name,
+        "rate": rate,
+        "at_edge": False,
+        "final": final,
+        "to_target": steps,
+        "seconds_per_step": 0.5,
+    }
+
+
+def test_the_sentence_says_what_the_table_says():
+    nan = float("nan")
+    entries = [
+        entry("sgd", [nan, nan, 9.0], [None, None, None]),
+        entry("adamw", [2.0, 3.0, 4.0], [10, 30, None]),
+        entry("lion", [1.0, 1.5, 1.9], [10, 20, 20]),
+        entry("lamb", [2.0, 5.0, 4.0], [5, 5, None]),
+    ]
+    ranked = figures.ranked(entries)
+    assert [e["optimizer"] for e in ranked] == ["lion", "adamw", "lamb", "sgd"]
+    assert figures.verdict(ranked) == (
+        "By the median score, AdamW is number 2 of 4. lion is better with every seed than AdamW "
+        "with any, and 1 is worse with every seed. 2 reach the target in fewer steps."
+    )
+    assert figures.verdict(ranked[1:2]) == (
+        "By the median score, AdamW is number 1 of 1. None is better with every seed than AdamW "
+        "with any, and none is worse with every seed. None reaches the target in fewer steps."
+    )
+    assert figures.table(ranked, seconds=True).splitlines()[2:] == [
+        "| lion | 1.5 | 1–1.9 | 0.1 | 20 | 10.00 |",
+        "| **adamw** | 3 | 2–4 | 0.1 | 30 | 15.00 |",
+        "| lamb | 4 | 2–5 | 0.1 | 5 | 2.50 |",
+        "| sgd | diverged | 9–diverged | 0.1 | – | – |",
+    ]
+    assert figures.table(ranked).splitlines()[2] == "| lion | 1.5 | 1–1.9 | 0.1 | 20 |"
+
+
+def test_the_solution_of_burgers_equation_solves_it():
+    h, t, x = 1e-3, np.linspace(0.1, 0.9, 9), np.linspace(-0.9, 0.9, 9)
+    u_t = (exact(t + h, x) - exact(t - h, x)) / (2 * h)
+    u_x = (exact(t, x + h) - exact(t, x - h)) / (2 * h)
+    u_xx = (exact(t, x + h) - 2 * exact(t, x) + exact(t, x - h)) / h**2
+    np.testing.assert_allclose(u_t + exact(t, x) * u_x, 0.03 / np.pi * u_xx, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_learning_writes_its_page_and_trains_only_what_is_missing(tmp_path):
+    page, file = tmp_path / "page.md", tmp_path / "file.json"
+    page.write_text(f"before\n\n{learning.BEGIN}\nold\n{docs.END}\n\nafter\n")
+    options = ["--quick", "--tasks", "digits", "--docs", str(page), "--json", str(file)]
+    with lenient():
+        learning.main([*options, "--optimizers", "adamw"])
+        before = json.loads(file.read_text())
+        learning.main([*options, "--optimizers", "adamw;sgd, momentum", "--load", str(file)])
+    after = json.loads(file.read_text())["tasks"]["digits"]["entries"]
+    assert after[:1] == before["tasks"]["digits"]["entries"]
+    assert [e["optimizer"] for e in after] == ["adamw", "sgd, momentum"]
+    text = page.read_text()
+    assert text.startswith(f"before\n\n{learning.BEGIN}\n")
+    assert "### Digits: a convolutional network" in text
+    assert "| **adamw** |" in text
+    assert "\nold\n" not in text
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, r in RECIPES.items() if r.exists(name)])
+def test_each_optimizer_of_the_comparison_lowers_the_loss(name):
+    network = dataclasses.replace(
+        slope(),
+        model=lambda key: eqx.nn.MLP(2, 1, 4, 1, key=key),
+        batch=lambda key: jax.random.normal(key, (8, 2)),
+        loss=lambda model, x: jnp.mean((jax.vmap(model)(x)[:, 0] - x.sum(axis=1)) ** 2),
+        evaluate=lambda model: jnp.abs(model(jnp.ones(2))[0] - 2),
+        steps=2000,
+    )
+    with lenient():
+        runs = Runs(network, QUICK_RUNS)
+        found = runs.train(name, RECIPES[name])
+        start = float(np.median(runs.scores(runs.start)))
+    assert figures.final(found) < start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_each_task_has_a_finite_score_at_the_start(name):
+    with lenient():
+        task = TASKS[name]()
+        assert 0.1 < float(task.evaluate(task.model(jax.random.key(0)))) < 10

@@ -78,6 +78,7 @@ def public_names():
     names += [(sl.schedules, name) for name in schedules]
     names += [(sl.where, name) for name in sl.where.__all__]
     names += [(sl.projections, name) for name in sl.projections.__all__]
+    names += [(sl.codecs, name) for name in sl.codecs.__all__]
     names += [(sl.checkpoint, name) for name in sl.checkpoint.__all__]
     for module, name in names:
         value = getattr(module, name)

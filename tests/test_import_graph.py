@@ -24,14 +24,15 @@ LAYERS = [
     "_paths",
     "where",
     "tree",
+    "_compile",
     "_core",
     "_suggest",
+    "codecs",
     "schedules",
     "projections",
     "transforms",
     "wrappers",
     "optimizers",
-    "_compile",
     "_optimizer",
     "_training",
     "_tools",
@@ -177,7 +178,7 @@ def test_no_module_has_the_name_of_what_its_package_shows():
 
 @pytest.mark.parametrize(
     "module",
-    [sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint],
+    [sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint, sl.codecs],
     ids=lambda m: m.__name__,
 )
 def test_a_public_module_shows_only_what_slalom_defines(module):

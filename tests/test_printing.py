@@ -17,6 +17,8 @@ WRAPPED = {
     "project": lambda tx: tx.project(sl.projections.box(-1.0, 1.0)),
     "project-where": lambda tx: tx.project(sl.projections.l2_ball(2.0), where=BIAS),
     "flatten": lambda tx: tx.flatten(),
+    "store": lambda tx: tx.store("int8"),
+    "store-fields": lambda tx: tx.store({"mu": sl.codecs.cast("bfloat16")}, BIAS, min_size=1),
     "flatten-size": lambda tx: tx.flatten(100),
     "split_complex": lambda tx: tx.split_complex(),
     "every_k": lambda tx: tx.every_k(4, mean=False, accumulator_dtype="float32"),

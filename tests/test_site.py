@@ -14,7 +14,7 @@ from slalom._core.fluent import FLUENT
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
-MODULES = ["checkpoint", "interop", "projections", "schedules", "tree", "where"]
+MODULES = ["checkpoint", "codecs", "interop", "projections", "schedules", "tree", "where"]
 
 
 def tool(name):

@@ -21,6 +21,7 @@ else:
 with _checked:
     from . import (
         checkpoint as checkpoint,
+        codecs as codecs,
         interop as interop,
         projections as projections,
         schedules as schedules,
@@ -238,6 +239,7 @@ with _checked:
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
         SplitRealAndImaginary as SplitRealAndImaginary,
+        Stored as Stored,
         When as When,
         Written as Written,
         partition as partition,
@@ -248,6 +250,7 @@ __version__ = "0.1.0"
 if not _TYPE_CHECKING:  # to a type checker it would mean that every name is there
     __getattr__ = _absent(__name__)
     checkpoint.__getattr__ = _absent(f"{__name__}.checkpoint")
+    codecs.__getattr__ = _absent(f"{__name__}.codecs")
     interop.__getattr__ = _absent(f"{__name__}.interop")
     projections.__getattr__ = _absent(f"{__name__}.projections")
     schedules.__getattr__ = _absent(f"{__name__}.schedules")

@@ -25,9 +25,19 @@ class HalfKey:
         return self.name  # what `dotted` shows
 
 
+@dataclasses.dataclass(frozen=True)
+class CodeKey:
+    """The key of an array that an encoded leaf consists of."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:
-    """The key path of the parameter that a key path, or that of one of its halves, leads to."""
-    return tuple(key for key in key_path if not isinstance(key, HalfKey))
+    """The key path of the parameter that a key path leads to, or that of a part of its leaf."""
+    return tuple(key for key in key_path if not isinstance(key, HalfKey | CodeKey))
 
 
 def half_of(key_path: Sequence[Any]) -> str:

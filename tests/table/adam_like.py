@@ -42,4 +42,4 @@ RECIPES: dict[str, Any] = {
 
 WRAPPERS: dict[str, Any] = {}
 
-QUICK: set[str] = {"ScaleByAdemamix", "adopt", "madgrad", "mars"}
+QUICK: set[str] = {"madgrad", "mars"}

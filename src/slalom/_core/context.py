@@ -7,10 +7,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .. import tree
 from .._types import Params, Step, Updates
+
+_OTHER = ("extra", "shardings")
+"""The fields that are not inputs by name."""
 
 
 class Context(eqx.Module):
@@ -31,6 +35,8 @@ class Context(eqx.Module):
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
         that they select.
     - `extra`: inputs that custom transforms declare in `needs`, by name.
+    - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
+        leaves. `opt.step` passes it.
     """
 
     step: Step | None = None
@@ -43,10 +49,11 @@ class Context(eqx.Module):
     weight: Any = None
     per_param: Mapping[str, PyTree] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
 
     def has(self, name: str) -> bool:
         """Whether this step knows `name`."""
-        fields = [field.name for field in dataclasses.fields(self) if field.name != "extra"]
+        fields = [field.name for field in dataclasses.fields(self) if field.name not in _OTHER]
         known = getattr(self, name) if name in fields else self.extra.get(name)
         return known is not None or (name == "grad_fn" and self.value_fn is not None)
 
@@ -113,6 +120,7 @@ class Context(eqx.Module):
             value_fn=None if value_fn is None else lambda params: value_fn(outward(params)),
             grad_fn=None if grad_fn is None else lambda params: inward(grad_fn(outward(params))),
             sampled_grad_fn=None if sampled is None else sampled_inside,
+            shardings=(),
         )
 
     def cut(self, keep: tuple[bool, ...], params: Params) -> "Context":
@@ -125,4 +133,7 @@ class Context(eqx.Module):
         def with_rest(kept: Any) -> Any:
             return tree.merge(jax.tree.structure(params), keep, kept, rest)
 
-        return self.in_form(lambda whole: tree.cut(whole, keep), with_rest)
+        places = zip(self.shardings, keep, strict=False)
+        shardings = tuple(place for place, kept in places if kept)
+        inside = self.in_form(lambda whole: tree.cut(whole, keep), with_rest)
+        return dataclasses.replace(inside, shardings=shardings)

@@ -126,6 +126,29 @@ class AbstractFluent(AbstractDeclared):
 
         return SplitRealAndImaginary(self)
 
+    # --- precision --------------------------------------------------------------------------
+
+    @advise_keywords
+    def store(
+        self, codec: Any, where: WhereLike | None = None, *, min_size: int = 4096
+    ) -> "slalom.Stored":
+        """Stores the state of this transform in fewer bits.
+
+        **Arguments:**
+
+        - `codec`: `"bfloat16"`, `"float16"`, `"float8_e4m3fn"`, `"int8"`, `"dynamic8"`, `"int4"`,
+            or a codec of `sl.codecs`; or a mapping from fields of the state, such as `"mu"`, to
+            them.
+        - `where`: the parameters whose state is encoded: a selector, a function or a tree of
+            bools. Defaults to all.
+        - `min_size`: the number of entries from which a leaf is encoded, an int ≥ 1.
+
+        **Returns:** a transform.
+        """
+        from ..wrappers import Stored
+
+        return Stored(self, codec, where, min_size)
+
     # --- conditional updates ----------------------------------------------------------------
 
     @advise_keywords

@@ -7,24 +7,41 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 
+from .encoded import is_encoded
+
 _MARK = "slalom.mark"
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
 UNTIL_RESET = "until_reset"
+_STORED = "slalom.stored"
+SIGNED, NONNEGATIVE, EXACT = "signed", "nonnegative", "exact"
 _State = TypeVar("_State")
 
 
 # --- declarations ---------------------------------------------------------------------------
 
 
-def param_like() -> Any:
+def param_like(stored: str = SIGNED) -> Any:
     """Marks a state field that has the parameters' structure, with an array of the same shape for
     each parameter.
 
     Inspection, sharding, precision and `sl.map_params` act on the marked fields.
 
+    **Arguments:**
+
+    - `stored`: how `tx.store` may encode the field. A `"signed"` field, such as a mean of
+        gradients, tolerates an error that is small compared with its neighbours. A
+        `"nonnegative"` one, such as a mean of squares, changes slowly, has a huge range and must
+        not become 0, because updates are divided by it. An `"exact"` one, such as a copy of the
+        parameters, stays as it is unless the user names it.
+
     **Returns:** a field, for the body of a state class.
     """
-    return _marked(PARAM_LIKE)
+    if stored not in (SIGNED, NONNEGATIVE, EXACT):
+        raise ValueError(
+            f"`stored` must be 'signed', 'nonnegative' or 'exact', got {stored!r}: how `tx.store` "
+            "may encode the field."
+        )
+    return eqx.field(metadata={_MARK: PARAM_LIKE, _STORED: stored})
 
 
 def per_param() -> Any:
@@ -77,6 +94,12 @@ def mark_of(state: Any, field: str) -> str | None:
     return marks(state).get(field)
 
 
+def stored_as(state: Any, field: str) -> str:
+    """How `tx.store` may encode a parameter-shaped field."""
+    (found,) = (f for f in dataclasses.fields(state) if f.name == field)
+    return found.metadata[_STORED]
+
+
 def map_params(
     function: Callable[..., Any],
     state: _State,
@@ -120,7 +143,7 @@ def map_params(
         )
         return structure.unflatten(
             [
-                jax.tree.map(function, child, *_cut_as(child, rest))
+                _map_marked(function, child, rest)
                 if path[0].name in marked
                 else map_params(function, child, *rest, other=other)
                 for path, child in children
@@ -130,9 +153,18 @@ def map_params(
     return jax.tree.map(rebuild, state, is_leaf=has_marks)
 
 
+def _map_marked(function: Callable[..., Any], marked: Any, rest: tuple[Any, ...]) -> Any:
+    """The function at every array of a marked field, also at each of those of an encoded leaf."""
+
+    def at_leaf(leaf: Any, *others: Any) -> Any:
+        return jax.tree.map(lambda x: function(x, *others), leaf)
+
+    return jax.tree.map(at_leaf, marked, *_cut_as(marked, rest), is_leaf=is_encoded)
+
+
 def _cut_as(marked: Any, trees: tuple[Any, ...]) -> tuple[Any, ...]:
     """Trees of the parameters' structure, with `None` where masks left `None` in a marked field."""
-    leaves, structure = jax.tree.flatten(marked, is_leaf=lambda x: x is None)
+    leaves, structure = jax.tree.flatten(marked, is_leaf=lambda x: x is None or is_encoded(x))
     return tuple(
         structure.unflatten(
             [

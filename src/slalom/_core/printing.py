@@ -22,7 +22,7 @@ _PACKAGE = __name__.partition(".")[0]
 _EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-_PUBLIC_MODULES = ("projections", "schedules")
+_PUBLIC_MODULES = ("codecs", "projections", "schedules")
 """The modules whose classes code reaches as `sl.module.name`."""
 
 LINE = 92

@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from .._paths import dotted, example, half_of, leaf_paths, whole
 from .._types import Params
-from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of
+from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of, stored_as
 from .transform import AbstractTransform
 from .walk import parts
 
@@ -32,6 +32,13 @@ class Slot(NamedTuple):
     """The parameter that it belongs to, if it belongs to only one."""
     half: str = ""
     """The part of a complex parameter that it belongs to, under `.split_complex()`."""
+    stored: str = ""
+    """How `tx.store` may encode it, if it is parameter-shaped."""
+
+    @property
+    def leaf(self) -> tuple[Any, ...]:
+        """What the arrays of one encoded leaf have in common."""
+        return self.node, self.field, self.param, self.half
 
     @property
     def name(self) -> str:
@@ -66,7 +73,9 @@ def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str
             apart = mark not in (PER_LEAF, UNTIL_RESET)
             param = None if not apart else _owner_of(dotted(whole(within)), mark, params)
             node_path, half = (owner, inside), half_of(within)
-            return Slot(owner, rule, dotted(key_path), mark, node_path, str(field), param, half)
+            stored = stored_as(node, str(field)) if mark == PARAM_LIKE else ""
+            local = dotted(key_path)
+            return Slot(owner, rule, local, mark, node_path, str(field), param, half, stored)
         # One level at a time, as JAX sees the node.
         children, _ = jax.tree_util.tree_flatten_with_path(
             node, is_leaf=lambda child, node=node: child is not node

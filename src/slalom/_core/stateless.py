@@ -3,7 +3,7 @@
 import abc
 
 from .. import tree
-from .._types import Params, Updates
+from .._types import Params, Scalar, Updates
 from .context import Context
 from .transform import AbstractTransform
 
@@ -22,6 +22,14 @@ class AbstractStatelessTransform(AbstractTransform[None]):
 
     ```
     """
+
+    def factor(self, updates: Updates, context: Context | None) -> Scalar | None:
+        """The number that multiplies all updates, for a transform that only does this.
+
+        Where state is stored in pieces, the product is then computed piece by piece.
+        """
+        del updates, context
+        return None
 
     @abc.abstractmethod
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:

@@ -72,11 +72,13 @@ def advance(
     own, (state, count) = opt._tree
     rule = own if transform is None else transform
     sharding = opt.binding.sharding
+    places = () if sharding is None else sharding.of_updates()
     if sharding is not None and sharding.axis is None:
         sharding = None  # the state is where its parameters are, and so is all between
     if sharding is not None and not first_link(rule).per_example:
         grads = sharding.constrain_grads(model.align(grads))
-    result, new = run(write, rule, state, count, opt.binding.params, model, grads, known)
+    bound = opt.binding.params
+    result, new = run(write, rule, state, count, bound, model, grads, known, shardings=places)
     if sharding is not None:
         result, new = sharding.constrain_params(result), sharding.constrain_state(new)
     return result, new

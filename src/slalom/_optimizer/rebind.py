@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from .._core.encoded import is_encoded
 from .._core.marks import PER_LEAF
 from .._core.messages import listed
 from .._core.slots import Slot, leaves_of, slots
@@ -37,12 +38,16 @@ class Rebinding:
     """Leaves whose shape changed, with their initial value."""
     dropped: tuple[str, ...]
     """Leaves that only the old state had."""
+    recoded: tuple[str, ...] = ()
+    """Those of the carried leaves that are stored in another codec or dtype than before."""
 
     def __repr__(self) -> str:
         def line(field: str, names: tuple[str, ...]) -> str:
             return f"{field + ':':<9} {listed(names, 4) or '–'}"
 
-        return "\n".join(line(f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        names = [f.name for f in dataclasses.fields(self)]
+        names = names if self.recoded else names[:-1]
+        return "\n".join(line(name, getattr(self, name)) for name in names)
 
 
 class Side(NamedTuple):
@@ -58,7 +63,10 @@ class Side(NamedTuple):
     @classmethod
     def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "Side":
         paths = leaf_paths(params)
-        return cls.at(slots(transform, state, paths), jax.tree.leaves(state), paths)
+        # An encoded leaf is one leaf, with its own path.
+        leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
+        places = slots(transform, structure.unflatten(range(len(leaves))), paths)
+        return cls.at(places, leaves, paths)
 
     @classmethod
     def at(cls, places: list[Slot], leaves: list[Any], params: list[str]) -> "Side":
@@ -90,10 +98,13 @@ def carry(
     - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
     """
     before, after = Side.of(*old), Side.of(*new)
-    found = transfer(before, after, lambda a, b: jnp.shape(a) == jnp.shape(b))
+    found = transfer(before, after, lambda a, b: _shape(a) == _shape(b))
     leaves = list(after.leaves)
+    recoded = set()
     for i, j in found.fits.items():
         leaves[i] = _as(after.leaves[i], before.leaves[j])
+        if _storage(leaves[i]) != _storage(before.leaves[j]):
+            recoded.add(i)
     for i, value in found.gathered.items():
         leaves[i] = value
     carried = found.fits.keys() | found.gathered.keys()
@@ -104,8 +115,9 @@ def carry(
         new=_names(after, set(range(len(leaves))) - carried - reshaped),
         reshaped=_names(after, reshaped),
         dropped=_names(before, set(range(len(before.leaves))) - used),
+        recoded=_names(after, recoded),
     )
-    return jax.tree.structure(new[1]).unflatten(leaves), report
+    return jax.tree.structure(new[1], is_leaf=is_encoded).unflatten(leaves), report
 
 
 def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -> Transfer:
@@ -148,8 +160,22 @@ def _names(side: Side, which: Iterable[int]) -> tuple[str, ...]:
 
 
 def _as(like: Any, x: Any) -> Any:
-    """A copy in the dtype of the initial value, so that no two optimizers share a buffer."""
+    """A copy in the dtype and the codec of the initial value, so that no two optimizers share a
+    buffer."""
+    if is_encoded(like) and is_encoded(x) and like.form == x.form:
+        return jax.tree.map(jnp.copy, x)
+    x = x.decode() if is_encoded(x) else x
+    if is_encoded(like):
+        return jax.jit(like.encode)(jnp.asarray(x, like.dtype))
     return jnp.array(x, like.dtype, copy=True)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.shape if is_encoded(x) else jnp.shape(x)
+
+
+def _storage(x: Any) -> Any:
+    return x.codec if is_encoded(x) else jnp.asarray(x).dtype
 
 
 # --- matching leaves ------------------------------------------------------------------------

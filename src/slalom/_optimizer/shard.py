@@ -77,6 +77,10 @@ def partitioning(
     paths = leaf_paths(example(binding.params))
     places = dict(zip(map(id, jax.tree.leaves(state)), slots(transform, state, paths), strict=True))
     homes = {path: _home(x, mesh) for path, x in params.items()}
+    # The arrays of an encoded leaf are partitioned alike, along an axis that divides all of them.
+    shapes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    for x in jax.tree.leaves(state):
+        shapes.setdefault(places[id(x)].leaf, []).append(x.shape)
     targets: dict[str, NamedSharding] = {}
     chosen, partitioned, whole = [], {}, []
     for name, x in zip(binding.names, arrays, strict=True):
@@ -86,8 +90,8 @@ def partitioning(
             # A buffer of several parameters, as under `.flatten()`, does not show where they are.
             home, param = target, slot.param
             if param is not None and param in paths:
-                home = homes.setdefault(param, target)
-                target = _with_axis(home, x.shape, axis)
+                home = _restricted(homes.setdefault(param, target), shapes[slot.leaf])
+                target = _with_axis(home, shapes[slot.leaf], axis)
             if target is home:
                 whole.append(name)
             elif param is not None:
@@ -127,12 +131,30 @@ def _home(x: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, tree.canonical_spec(mesh, (), np.ndim(x)))
 
 
-def _with_axis(home: NamedSharding, shape: tuple[int, ...], axis: str) -> NamedSharding:
-    """The sharding with the axis along the largest dimension that is free and divisible."""
+def _restricted(home: NamedSharding, shapes: list[tuple[int, ...]]) -> NamedSharding:
+    """The sharding of a parameter along those axes that its state has, too."""
+    ndim = min(map(len, shapes))
+    spec = [*home.spec, *(None,) * (ndim - len(home.spec))][:ndim]
+
+    def divides(i: int, entry: Any) -> bool:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        parts = math.prod(home.mesh.shape[name] for name in names if name is not None)
+        return all(shape[i] % parts == 0 for shape in shapes)
+
+    kept = [entry if divides(i, entry) else None for i, entry in enumerate(spec)]
+    if kept == [*home.spec, *(None,) * (ndim - len(home.spec))]:
+        return home
+    return home.update(spec=tree.canonical_spec(home.mesh, kept, ndim))
+
+
+def _with_axis(home: NamedSharding, shapes: list[tuple[int, ...]], axis: str) -> NamedSharding:
+    """The sharding with the axis along the largest dimension that is free and divisible in all
+    shapes."""
+    shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     spec = [*home.spec, *(None,) * (len(shape) - len(home.spec))]
     used = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
     parts = home.mesh.shape[axis]
-    free = [i for i, entry in enumerate(spec) if entry is None and shape[i] % parts == 0]
+    free = [i for i, e in enumerate(spec) if e is None and all(s[i] % parts == 0 for s in shapes)]
     free = [i for i in free if shape[i] > 0]
     if axis in used or parts == 1 or not free:
         return home

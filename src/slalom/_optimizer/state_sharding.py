@@ -24,6 +24,11 @@ class StateSharding(NamedTuple):
     grads: tuple[NamedSharding | None, ...]
     """The sharding of the state that each gradient is added to."""
 
+    def of_updates(self) -> tuple[NamedSharding | None, ...]:
+        """Where each update is: with the state that it is derived from, or with its parameter."""
+        pairs = zip(self.grads, self.params, strict=True)
+        return tuple(param if grad is None else grad for grad, param in pairs)
+
     def constrain_grads(self, grads: PyTree) -> PyTree:
         """Gradients that are reduced only to the shard that updates the state."""
         return _constrained(grads, self.grads)

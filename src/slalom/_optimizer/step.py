@@ -40,6 +40,7 @@ def run(
     keywords: Mapping[str, Any],
     *,
     sees_params: bool = True,
+    shardings: tuple[Any, ...] = (),
 ) -> tuple[PyTree, list[Array]]:
     """Makes one step.
 
@@ -54,6 +55,7 @@ def run(
     - `keywords`: the keywords of the step, for the context.
     - `sees_params`: whether the transform gets the parameters. For Optax, which may have none, the
         gradients take the place of the model.
+    - `shardings`: where the parameters are, or their state if it is elsewhere.
 
     **Returns:** the new parameters or the updates, in the dtypes of the parameters, and the leaves
     of the new state and count.
@@ -62,7 +64,7 @@ def run(
     check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, bound)
     grads = model.align(grads, examples=first_link(transform).per_example)
-    context = _context(transform, count, model, dict(keywords))
+    context = _context(transform, count, model, dict(keywords)).replace(shardings=shardings)
     _check_shapes(transform, state, params)
     if write is ADD:
         warn_of_ascent(transform, params)

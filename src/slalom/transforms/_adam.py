@@ -20,7 +20,7 @@ class ScaleByAdamState(eqx.Module):
 
     age: Int[Array, "*leaves"] = per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
 class AbstractAdam(AbstractTransform[State]):

@@ -17,7 +17,7 @@ from .._types import Params, Scalar, Updates
 class ScaleByRssState(eqx.Module):
     """The state of `ScaleByRss`."""
 
-    sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like()
+    sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
 class ScaleByRss(AbstractTransform[ScaleByRssState]):
@@ -73,8 +73,8 @@ def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
 class ScaleByAdadeltaState(eqx.Module):
     """The state of `ScaleByAdadelta`."""
 
-    e_g: PyTree[Inexact[Array, "..."]] = param_like()
-    e_x: PyTree[Inexact[Array, "..."]] = param_like()
+    e_g: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    e_x: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
 class ScaleByAdadelta(AbstractTransform[ScaleByAdadeltaState]):

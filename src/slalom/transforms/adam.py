@@ -85,8 +85,8 @@ class ScaleByAmsgradState(eqx.Module):
 
     age: Int[Array, "*leaves"] = per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu_max: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    nu_max: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
 class ScaleByAmsgrad(AbstractAdam[ScaleByAmsgradState]):

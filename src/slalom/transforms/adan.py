@@ -22,7 +22,7 @@ class ScaleByAdanState(eqx.Module):
     age: Int[Array, "*leaves"] = per_leaf()
     m: PyTree[Inexact[Array, "..."]] = param_like()
     v: PyTree[Inexact[Array, "..."]] = param_like()
-    n: PyTree[Inexact[Array, "..."]] = param_like()
+    n: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     g: PyTree[Inexact[Array, "..."]] = param_like()
 
 

@@ -19,8 +19,8 @@ class ScaleByAdemamixState(eqx.Module):
 
     age: Int[Array, "*leaves"] = per_leaf()
     m1: PyTree[Inexact[Array, "..."]] = param_like()
-    m2: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
+    m2: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
 class ScaleByAdemamix(AbstractAdam[ScaleByAdemamixState]):

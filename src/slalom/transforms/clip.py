@@ -64,10 +64,12 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
-        norm = tree.global_norm(updates)
-        max_norm = jnp.asarray(self.at(context).max_norm, norm.dtype)
         # A factor, since XLA would write updates that were divided leaf by leaf to memory.
-        return tree.scale(updates, clip_factor(norm, max_norm))
+        return tree.scale(updates, self.factor(updates, context))
+
+    def factor(self, updates: Updates, context: Context | None) -> Scalar:
+        norm = tree.global_norm(updates)
+        return clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype))
 
 
 class ClipByBlockRms(AbstractStatelessTransform):

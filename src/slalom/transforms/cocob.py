@@ -18,14 +18,14 @@ from .._types import Params, Updates
 class ScaleByCocobState(eqx.Module):
     """The state of `ScaleByCocob`."""
 
-    init_params: PyTree[Inexact[Array, "..."]] = param_like()
-    cumulative_gradients: PyTree[Inexact[Array, "..."]] = param_like()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    cumulative_gradients: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The sum of the negative gradients."""
-    scale: PyTree[Float[Array, "..."]] = param_like()
+    scale: PyTree[Float[Array, "..."]] = param_like("exact")
     """The largest absolute gradient."""
-    subgradients: PyTree[Float[Array, "..."]] = param_like()
+    subgradients: PyTree[Float[Array, "..."]] = param_like("exact")
     """The sum of the absolute gradients."""
-    reward: PyTree[Float[Array, "..."]] = param_like()
+    reward: PyTree[Float[Array, "..."]] = param_like("exact")
 
 
 class ScaleByCocob(AbstractTransform[ScaleByCocobState]):

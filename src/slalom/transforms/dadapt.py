@@ -28,8 +28,8 @@ class ScaleByDAdaptAdamState(eqx.Module):
     estim_lr: Float[Array, ""] = until_reset()
     numerator_weighted: Float[Array, ""] = until_reset()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
-    grad_sum: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):

@@ -141,7 +141,7 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractStatelessTransform):
 class AddDecayToInitialParamsState(eqx.Module):
     """The state of `AddDecayToInitialParams`."""
 
-    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class AddDecayToInitialParams(AbstractTransform[AddDecayToInitialParamsState]):

@@ -20,7 +20,7 @@ class ScaleByDogState(eqx.Module):
 
     max_dist: Float[Array, ""] = until_reset()
     sum_sq_norm_grads: Float[Array, ""] = until_reset()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class ScaleByDog(AbstractTransform[ScaleByDogState]):
@@ -96,7 +96,7 @@ class ScaleByDowgState(eqx.Module):
 
     estim_sq_dist: Float[Array, ""] = until_reset()
     weighted_sq_norm_grads: Float[Array, ""] = until_reset()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class ScaleByDowg(AbstractTransform[ScaleByDowgState]):

@@ -34,9 +34,9 @@ class ScaleByLbfgsState(eqx.Module):
     """yₖ of each pair."""
     products: PyTree[Float[Array, " memory"]] = per_param()
     """The contribution of each parameter to ⟨sₖ, yₖ⟩ of each pair."""
-    params: PyTree[Inexact[Array, "..."]] = param_like()
+    params: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The parameters of the last update."""
-    updates: PyTree[Inexact[Array, "..."]] = param_like()
+    updates: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The gradients of the last update."""
 
 

@@ -19,9 +19,9 @@ class ScaleByMadgradState(eqx.Module):
     """The state of `ScaleByMadgrad`."""
 
     age: Int[Array, "*leaves"] = per_leaf()
-    grad_sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like()
-    grad_sum: PyTree[Inexact[Array, "..."]] = param_like()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    grad_sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class ScaleByMadgrad(AbstractTransform[ScaleByMadgradState]):

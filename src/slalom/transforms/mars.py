@@ -23,7 +23,7 @@ class ScaleByMarsState(eqx.Module):
 
     age: Int[Array, "*leaves"] = per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
 
 

@@ -146,7 +146,7 @@ class ScaleByMomoAdamState(eqx.Module):
     step_size: Float[Array, ""] = until_reset()
     lower_bound: Float[Array, ""] | None = until_reset()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
 class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):

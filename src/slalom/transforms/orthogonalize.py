@@ -19,7 +19,7 @@ from ..where.layout import LayoutLike
 from ..where.resolve import Where
 from ._layout import layout_field, layout_selectors, matrices, matrices_as_text, warn_guessed
 from ._newton_schulz import MARGINS, PRECONDITIONINGS, SETS, Triple, iteration, newton_schulz
-from ._stacks import map_matrices
+from ._stacks import devices_as_text, map_matrices
 
 _SCALES: dict[str | None, Any] = {
     "original": lambda m: math.sqrt(max(1.0, m.rows / m.columns)),
@@ -155,7 +155,8 @@ class Orthogonalize(AbstractStatelessTransform):
             warn_guessed(self, params)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        return matrices_as_text(self, params)
+        where = devices_as_text(matrices(self, params), params)
+        return tuple(f"{text}{where}" for text in matrices_as_text(self, params))
 
     def selectors(self) -> tuple[Where, ...]:
         return layout_selectors(self)
@@ -172,7 +173,9 @@ class Orthogonalize(AbstractStatelessTransform):
             dtype=self.compute_dtype,
         )
         found = matrices(self, updates)
-        updates = map_matrices(lambda x: function(x, eps=now.eps), found, updates)
+        updates = map_matrices(
+            lambda x, eps: function(x, eps=eps), found, updates, context, (now.eps,)
+        )
         leaves, structure = jax.tree.flatten(updates)
         factors = (_SCALES[self.scale](m) if m.rows * m.columns else 1 for m in found)
         return structure.unflatten(

@@ -27,9 +27,9 @@ class ScaleByProdigyState(eqx.Module):
     estim_lr: Float[Array, ""] = until_reset()
     numerator_weighted: Float[Array, ""] = until_reset()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
-    grad_sum: PyTree[Inexact[Array, "..."]] = param_like()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):

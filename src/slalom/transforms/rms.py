@@ -23,7 +23,7 @@ class ScaleByRmsState(eqx.Module):
 
     age: Int[Array, "*leaves"] | None = per_leaf()
     """`None` unless `bias_correction` is set."""
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
 class ScaleByRms(AbstractTransform[ScaleByRmsState]):
@@ -90,7 +90,7 @@ class ScaleByStddevState(eqx.Module):
     """`None` unless `bias_correction` is set."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     """The mean, after bias correction if there is one."""
-    nu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     """The variance, after bias correction if there is one."""
 
 

@@ -20,8 +20,8 @@ from ._xla import written_after
 class ScaleByRpropState(eqx.Module):
     """The state of `ScaleByRprop`."""
 
-    step_sizes: PyTree[Inexact[Array, "..."]] = param_like()
-    signs: PyTree[Inexact[Array, "..."]] = param_like()
+    step_sizes: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    signs: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The signs of the last gradients; 0 after a change of sign."""
 
 

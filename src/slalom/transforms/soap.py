@@ -44,7 +44,7 @@ class ScaleBySoapState(eqx.Module):
     """The number of steps since the last refresh."""
     rotated_mu: PyTree[Inexact[Array, "..."]] = param_like()
     """The mean of gradients, in the eigenbasis."""
-    rotated_nu: PyTree[Inexact[Array, "..."]] = param_like()
+    rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     """The mean of squares, in the eigenbasis."""
     statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param()
     """At each leaf a tuple of L and R, without those of sides that are too long."""

@@ -53,14 +53,19 @@ class Matrix:
     """The shape of the array."""
     split: tuple[int, ...]
     """Its shape with an axis for each block."""
-    order: tuple[int, ...]
-    """The axes of `split`: stacks, then outputs, then inputs."""
+    groups: tuple[tuple[int, ...], ...]
+    """The axes of `split` that are stacks, outputs and inputs."""
     batch: int
     """The number of matrices."""
     rows: int
     """The number of outputs."""
     columns: int
     """The number of inputs."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes of `split`: stacks, then outputs, then inputs."""
+        return tuple(a for group in self.groups for a in group)
 
     def read(self, x: Inexact[Array, "..."]) -> Inexact[Array, "batch rows columns"]:
         """The array as a batch of matrices."""
@@ -152,13 +157,12 @@ class Layout:
                 kinds.append("s")
             split.append(size // blocks)
             kinds.append(letter)
-        groups = [
-            [a for a, letter in enumerate(kinds) if letter in which]
+        groups = tuple(
+            tuple(a for a, letter in enumerate(kinds) if letter in which)
             for which in ("s", "o", _INPUTS)
-        ]
+        )
         batch, rows, columns = (math.prod(split[a] for a in group) for group in groups)
-        order = tuple(a for group in groups for a in group)
-        return Matrix(self.shape, tuple(split), order, batch, rows, columns)
+        return Matrix(self.shape, tuple(split), groups, batch, rows, columns)
 
 
 def parsed(letters: str) -> tuple[tuple[str, int], ...] | None:

@@ -16,5 +16,6 @@ from .scale_loss import ScaleLoss as ScaleLoss
 from .schedule_free import ScheduleFree as ScheduleFree
 from .skip import SkipLargeUpdates as SkipLargeUpdates, SkipNotFinite as SkipNotFinite
 from .split_complex import SplitRealAndImaginary as SplitRealAndImaginary
+from .store import Stored as Stored
 from .when import When as When
 from .write import Written as Written

@@ -29,7 +29,7 @@ class AverageState(eqx.Module):
     """The inner transform's state."""
     age: Int[Array, "*leaves"] = per_leaf()
     """The number of averaged steps."""
-    average: PyTree[Inexact[Array, "..."]] = param_like()
+    average: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The average. Before the first step, the initial parameters."""
 
 

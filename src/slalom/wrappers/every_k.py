@@ -13,9 +13,11 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
+from .._core.encoded import decoded, has_encoded
 from .._core.fields import dtype_field
 from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
+from .._core.pieces import map_in_pieces
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -217,7 +219,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        accumulated = self._accumulate(state.accumulated, updates, now, skip)
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, state.mini_step)
         value = None
         if context is not None and context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())
@@ -229,7 +231,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         # The weights are already in a sum: an outer mean must not apply them again.
         window = outer.replace(value=value, weight=total if self.mean else jnp.ones_like(total))
         if outer.grad is not None:
-            window = window.replace(grad=accumulated)
+            window = window.replace(grad=decoded(accumulated))
         part = self.inner_part(state, window, params)
 
         def step(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
@@ -256,6 +258,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         grads: Updates,
         now: SimpleNamespace,
         skip: Bool[Array, ""] | None,
+        clock: Int[Array, ""],
     ) -> PyTree:
         def add_to_mean(now: Any, a: Any, g: Any) -> Any:
             return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
@@ -265,6 +268,8 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
+        if has_encoded(accumulated):
+            return map_in_pieces(rule, accumulated, grads, now, clock)
         new = tree.map_leaves(rule, (accumulated, grads), now)
         return tree.cast_like(new, accumulated)
 

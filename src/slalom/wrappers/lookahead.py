@@ -31,7 +31,7 @@ class LookaheadState(eqx.Module):
     wrote: Bool[Array, ""] | None
     """Whether the last step updated the parameters. `None` without `reset_state`, where the inner
     state contains this."""
-    slow: PyTree[Inexact[Array, "..."]] = param_like()
+    slow: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The slow weights, in at least float32."""
 
 

@@ -32,7 +32,7 @@ class MechanizedState(eqx.Module):
     """The decaying sum v of h²."""
     reward: Float[Array, "*betas"] = until_reset()
     """The decaying sum r of h·s."""
-    init_params: PyTree[Inexact[Array, "..."]] = param_like()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The parameters that the run started from."""
 
 

@@ -87,9 +87,9 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
     would use scaled gradients. It may be inside of `.every_k` without `skip`, which then keeps one
     scale for each window and skips the whole window; in `.every_k(k).scale_loss()` each mini-batch
     is checked and skipped separately. It may also be inside of `.only`, `.average`, `.lookahead`,
-    `.project`, `.drive` and `.split_complex`. With `transform_grads`, `sl.train_step` calls that
-    function with scaled gradients. If each device has its own gradients, average them there: the
-    devices then agree on which steps to skip.
+    `.schedule_free`, `.write`, `.project`, `.drive` and `.split_complex`. With `transform_grads`,
+    `sl.train_step` calls that function with scaled gradients. If each device has its own gradients,
+    average them there: the devices then agree on which steps to skip.
 
     Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
     skipped steps cost as much as others.

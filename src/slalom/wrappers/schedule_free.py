@@ -41,7 +41,7 @@ class ScheduleFreeState(eqx.Module):
     """The largest learning rate so far."""
     weight_sum: Float[Array, "*leaves"] = per_leaf()
     """The sum of the weights so far."""
-    z: PyTree[Inexact[Array, "..."]] = param_like()
+    z: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The parameters that the inner transform steps."""
 
 
@@ -94,6 +94,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
 
     fluent_method: ClassVar[str | None] = "schedule_free"
 
+    passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform

@@ -32,12 +32,12 @@ class WrittenState(eqx.Module):
 
     inner: Any
     """The inner transform's state."""
-    master: PyTree[Float32[Array, "..."]] | None = param_like()
+    master: PyTree[Float32[Array, "..."]] | None = param_like("exact")
     """Under `"master"`, the parameters."""
-    compensation: PyTree[Float[Array, "..."]] | None = param_like()
+    compensation: PyTree[Float[Array, "..."]] | None = param_like("exact")
     """Under `"kahan"`, what rounding took away, in units in which it is as large as the parameter
     at most: times 2⁸ for bfloat16, and 2¹¹ for float16."""
-    correction: PyTree[Int8[Array, "..."]] | None = param_like()
+    correction: PyTree[Int8[Array, "..."]] | None = param_like("exact")
     """Under `"ecc"`, what rounding took away, in 2⁻⁸ of the parameter's unit in the last place."""
 
 

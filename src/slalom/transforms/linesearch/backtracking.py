@@ -32,7 +32,7 @@ class ScaleByBacktrackingLinesearchState(eqx.Module):
     """The amount by which the last learning rate missed the criterion."""
     age: Int[Array, "*leaves"] = per_leaf()
     """The number of searches for each parameter; 0 means that `grad` is not known there."""
-    grad: PyTree[Inexact[Array, "..."]] | None = param_like()
+    grad: PyTree[Inexact[Array, "..."]] | None = param_like("exact")
     """The gradient at the new parameters; `None` unless `store_grad` is set."""
 
 

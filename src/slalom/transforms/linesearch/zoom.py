@@ -34,7 +34,7 @@ class ScaleByZoomLinesearchState(eqx.Module):
     """The amount by which the accepted learning rate misses the second condition."""
     age: Int[Array, "*leaves"] = per_leaf()
     """The number of searches for each parameter; 0 means that `grad` is not known there."""
-    grad: PyTree[Inexact[Array, "..."]] = param_like()
+    grad: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The gradient at the new parameters."""
 
 

@@ -1,0 +1,19 @@
+"""How state is stored in fewer bits, for `tx.store`.
+
+A codec has a method `encode` and a method `decode`, so these classes have lower-case names, as
+functions have.
+"""
+
+from .._core.encoded import Encoded as Encoded, Spec as Spec
+from ._codec import AbstractCodec as AbstractCodec
+from .dynamic import dynamic8 as dynamic8
+from .floats import cast as cast
+from .four_bits import int4 as int4
+from .integers import int8 as int8
+from .offloading import offload as offload
+
+__all__ = ["AbstractCodec", "Encoded", "Spec", "cast", "dynamic8", "int4", "int8", "offload"]
+
+
+def __dir__() -> list[str]:
+    return __all__

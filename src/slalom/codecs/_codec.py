@@ -1,0 +1,147 @@
+"""The base of all codecs, and what they share."""
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.encoded import Spec, uniform
+from .._core.printing import AbstractPrinted, code
+
+
+class AbstractCodec(AbstractPrinted):
+    """A way to store an array in fewer bits, for `tx.store`.
+
+    A subclass writes `encode` and `decode`, and `check` if there are arrays that it cannot hold.
+    All its fields are static. It works along the last axis only: every array that it returns has
+    the other axes of `x`, so that a large leaf can be processed in pieces and sharded.
+
+    ```python
+    >>> class halves(sl.codecs.AbstractCodec):
+    ...     def encode(self, x, spec, bits=None):
+    ...         return {"codes": x.astype(jnp.float16)}
+    ...     def decode(self, arrays, spec):
+    ...         return arrays["codes"].astype(spec.dtype)
+    >>> opt = sl.Optimizer(sl.lion(1e-4).store(halves(), min_size=1), {"w": jnp.ones(4)})
+    >>> opt.state_of("scale_by_lion").mu["w"].arrays["codes"].dtype
+    dtype('float16')
+
+    ```
+    """
+
+    @abc.abstractmethod
+    def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
+        """The arrays to store.
+
+        **Arguments:**
+
+        - `x`: the array, in at least float32.
+        - `spec`: its shape, its dtype in the state, and whether it must stay ≥ 0.
+        - `bits`: 32 random bits for each entry, for stochastic rounding, or `None` to round to the
+            nearest.
+
+        **Returns:** arrays by name, with the axes of `x` except for the last one.
+        """
+
+    @abc.abstractmethod
+    def decode(self, arrays: dict[str, Any], spec: Spec) -> Float[Array, "*shape"]:
+        """The array that was encoded.
+
+        **Arguments:**
+
+        - `arrays`: what `encode` returned.
+        - `spec`: as for `encode`.
+        """
+
+    def check(self, spec: Spec) -> None:
+        """Raises a `ValueError` for an array that this codec cannot hold. Defaults to none.
+
+        **Arguments:**
+
+        - `spec`: as for `encode`.
+        """
+        del spec
+
+    def plain_dtype(self, spec: Spec) -> np.dtype | None:
+        """The dtype, if an array of it is all that is stored, and rules may read and write it
+        themselves. Defaults to `None`.
+
+        **Arguments:**
+
+        - `spec`: as for `encode`.
+        """
+        del spec
+        return None
+
+
+def stochastic_bits(chosen: bool | None, spec: Spec, bits: Any) -> Any:
+    """The bits for stochastic rounding, or `None` to round to the nearest.
+
+    By default only what must stay ≥ 0 is rounded stochastically. A mean of squares changes by a
+    thousandth in a step. Rounding to the nearest would undo such changes, always.
+    """
+    return bits if (spec.nonnegative if chosen is None else chosen) else None
+
+
+def rounded(x: Float[Array, "*shape"], bits: Any) -> Float[Array, "*shape"]:
+    """Whole numbers: the nearest, or with bits one of the two next to `x`, unbiased."""
+    if bits is None:
+        return jnp.round(x)
+    return jnp.floor(x + uniform(bits).astype(x.dtype))
+
+
+# --- blocks along the last axis -------------------------------------------------------------
+
+
+def in_blocks(x: Array, size: int) -> Array:
+    """The last axis as blocks, padded with zeros: (..., blocks, size)."""
+    length = x.shape[-1]
+    missing = -length % size
+    if missing:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    return jnp.reshape(x, (*x.shape[:-1], (length + missing) // size, size))
+
+
+def from_blocks(x: Array, length: int) -> Array:
+    """Undoes `in_blocks`."""
+    flat = jnp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+    return flat if flat.shape[-1] == length else flat[..., :length]
+
+
+def largest(blocks: Array) -> Array:
+    """The largest absolute value of each block. Where a block has a NaN, it is NaN."""
+    return jnp.max(jnp.abs(blocks), axis=-1, initial=0)
+
+
+def inverse(scale: Array) -> Array:
+    """1 / scale, and 0 where that would overflow."""
+    small = scale < np.finfo(np.float32).tiny
+    return jnp.where(small, 0, 1 / jnp.where(small, 1, scale))
+
+
+def as_float32(x: Array) -> Float[Array, "*shape"]:
+    """The array in float32, in which codecs compute. Larger numbers of float64 become infinite."""
+    return jnp.asarray(x, jnp.float32)
+
+
+def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """√x, and 0 for what a rounding has made negative."""
+    return jnp.sqrt(jnp.maximum(x, 0))
+
+
+def up_to_bfloat16(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The next larger bfloat16 of a float32 ≥ 0."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    bits = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32).astype(jnp.bfloat16)
+
+
+def refuse_linear(codec: Any) -> None:
+    raise ValueError(
+        f"{code(codec)} is a linear map, which cannot hold a field that must stay ≥ 0, such as a "
+        "mean of squares: small entries would become 0, and updates are divided by their roots. "
+        'Write `"int8"`, which stores the root, or `"dynamic8"`.'
+    )

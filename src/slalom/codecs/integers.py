@@ -1,0 +1,84 @@
+"""Eight bits for each number, by plain arithmetic."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.encoded import Spec
+from ._codec import (
+    AbstractCodec,
+    as_float32,
+    from_blocks,
+    in_blocks,
+    inverse,
+    largest,
+    refuse_linear,
+    root,
+    rounded,
+    stochastic_bits,
+    up_to_bfloat16,
+)
+
+_BLOCK = 32
+
+
+class int8(AbstractCodec):
+    """Eight bits in groups of 32 that share a 16-bit scale: 1.06 bytes per number.
+
+    With the largest absolute value s of a group, a number x is stored as
+
+        round(127·2z / (1 + |z|)),   z = x/s,
+
+    which resolves small numbers more finely than large ones. A field that must stay ≥ 0 is stored
+    as round(255·√x / s), with s the largest root, rounded stochastically; what is positive never
+    becomes 0. The errors are at most 0.8 % of the largest number of the group, and 0.4 % of the
+    largest root.
+
+    Differs from the paper: the scale is a bfloat16, because a float16 holds no scale below 6·10⁻⁸,
+    and rounding is stochastic where a field must stay ≥ 0, because the nearest code would never
+    change by the thousandth by which a mean of squares does.
+
+    **Arguments:**
+
+    - `companded`: whether small numbers are resolved more finely. Without it the map is linear, and
+        refused for fields that must stay ≥ 0.
+    - `stochastic`: whether to round stochastically. Defaults to doing so where a field must stay
+        ≥ 0.
+
+    ??? cite "Ortiz et al., FlashOptim: Optimizers for Memory Efficient Training, 2026"
+    """
+
+    companded: bool = eqx.field(default=True, static=True)
+    stochastic: bool | None = eqx.field(default=None, static=True)
+
+    def check(self, spec: Spec) -> None:
+        if spec.nonnegative and not self.companded:
+            refuse_linear(self)
+
+    def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
+        bits = stochastic_bits(self.stochastic, spec, bits)
+        bits = None if bits is None else in_blocks(bits, _BLOCK)
+        x = as_float32(x)
+        blocks = in_blocks(root(x) if spec.nonnegative else x, _BLOCK)
+        scales = up_to_bfloat16(largest(blocks))
+        z = blocks * inverse(scales.astype(jnp.float32))[..., None]
+        if spec.nonnegative:
+            codes = rounded(255 * z, bits)
+            codes = jnp.where(blocks > 0, jnp.clip(codes, 1, 255), 0).astype(jnp.uint8)
+        else:
+            z = 2 * z / (1 + jnp.abs(z)) if self.companded else z
+            codes = jnp.clip(rounded(127 * z, bits), -127, 127).astype(jnp.int8)
+        return {"codes": from_blocks(codes, x.shape[-1]), "scales": scales}
+
+    def decode(self, arrays: dict[str, Any], spec: Spec) -> Float[Array, "*shape"]:
+        codes = in_blocks(arrays["codes"], _BLOCK).astype(jnp.float32)
+        scales = arrays["scales"].astype(jnp.float32)[..., None]
+        if spec.nonnegative:
+            x = jnp.square(codes * (scales * np.float32(1 / 255)))
+        else:
+            z = codes * np.float32(1 / 127)
+            x = (z / (2 - jnp.abs(z)) if self.companded else z) * scales
+        return from_blocks(x, spec.shape[-1])

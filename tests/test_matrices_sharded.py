@@ -1,0 +1,113 @@
+"""Matrices on several devices: each device gets whole ones, and exchanges nothing in between."""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import slalom as sl
+from helpers import slow_except
+from slalom.transforms._placement import Placement, distribution
+
+COLLECTIVES = r"(?<= )(all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)(?=\()"
+SHAPE = (2, jax.device_count() // 2)
+AXES = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit}
+SPECS = {
+    "replicated": P(),
+    "fsdp": P("data", None),
+    "tensor": P(None, "model"),
+    "both": P("data", "model"),
+    "one axis": P(("data", "model"), None),
+}
+
+
+def make(spec, kind):
+    mesh = jax.make_mesh(SHAPE, ("data", "model"), axis_types=(kind,) * 2)
+    random = np.random.default_rng(0)
+    host = {name: random.normal(size=(8, 16)).astype(np.float32) for name in "abc"}
+    host["turned"] = random.normal(size=(16, 8)).astype(np.float32)
+    sides = (*spec, *(None,) * (2 - len(spec)))
+
+    def put(name, x):
+        own = sides[::-1] if name == "turned" else sides
+        return jax.device_put(x, NamedSharding(mesh, P(*own)))
+
+    return host, {name: put(name, x) for name, x in host.items()}
+
+
+def compiled(tx, params):
+    step = jax.jit(lambda params, opt: opt.step(params, params))
+    return step, step.lower(params, sl.Optimizer(tx, params)).compile()
+
+
+def exchanges(program):
+    return sorted(re.findall(COLLECTIVES, program.as_text()))
+
+
+@pytest.mark.parametrize("kind", slow_except(AXES.values(), AxisType.Auto), ids=AXES)
+@pytest.mark.parametrize("spec", slow_except(SPECS.values(), SPECS["fsdp"]), ids=SPECS)
+def test_the_number_of_exchanges_does_not_depend_on_the_steps(spec, kind):
+    host, params = make(spec, kind)
+    _, once = compiled(sl.muon(0.1, ns_steps=1), params)
+    step, program = compiled(sl.muon(0.1), params)
+    assert exchanges(program) == exchanges(once)
+    assert 1 <= len(exchanges(program)) <= 4
+    got, _ = step(params, sl.Optimizer(sl.muon(0.1), params))
+    want, _ = sl.Optimizer(sl.muon(0.1), host).step(host, host)
+    for name in host:
+        np.testing.assert_allclose(got[name], want[name], atol=2e-6)
+        assert got[name].sharding.is_equivalent_to(params[name].sharding, 2)
+
+
+@pytest.mark.slow
+def test_the_mesh_may_come_from_set_mesh():
+    host, params = make(P(), AxisType.Auto)
+    momentum = sl.Orthogonalize()
+    update = jax.jit(lambda grads: momentum.update(grads, None)[0])
+    with jax.set_mesh(params["a"].sharding.mesh):
+        program = update.lower(params).compile()
+        got = update(params)
+    assert exchanges(program)
+    want, _ = momentum.update(host, None)
+    for name in host:
+        np.testing.assert_allclose(got[name], want[name], atol=2e-6)
+
+
+def test_no_more_devices_take_part_than_finish_earlier():
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    place = Placement(mesh, ())
+    free = {n: distribution(place, (None, None), n) for n in (1, 2, 4, 8, 12, 16)}
+    assert {n: (d.over, d.size) for n, d in free.items()} == {
+        1: ((), 1),
+        2: (("model",), 4),
+        4: (("model",), 4),
+        8: (("data", "model"), 8),
+        12: (("data", "model"), 16),
+        16: (("data", "model"), 16),
+    }
+    assert free[12].busy == 0.75
+    assert distribution(place, ("model", None), 3) == (("data",), 8, 3 / 8)
+
+
+def test_the_idle_share_is_described():
+    _, params = make(P("data", None), AxisType.Auto)
+    opt = sl.Optimizer(sl.muon(0.1), params)
+    devices = jax.device_count()
+    idle = 0 if devices == 4 else 50
+    notes = {path: row["notes"] for path, row in opt.describe(params).to_dict().items()}
+    assert notes["a"] == f"16 × 8 on {devices} devices ({idle}% idle)"
+    assert notes["turned"] == f"8 × 16 on {devices} devices ({idle}% idle)"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.device_count() == 8, reason="runs with eight devices already")
+def test_all_of_this_holds_on_eight_devices():
+    env = {**os.environ, "SLALOM_TEST_DEVICES": "8", "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "", __file__]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]

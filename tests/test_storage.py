@@ -1,0 +1,285 @@
+"""State that rests in codecs: `tx.store` and `sl.codecs`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import slalom as sl
+from helpers import slow_except
+from slalom._core import pieces
+from slalom._core.encoded import encoded_form, random_bits, seed_of
+
+C = sl.codecs
+# The largest error, as a share of the largest number (of a field ≥ 0, of the roots).
+BOUNDS = {
+    C.int8(): (0.008, 1 / 255),
+    C.dynamic8(): (0.0071, 0.0091),
+    C.int4(): (0.1126, 1 / 16),
+    C.cast("bfloat16"): (2**-8, 2**-8),
+    C.cast("float16"): (2**-11, 2**-10),
+    C.cast("float8_e4m3fn"): (2**-4, 2**-3),
+}
+CODECS = pytest.mark.parametrize("codec", slow_except(BOUNDS, C.int8()), ids=repr)
+
+
+def matrix(rows=8, width=300, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def round_trip(x, codec, nonnegative, bits=False):
+    form = encoded_form(x, codec, nonnegative)
+    random = form.bits(seed_of("x", jnp.int32(1)), form.rows) if bits else None
+    return form.encode(x, random).decode()
+
+
+@CODECS
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_errors_are_bounded_at_any_magnitude(codec, nonnegative):
+    for magnitude in (1e-30, 1e-15, 1e-7, 1.0, 1e15, 1e30):
+        x = matrix() * np.float32(magnitude)
+        x = np.abs(x) if nonnegative else x
+        root = np.sqrt if nonnegative else np.asarray
+        for bits in (False, True):
+            y = np.asarray(round_trip(x, codec, nonnegative, bits))
+            error = np.max(np.abs(root(y) - root(x))) / np.max(np.abs(root(x)))
+            assert error <= 1.001 * BOUNDS[codec][nonnegative]
+            if nonnegative:
+                assert np.all(y[x > 0] > 0)
+
+
+@CODECS
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(exponents=st.lists(st.floats(-30, 30), min_size=64, max_size=64))
+def test_mixed_magnitudes_stay_finite_and_keep_their_sign(codec, exponents):
+    x = (10.0 ** np.array(exponents)).astype(np.float32).reshape(1, 64)
+    for nonnegative in (False, True):
+        y = np.asarray(round_trip(x, codec, nonnegative))
+        assert np.all(np.isfinite(y))
+        assert np.all(y >= 0)
+        # A block has at most 64 entries here that matter, of which the largest is kept.
+        np.testing.assert_allclose(np.max(y), np.max(x), rtol=0.3)
+
+
+@CODECS
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(codec):
+    for nonnegative in (False, True):
+        assert not np.any(round_trip(np.zeros((2, 70), np.float32), codec, nonnegative))
+        for bad in (np.inf, np.nan):
+            x = np.ones((2, 600), np.float32)
+            x[0, 3] = bad
+            y = np.asarray(round_trip(x, codec, nonnegative))
+            assert not np.isfinite(y[0, 3])
+            assert np.all(np.isfinite(y[1]))  # another block
+
+
+@pytest.mark.parametrize("codec", slow_except(BOUNDS, C.int8()), ids=repr)
+def test_stochastic_rounding_is_unbiased(codec):
+    # The largest number of a block is exact, and the others are far from the ends of a decade.
+    x = np.full((1, 256), 0.37, np.float32)
+    x[:, ::32] = 1
+    form = encoded_form(x, codec, True)
+
+    def decoded(step):
+        bits = form.bits(seed_of("x", step), form.rows)
+        return form.encode(jnp.asarray(x), bits).decode()
+
+    mean = jnp.mean(jax.vmap(decoded)(jnp.arange(500)), axis=0)[0, 1]
+    is_root = not isinstance(codec, C.dynamic8) and codec != C.cast("bfloat16")
+    spread = 2 * BOUNDS[codec][1] / np.sqrt(500)
+    variance = BOUNDS[codec][1] ** 2 if is_root else 0
+    np.testing.assert_allclose(mean, 0.37, atol=3 * spread + variance)
+
+
+def test_random_bits_do_not_depend_on_how_an_array_is_cut():
+    seed = seed_of("w", jnp.int32(7))
+    whole = random_bits(seed, (6, 50))
+    assert jnp.array_equal(whole[2:4], random_bits(seed, (2, 50), 100))
+    bits = np.unpackbits(np.asarray(whole).view(np.uint8).reshape(-1, 4), axis=1)
+    ones = np.mean(bits, axis=0)
+    np.testing.assert_allclose(ones, 0.5, atol=0.15)
+
+
+# --- the wrapper ----------------------------------------------------------------------------
+
+PARAMS = {"w": matrix(64, 96) * 0.1, "b": np.ones(96, np.float32)}
+PARAMS = jax.tree.map(jnp.asarray, PARAMS)
+GRADS = jax.tree.map(lambda p: 0.1 * p + 0.01, PARAMS)
+matrices = sl.where.ndim(min=2)
+
+
+def run(tx, steps=4, params=PARAMS):
+    opt = sl.Optimizer(tx, params)
+    for _ in range(steps):
+        params, opt = opt.step(params, GRADS)
+    return params, opt
+
+
+@pytest.mark.parametrize(
+    "tx",
+    slow_except(
+        [
+            sl.ClipByGlobalNorm(0.1) | sl.adamw(0.1, decay_where=matrices),
+            sl.lion(0.1),
+            sl.adam(0.1).every_k(2),
+            (sl.ClipByGlobalNorm(0.1) | sl.adam(0.1)).every_k(2).if_finite(),
+            sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
+        ],
+        sl.lion(0.1),
+    ),
+    ids=repr,
+)
+def test_pieces_give_what_whole_leaves_give(tx, monkeypatch):
+    tx = tx.store("int8", min_size=1)
+    jax.clear_caches()
+    whole = run(tx)
+    monkeypatch.setattr(pieces, "_SIZES", {"cpu": 7 * 96})  # and a shorter last piece
+    jax.clear_caches()
+    cut = run(tx)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
+        np.testing.assert_allclose(
+            np.float32(a),
+            np.float32(b),
+            rtol=1e-5,
+            atol=1.01 * (a.ndim > 0 and a.dtype.itemsize == 1),
+        )
+
+
+def test_bfloat16_updates_follow_from_what_is_stored():
+    stored, _ = run(sl.adam(0.1).store({"mu": "bfloat16"}, min_size=1))
+    own, _ = run(sl.adam(0.1, mu_dtype="bfloat16"))
+    for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(own), strict=True):
+        assert jnp.array_equal(a, b)
+
+
+def test_exact_fields_stay_as_they_are_unless_they_are_named():
+    tx = sl.adam(0.1).average(0.9)
+    state = sl.Optimizer(tx.store("int8", min_size=1), PARAMS).state.inner
+    assert state.average["w"].dtype == jnp.float32
+    assert isinstance(state.inner[0].mu["w"], C.Encoded)
+    named = sl.Optimizer(tx.store({"average": "int8"}, min_size=1), PARAMS).state.inner
+    assert isinstance(named.average["w"], C.Encoded)
+    assert named.inner[0].mu["w"].dtype == jnp.float32
+
+
+def test_small_leaves_and_others_stay_as_they_are():
+    state = sl.Optimizer(sl.lion(0.1).store("int8", min_size=1000), PARAMS).state.inner[0]
+    assert isinstance(state.mu["w"], C.Encoded)
+    assert state.mu["b"].dtype == jnp.float32
+    chosen = sl.lion(0.1).store("int8", where=~matrices, min_size=1)
+    state = sl.Optimizer(chosen, PARAMS).state.inner[0]
+    assert isinstance(state.mu["b"], C.Encoded)
+    assert state.mu["w"].dtype == jnp.float32
+
+
+def test_describe_counts_the_bytes_that_are_stored():
+    opt = sl.Optimizer(sl.adam(0.1).store("int8"), PARAMS)
+    rows = opt.describe(PARAMS).to_dict()
+    n = PARAMS["w"].size
+    assert rows["w"]["state_bytes"] == 2 * (n + 2 * n // 32)
+    assert rows["b"]["state_bytes"] == 2 * 4 * 96
+
+
+def test_rebind_changes_the_codec_and_says_so():
+    params, opt = run(sl.adam(0.1))
+    stored, report = opt.rebind(params, tx=sl.adam(0.1).store("int8"))
+    assert report.recoded == ("stored.scale_by_adam.mu.w", "stored.scale_by_adam.nu.w")
+    assert "recoded" in repr(report)
+    mu, before = stored.state_of("scale_by_adam").mu["w"], opt.state_of("scale_by_adam").mu["w"]
+    np.testing.assert_allclose(mu.decode(), before, atol=0.008 * float(jnp.max(jnp.abs(before))))
+    again, report = stored.rebind(params)
+    assert report.recoded == ()
+    assert jnp.array_equal(
+        again.state_of("scale_by_adam").mu["w"].arrays["codes"], mu.arrays["codes"]
+    )
+    back, report = stored.rebind(params, tx=sl.adam(0.1))
+    assert len(report.recoded) == 2
+    assert jnp.array_equal(back.state_of("scale_by_adam").mu["w"], mu.decode())
+
+
+@pytest.mark.slow
+def test_reset_starts_the_chosen_parameters_again():
+    params, opt = run(sl.adam(0.1).store("int8"))
+    fresh = opt.reset(params, sl.where.path("w"))
+    assert not jnp.any(fresh.state_of("scale_by_adam").mu["w"].decode())
+    assert jnp.any(fresh.state_of("scale_by_adam").mu["b"])
+    params, fresh = fresh.step(params, GRADS)
+    assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(params))
+
+
+@pytest.mark.slow
+def test_checkpoints_hold_what_is_stored(tmp_path):
+    tx = sl.adam(0.1).store("int8")
+    params, opt = run(tx)
+    sl.checkpoint.save(tmp_path / "run.npz", (params, opt))
+    like = (PARAMS, sl.Optimizer(tx, PARAMS))
+    loaded = sl.checkpoint.load(tmp_path / "run.npz", like)
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves((params, opt)), strict=True):
+        assert jnp.array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_state_is_partitioned_along_the_axes_of_its_parameters():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    home = NamedSharding(mesh, P())
+    params = jax.tree.map(lambda x: jax.device_put(x, home), PARAMS)
+    grads = jax.tree.map(lambda x: jax.device_put(x, home), GRADS)
+    opt, report = sl.Optimizer(sl.adam(0.1).store("int8"), params).shard_state(mesh)
+    mu = opt.state_of("scale_by_adam").mu["w"]
+    assert mu.arrays["codes"].sharding.spec == mu.arrays["scales"].sharding.spec == P("data")
+    assert "stored.scale_by_adam.mu.w.codes" in report.partitioned
+    new, opt = opt.step(params, grads)
+    assert opt.state_of("scale_by_adam").mu["w"].arrays["codes"].sharding.spec == P("data")
+    expected, _ = run(sl.adam(0.1).store("int8"), 1)
+    np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-5)
+
+
+def test_scratch_is_small():
+    params = {f"w{i}": jax.ShapeDtypeStruct((1536, 1024), jnp.float32) for i in range(8)}
+    size = 8 * 1536 * 1024 * 4
+
+    def scratch(tx):
+        opt = sl.Optimizer(tx, params)
+        step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+        memory = step.lower(params, opt, params).compile().memory_analysis()
+        return memory.temp_size_in_bytes / size
+
+    clip = sl.ClipByGlobalNorm(1.0)
+    assert scratch((clip | sl.adamw(1e-3)).store("int8")) <= 0.12
+    assert scratch(sl.lion(1e-3).store("bfloat16")) <= 0.01
+
+
+@pytest.mark.slow
+def test_state_in_the_memory_of_the_host():
+    tx = sl.adam(0.1).store(C.offload("pinned_host"), min_size=1)
+    params, opt = run(tx)
+    mu = opt.state_of("scale_by_adam").mu["w"]
+    assert mu.sharding.memory_kind == "pinned_host"
+    expected, _ = run(sl.adam(0.1))
+    np.testing.assert_allclose(params["w"], expected["w"], rtol=1e-6)
+    both = sl.adam(0.1).store("int8").store(C.offload("pinned_host"))
+    params, opt = run(both)
+    codes = opt.state_of("scale_by_adam").mu["w"].arrays["codes"]
+    assert codes.sharding.memory_kind == "pinned_host"
+
+
+def test_a_mean_of_squares_does_not_stall():
+    tx = sl.ScaleByRms(0.999) | sl.Scale(-0.0)
+    ones = {"w": jnp.ones((1, 256))}
+    means = {}
+
+    def step(_, opt):
+        return opt.step(ones, ones)[1]
+
+    for codec in ("bfloat16", "int8", "dynamic8"):
+        opt = sl.Optimizer(tx.store({"nu": codec}, min_size=1), ones)
+        opt = jax.lax.fori_loop(0, 3000, step, opt)
+        means[codec] = float(jnp.mean(opt.state_of("scale_by_rms").nu["w"].decode()))
+    for codec, mean in means.items():
+        assert abs(mean - (1 - 0.999**3000)) < 0.03, (codec, mean)

@@ -443,15 +443,51 @@ def test_extreme_gradients_stay_finite(rule, dtype):
 
 
 @each
-def test_all_refreshes_are_one_conditional_that_idle_steps_skip(rule):
+def test_all_refreshes_are_in_one_conditional_that_idle_steps_skip(rule):
     params = {"a": jnp.ones((3, 2)), "b": jnp.ones((2, 3)), "c": jnp.ones((3, 2))}
     opt = sl.Optimizer(rule() | sl.Scale(-0.1), params)
     jaxpr = str(jax.make_jaxpr(lambda: opt.step(params, params)[0])())
-    assert jaxpr.count("cond[") == 1
+    # SOAP has one for refreshes and one for the first step.
+    assert jaxpr.count("cond[") == (2 if rule is EACH["soap"] else 1)
     outside = jaxpr[: jaxpr.index("cond[")]
     assert not any(
         name in outside for name in ("householder", "geqrf", "eigh[", "triangular_solve")
     )
+
+
+def compiled_step(rule, *shapes):
+    params = {str(i): jnp.ones(shape) for i, shape in enumerate(shapes)}
+    opt = sl.Optimizer(rule() | sl.Scale(-0.1), params)
+    arrays, static = eqx.partition(opt, eqx.is_array)
+
+    def step(params, arrays, grads):
+        stepped, new = eqx.combine(arrays, static).step(params, grads)
+        return stepped, eqx.filter(new, eqx.is_array)
+
+    return jax.jit(step, donate_argnums=(0, 1)).lower(params, arrays, params).compile()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what XLA does on a CPU")
+@each_slow
+def test_scratch_does_not_grow_as_fast_as_the_number_of_large_matrices(rule):
+    if rule is EACH["shampoo"]:
+        rule = functools.partial(sl.ScaleByShampoo, graft=sl.ScaleByAdam())
+    one, four = (
+        compiled_step(rule, *[(264, 256)] * number).memory_analysis().temp_size_in_bytes
+        for number in (1, 4)
+    )
+    assert four <= 3.3 * one
+    assert four <= 5 * 4 * (4 * 264 * 256)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what XLA does on a CPU")
+@each_slow
+def test_small_matrices_of_equal_shape_are_refreshed_by_the_same_calls(rule):
+    calls = [
+        compiled_step(rule, *[(8, 6)] * number).as_text().count("custom_call_target=")
+        for number in (1, 4)
+    ]
+    assert calls[0] == calls[1]
 
 
 @each

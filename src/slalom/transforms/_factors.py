@@ -12,7 +12,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
@@ -148,12 +149,13 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
     **Arguments:**
 
     - `function`: a function of stacks of matrices, that returns an array or a tuple of arrays with
-        the same first axis.
+        the same first axis. All it computes must depend on its first argument.
     - `groups`: its arguments.
 
     **Returns:** the results, in order.
     """
     results: list[Any] = [None] * len(groups)
+    result: Any = ()
     kinds: dict[Any, list[int]] = {}
     for i, group in enumerate(groups):
         kind = tuple((x.shape[1:], x.dtype) for x in group)
@@ -163,12 +165,10 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
         for batch in _chunks(members, [len(groups[i][0]) for i in members], size):
             # Under strict promotion, real times complex would be refused.
             with jax.numpy_dtype_promotion("standard"):
-                if len(batch) == 1:
-                    (i,) = batch
-                    results[i] = _applied(function, groups[i], size)
-                    continue
                 columns = zip(*(groups[i] for i in batch), strict=True)
-                result = _applied(function, tuple(map(jnp.concatenate, columns)), size)
+                stacks = tuple(jnp.concatenate(xs) if xs[1:] else xs[0] for xs in columns)
+                stacks = (by_rows(tree.after(stacks[0], result)), *stacks[1:])
+                result = _applied(function, stacks, size)
             begin = 0
             for i in batch:
                 end = begin + len(groups[i][0])
@@ -205,6 +205,40 @@ def _chunks(members: list[int], numbers: list[int], size: int) -> list[list[int]
         chunks[-1].append(i)
         room -= number
     return chunks
+
+
+# --- across a conditional -------------------------------------------------------------------
+
+
+def in_place_of(old: Sequence[Array], new: Sequence[Array]) -> tuple[Array, ...]:
+    """The new arrays, written over the old ones after the first new one was computed.
+
+    XLA would otherwise write them to new memory, and let the idle branch copy the old ones there.
+    """
+    first = new[0]
+    if not first.size:
+        return tuple(new)
+    never = jnp.real(first[(0,) * first.ndim]) > jnp.inf  # as in `tree.after`
+    return tuple(jnp.where(never, x, by_rows(y)) for x, y in zip(old, new, strict=True))
+
+
+def by_rows(x: Array) -> Array:
+    """The array in row-major order."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def flat(x: PyTree) -> PyTree:
+    """Arrays as vectors.
+
+    Decompositions prefer columns, and XLA spreads this order to all branches of a conditional, so
+    the idle one would transpose its arguments. A vector has only one order.
+    """
+    return jax.tree.map(lambda x: jnp.ravel(by_rows(x)), x)
+
+
+def shaped(x: PyTree, like: PyTree) -> PyTree:
+    """Undoes `flat`."""
+    return jax.tree.map(lambda x, y: x.reshape(y.shape), x, like)
 
 
 # --- eigenvectors ---------------------------------------------------------------------------

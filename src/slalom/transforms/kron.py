@@ -15,7 +15,15 @@ from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike, Matrix
 from ..where.resolve import Where
-from ._factors import adjoint, bounded_entries, has_factor, in_batches, sides_as_text, size_field
+from ._factors import (
+    adjoint,
+    bounded_entries,
+    by_rows,
+    has_factor,
+    in_batches,
+    sides_as_text,
+    size_field,
+)
 from ._keys import as_key_data, fresh_key_data, key_field
 from ._layout import layout_field, layout_selectors, matrices
 
@@ -153,17 +161,23 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
             key, drawn = jax.random.split(jax.random.wrap_key_data(key, impl=self.implementation))
             keys = jax.random.split(drawn, len(grads))
             groups = [
-                (g, _noise(own, g), *pair)
+                (_raw_keys(own, len(g)), g, *pair)
                 for own, g, pair in zip(keys, grads, factors, strict=True)
                 if pair
             ]
-            moved = iter(in_batches(lambda *xs: _moved(now.preconditioner_lr, *xs), groups))
+
+            def move(raw, g, left, right):
+                noise = _noise(jax.random.wrap_key_data(raw, impl=self.implementation), g)
+                g, left, right = map(by_rows, tree.after((g, left, right), noise))
+                return _moved(now.preconditioner_lr, g, noise, left, right)
+
+            moved = iter(in_batches(move, groups))
             return jax.random.key_data(key), [next(moved) if pair else () for pair in factors]
 
         wait = 1 / self._probability(now, context)
         due = (state.since + 1).astype(wait.dtype) >= wait
         key, factors = jax.lax.cond(due, refresh, idle, state.key, factors, grads)
-        result = tree.map_leaves(_preconditioned, (grads,), per_param=(factors,))
+        result = tree.map_leaves(_preconditioned, (grads,), per_param=(factors,), in_turn=True)
         updates = structure.unflatten([m.write(x) for m, x in zip(found, result, strict=True)])
         return updates, ScaleByKronState(
             since=jnp.where(due, 0, tree.increment(state.since)),
@@ -185,8 +199,14 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
         return sides_as_text(self, params, "diagonal factor of")
 
 
-def _noise(key: Any, like: Array) -> Array:
-    return jax.random.normal(key, like.shape, like.dtype)
+def _raw_keys(key: Any, number: int) -> Array:
+    """The raw data of a key for each matrix of a leaf."""
+    return jax.random.key_data(jax.random.split(key, number))
+
+
+def _noise(keys: Any, like: Array) -> Array:
+    """Noise for each matrix, from a key of its own."""
+    return jax.vmap(lambda key: jax.random.normal(key, like.shape[1:], like.dtype))(keys)
 
 
 # --- one stack of matrices ------------------------------------------------------------------

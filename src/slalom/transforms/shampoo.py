@@ -19,7 +19,15 @@ from .._core.write import RETURN, Write
 from .._types import Gradients, Params, Updates
 from ..where.layout import LayoutLike, Matrix
 from ..where.resolve import Where
-from ._factors import adjoint, bounded_entries, frequency_at, frequency_field, in_batches
+from ._factors import (
+    adjoint,
+    bounded_entries,
+    flat,
+    frequency_at,
+    frequency_field,
+    in_batches,
+    shaped,
+)
 from ._layout import layout_field, layout_selectors, matrices, matrices_or_none
 
 
@@ -149,19 +157,31 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
         is_sum = now.b2 == 1
         now.c2 = jnp.where(is_sum, 1, 1 - now.b2)
         now.scale = jnp.where(is_sum, 1, tree.bias_correction(jnp.where(is_sum, 0, now.b2), age))
-        statistics, debiased = tree.map_leaves(self._statistics, (grads,), now, per_param=(old,))
+        (statistics,) = tree.map_leaves(
+            self._statistics, (grads,), now, per_param=(old,), in_turn=True
+        )
         is_new = jnp.any(state.age == 0)
         due = is_new | (state.since + 1 >= frequency_at(self, context))
 
-        def refresh(debiased, roots):
+        def refresh(statistics, roots):
             del roots
-            groups = [(x,) for pair in debiased for x in pair]
-            fresh = iter(in_batches(lambda x: _inverse_fourth_roots(x, now.eps), groups))
-            return [tuple(next(fresh) for _ in pair) for pair in debiased]
+            scales = [now.scale if now.scale.ndim == 0 else now.scale[i] for i in range(len(grads))]
+            groups = [
+                (x, jnp.broadcast_to(scale.astype(tree.real_dtype(x.dtype)), len(x)))
+                for pair, scale in zip(statistics, scales, strict=True)
+                for x in pair
+            ]
 
-        roots = jax.lax.cond(due, refresh, lambda _, roots: roots, debiased, roots)
+            def of_debiased(x, scale):
+                return _inverse_fourth_roots(x * scale[:, None, None], now.eps)
+
+            fresh = iter(in_batches(of_debiased, groups))
+            return flat([tuple(next(fresh) for _ in pair) for pair in statistics])
+
+        new = jax.lax.cond(due, refresh, lambda _, roots: roots, statistics, flat(roots))
+        roots = shaped(new, roots)
         trees = (grads,) if grafted is None else (grads, read(grafted))
-        result = tree.map_leaves(self._direction, trees, per_param=(roots,))
+        result = tree.map_leaves(self._direction, trees, per_param=(roots,), in_turn=True)
         updates = structure.unflatten([m.write(x) for m, x in zip(found, result, strict=True)])
         return updates, ScaleByShampooState(
             age=age,
@@ -172,12 +192,11 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
         )
 
     def _statistics(self, now, g, old):
-        """The statistics of one leaf, and those that are corrected for the bias."""
         blocks = _Blocks.of_shape(g.shape, self.block_size).split(bounded_entries(g))
         left, right = old
         left = now.b2 * left + now.c2 * (blocks @ adjoint(blocks))
         right = now.b2 * right + now.c2 * (adjoint(blocks) @ blocks)
-        return (left, right), (left * now.scale, right * now.scale)
+        return ((left, right),)
 
     def _direction(self, _, g, *rest):
         *grafted, (left, right) = rest

@@ -21,14 +21,18 @@ from ..where.resolve import Where
 from ._factors import (
     adjoint,
     bounded_entries,
+    by_rows,
     by_side,
     eigenvectors,
+    flat,
     frequency_at,
     frequency_field,
     has_factor,
     in_batches,
+    in_place_of,
     of_sides,
     refreshed_eigenvectors,
+    shaped,
     sides_as_text,
     size_field,
 )
@@ -148,26 +152,29 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         def write(xs: list[Array]) -> PyTree:
             return structure.unflatten([m.write(x) for m, x in zip(found, xs, strict=True)])
 
-        grads, mu, nu = map(read, (updates, state.rotated_mu, state.rotated_nu))
+        grads, mu, nu = read(updates), state.rotated_mu, state.rotated_nu
         statistics, basis = map(structure.flatten_up_to, (state.statistics, state.basis))
         now = self.at(context)
         self._add_numbers(now, state.age)
-        mu, nu = tree.map_leaves(
-            self._moments, (grads, mu, nu), now, per_param=(basis,), like=(mu, nu)
-        )
-        result = tree.map_leaves(self._direction, (mu, nu), now, per_param=(basis,))
+        rotated = tree.map_leaves(self._to_basis, (grads,), per_param=(basis,), in_turn=True)
+        mu, nu = tree.map_leaves(self._moments, (write(rotated), mu, nu), now, like=(mu, nu))
+        direction = read(tree.map_leaves(self._direction, (mu, nu), now))
+        result = tree.map_leaves(self._from_basis, (direction,), per_param=(basis,), in_turn=True)
         (statistics,) = tree.map_leaves(
-            self._add_to_statistics, (grads,), now, per_param=(statistics,)
+            self._add_to_statistics, (grads,), now, per_param=(statistics,), in_turn=True
         )
         due = state.since + 1 >= frequency_at(self, context)
-        mu, nu, basis = self._refreshed(now.is_new, due, mu, nu, basis, statistics)
+        # After the last use of the old basis, so that the new one is written in its place.
+        which = jnp.where(jnp.any(now.is_new), 2, jnp.where(due, 1, 0))
+        basis = tree.after(basis, result[::-1])
+        mu, nu, basis = self._refreshed(which, now.is_new, found, mu, nu, basis, statistics)
         return write(result), ScaleBySoapState(
             age=tree.increment(state.age),
             since=jnp.where(
                 jnp.any(now.is_new), state.since, jnp.where(due, 0, tree.increment(state.since))
             ),
-            rotated_mu=write(mu),
-            rotated_nu=write(nu),
+            rotated_mu=mu,
+            rotated_nu=nu,
             statistics=structure.unflatten(statistics),
             basis=structure.unflatten(basis),
         )
@@ -183,16 +190,20 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         now.mu_scale = tree.bias_correction(now.b1, updates)
         now.nu_scale = tree.bias_correction(now.b2, updates)
 
-    def _moments(self, now, g, mu, nu, basis):
-        rotated = self._rotated(bounded_entries(g), basis)
+    def _to_basis(self, _, g, basis):
+        return self._rotated(bounded_entries(g), basis)
+
+    def _from_basis(self, _, u, basis):
+        return self._rotated(u, tuple(map(adjoint, basis)))
+
+    def _moments(self, now, rotated, mu, nu):
         new_mu = now.b1 * mu + now.c1 * rotated
         new_nu = now.b2 * nu + now.c2 * tree.bounded_square(rotated)
         return jnp.where(now.is_new, mu, new_mu), jnp.where(now.is_new, nu, new_nu)
 
-    def _direction(self, now, mu, nu, basis):
+    def _direction(self, now, mu, nu):
         divisor = tree.root(tree.positive(nu) * now.nu_scale) + now.eps
-        back = tuple(map(adjoint, basis))
-        return self._rotated(mu * now.mu_scale / divisor, back)
+        return mu * now.mu_scale / divisor
 
     def _rotated(self, x, basis):
         """Q_Lᴴ·x·Q_R."""
@@ -213,48 +224,71 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
 
     def _refreshed(
         self,
+        which: Int[Array, ""],
         is_new: Bool[Array, "*leaves"],
-        due: Bool[Array, ""],
-        mu: list[Array],
-        nu: list[Array],
+        found: tuple[Matrix, ...],
+        mu: PyTree,
+        nu: PyTree,
         basis: list[tuple[Array, ...]],
         statistics: list[tuple[Array, ...]],
-    ) -> tuple[list[Array], list[Array], list[tuple[Array, ...]]]:
+    ) -> tuple[PyTree, PyTree, list[tuple[Array, ...]]]:
         """The moments and the basis; in a step with a refresh, in the new basis."""
-        new = [is_new if is_new.ndim == 0 else is_new[i] for i in range(len(mu))]
+        new = [is_new if is_new.ndim == 0 else is_new[i] for i in range(len(found))]
+        structure = jax.tree.structure(mu)
 
         def idle(mu, nu, basis, statistics):
             del statistics
             return mu, nu, basis
 
         def follow(mu, nu, basis, statistics):
-            sides = [
-                (s, q)
-                for ss, qs in zip(statistics, basis, strict=True)
-                for s, q in zip(ss, qs, strict=True)
+            groups = [
+                (*ss, *qs, m.read(x), m.read(y))
+                for m, x, y, ss, qs in zip(
+                    found,
+                    jax.tree.leaves(mu),
+                    jax.tree.leaves(nu),
+                    statistics,
+                    shaped(basis, statistics),
+                    strict=True,
+                )
             ]
-            found = iter(in_batches(refreshed_eigenvectors, sides))
-            results = [
-                self._turned(m, v, qs, [next(found) for _ in qs])
-                for m, v, qs in zip(mu, nu, basis, strict=True)
+            turned = [
+                (m.write(x), m.write(y), *flat(qs))
+                for m, (x, y, *qs) in zip(found, in_batches(self._turned, groups), strict=True)
             ]
-            return tuple(map(list, zip(*results, strict=True)))
+            old = zip(jax.tree.leaves(mu), jax.tree.leaves(nu), basis, strict=True)
+            turned = [
+                in_place_of((x, y, *qs), new) for (x, y, qs), new in zip(old, turned, strict=True)
+            ]
+            mu, nu = (structure.unflatten([new[k] for new in turned]) for k in (0, 1))
+            return mu, nu, [tuple(qs) for _, _, *qs in turned]
 
-        def start(mu, nu, basis, statistics):
+        def start(basis, statistics):
             sides = [(s,) for ss in statistics for s in ss]
-            found = iter(in_batches(eigenvectors, sides))
+            vectors = iter(in_batches(eigenvectors, sides))
             # Other parameters may be older than those that were reset.
-            started = [
-                tuple(jnp.where(is_new, next(found), q) for q in qs)
+            return [
+                tuple(jnp.where(is_new, flat(next(vectors)), q) for q in qs)
                 for is_new, qs in zip(new, basis, strict=True)
             ]
-            return mu, nu, started
 
-        which = jnp.where(jnp.any(is_new), 2, jnp.where(due, 1, 0))
-        return jax.lax.switch(which, (idle, follow, start), mu, nu, basis, statistics)
+        # Two conditionals, since XLA copies the state in the idle branch of one with three.
+        arrays = mu, nu, flat(basis), statistics
+        mu, nu, followed = jax.lax.cond(which == 1, follow, idle, *arrays)
+        begun = jax.lax.cond(which == 2, start, lambda basis, _: basis, followed, statistics)
+        return mu, nu, shaped(begun, basis)
 
-    def _turned(self, mu, nu, old, found):
-        """The moments of one leaf in a new basis, and that basis."""
+    def _turned(self, *arrays):
+        """The moments of matrices in a new basis, and that basis."""
+        *factors, mu, nu = arrays
+        statistics = factors[: len(factors) // 2]
+        old: list[Array] = []
+        found: list[tuple[Array, Array]] = []
+        for s, q in zip(statistics, factors[len(factors) // 2 :], strict=True):
+            # One side after the other, and all of it after what `s` waits for.
+            s, q = map(by_rows, tree.after((s, q), found[-1] if found else s))
+            old.append(q)
+            found.append(refreshed_eigenvectors(s, q))
         new = [basis for basis, _ in found]
         orders = by_side(mu.shape, self.max_size, [order for _, order in found])
         with jax.default_matmul_precision("highest"):
@@ -265,7 +299,7 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
             if order is not None:
                 index = order[:, :, None] if axis == 1 else order[:, None, :]
                 nu = jnp.take_along_axis(nu, index, axis=axis)
-        return turned.astype(mu.dtype), nu, tuple(new)
+        return turned.astype(mu.dtype), nu, *new
 
     # --- traits -----------------------------------------------------------------------------
 

@@ -34,7 +34,14 @@ from .fresh import (
     zeros_of as zeros_of,
     zeros_of_sums as zeros_of_sums,
 )
-from .leaves import add as add, cut as cut, map_leaves as map_leaves, merge as merge, scale as scale
+from .leaves import (
+    add as add,
+    after as after,
+    cut as cut,
+    map_leaves as map_leaves,
+    merge as merge,
+    scale as scale,
+)
 from .means import (
     bias_correction as bias_correction,
     increment as increment,

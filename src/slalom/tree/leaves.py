@@ -20,6 +20,7 @@ def map_leaves(
     *,
     per_param: tuple[PyTree, ...] = (),
     like: tuple[PyTree, ...] = (),
+    in_turn: bool = False,
 ) -> Any:
     """Applies `rule(now, *leaves, *tuples)` at every leaf of the trees.
 
@@ -39,6 +40,8 @@ def map_leaves(
     - `like`: for each array that `rule` returns, a tree whose dtypes it is cast to, such as the
         old moments for the new ones. Defaults to the accumulation dtype. To use the new moments
         for an update, pass them to a second rule: XLA can then overwrite the old ones.
+    - `in_turn`: whether each leaf waits for the results of the one before. XLA otherwise schedules
+        the products of all leaves side by side on a CPU, and needs scratch memory for all.
 
     **Returns:** a tree, or as many trees as `rule` returns arrays.
 
@@ -101,18 +104,31 @@ def map_leaves(
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=0)
     per_leaf = {name: x for name, x in numbers.items() if x is not None and x.ndim > 0}
-    results = [
-        at_leaf(
+    results: list[Any] = []
+    for i, leaves in enumerate(zip(*columns, strict=True)):
+        tuples = tuple(column[i] for column in tuple_columns)
+        if in_turn and results:
+            leaves, tuples = after((leaves, tuples), results[-1])
+        result = at_leaf(
             tuple(column[i] for column in stored),
             numbers | {name: x[i] for name, x in per_leaf.items()} if per_leaf else numbers,
             leaves,
-            tuple(column[i] for column in tuple_columns),
+            tuples,
         )
-        for i, leaves in enumerate(zip(*columns, strict=True))
-    ]
+        results.append(result)
     if isinstance(results[0], tuple):
         return tuple(structure.unflatten(column) for column in zip(*results, strict=True))
     return structure.unflatten(results)
+
+
+def after(tree: PyTree, results: PyTree) -> PyTree:
+    """The tree, read after the first of the results, also if XLA could read it before."""
+    first = next((r for r in jax.tree.leaves(results) if r.size), None)
+    if first is None:
+        return tree
+    # This is always false, also for NaN, but XLA does not know.
+    never = jnp.real(first[(0,) * first.ndim]) > jnp.inf
+    return jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), tree)
 
 
 def scale(tree: PyTree, factor: Real[Array, "*leaves"]) -> PyTree:

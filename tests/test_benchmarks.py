@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
     __main__ as main,
     checkpoint,
+    codecs,
     docs,
     donation,
     matrices,
@@ -398,3 +399,22 @@ def test_each_task_has_a_finite_score_at_the_start(name):
     with lenient():
         task = TASKS[name]()
         assert 0.1 < float(task.evaluate(task.model(jax.random.key(0)))) < 10
+
+
+@pytest.mark.slow
+def test_codecs_are_compared_and_only_what_is_missing_is_measured(tmp_path):
+    page, file = tmp_path / "page.md", tmp_path / "file.json"
+    page.write_text(f"before\n\n{codecs.BEGIN}\nold\n{docs.END}\n\nafter\n")
+    options = ["--quick", "--tasks", "digits", "--optimizers", "Lion", "--json", str(file)]
+    with lenient():
+        before = codecs.main([*options, "--codecs", ""])
+        made = codecs.main([*options, "--codecs", "int8", "--load", str(file), "--docs", str(page)])
+    losses = made["losses"]["digits, Lion"]
+    assert list(losses) == ["float32", "int8"]
+    assert losses["float32"] == before["losses"]["digits, Lion"]["float32"]
+    np.testing.assert_allclose(losses["int8"], losses["float32"], rtol=0.1)
+    assert made["bytes"]["Lion"]["int8"][0] == pytest.approx(codecs.CODECS["int8"], abs=1e-3)
+    text = page.read_text()
+    assert '| Lion | `"int8"` | 1.06 | 1.06 |' in text
+    assert 'for `"int8"` (Lion)' in text
+    assert "\nold\n" not in text

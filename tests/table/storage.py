@@ -26,7 +26,7 @@ WRAPPERS: dict[str, Any] = {
     "Stored, average": sl.adam(0.1).average(0.9).store("int8", min_size=1),
     "Stored, lookahead": sl.adam(0.1).lookahead(1, 0.5, reset_state=True).store("int8", min_size=1),
     "Stored, flatten": sl.adamw(0.1).flatten(max_size=4).store("int8", min_size=1),
-    "Stored in flatten": sl.adamw(0.1).store("int8", min_size=1).flatten(max_size=4),
+    "Stored in flatten": clip | sl.adamw(0.1).store("int8", min_size=1).flatten(max_size=4),
     "Stored, lamb": sl.lamb(0.1).store("int8", min_size=1),
     "Stored, adafactor": sl.adafactor(0.1, momentum=0.9).store("int8", min_size=1),
     "Stored, record": sl.adam(0.1).store("int8", min_size=1).record(),

@@ -46,6 +46,26 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
                 )
 
 
+def refuse_shards(who: str, tree: PyTree) -> None:
+    """Raises an error for parts of arrays, where the state is that of whole ones.
+
+    **Arguments:**
+
+    - `who`: the name of the transform.
+    - `tree`: the parameters, or the updates.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
+        varying = [axis for axis in mesh.manual_axes if axis in _varies_over(x)]
+        if varying:
+            raise ValueError(
+                f"{who} needs whole parameters, because it stores blocks of whole arrays, but "
+                f"inside of this `jax.shard_map` each device has a part of '{path}' along "
+                f"{_quoted(varying)}. Return the gradients from the `shard_map` and call "
+                "`opt.step` outside of it, where each device stores its own part."
+            )
+
+
 def _varies_over(x: Any) -> frozenset[Any]:
     aval: Any = jax.typeof(x)  # typed as any abstract value, but that of an array has this field
     return aval.manual_axis_type.varying

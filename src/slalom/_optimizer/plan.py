@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._core.chain import first_link
+from .._core.encoded import is_encoded
 from .._core.printing import bytes_as_text
 from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
@@ -131,7 +132,7 @@ def plan(
     trained = [p for p in leaf_paths(example(opt.binding.params)) if p in specs]
     bytes_of = {path: _bytes(sizes[path], spec, axes) for path, spec in specs.items()}
     params = sum(bytes_of[path] for path in trained)
-    own = _opt_specs(opt, trained, specs, sizes)
+    own = _opt_specs(opt, trained, specs, sizes, axes)
     if shard_state is not None:
         opt = _partitioned(opt, own, trained, specs, sizes, mesh, shard_state)
         own = [tuple(x.sharding.spec) for x in opt.arrays]
@@ -206,13 +207,20 @@ def _bytes(x: Any, spec: Spec, axes: dict[str, int]) -> int:
 
 
 def _opt_specs(
-    opt: Optimizer, trained: Sequence[str], specs: dict[str, Spec], sizes: dict[str, Any]
+    opt: Optimizer,
+    trained: Sequence[str],
+    specs: dict[str, Spec],
+    sizes: dict[str, Any],
+    axes: dict[str, int],
 ) -> list[Spec]:
     """How each array of an optimizer is sharded."""
-    state = jax.tree.leaves(opt.state)
+    state = jax.tree.leaves(opt.state, is_leaf=is_encoded)
+    arrays = [(x, is_encoded(leaf)) for leaf in state for x in jax.tree.leaves(leaf)]
     of_state = [
-        _state_spec(slot, leaf.shape, specs, sizes, trained)
-        for slot, leaf in zip(slots(opt.transform, opt.state, trained), state, strict=True)
+        _state_spec(slot, leaf.shape, specs, sizes, trained, in_blocks, axes)
+        for slot, (leaf, in_blocks) in zip(
+            slots(opt.transform, opt.state, trained), arrays, strict=True
+        )
         if isinstance(leaf, jax.ShapeDtypeStruct)
     ]
     # The arrays of the transform come first, and the step count last.
@@ -226,12 +234,32 @@ def _state_spec(
     specs: dict[str, Spec],
     sizes: dict[str, Any],
     trained: Sequence[str],
+    in_blocks: bool,
+    axes: dict[str, int],
 ) -> Spec:
     """How a leaf of the state is sharded."""
     for param in (slot.param, (slot.param or "").removeprefix("apart.")):  # `Flatten` names both
         if param is not None and param in trained:
-            return _derived(tuple(shape), specs[param], tuple(sizes[param].shape))
+            of_param = specs[param], tuple(sizes[param].shape)
+            if in_blocks:
+                return _derived_in_blocks(tuple(shape), *of_param, axes)
+            return _derived(tuple(shape), *of_param)
     return (None,) * len(shape)
+
+
+def _derived_in_blocks(
+    shape: tuple[int, ...], spec: Spec, param: tuple[int, ...], axes: dict[str, int]
+) -> Spec:
+    """How an array of an encoded leaf is sharded. Its last axis may have an entry per block."""
+    if len(shape) != len(param) or not shape or shape[:-1] != param[:-1]:
+        return _derived(shape, spec, param)
+    kept, parts = [], 1
+    for name in _names(spec[-1]):
+        parts *= axes[name]
+        if shape[-1] % parts:
+            break
+        kept.append(name)
+    return (*spec[:-1], tuple(kept))
 
 
 def _derived(shape: tuple[int, ...], spec: Spec, param: tuple[int, ...]) -> Spec:

@@ -33,8 +33,9 @@ class ScaleBySophiaState(eqx.Module):
     """The raw data of the key for the next estimate."""
     age: Int[Array, "*leaves"] = per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    hessian: PyTree[Inexact[Array, "..."]] = param_like()
-    """The mean of the estimates of the diagonal of the Hessian."""
+    # Exact, because a small curvature that is rounded to 0 makes the largest update.
+    hessian: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The mean of the estimates of the diagonal of the Hessian, which may be negative."""
 
 
 class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):

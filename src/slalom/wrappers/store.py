@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Int
 from .. import tree
 from .._compile.memory import to_device, to_host, to_memory_of
 from .._core.context import Context
-from .._core.encoded import encoded_form, is_encoded
+from .._core.encoded import encoded_form, has_encoded, is_encoded
 from .._core.fields import count_field
 from .._core.fluent import AbstractFluent
+from .._core.manual_axes import refuse_shards
 from .._core.marks import EXACT, NONNEGATIVE, PARAM_LIKE
 from .._core.printing import Call, code, method_call
 from .._core.slots import Slot, slots
@@ -121,6 +122,8 @@ class Stored(AbstractWrapper[StoredState]):
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, StoredState]:
+        if has_encoded(state.inner):
+            refuse_shards("Stored", updates if params is None else params)
         part = self.inner_part(state, context, params)._replace(state=to_device(state.inner))
         count = tree.increment(state.count)
         result, inner = run_stored(part, write, updates, count)

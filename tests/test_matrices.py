@@ -442,3 +442,13 @@ def test_a_module_of_unknown_layout_is_named_where_it_counts():
     with pytest.warns(UserWarning, match="Orthogonalize does not know how Mine stores 'weight'"):
         sl.Optimizer(sl.muon(0.1), model)
     sl.Optimizer(sl.muon(0.1, scale=None), model)  # which of the two comes first is all the same
+
+
+@pytest.mark.slow
+def test_one_matrix_after_the_other_is_in_memory():
+    params = {f"w{i}": jnp.zeros((384, 384 if i % 2 else 768)) for i in range(6)}
+    opt = sl.Optimizer(sl.muon(0.02), params)
+    step = jax.jit(lambda params, opt, grads: opt.step(params, grads), donate_argnums=(0, 1))
+    memory = step.lower(params, opt, params).compile().memory_analysis()
+    # The products of all matrices together are three times the parameters.
+    assert memory.temp_size_in_bytes < sum(x.nbytes for x in params.values())

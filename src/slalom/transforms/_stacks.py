@@ -75,8 +75,12 @@ def map_matrices(
         function = jax.jit(function)  # matrices of equal shape share a trace
         place = placement(leaves, () if context is None else context.shardings)
     results: list[Array] = list(leaves)
+    done: Array | None = None
     for kind, chunk in _chunks(matrices, leaves, place):
         stacks = [_read(matrices[i], leaves[i], i, place) for i in chunk]
+        if place is None and done is not None:
+            # XLA:CPU would begin with all of them, and keep the products of all in memory.
+            stacks = tree.after(stacks, done)
         stack = jnp.concatenate(stacks) if stacks[1:] else stacks[0]
         done = _applied(function, kind, stack, place, numbers)
         begin = 0

@@ -147,7 +147,8 @@ def test_pieces_give_what_whole_leaves_give(tx, monkeypatch):
             np.float32(a),
             np.float32(b),
             rtol=1e-5,
-            atol=1.01 * (a.ndim > 0 and a.dtype.itemsize == 1),
+            # At the edge between two codes a last bit decides.
+            atol=1.01 if a.ndim > 0 and a.dtype.itemsize == 1 else 1e-6,
         )
 
 

@@ -65,8 +65,8 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
     The rules inside see the parameters in float32, so weight decay and distances are as exact as
     the policy. Parameters of other dtypes, such as float32 and complex64, are written as without
     `.write`. A parameter that was changed outside of the optimizer keeps its new value: the copy
-    under `"master"` starts again from it, and what rounding took away under `"kahan"` and `"ecc"`
-    is less than half a unit in its last place.
+    under `"master"` starts again from it. What rounding took away before stays under `"kahan"` and
+    `"ecc"`, and moves it by half a unit in its last place at most.
 
     The policy acts where the updates are added, so `.write` means the same inside and outside of
     `.every_k` and `.if_finite`. Put it outside of `.project`, `.lookahead`, `.flatten` and

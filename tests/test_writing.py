@@ -56,8 +56,8 @@ def wide(tree):
 
 # --- what each policy keeps -----------------------------------------------------------------
 
-# Of SGD with small steps, the largest error after all of them, relative to the parameter. The errors
-# of the steps add up like a random walk, and the steps in float16 are the same as in bfloat16.
+# Of SGD with small steps, the largest error after all of them, relative to the parameter. The
+# errors of the steps add up like a random walk. Steps in float16 are the same as in bfloat16.
 KEEPS = {
     ("master", BF16): 1e-6,
     ("kahan", BF16): 3e-5,

@@ -31,13 +31,10 @@ def test_corrected_decay_falls_with_the_square_of_the_learning_rate():
     assert [f["b"] for f in found] == [0, 0]
 
 
-RECIPES = {
-    "adamw": sl.adamw,
-    "nadamw": sl.nadamw,
-    "adamaxw": sl.adamaxw,
-    "adan": sl.adan,
-    "lion": sl.lion,
-}
+NAMES = (
+    "adamw nadamw adamaxw adan lion ademamix simplified_ademamix adopt laprop mars acprop adam_mini"
+)
+RECIPES = {name: getattr(sl, name) for name in NAMES.split()}
 
 
 @pytest.mark.parametrize("name", slow_except(RECIPES, "nadamw"))

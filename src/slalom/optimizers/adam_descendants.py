@@ -18,7 +18,7 @@ from ..transforms import (
     ScaleByStableAdam,
 )
 from ..where.resolve import WhereLike, as_where
-from ._decay import decayed
+from ._decay import decayed_descent
 
 
 @advise_keywords
@@ -35,6 +35,7 @@ def ademamix(
     decay_where: WhereLike | None = None,
     *,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """AdEMAMix: p ↦ p − η·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p), where m₂ is a very slow mean.
 
@@ -45,6 +46,8 @@ def ademamix(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAdemamix`.
 
     **Returns:** a chain of `ScaleByAdemamix`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -54,8 +57,7 @@ def ademamix(
     """
     return chain(
         ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -72,6 +74,7 @@ def simplified_ademamix(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Simplified AdEMAMix: p ↦ p − η·((m + α·g) / (√v̂ + ε) + λ·p), where m is a sum.
 
@@ -80,6 +83,8 @@ def simplified_ademamix(
     - `learning_rate`: η; smaller than for Adam, about by the factor 1 − β₁.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleBySimplifiedAdemamix`.
 
     **Returns:** a chain of `ScaleBySimplifiedAdemamix`, `AddDecayedWeights` and
@@ -91,8 +96,7 @@ def simplified_ademamix(
     dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
     return chain(
         ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, **dtypes),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -110,6 +114,7 @@ def adopt(
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """ADOPT: p ↦ p − η·(m + λ·p), where m is a mean of g / max(√v, ε), with v from before g.
 
@@ -120,6 +125,8 @@ def adopt(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAdopt`.
 
     **Returns:** a chain of `ScaleByAdopt`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -131,8 +138,7 @@ def adopt(
     options |= {"nesterov": nesterov, "use_clipping": use_clipping, "nu_dtype": nu_dtype}
     return chain(
         ScaleByAdopt(b1, b2, eps, mu_dtype, **options),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -147,6 +153,7 @@ def laprop(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """LaProp: p ↦ p − η·(m̂ + λ·p), where m is a mean of g / (√v̂ + ε).
 
@@ -155,6 +162,8 @@ def laprop(
     - `learning_rate`: η; 4e-4 in the authors' code.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByLaprop`.
 
     **Returns:** a chain of `ScaleByLaprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -164,8 +173,7 @@ def laprop(
     """
     return chain(
         ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -181,6 +189,7 @@ def mars(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """MARS-AdamW: AdamW on gradients that are corrected by their change, and clipped to norm 1.
 
@@ -197,6 +206,8 @@ def mars(
     - `learning_rate`: η; 3e-3 in the paper.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByMars`.
 
     **Returns:** a chain of `ScaleByMars`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -206,8 +217,7 @@ def mars(
     """
     return chain(
         ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -262,6 +272,7 @@ def acprop(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """ACProp: p ↦ p − η·(g / (√ŝ + ε) + λ·p), where s is a mean of |g − m|² from before g.
 
@@ -272,6 +283,8 @@ def acprop(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAcprop`.
 
     **Returns:** a chain of `ScaleByAcprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -281,6 +294,5 @@ def acprop(
     """
     return chain(
         ScaleByAcprop(b1, b2, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

@@ -6,10 +6,10 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
-from ..transforms import ScaleByAdamMini, ScaleByApollo, ScaleByGalore, ScaleByLearningRate
+from ..transforms import ScaleByAdamMini, ScaleByApollo, ScaleByGalore
 from ..where.layout import LayoutLike
 from ..where.resolve import WhereLike
-from ._decay import decayed
+from ._decay import decayed_descent
 
 
 @advise_keywords
@@ -23,6 +23,7 @@ def adam_mini(
     *,
     mu_dtype: Any | None = None,
     layout: LayoutLike = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Adam-mini: AdamW with one mean of squares for each block of parameters.
 
@@ -34,6 +35,8 @@ def adam_mini(
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
         The authors exclude biases and norms: `sl.where.ndim(min=2)`.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByAdamMini`.
 
     **Returns:** a chain of `ScaleByAdamMini`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -43,8 +46,7 @@ def adam_mini(
     """
     return chain(
         ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -63,6 +65,7 @@ def galore(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     layout: LayoutLike = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """GaLore: AdamW on gradients of matrices that are projected to a low rank.
 
@@ -73,6 +76,8 @@ def galore(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByGalore`.
 
     **Returns:** a chain of `ScaleByGalore`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -83,8 +88,7 @@ def galore(
     options = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
     return chain(
         ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -106,6 +110,7 @@ def apollo(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     layout: LayoutLike = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """APOLLO: gradients of matrices, scaled as AdamW scales a random projection of them.
 
@@ -121,6 +126,8 @@ def apollo(
     - `learning_rate`: η; 0.01 in the paper.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleByApollo`.
 
     **Returns:** a chain of `ScaleByApollo`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -132,6 +139,5 @@ def apollo(
     options = {**numbers, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "layout": layout}
     return chain(
         ScaleByApollo(rank, update_proj_gap, scale, per_tensor, seed, **options),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

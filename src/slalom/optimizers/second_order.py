@@ -6,9 +6,9 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
-from ..transforms import ScaleByLearningRate, ScaleBySophia
+from ..transforms import ScaleBySophia
 from ..where.resolve import WhereLike
-from ._decay import decayed
+from ._decay import decayed_descent
 
 
 @advise_keywords
@@ -26,6 +26,7 @@ def sophia(
     estimator: str = "hutchinson",
     key: Any = 0,
     mu_dtype: Any | None = None,
+    independent_decay: bool = False,
 ) -> AbstractTransform:
     """Sophia: p ↦ p − η·(clip(m̂ / max(γ·h, ε), ±ρ) + λ·p), where h estimates the curvature.
 
@@ -64,6 +65,8 @@ def sophia(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0. The paper uses 0.2.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
     - The others: as in `ScaleBySophia`.
 
     **Returns:** a chain of `ScaleBySophia`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -74,6 +77,5 @@ def sophia(
     numbers = b1, b2, eps, gamma, clip_threshold
     return chain(
         ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

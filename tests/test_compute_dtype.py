@@ -38,6 +38,7 @@ def run(step, model=None, steps=2, **known):
     return eqx.filter(model, eqx.is_array), loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", slow_except([None, 2], 2))
 @pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16"], "bfloat16"))
 def test_it_is_the_cast_in_the_loss(dtype, microbatches):

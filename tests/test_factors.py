@@ -144,6 +144,7 @@ def test_bad_input_is_refused_in_words(name):
 # --- μP -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_adam_divides_the_rate_by_the_growth_of_the_inputs():
     wide, base = Encoder(16), eqx.filter_eval_shape(Encoder, 4)
     found = by_path(wide, sl.mup(wide, base))
@@ -172,6 +173,7 @@ def test_equal_layers_share_a_glob():
     assert sl.mup(Encoder(4), Encoder(4)) == {}
 
 
+@pytest.mark.slow
 def test_a_convolution_counts_its_channels():
     def make(width):
         return eqx.nn.Conv2d(width, 2 * width, 3, key=jax.random.key(0))

@@ -149,6 +149,7 @@ def test_the_scale_follows_outputs_and_inputs():
 LAYOUTS = {"muon": sl.muon(0.1), "norm_muon": sl.norm_muon(0.1), "scion": sl.scion(1e-3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(LAYOUTS, "norm_muon"))
 def test_a_weight_that_is_stored_the_other_way_round_walks_the_transposed_path(name):
     layer = eqx.nn.Linear(3, 5, use_bias=False, key=jax.random.key(0))
@@ -220,6 +221,7 @@ def test_muon_follows_torch(scale, nesterov, monkeypatch):
     assert distance(ours, theirs) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", slow_except([{}, {"nesterov": False}, {"consistent_rms": 0.2}], {})
 )

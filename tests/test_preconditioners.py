@@ -302,6 +302,7 @@ def test_kron_refreshes_by_the_schedule_of_the_authors():
 # --- Shampoo ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shampoo_with_grafting_and_momentum_gives_a_known_number():
     # From the tests of Google's distributed_shampoo: learning rate 0.1, blocks of 32.
     params = [jnp.array([[1.0, 3.0], [2.0, 4.0]]), jnp.array([[3.0, 4.0], [3.0, 4.0]])]

@@ -106,6 +106,7 @@ def test_thirty_steps_are_those_of_optax(name, x64):
 # --- against the authors' code ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_prodigy_is_that_of_its_authors(x64):
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
     prodigyopt = pytest.importorskip("prodigyopt", reason="compares with the authors' code")

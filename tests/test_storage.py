@@ -79,6 +79,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(codec):
             assert np.all(np.isfinite(y[1]))  # another block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", slow_except(BOUNDS, C.int8()), ids=repr)
 def test_stochastic_rounding_is_unbiased(codec):
     # The largest number of a block is exact, and the others are far from the ends of a decade.

@@ -23,15 +23,29 @@ def decay_if_any(
     return () if none else (decayed(weight_decay, decay_where),)
 
 
-def adam_for_the_rest(
+def with_adam_elsewhere(
+    rule: AbstractTransform,
+    name: str,
+    where: Where,
     learning_rate: Hyperparameter,
     adam_learning_rate: Hyperparameter | None,
     b1: Hyperparameter,
     b2: Hyperparameter,
     weight_decay: Hyperparameter,
 ) -> AbstractTransform:
-    """AdamW, or Adam without decay, for what is no matrix of a hidden layer."""
+    """The rule where it applies, and AdamW, or Adam without decay, for everything else.
+
+    **Arguments:**
+
+    - `rule`, `name`: the rule, and the label of its group.
+    - `where`: the matrices that it trains, as `chosen` returns them.
+    - `learning_rate`: that of the rule.
+    - `adam_learning_rate`: that of AdamW; `None` for the same.
+    - `b1`, `b2`, `weight_decay`: as in `adamw`.
+    """
     rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     if isinstance(weight_decay, int | float) and weight_decay == 0:
-        return adam(rate, b1, b2)
-    return adamw(rate, b1, b2, weight_decay=weight_decay)
+        rest = adam(rate, b1, b2)
+    else:
+        rest = adamw(rate, b1, b2, weight_decay=weight_decay)
+    return rest.partition({where: rule}, names=(name,))

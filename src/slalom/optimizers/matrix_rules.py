@@ -21,7 +21,7 @@ from ..transforms import (
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
-from ._routing import adam_for_the_rest as _adam, chosen as _chosen, decay_if_any as _decay
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
 @advise_keywords
@@ -110,11 +110,11 @@ def muon(
             eps=eps,
             layout=layout,
         ),
-        *_decay(weight_decay, decay_where),
+        *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
-    rest = _adam(learning_rate, adam_learning_rate, adam_b1, adam_b2, adam_weight_decay)
-    return rest.partition({_chosen(where, layout): rule}, names=("muon",))
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(rule, "muon", chosen(where, layout), learning_rate, *adam_numbers)
 
 
 @advise_keywords
@@ -169,11 +169,13 @@ def norm_muon(
             layout=layout,
         ),
         ScaleByRowRms(beta2, layout=layout),
-        *_decay(weight_decay, decay_where),
+        *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
-    rest = _adam(learning_rate, adam_learning_rate, adam_b1, adam_b2, adam_weight_decay)
-    return rest.partition({_chosen(where, layout): rule}, names=("norm_muon",))
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(
+        rule, "norm_muon", chosen(where, layout), learning_rate, *adam_numbers
+    )
 
 
 @advise_keywords
@@ -233,7 +235,7 @@ def scion(
             Ema(beta, False, mu_dtype),
             *direction,
             Scale(radius),
-            *_decay(weight_decay, decay_where),
+            *decay_if_any(weight_decay, decay_where),
             ScaleByLearningRate(learning_rate),
         )
 
@@ -250,7 +252,7 @@ def scion(
     output = step(ScaleBySign(), ScaleByFanIn(layout=layout), radius=output_radius)
     rest = step(NormalizeColumns(layout=layout), radius=rest_radius)
     matrices = matrix(layout)
-    groups: Mapping[Where, AbstractTransform] = {_chosen(where, layout): hidden, matrices: output}
+    groups: Mapping[Where, AbstractTransform] = {chosen(where, layout): hidden, matrices: output}
     if where is None:
         return rest.partition({matrices: hidden}, names=("hidden",))
     return rest.partition(groups, names=("hidden", "output"))

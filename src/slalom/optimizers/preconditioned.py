@@ -17,7 +17,7 @@ from ..transforms import (
 )
 from ..where.layout import LayoutLike
 from ..where.resolve import WhereLike
-from ._routing import adam_for_the_rest, chosen, decay_if_any
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
 @advise_keywords
@@ -89,8 +89,8 @@ def soap(
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
-    rest = adam_for_the_rest(learning_rate, adam_learning_rate, adam_b1, adam_b2, adam_weight_decay)
-    return rest.partition({chosen(where, layout): rule}, names=("soap",))
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers)
 
 
 @advise_keywords
@@ -156,8 +156,8 @@ def kron(
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
-    rest = adam_for_the_rest(learning_rate, adam_learning_rate, adam_b1, adam_b2, adam_weight_decay)
-    return rest.partition({chosen(where, layout): rule}, names=("kron",))
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers)
 
 
 @advise_keywords
@@ -215,14 +215,12 @@ def shampoo(
             eps,
             precondition_frequency,
             block_size,
-            graft=ScaleByRms(b2, eps_in_sqrt=False, bias_correction=True)
-            if graft is None
-            else graft,
+            graft=graft,
             layout=layout,
         ),
         Ema(b1, accumulator_dtype=mu_dtype),
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
-    rest = adam_for_the_rest(learning_rate, adam_learning_rate, adam_b1, adam_b2, adam_weight_decay)
-    return rest.partition({chosen(where, layout): rule}, names=("shampoo",))
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers)

@@ -43,8 +43,8 @@ class int8(AbstractCodec):
 
     **Arguments:**
 
-    - `companded`: whether small numbers are resolved more finely. Without it the map is linear, and
-        refused for fields that must stay ≥ 0.
+    - `companded`: whether to resolve small numbers more finely. `False` gives a linear map, which
+        is refused for fields that must stay ≥ 0.
     - `stochastic`: whether to round stochastically. Defaults to doing so where a field must stay
         ≥ 0.
 

@@ -64,7 +64,7 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
     paper.
 
     Differs from Optax where λ > 0: the step τ·m is multiplied by ρ too, as in the authors' code.
-    Without it the step does not minimize the model. With `decay_where`, ρ is 1 for parameters that
+    Otherwise it would not minimize the model. With `decay_where`, ρ is 1 for parameters that
     do not decay, also in the sums. A tiny m takes a step, where Optax takes none if ‖m‖² < 2e-16.
 
     **Arguments:**

@@ -40,7 +40,7 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
     batch pays less and less. Early in a training it is smaller than later.
 
     It takes gradients with a leading axis of examples, which `sl.train_step` computes, and must be
-    the first link, without a wrapper. The links behind it see what they would see without it:
+    the first link, without a wrapper. It passes the mean of the gradients on to the next links:
     `sl.MeasureGradientNoise() | sl.adam(1e-3)`. `opt.metrics` has `noise_scale`,
     `gradient_variance` (S) and `squared_gradient_norm` (N). The noise scale is infinite where the
     estimate of ‖G‖² is not positive: average over more steps. Without gradients of examples,

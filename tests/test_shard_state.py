@@ -38,10 +38,25 @@ def loss_fn(params):
     return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
 
 
-def step(params, opt):
+def step(params, opt, loss_fn=loss_fn):
     grads = jax.grad(loss_fn)(params)
     known = {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
     return opt.step(params, grads, **known)
+
+
+def noisy_step(params, opt, noise):
+    """A step whose gradient has blocks of full rank, and other singular vectors than before.
+
+    SOAP and Shampoo amplify the directions in which all gradients so far vanish. These would hold
+    nothing but rounding errors, which depend on how the program was compiled.
+    """
+    return step(params, opt, lambda params: loss_fn(params) + jnp.vdot(noise, params["w"]))
+
+
+def hadamard(size):
+    """An orthogonal matrix whose square blocks are orthogonal, up to a factor, too."""
+    corner = np.sqrt(0.5) * np.array([[1, 1], [1, -1]])
+    return np.kron(corner, hadamard(size // 2)) if size > 1 else np.ones((1, 1), np.float32)
 
 
 def gathers(program):
@@ -49,8 +64,8 @@ def gathers(program):
     return re.findall(r"= (\S+) all-gather", program.as_text())
 
 
-def sharded(tx):
-    params = put(make_params())
+def sharded(tx, params=None):
+    params = put(make_params() if params is None else params)
     opt, report = sl.Optimizer(tx, params).shard_state(mesh)
     return params, opt, report
 
@@ -88,16 +103,18 @@ ROWS = EVERYTHING if DEVICES == 8 else ("adamw", "lamb")
 
 @pytest.mark.parametrize("name", ROWS)
 def test_steps_are_those_of_one_device_and_keep_the_shardings(name):
-    params, opt, _ = sharded(EVERYTHING[name])
+    noise = 0.1 * jax.random.normal(jax.random.key(0), (2, 8, 8)) + hadamard(8)[None]
+    start = make_params() | {"w": jnp.linspace(-1, 1, 64).reshape(8, 8)}
+    params, opt, _ = sharded(EVERYTHING[name], start)
     before = [x.sharding for x in jax.tree.leaves((params, opt))]
-    compiled = jax.jit(lambda params, opt: step(params, opt))
-    once = compiled(params, opt)
-    twice = compiled(*once)
+    compiled = jax.jit(lambda params, opt, noise: noisy_step(params, opt, noise))
+    once = compiled(params, opt, noise[0])
+    twice = compiled(*once, noise[1])
     assert [x.sharding for x in jax.tree.leaves(twice)] == before
     assert compiled._cache_size() == 1
-    alone, own = make_params(), sl.Optimizer(EVERYTHING[name], make_params())
-    single = jax.jit(lambda params, opt: step(params, opt))
-    expected, _ = single(*single(alone, own))
+    single = jax.jit(lambda params, opt, noise: noisy_step(params, opt, noise))
+    expected = single(start, sl.Optimizer(EVERYTHING[name], start), noise[0])
+    expected, _ = single(*expected, noise[1])
     for a, b in zip(jax.tree.leaves(twice[0]), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 

@@ -211,7 +211,11 @@ class MeasuredWrite(Write):
         counts = [(jnp.zeros((), jnp.int32),) * 2] * structure.num_leaves
         if params is not None:
             pairs = (self.inner.full(params), self.inner.new_params(params, result), updates)
-            counts = map(_counts, *map(jax.tree.leaves, pairs))
+            counts = list(map(_counts, *map(jax.tree.leaves, pairs)))
+            if self.inner is ADD:
+                # Added again after the comparison, in place. XLA would otherwise keep a copy of the
+                # old parameters for it.
+                result = self.inner(params, tree.after(updates, counts))
         squares = map(tree.squared_norm, jax.tree.leaves(updates))
         results = structure.flatten_up_to(result)
         return structure.unflatten(map(_Measurement, results, squares, counts))

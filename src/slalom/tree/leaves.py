@@ -127,7 +127,7 @@ def after(tree: PyTree, results: PyTree) -> PyTree:
     if first is None:
         return tree
     # This is always false, also for NaN, but XLA does not know.
-    never = jnp.real(first[(0,) * first.ndim]) > jnp.inf
+    never = jnp.real(first[(0,) * first.ndim]).astype(jnp.float32) > jnp.inf
     return jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), tree)
 
 

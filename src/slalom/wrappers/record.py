@@ -43,8 +43,8 @@ class Recorded(AbstractWrapper[RecordedState]):
     `.write`, which then counts what the policy keeps too. Under `.write("stochastic")` these
     updates are made up for by others that were rounded up.
 
-    Each norm requires an additional pass over its arrays. Measuring the updates requires buffers
-    for them and for the parameters before the step.
+    Each norm requires an additional pass over its arrays, and measuring the updates a buffer for
+    them. Under a policy of `.write`, one for the parameters before the step is added.
 
     **Arguments:**
 

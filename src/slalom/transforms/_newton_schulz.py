@@ -107,10 +107,16 @@ def newton_schulz(
 
 def _on_matrices(x: Array, gram: Array | None, triples: tuple[Triple, ...]) -> Array:
     """Each step as it is written: aX + (b·A + c·A²)X with A = XXᴴ."""
-    for a, b, c in triples:
-        gram = _gram(x) if gram is None else gram
-        x, gram = a * x + (b * gram + c * (gram @ gram)) @ x, None
-    return x
+
+    def step(x: Array, gram: Array, triple: Any) -> Array:
+        a, b, c = triple
+        return a * x + (b * gram + c * (gram @ gram)) @ x
+
+    if gram is not None:
+        x, triples = step(x, gram, triples[0]), triples[1:]
+    # A loop, since XLA would compile each step of each matrix.
+    numbers = jnp.asarray(triples, tree.real_dtype(x.dtype)).reshape(-1, 3)
+    return jax.lax.scan(lambda x, triple: (step(x, _gram(x), triple), None), x, numbers)[0]
 
 
 def _on_gram_matrices(x: Array, gram: Array | None, triples: tuple[Triple, ...]) -> Array:

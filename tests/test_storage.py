@@ -241,19 +241,26 @@ def test_state_is_partitioned_along_the_axes_of_its_parameters():
     np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-5, atol=1e-7)
 
 
-def test_scratch_is_small():
+CLIPPED = sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)
+# Of the parameters' memory. A piece of a leaf is 1 % of it here, and 0.1 % in a GPT-2 small.
+SCRATCH = {
+    "block codec": (CLIPPED.store("int8"), 0.12),
+    "cast": (sl.lion(1e-3).store("bfloat16"), 0.01),
+    "inside of every_k": (CLIPPED.store("int8").every_k(4), 0.12),
+    "outside of if_finite": (CLIPPED.if_finite().store("int8"), 0.12),
+    "outside of every_k": (sl.adamw(1e-3).every_k(4).store("int8"), 0.16),
+    "outside of every_k, clipped": (CLIPPED.every_k(4).store("int8"), 0.36),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(SCRATCH, "inside of every_k"))
+def test_scratch_is_small(name):
+    tx, most = SCRATCH[name]
     params = {f"w{i}": jax.ShapeDtypeStruct((1536, 1024), jnp.float32) for i in range(8)}
-    size = 8 * 1536 * 1024 * 4
-
-    def scratch(tx):
-        opt = sl.Optimizer(tx, params)
-        step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
-        memory = step.lower(params, opt, params).compile().memory_analysis()
-        return memory.temp_size_in_bytes / size
-
-    clip = sl.ClipByGlobalNorm(1.0)
-    assert scratch((clip | sl.adamw(1e-3)).store("int8")) <= 0.12
-    assert scratch(sl.lion(1e-3).store("bfloat16")) <= 0.01
+    opt = sl.Optimizer(tx, params)
+    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+    memory = step.lower(params, opt, params).compile().memory_analysis()
+    assert memory.temp_size_in_bytes <= most * 8 * 1536 * 1024 * 4
 
 
 @pytest.mark.slow

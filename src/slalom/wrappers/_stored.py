@@ -380,7 +380,9 @@ def _run_leaves(
         ]
         result, new = at_leaf(active, g, own_params[i], own, given[i], seeds, after)
         results.append(result)
-        after = last_of(result, after)
+        # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
+        coded = [x for x in jax.tree.leaves((new, result), is_leaf=is_encoded) if is_encoded(x)]
+        after = last_of(coded[0] if coded else result, after)
         for k, state in zip(active, new, strict=True):
             states[k].append(state)
     result = structure.unflatten(results)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 from jaxtyping import Array, PyTree
 
 from .._paths import dotted
@@ -45,6 +46,8 @@ def in_pieces(
 
     **Returns:** the new leaves and the others.
     """
+    if all(e.codec.is_elementwise(e.spec) for e in (*read, *written) if is_encoded(e)):
+        return _from_stored(rule, read, written, seeds)
     shape = tuple(read[0].shape)
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
@@ -161,6 +164,57 @@ def _whole(
         else:
             results.append(value.astype(like.dtype))
     return results, others
+
+
+def _from_stored(
+    rule: Callable[..., Any],
+    read: Sequence[Array | Encoded],
+    written: Sequence[Array | Encoded],
+    seeds: Sequence[Any],
+) -> tuple[list[Array | Encoded], PyTree]:
+    """As `_whole`, where the rule goes on with new values as they are stored.
+
+    XLA:CPU makes a kernel of each result. If these read what is stored, they need not compute the
+    new values again, and the old ones can be overwritten.
+    """
+    own = [x.decode() if is_encoded(x) else x for x in read]
+    old = [x.decode() if is_encoded(x) else x for x in written]
+    closed, shapes = jax.make_jaxpr(rule, return_shape=True)(own, old)
+    program, unknown = closed.jaxpr, closed.jaxpr.debug_info.with_unknown_names()
+    values = dict(zip(program.constvars, closed.consts, strict=True))
+    values |= zip(program.invars, jax.tree.leaves((own, old)), strict=True)
+    results: dict[int, Array | Encoded] = {}
+
+    def value_of(var: Any) -> Any:
+        return var.val if isinstance(var, Literal) else values[var]
+
+    def store(i: int, value: Array) -> Array:
+        like = written[i]
+        assert is_encoded(like)
+        bits = None if seeds[i] is None else like.bits(seeds[i], like.rows)
+        results[i] = new = like.encode(value, bits)
+        return new.decode()
+
+    places = {
+        program.outvars[i]: i
+        for i, like in enumerate(written)
+        if is_encoded(like) and not isinstance(program.outvars[i], Literal)
+    }
+    for equation in program.eqns:
+        free = [v for v in equation.invars if not isinstance(v, Literal)]
+        alone = program.replace(
+            constvars=(), invars=free, outvars=equation.outvars, eqns=[equation], debug_info=unknown
+        )
+        new = jax.core.eval_jaxpr(alone, (), *map(value_of, free))
+        for var, value in zip(equation.outvars, new, strict=True):
+            values[var] = store(places[var], value) if var in places else value
+    new, others = jax.tree.unflatten(jax.tree.structure(shapes), map(value_of, program.outvars))
+    for i, like in enumerate(written):
+        if not is_encoded(like):
+            results[i] = new[i].astype(like.dtype)
+        elif i not in results:
+            store(i, new[i])
+    return [results[i] for i in range(len(written))], others
 
 
 # --- leaves as matrices ---------------------------------------------------------------------

@@ -76,6 +76,17 @@ class AbstractCodec(AbstractPrinted):
         del spec
         return None
 
+    def is_elementwise(self, spec: Spec) -> bool:
+        """Whether each number is stored by itself. Updates then follow from the numbers as they
+        are stored, and large leaves need not be cut into pieces. Defaults to `False`.
+
+        **Arguments:**
+
+        - `spec`: as for `encode`.
+        """
+        del spec
+        return False
+
 
 def stochastic_bits(chosen: bool | None, spec: Spec, bits: Any) -> Any:
     """The bits for stochastic rounding, or `None` to round to the nearest.
@@ -113,7 +124,10 @@ def from_blocks(x: Array, length: int) -> Array:
 
 def largest(blocks: Array) -> Array:
     """The largest absolute value of each block. Where a block has a NaN, it is NaN."""
-    return jnp.max(jnp.abs(blocks), axis=-1, initial=0)
+    # As integers, which XLA:CPU vectorizes. It would hand the maximum of floats to a library, and
+    # write the blocks to memory before.
+    bits = jax.lax.bitcast_convert_type(jnp.abs(blocks), jnp.int32)
+    return jax.lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=0), jnp.float32)
 
 
 def inverse(scale: Array) -> Array:

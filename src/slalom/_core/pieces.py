@@ -54,8 +54,10 @@ def in_pieces(
     if size >= rows or _is_sharded([*read, *written]):
         return _whole(rule, read, written, seeds)
     shorter = rows % size != 0
-    matrices = [_matrix(x, rows, width) for x in read]
-    wholes = [_matrix(x, rows, width) for x in written]
+    given = [_matrix(x, rows, width) for x in read]
+    matrices = _as_integers(given)
+    forms = [_matrix(x, rows, width) for x in written]
+    wholes = _as_integers(forms)
 
     def first_row(i: Any) -> Any:
         return jnp.minimum(i * size, rows - size)
@@ -65,7 +67,7 @@ def in_pieces(
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), wholes)
 
     def new_piece(i: Any, old: list[Any]) -> tuple[list[Any], PyTree]:
-        pieces = (cut(matrices, i), old)
+        pieces = (_as_they_were(cut(matrices, i), given), _as_they_were(old, forms))
         values, others = rule(
             *(
                 [_decoded(e, x, (size, width)) for e, x in zip(leaves, xs, strict=True)]
@@ -81,23 +83,29 @@ def in_pieces(
                 new.append(like.encode_rows(value, bits))
             else:
                 new.append(value.astype(like.dtype))
+        new = _as_integers(new)
         if shorter:
             # The last piece overlaps the one before, whose rows are done.
             fresh = first_row(i) + jnp.arange(size) >= i * size
             new = jax.tree.map(lambda x, y: jnp.where(fresh[:, None], x, y), new, old)
         return new, others
 
-    def body(i: Any, carry: Any) -> Any:
-        # A piece is cut out one round before it is needed: if it were read and written in the same
-        # one, kernels would read the old leaf after others have written it, so XLA would copy it.
-        wholes, old, _ = carry
-        new, others = new_piece(i, old)
+    def put(wholes: list[Any], pieces: list[Any], i: Any) -> list[Any]:
         start = first_row(i)
-        wholes = jax.tree.map(
-            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), wholes, new
+        return jax.tree.map(
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), wholes, pieces
         )
-        return wholes, cut(wholes, i + 1), others
 
+    def body(i: Any, carry: Any) -> Any:
+        # A piece is put back in the next round, before that one is cut out. If it were read and
+        # written in the same round, kernels would read the old leaf after others have written it,
+        # so XLA would copy it. And XLA:CPU would compute a piece in the kernel that puts it back,
+        # which runs on one thread.
+        wholes, done, _ = carry
+        wholes = put(wholes, done, jnp.maximum(i - 1, 0))
+        return wholes, *new_piece(i, cut(wholes, i))
+
+    number = -(-rows // size)
     shapes = jax.eval_shape(lambda x: new_piece(jnp.int32(0), cut(x, 0))[1], wholes)
     others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     first = cut(wholes, jnp.int32(0))
@@ -106,7 +114,9 @@ def in_pieces(
         never = (after < 0) & (after > 1)
         first = jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), first)
     start = (wholes, first, others)
-    wholes, _, others = jax.lax.fori_loop(0, -(-rows // size), body, start)
+    wholes, last, others = jax.lax.fori_loop(0, number, body, start)
+    wholes = put(wholes, last, jnp.int32(number - 1))
+    wholes = _as_they_were(wholes, forms)
     return [_like(e, x) for e, x in zip(written, wholes, strict=True)], others
 
 
@@ -238,6 +248,28 @@ def _like(like: Array | Encoded, x: Any) -> Array | Encoded:
         arrays = {name: jnp.reshape(a, like.arrays[name].shape) for name, a in x.items()}
         return Encoded(arrays, *like.form)
     return jnp.reshape(x, like.shape)
+
+
+def _as_integers(tree: PyTree) -> PyTree:
+    """The bits of arrays such as bfloat16 ones: on a CPU, XLA cannot write a piece of these without
+    converting all of the array."""
+
+    def bits(x: Array) -> Array:
+        info = jnp.finfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else None
+        if info is None or x.dtype == jnp.float16 or info.bits > 16:
+            return x
+        return jax.lax.bitcast_convert_type(x, f"uint{info.bits}")
+
+    return jax.tree.map(bits, tree)
+
+
+def _as_they_were(tree: PyTree, like: PyTree) -> PyTree:
+    """Undoes `_as_integers`."""
+    return jax.tree.map(
+        lambda x, y: x if x.dtype == y.dtype else jax.lax.bitcast_convert_type(x, y.dtype),
+        tree,
+        like,
+    )
 
 
 def _decoded(like: Array | Encoded, x: Any, shape: tuple[int, int]) -> Array:

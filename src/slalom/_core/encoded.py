@@ -218,4 +218,5 @@ def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...], start: Any = 0)
 
 def uniform(bits: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Numbers in [0, 1) from random bits."""
-    return (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24)
+    # Through int32, from which CPUs convert faster.
+    return (bits >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2.0**-24)

@@ -127,6 +127,56 @@ def test_a_skipped_step_changes_neither_parameters_nor_state_nor_clock(step):
     assert_same_bits(step(*skipped, GOOD)[0], plain.step(model, GOOD)[0])
 
 
+INSIDE = {
+    "clipped": lambda tx: sl.ClipByGlobalNorm(0.1) | tx,
+    "stored": lambda tx: tx.store("int8", min_size=1),
+    "clipped and stored": lambda tx: (sl.ClipByGlobalNorm(0.1) | tx).store("int8", min_size=1),
+    "clipped and written": lambda tx: (sl.ClipByGlobalNorm(0.1) | tx).write("kahan"),
+    "clipped in a mask": lambda tx: sl.ClipByGlobalNorm(0.1).mask(sl.where.path("w")) | tx,
+}
+
+
+@pytest.mark.parametrize("name", slow_except(INSIDE, "clipped and stored"))
+def test_what_is_inside_sees_gradients_that_are_not_scaled(step, name):
+    tx = INSIDE[name](sl.adamw(0.1))
+    plain, state = (
+        (params, sl.Optimizer(tx, params)),
+        (params, sl.Optimizer(tx.scale_loss(), params)),
+    )
+    for grads in (GOOD, jax.tree.map(lambda g: -0.5 * g, GOOD)):
+        plain = plain[1].step(plain[0], grads)
+        state = step(*state, grads)
+    assert_same_bits((state[0], state[1].state.inner), (plain[0], plain[1].state))
+
+
+@pytest.mark.slow
+def test_state_is_stored_inside_and_outside(step):
+    inside = params, sl.Optimizer(sl.adam(0.1).store("int8", min_size=1).scale_loss(), params)
+    outside = params, sl.Optimizer(sl.adam(0.1).scale_loss().store("int8", min_size=1), params)
+    for grads in (GOOD, BAD, GOOD):
+        inside, outside = step(*inside, grads), step(*outside, grads)
+    assert int(outside[1].metrics["total_notfinite"]) == 1
+    for a, b in zip(*map(jax.tree.leaves, (inside[0], outside[0])), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3)
+
+
+SCRATCH = {
+    "clipped": (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3), 0.01),
+    "clipped and stored": ((sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).store("int8"), 0.12),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRATCH)
+def test_no_gradient_is_written_to_memory_to_divide_it(name):
+    tx, most = SCRATCH[name]
+    model = {f"w{i}": jax.ShapeDtypeStruct((1536, 1024), jnp.float32) for i in range(8)}
+    opt = sl.Optimizer(tx.scale_loss(), model)
+    step = jax.jit(lambda model, opt, grads: opt.step(model, grads), donate_argnums=(0, 1))
+    memory = step.lower(model, opt, model).compile().memory_analysis()
+    assert memory.temp_size_in_bytes <= most * 8 * 1536 * 1024 * 4
+
+
 def test_the_scale_is_1_without_the_wrapper():
     opt = sl.Optimizer(sl.adam(0.1), params)
     assert opt.loss_scale.dtype == jnp.float32

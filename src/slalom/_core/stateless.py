@@ -23,13 +23,13 @@ class AbstractStatelessTransform(AbstractTransform[None]):
     ```
     """
 
-    def factor(self, updates: Updates, context: Context | None) -> Scalar | None:
-        """The number that multiplies all updates, for a transform that only does this.
+    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
+        """The numbers that multiply all updates, for a transform that only does this.
 
         Where state is stored in pieces, the product is then computed piece by piece.
         """
         del updates, context
-        return None
+        return ()
 
     @abc.abstractmethod
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:

@@ -43,6 +43,8 @@ class _Findings(NamedTuple):
     hyperparams: dict[str, tuple[str, str]]
     used: set[str]
     """Names in the source that have a counterpart."""
+    recoded: list[str]
+    """The optimizers whose state rests in other codecs."""
 
 
 class _Origins(NamedTuple):
@@ -53,6 +55,8 @@ class _Origins(NamedTuple):
     gathered: dict[str, Any]
     rules: set[str]
     """The arrays of its transform."""
+    recoded: dict[str, tuple[str, str]]
+    """The codecs of encoded arrays that have another one in the source: that one and its own."""
 
 
 def assemble(
@@ -69,7 +73,7 @@ def assemble(
     """
     if hyperparams not in ("program", "file"):
         raise ValueError(f'`hyperparams` must be "program" or "file", got {hyperparams!r}.')
-    found = _Findings([], [], {}, {}, {}, set())
+    found = _Findings([], [], {}, {}, {}, set(), [])
     trees = {
         root: _filled(root, template, source, hyperparams == "file", found)
         for root, template in templates.items()
@@ -85,7 +89,7 @@ def assemble(
         found.hyperparams,
     )
     if strict and not report.fits:
-        raise MismatchError(mismatch(report, source.where))
+        raise MismatchError(mismatch(report, source.where, bool(found.recoded)))
     _check_concrete(trees, source.where)
     if report.hyperparams:
         warn(other_hyperparams(report, source.where))
@@ -99,10 +103,10 @@ def _filled(
 ) -> PyTree:
     """One tree with the values of the source."""
     leaves = named_leaves(root, template)
-    origins = _Origins({}, set(), {}, set())
+    origins = _Origins({}, set(), {}, set(), {})
     for path, node in nodes(root, template):
         if isinstance(node, Optimizer):
-            _add_origins(path, node, source, origins, found.used)
+            _add_origins(path, node, source, origins, found)
             if not take_hyperparams:  # those of the file are not missed
                 rules = source.layouts[path].rules if path in source.layouts else ()
                 found.used.update(f"{path}.{name}" for name in rules)
@@ -125,12 +129,16 @@ def _filled(
                 found.hyperparams[name] = shortest(_plain(given)), shortest(_plain(leaf))
             new.append(leaf)
             continue
+        if name in origins.recoded and _difference(leaf, given) != "shape":
+            found.retyped[name] = origins.recoded[name]
+            new.append(leaf)
+            continue
         new.append(_taken(name, leaf, given, name in origins.held, name in origins.gathered, found))
     return jax.tree.structure(template).unflatten(new)
 
 
 def _add_origins(
-    path: str, opt: Optimizer, source: Source, origins: _Origins, used: set[str]
+    path: str, opt: Optimizer, source: Source, origins: _Origins, found: _Findings
 ) -> None:
     """Adds where the arrays of an optimizer come from."""
     own, saved = Layout.of(opt), source.layouts.get(path)
@@ -144,13 +152,19 @@ def _add_origins(
     several_runs = opt.arrays[-1].ndim > 0
     if saved is None or several_runs or (alike and saved == own):
         return  # by their names alone
-    found = match(own, arrays, saved, given)
+    if not own.stores_like(saved):
+        found.recoded.append(path)
+    matched = match(own, arrays, saved, given)
     for name in (*own.rules, *own.state):
         # A name that the file has for something else is no counterpart.
-        origins.sources[start + name] = start + found.sources[name] if name in found.sources else ""
-    origins.held.update(start + name for name in found.held)
-    origins.gathered.update({start + name: value for name, value in found.gathered.items()})
-    used.update(start + name for name in found.used)
+        theirs = matched.sources.get(name)
+        origins.sources[start + name] = "" if theirs is None else start + theirs
+        old, new = saved.codecs.get(theirs or ""), own.codecs.get(name)
+        if old is not None and new is not None and old != new:
+            origins.recoded[start + name] = old, new
+    origins.held.update(start + name for name in matched.held)
+    origins.gathered.update({start + name: value for name, value in matched.gathered.items()})
+    found.used.update(start + name for name in matched.used)
 
 
 def _taken(name: str, leaf: Any, given: Any, held: bool, gathered: bool, found: _Findings) -> Any:

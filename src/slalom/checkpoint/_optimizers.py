@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .._core.encoded import is_encoded
 from .._core.slots import Slot, slots
 from .._core.walk import parts
 from .._optimizer.optimizer import Optimizer
@@ -22,6 +23,8 @@ class Layout(NamedTuple):
     rules: dict[str, Slot]
     """The arrays of the transform: hyperparameters above all."""
     state: dict[str, Slot]
+    codecs: dict[str, str]
+    """The codec of each array that is encoded."""
 
     @classmethod
     def of(cls, opt: Optimizer) -> "Layout":
@@ -39,7 +42,15 @@ class Layout(NamedTuple):
         statics = {i for i, _, _ in binding.statics}
         arrays = [places[i] for i in sorted(places) if i not in statics]
         named = list(zip(binding.names, arrays, strict=False))  # the last name is the count's
-        return cls(params, dict(named[: binding.rules]), dict(named[binding.rules :]))
+        leaves = jax.tree.leaves(state, is_leaf=is_encoded)
+        codecs = {i: repr(x.codec) for x in leaves if is_encoded(x) for i in jax.tree.leaves(x)}
+        numbers = [i for i in sorted(places) if i not in statics]
+        return cls(
+            params,
+            dict(named[: binding.rules]),
+            dict(named[binding.rules :]),
+            {n: codecs[i] for n, i in zip(binding.names, numbers, strict=False) if i in codecs},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The layout as JSON."""
@@ -47,6 +58,7 @@ class Layout(NamedTuple):
             "params": self.params,
             "rules": {name: _slot_to_json(slot) for name, slot in self.rules.items()},
             "state": {name: _slot_to_json(slot) for name, slot in self.state.items()},
+            "codecs": self.codecs,
         }
 
     @classmethod
@@ -54,7 +66,16 @@ class Layout(NamedTuple):
         """The layout that `to_json` gave."""
         rules = {name: _slot_from_json(slot) for name, slot in known["rules"].items()}
         state = {name: _slot_from_json(slot) for name, slot in known["state"].items()}
-        return cls(known["params"], rules, state)
+        return cls(known["params"], rules, state, known.get("codecs", {}))
+
+    def stores_like(self, other: "Layout") -> bool:
+        """Whether the state rests in the same codecs."""
+        alike = self.codecs == other.codecs
+        return alike and _is_stored(self.state) == _is_stored(other.state)
+
+
+def _is_stored(state: Mapping[str, Slot]) -> bool:
+    return any(slot.rule == "Stored" for slot in state.values())
 
 
 def _slot_to_json(slot: Slot) -> dict[str, Any]:

@@ -50,8 +50,15 @@ def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
     ]
 
 
-def mismatch(report: Report, where: str) -> str:
-    """The message for a checkpoint that does not fit."""
+def mismatch(report: Report, where: str, recoded: bool) -> str:
+    """The message for a checkpoint that does not fit.
+
+    **Arguments:**
+
+    - `report`: the differences.
+    - `where`: the checkpoint, at the start of a sentence.
+    - `recoded`: whether the state of an optimizer rests in other codecs.
+    """
     lines = {
         "only in the program": list(report.missing),
         "only in the file": list(report.unexpected),
@@ -59,6 +66,12 @@ def mismatch(report: Report, where: str) -> str:
         "other dtypes": differences(report.retyped),
     }
     text = "".join(f"\n  {what}: {listed(items, 8)}" for what, items in lines.items() if items)
+    if recoded:
+        text += (
+            "\nThe optimizer in the file stores its state in another way. Load it into an "
+            "optimizer that stores it as the file does, then call "
+            "`opt, report = opt.rebind(model, tx=tx)` with this program's `tx`."
+        )
     return (
         f"{where} does not fit this program:{text}\nPass the same model and optimizer as when it "
         "was saved, or `strict=False` to load what fits and keep the program's values for the rest."

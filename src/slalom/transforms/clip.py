@@ -65,11 +65,11 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
         # A factor, since XLA would write updates that were divided leaf by leaf to memory.
-        return tree.scale(updates, self.factor(updates, context))
+        return tree.scale(updates, *self.factors(updates, context))
 
-    def factor(self, updates: Updates, context: Context | None) -> Scalar:
+    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
         norm = tree.global_norm(updates)
-        return clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype))
+        return (clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype)),)
 
 
 class ClipByBlockRms(AbstractStatelessTransform):

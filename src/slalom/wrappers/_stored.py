@@ -5,6 +5,7 @@ inside of conditionals. Elementwise rules, also several links of a chain togethe
 and piece by piece. Any other rule runs on decoded leaves.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -134,8 +135,8 @@ def _run_chain(part: Part, write: Write, updates: Any, clock: Any) -> tuple[Any,
     states: list[Any] = []
     while len(states) < len(links):
         start = len(states)
-        factor = _factor(links[start], updates)
-        stop, group = start + (factor is not None), []
+        factors = _factors(links[start], updates)
+        stop, group = start + bool(factors), []
         while stop < len(links):
             found = _leafwise(links[stop], _shapes(updates))
             if found is None:
@@ -144,9 +145,9 @@ def _run_chain(part: Part, write: Write, updates: Any, clock: Any) -> tuple[Any,
             stop += 1
         if has_encoded((updates, [link.part.state for link in group])) and group:
             own = write if stop == len(links) else RETURN
-            updates, new = _run_leaves(group, part, own, updates, clock, factor)
+            updates, new = _run_leaves(group, part, own, updates, clock, factors)
             flat = iter(new)
-            states += [None] * (factor is not None)
+            states += [None] * bool(factors)
             states += [_nested(link.module, flat) for link in links[len(states) : stop]]
             continue
         own = write if start + 1 == len(links) else RETURN
@@ -155,15 +156,15 @@ def _run_chain(part: Part, write: Write, updates: Any, clock: Any) -> tuple[Any,
     return updates, tuple(states)
 
 
-def _factor(link: Part, updates: Any) -> Any:
-    """The number that a link multiplies all updates by, if this is all it does."""
+def _factors(link: Part, updates: Any) -> tuple[Any, ...]:
+    """The numbers that a link multiplies all updates by, if this is all it does."""
     if not isinstance(link.module, AbstractStatelessTransform):
-        return None
+        return ()
     with jax.named_scope("/".join(link.path)):
-        factor = link.module.factor(decoded(updates), link.context)
-    if factor is not None and not link.module.elementwise:
+        factors = link.module.factors(decoded(updates), link.context)
+    if factors and not link.module.elementwise:
         refuse_parts(type(link.module).__name__, updates, link.params)
-    return factor
+    return factors
 
 
 # --- leaf by leaf ---------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def _run_leaves(
     write: Write,
     updates: PyTree,
     clock: Any,
-    factor: Any = None,
+    factors: tuple[Any, ...] = (),
 ) -> tuple[Any, list[Any]]:
     """Runs rules leaf by leaf.
 
@@ -319,7 +320,7 @@ def _run_leaves(
     - `links`: the rules, first to last.
     - `outer`: the parameters and the context that they see.
     - `write`, `updates`, `clock`: as for `run_stored`.
-    - `factor`: a number to multiply the updates by before.
+    - `factors`: numbers to multiply the updates by before.
 
     **Returns:** the result of `write`, and the new states of the links.
     """
@@ -345,7 +346,7 @@ def _run_leaves(
             seen = base if base is None else base.replace(**entries.unflatten(also))
             shaped, others = iter(shaped), iter(ages)
             new_shaped, new_ages = [], []
-            u = u if factor is None else tree.scale(u, factor)
+            u = functools.reduce(tree.scale, factors, u)
             for k, (_, _, form, flags) in zip(active, split, strict=True):
                 link = links[k].part
                 state = _joined(shaped, others, form, flags)
@@ -380,7 +381,9 @@ def _run_leaves(
         ]
         result, new = at_leaf(active, g, own_params[i], own, given[i], seeds, after)
         results.append(result)
-        after = last_of(result, after)
+        # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
+        coded = [x for x in jax.tree.leaves((new, result), is_leaf=is_encoded) if is_encoded(x)]
+        after = last_of(coded[0] if coded else result, after)
         for k, state in zip(active, new, strict=True):
             states[k].append(state)
     result = structure.unflatten(results)

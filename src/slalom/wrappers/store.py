@@ -82,6 +82,7 @@ class Stored(AbstractWrapper[StoredState]):
 
     needs_whole_params: ClassVar[bool | None] = False
     elementwise: ClassVar[bool] = True
+    passes_gradients: ClassVar[bool] = True
 
     inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal

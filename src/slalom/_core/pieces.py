@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 from jaxtyping import Array, PyTree
 
 from .._paths import dotted
@@ -45,14 +47,18 @@ def in_pieces(
 
     **Returns:** the new leaves and the others.
     """
+    if all(e.codec.is_elementwise(e.spec) for e in (*read, *written) if is_encoded(e)):
+        return _from_stored(rule, read, written, seeds)
     shape = tuple(read[0].shape)
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
     if size >= rows or _is_sharded([*read, *written]):
         return _whole(rule, read, written, seeds)
     shorter = rows % size != 0
-    matrices = [_matrix(x, rows, width) for x in read]
-    wholes = [_matrix(x, rows, width) for x in written]
+    given = [_matrix(x, rows, width) for x in read]
+    matrices = _as_integers(given)
+    forms = [_matrix(x, rows, width) for x in written]
+    wholes = _as_integers(forms)
 
     def first_row(i: Any) -> Any:
         return jnp.minimum(i * size, rows - size)
@@ -62,7 +68,7 @@ def in_pieces(
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), wholes)
 
     def new_piece(i: Any, old: list[Any]) -> tuple[list[Any], PyTree]:
-        pieces = (cut(matrices, i), old)
+        pieces = (_as_they_were(cut(matrices, i), given), _as_they_were(old, forms))
         values, others = rule(
             *(
                 [_decoded(e, x, (size, width)) for e, x in zip(leaves, xs, strict=True)]
@@ -78,23 +84,29 @@ def in_pieces(
                 new.append(like.encode_rows(value, bits))
             else:
                 new.append(value.astype(like.dtype))
+        new = _as_integers(new)
         if shorter:
             # The last piece overlaps the one before, whose rows are done.
             fresh = first_row(i) + jnp.arange(size) >= i * size
             new = jax.tree.map(lambda x, y: jnp.where(fresh[:, None], x, y), new, old)
         return new, others
 
-    def body(i: Any, carry: Any) -> Any:
-        # A piece is cut out one round before it is needed: if it were read and written in the same
-        # one, kernels would read the old leaf after others have written it, so XLA would copy it.
-        wholes, old, _ = carry
-        new, others = new_piece(i, old)
+    def put(wholes: list[Any], pieces: list[Any], i: Any) -> list[Any]:
         start = first_row(i)
-        wholes = jax.tree.map(
-            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), wholes, new
+        return jax.tree.map(
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), wholes, pieces
         )
-        return wholes, cut(wholes, i + 1), others
 
+    def body(i: Any, carry: Any) -> Any:
+        # A piece is put back in the next round, before that one is cut out. If it were read and
+        # written in the same round, kernels would read the old leaf after others have written it,
+        # so XLA would copy it. And XLA:CPU would compute a piece in the kernel that puts it back,
+        # which runs on one thread.
+        wholes, done, _ = carry
+        wholes = put(wholes, done, jnp.maximum(i - 1, 0))
+        return wholes, *new_piece(i, cut(wholes, i))
+
+    number = -(-rows // size)
     shapes = jax.eval_shape(lambda x: new_piece(jnp.int32(0), cut(x, 0))[1], wholes)
     others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     first = cut(wholes, jnp.int32(0))
@@ -103,7 +115,9 @@ def in_pieces(
         never = (after < 0) & (after > 1)
         first = jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), first)
     start = (wholes, first, others)
-    wholes, _, others = jax.lax.fori_loop(0, -(-rows // size), body, start)
+    wholes, last, others = jax.lax.fori_loop(0, number, body, start)
+    wholes = put(wholes, last, jnp.int32(number - 1))
+    wholes = _as_they_were(wholes, forms)
     return [_like(e, x) for e, x in zip(written, wholes, strict=True)], others
 
 
@@ -163,6 +177,57 @@ def _whole(
     return results, others
 
 
+def _from_stored(
+    rule: Callable[..., Any],
+    read: Sequence[Array | Encoded],
+    written: Sequence[Array | Encoded],
+    seeds: Sequence[Any],
+) -> tuple[list[Array | Encoded], PyTree]:
+    """As `_whole`, where the rule goes on with new values as they are stored.
+
+    XLA:CPU makes a kernel of each result. If these read what is stored, they need not compute the
+    new values again, and the old ones can be overwritten.
+    """
+    own = [x.decode() if is_encoded(x) else x for x in read]
+    old = [x.decode() if is_encoded(x) else x for x in written]
+    closed, shapes = jax.make_jaxpr(rule, return_shape=True)(own, old)
+    program, unknown = closed.jaxpr, closed.jaxpr.debug_info.with_unknown_names()
+    values = dict(zip(program.constvars, closed.consts, strict=True))
+    values |= zip(program.invars, jax.tree.leaves((own, old)), strict=True)
+    results: dict[int, Array | Encoded] = {}
+
+    def value_of(var: Any) -> Any:
+        return var.val if isinstance(var, Literal) else values[var]
+
+    def store(i: int, value: Array) -> Array:
+        like = written[i]
+        assert is_encoded(like)
+        bits = None if seeds[i] is None else like.bits(seeds[i], like.rows)
+        results[i] = new = like.encode(value, bits)
+        return new.decode()
+
+    places = {
+        program.outvars[i]: i
+        for i, like in enumerate(written)
+        if is_encoded(like) and not isinstance(program.outvars[i], Literal)
+    }
+    for equation in program.eqns:
+        free = [v for v in equation.invars if not isinstance(v, Literal)]
+        alone = program.replace(
+            constvars=(), invars=free, outvars=equation.outvars, eqns=[equation], debug_info=unknown
+        )
+        new = jax.core.eval_jaxpr(alone, (), *map(value_of, free))
+        for var, value in zip(equation.outvars, new, strict=True):
+            values[var] = store(places[var], value) if var in places else value
+    new, others = jax.tree.unflatten(jax.tree.structure(shapes), map(value_of, program.outvars))
+    for i, like in enumerate(written):
+        if not is_encoded(like):
+            results[i] = new[i].astype(like.dtype)
+        elif i not in results:
+            store(i, new[i])
+    return [results[i] for i in range(len(written))], others
+
+
 # --- leaves as matrices ---------------------------------------------------------------------
 
 
@@ -184,6 +249,28 @@ def _like(like: Array | Encoded, x: Any) -> Array | Encoded:
         arrays = {name: jnp.reshape(a, like.arrays[name].shape) for name, a in x.items()}
         return Encoded(arrays, *like.form)
     return jnp.reshape(x, like.shape)
+
+
+def _as_integers(tree: PyTree) -> PyTree:
+    """The bits of arrays such as bfloat16 ones: on a CPU, XLA cannot write a piece of these without
+    converting all of the array."""
+
+    def bits(x: Array) -> Array:
+        info = jnp.finfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else None
+        if info is None or x.dtype == jnp.float16 or info.bits > 16:
+            return x
+        return jax.lax.bitcast_convert_type(x, f"uint{info.bits}")
+
+    return jax.tree.map(bits, tree)
+
+
+def _as_they_were(tree: PyTree, like: PyTree) -> PyTree:
+    """Undoes `_as_integers`."""
+    return jax.tree.map(
+        lambda x, y: x if x.dtype == y.dtype else jax.lax.bitcast_convert_type(x, y.dtype),
+        tree,
+        like,
+    )
 
 
 def _decoded(like: Array | Encoded, x: Any, shape: tuple[int, int]) -> Array:

@@ -110,8 +110,7 @@ class _Stochastic(Policy):
 
     def encode(self, x: Array, dtype: Any, seeds: Seeds | None) -> tuple[Array, None]:
         assert seeds is not None
-        rounded = rounding.stochastic(x, dtype, rounding.random_bits(x, seeds))
-        return rounded.astype(dtype), None
+        return rounding.stochastic(x, dtype, rounding.random_bits(x, seeds)), None
 
 
 POLICIES: dict[str, Policy | None] = {

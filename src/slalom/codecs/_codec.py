@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from .._core.encoded import Spec, uniform
 from .._core.printing import AbstractPrinted, code
@@ -76,6 +76,17 @@ class AbstractCodec(AbstractPrinted):
         del spec
         return None
 
+    def is_elementwise(self, spec: Spec) -> bool:
+        """Whether each number is stored by itself. Updates then follow from the numbers as they
+        are stored, and large leaves need not be cut into pieces. Defaults to `False`.
+
+        **Arguments:**
+
+        - `spec`: as for `encode`.
+        """
+        del spec
+        return False
+
 
 def stochastic_bits(chosen: bool | None, spec: Spec, bits: Any) -> Any:
     """The bits for stochastic rounding, or `None` to round to the nearest.
@@ -86,11 +97,19 @@ def stochastic_bits(chosen: bool | None, spec: Spec, bits: Any) -> Any:
     return bits if (spec.nonnegative if chosen is None else chosen) else None
 
 
-def rounded(x: Float[Array, "*shape"], bits: Any) -> Float[Array, "*shape"]:
-    """Whole numbers: the nearest, or with bits one of the two next to `x`, unbiased."""
-    if bits is None:
-        return jnp.round(x)
-    return jnp.floor(x + uniform(bits).astype(x.dtype))
+def rounded(x: Float[Array, "*shape"], bits: Any) -> Int32[Array, "*shape"]:
+    """Whole numbers: the nearest, or with bits one of the two next to `x`, unbiased.
+
+    Anything for NaN, and for what is not below 2²².
+    """
+    if bits is not None:
+        x = x + (uniform(bits) - 0.5)
+    # The addition rounds, and its last bits are the number. A conversion would take longer, since
+    # it also minds NaN and the largest integer.
+    one_and_a_half = np.float32(1.5 * 2**23)
+    return jax.lax.bitcast_convert_type(x + one_and_a_half, jnp.int32) - one_and_a_half.view(
+        np.int32
+    )
 
 
 # --- blocks along the last axis -------------------------------------------------------------
@@ -113,7 +132,10 @@ def from_blocks(x: Array, length: int) -> Array:
 
 def largest(blocks: Array) -> Array:
     """The largest absolute value of each block. Where a block has a NaN, it is NaN."""
-    return jnp.max(jnp.abs(blocks), axis=-1, initial=0)
+    # As integers, which XLA:CPU vectorizes. It would hand the maximum of floats to a library, and
+    # write the blocks to memory before.
+    bits = jax.lax.bitcast_convert_type(jnp.abs(blocks), jnp.int32)
+    return jax.lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=0), jnp.float32)
 
 
 def inverse(scale: Array) -> Array:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from .._core.encoded import Spec
 from .._core.printing import code
+from ..tree.rounding import stochastic
 from ._codec import (
     AbstractCodec,
     as_float32,
@@ -49,6 +50,10 @@ class cast(AbstractCodec):
     def plain_dtype(self, spec: Spec) -> np.dtype | None:
         stochastic = spec.nonnegative if self.stochastic is None else self.stochastic
         return self.dtype if self._is_wide and not stochastic else None
+
+    def is_elementwise(self, spec: Spec) -> bool:
+        del spec
+        return self._is_wide
 
     @property
     def _is_wide(self) -> bool:
@@ -118,9 +123,10 @@ def _rounded(x: Float[Array, "*shape"], dtype: np.dtype, bits: Any) -> Array:
     """
     if bits is None:
         return x.astype(dtype)
-    cut = np.uint32(23 - jnp.finfo(dtype).nmant)
-    low = np.uint32(2**cut - 1)
+    if dtype == jnp.bfloat16:
+        return stochastic(x, dtype, bits)
+    cut = 23 - jnp.finfo(dtype).nmant
     own = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    carried = (own + (bits & low)) & ~low
+    carried = (own + (bits >> np.uint32(32 - cut))) & np.uint32(2**32 - 2**cut)
     new = jax.lax.bitcast_convert_type(carried, jnp.float32)
     return jnp.where(jnp.isfinite(x), new, x).astype(dtype)

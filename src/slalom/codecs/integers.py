@@ -66,8 +66,8 @@ class int8(AbstractCodec):
         scales = up_to_bfloat16(largest(blocks))
         z = blocks * inverse(scales.astype(jnp.float32))[..., None]
         if spec.nonnegative:
-            codes = rounded(255 * z, bits)
-            codes = jnp.where(blocks > 0, jnp.clip(codes, 1, 255), 0).astype(jnp.uint8)
+            codes = jnp.clip(rounded(255 * z, bits), 1, 255)
+            codes = jnp.where(blocks > 0, codes, 0).astype(jnp.uint8)
         else:
             z = 2 * z / (1 + jnp.abs(z)) if self.companded else z
             codes = jnp.clip(rounded(127 * z, bits), -127, 127).astype(jnp.int8)

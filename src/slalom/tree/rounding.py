@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int8, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int8, UInt32
 
 
 def is_half(dtype: Any) -> bool:
@@ -103,14 +103,14 @@ def _finest(rounded: Float32[Array, "*shape"], dtype: Any) -> Float32[Array, "*s
 
 def stochastic(
     x: Float32[Array, "*shape"], dtype: Any, random: UInt32[Array, "*shape"]
-) -> Float32[Array, "*shape"]:
-    """One of the two numbers of this dtype around x, as float32, so that the mean is x.
+) -> Float[Array, "*shape"]:
+    """One of the two numbers of this dtype around x, so that the mean is x.
 
     **Arguments:**
 
     - `x`: the numbers. Those that the dtype has do not change.
     - `dtype`: bfloat16 or float16.
-    - `random`: independent uniform integers.
+    - `random`: independent uniform integers, of which the high bits are used.
     """
     return _stochastic(np.dtype(dtype), x, random)
 
@@ -129,12 +129,13 @@ def _stochastic(dtype: np.dtype, x: Array, random: Array) -> Array:
         up = (random >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24) < steps - whole
         size = (whole + up.astype(jnp.float32)) * np.float32(info.smallest_subnormal)
         rounded = jnp.where(jnp.abs(x) < np.float32(info.tiny), jnp.copysign(size, x), rounded)
-    return jnp.where(jnp.isfinite(x), rounded, x)
+    # XLA:CPU computes nothing before a cast again in the kernels that read its result.
+    return jnp.where(jnp.isfinite(x), rounded, x).astype(dtype)
 
 
 @_stochastic.defjvp
 def _straight_through(dtype: np.dtype, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    return _stochastic(dtype, *primals), tangents[0]
+    return _stochastic(dtype, *primals), tangents[0].astype(dtype)
 
 
 def random_bits(
@@ -151,7 +152,7 @@ def random_bits(
     - `seeds`: two integers; equal seeds give equal bits.
     """
     first, second = seeds
-    return scramble(_indices(like) ^ first, second)
+    return hashed(_indices(like) ^ first, second)
 
 
 def _indices(like: Array) -> UInt32[Array, "*shape"]:
@@ -168,10 +169,15 @@ def _indices(like: Array) -> UInt32[Array, "*shape"]:
     return total
 
 
-def scramble(
+def scramble(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """A bijection of the integers in which each bit depends on all of x."""
+    x = hashed(x)
+    return x ^ (x >> np.uint32(16))
+
+
+def hashed(
     x: UInt32[Array, "*shape"], second: UInt32[Array, ""] | int = 0
 ) -> UInt32[Array, "*shape"]:
-    """A bijection of the integers, with a second seed, in which each bit depends on all of x."""
+    """A bijection of the integers, with a second seed, whose high bits depend on all of x."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) + jnp.uint32(second)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    return (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)

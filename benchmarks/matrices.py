@@ -120,7 +120,7 @@ class _Product:
 
 
 def _products(jaxpr: Any) -> Counter[Any]:
-    """How often each kind of product occurs, in inner functions too."""
+    """How often each kind of product occurs, in inner functions and loops too."""
     counts: Counter[Any] = Counter()
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -129,7 +129,8 @@ def _products(jaxpr: Any) -> Counter[Any]:
         for inner in equation.params.values():
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
-                counts += _products(inner)
+                for kind, count in _products(inner).items():
+                    counts[kind] += count * equation.params.get("length", 1)
     return counts
 
 

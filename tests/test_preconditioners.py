@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import equinox as eqx
 import jax
@@ -479,6 +480,18 @@ def test_scratch_does_not_grow_as_fast_as_the_number_of_large_matrices(rule):
     )
     assert four <= 3.3 * one
     assert four <= 5 * 4 * (4 * 264 * 256)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what XLA does on a CPU")
+@each_slow
+def test_other_steps_copy_no_factors(rule):
+    if rule is EACH["shampoo"]:
+        rule = sl.ScaleByShampoo
+    program = compiled_step(rule, (264, 256), (264, 256)).as_text()
+    outside = program[program.index("\nENTRY") :]
+    size = r"= f32\[(?:1,)?(?:264,264|256,256|69696|65536)\]\S* (?:fusion|dot|copy|transpose)\("
+    # The means G·Gᴴ and Gᴴ·G change in each step: a product and a sum.
+    assert len(re.findall(size, outside)) == (0 if rule is EACH["kron"] else 2 * 4)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what XLA does on a CPU")

@@ -121,7 +121,7 @@ def in_pieces(
 
 
 def last_of(result: Array | Encoded, after: Any) -> Any:
-    """What the next leaf comes `after`: a number of this result, if it is large enough to matter."""
+    """What the next leaf comes `after`: a number of this result, if it is large enough."""
     if math.prod(result.shape) < _SMALL or _is_sharded([result]):
         return after
     x = jax.tree.leaves(result)[-1]

@@ -21,7 +21,7 @@ from .._paths import dotted
 from ..tree.leaves import map_leaves
 from .encoded import Encoded, is_encoded, row_shape, seed_of
 
-_SIZES = {"cpu": 2**18}
+_SIZES = {"cpu": 2**17}
 """The number of entries in a piece, by platform: few enough for the cache of a CPU."""
 _SIZE = 2**22
 """On other platforms: many enough for all cores of a GPU."""
@@ -60,7 +60,10 @@ def in_pieces(
     given = [_matrix(x, rows, width) for x in read]
     matrices = _as_integers(given)
     forms = [_matrix(x, rows, width) for x in written]
-    wholes = _as_integers(forms)
+    # Where this makes other arrays, they are made one leaf after the other.
+    wholes = jax.tree.map(
+        lambda x, y: x if x.dtype == y.dtype else _held_back(x, after), _as_integers(forms), forms
+    )
 
     def first_row(i: Any) -> Any:
         return jnp.minimum(i * size, rows - size)

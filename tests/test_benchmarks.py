@@ -17,6 +17,7 @@ from benchmarks import (
     donation,
     matrices,
     measure,
+    precision,
     report,
     torch_rival,
 )
@@ -108,6 +109,27 @@ def test_donation_is_measured_for_each_choice():
     spent = [row["bytes_per_parameter"] for row in rows]
     assert spent[0] < spent[1] < spent[2]
     assert donation.markdown(rows).count("\n| AdamW") == 9
+
+
+@pytest.mark.slow
+def test_each_codec_and_each_policy_is_measured(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n\n{precision.BEGIN}\nold\n{precision.END}\n\nafter\n")
+    rules = [case.rule for case in precision.cases()]
+    assert (rules.count("AdamW"), rules.count("Lion")) == (14, 8)
+    kept = [
+        case
+        for case in precision.cases()
+        if case.state in ("float32", '`.store("bfloat16")`', '`.write("master")`')
+    ]
+    monkeypatch.setattr(precision, "cases", lambda: kept)
+    with lenient():
+        rows = precision.main(["--width", "64", "--repetitions", "4", "--docs", str(page)])
+    moved = [(row["rule"], round(row["bytes_per_parameter"])) for row in rows]
+    assert moved == [("AdamW", 28), ("AdamW", 20), ("AdamW", 26), ("Lion", 20), ("Lion", 16)]
+    text = page.read_text()
+    assert text.count("\n| AdamW, ") == 3
+    assert "\nold\n" not in text
 
 
 @pytest.mark.slow

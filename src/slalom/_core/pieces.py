@@ -21,10 +21,12 @@ from .._paths import dotted
 from ..tree.leaves import map_leaves
 from .encoded import Encoded, is_encoded, row_shape, seed_of
 
-_SIZES = {"cpu": 2**18}
+_SIZES = {"cpu": 2**17}
 """The number of entries in a piece, by platform: few enough for the cache of a CPU."""
 _SIZE = 2**22
 """On other platforms: many enough for all cores of a GPU."""
+_SMALL = 2**15
+"""From this number of entries on, leaves wait for each other, so that they share scratch memory."""
 
 
 def in_pieces(
@@ -42,8 +44,8 @@ def in_pieces(
         The values of `others` must not depend on the leaves.
     - `read`, `written`: the leaves.
     - `seeds`: for each written leaf the seed of its stochastic rounding, or `None`.
-    - `after`: an array that is computed before. It keeps XLA from cutting out the first pieces of
-        all leaves at once.
+    - `after`: a number that is computed before. It keeps XLA from cutting out the first pieces of
+        all leaves, or from decoding all smaller leaves, at once.
 
     **Returns:** the new leaves and the others.
     """
@@ -53,12 +55,15 @@ def in_pieces(
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
     if size >= rows or _is_sharded([*read, *written]):
-        return _whole(rule, read, written, seeds)
+        return _whole(rule, read, _held_back(written, after), written, seeds)
     shorter = rows % size != 0
     given = [_matrix(x, rows, width) for x in read]
     matrices = _as_integers(given)
     forms = [_matrix(x, rows, width) for x in written]
-    wholes = _as_integers(forms)
+    # Where this makes other arrays, they are made one leaf after the other.
+    wholes = jax.tree.map(
+        lambda x, y: x if x.dtype == y.dtype else _held_back(x, after), _as_integers(forms), forms
+    )
 
     def first_row(i: Any) -> Any:
         return jnp.minimum(i * size, rows - size)
@@ -110,10 +115,7 @@ def in_pieces(
     shapes = jax.eval_shape(lambda x: new_piece(jnp.int32(0), cut(x, 0))[1], wholes)
     others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     first = cut(wholes, jnp.int32(0))
-    if after is not None:
-        # XLA does not know that no number satisfies both.
-        never = (after < 0) & (after > 1)
-        first = jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), first)
+    first = _held_back(first, after)
     start = (wholes, first, others)
     wholes, last, others = jax.lax.fori_loop(0, number, body, start)
     wholes = put(wholes, last, jnp.int32(number - 1))
@@ -122,12 +124,20 @@ def in_pieces(
 
 
 def last_of(result: Array | Encoded, after: Any) -> Any:
-    """What the next leaf comes `after`: a number of this result, if it was made in pieces."""
-    rows, width = _as_matrix(result.shape)
-    if _rows_per_piece(rows, width) >= rows:
+    """What the next leaf comes `after`: a number of this result, if it is large enough."""
+    if math.prod(result.shape) < _SMALL or _is_sharded([result]):
         return after
     x = jax.tree.leaves(result)[-1]
     return x[(0,) * x.ndim].real.astype(jnp.float32)
+
+
+def _held_back(tree: PyTree, after: Any) -> PyTree:
+    """The tree, which is not read before `after` is known."""
+    if after is None:
+        return tree
+    # XLA does not know that no number satisfies both.
+    never = (after < 0) & (after > 1)
+    return jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), tree)
 
 
 def map_in_pieces(
@@ -161,11 +171,12 @@ def map_in_pieces(
 def _whole(
     rule: Callable[..., Any],
     read: Sequence[Array | Encoded],
+    held: Sequence[Array | Encoded],
     written: Sequence[Array | Encoded],
     seeds: Sequence[Any],
 ) -> tuple[list[Array | Encoded], PyTree]:
     own = [x.decode() if is_encoded(x) else x for x in read]
-    old = [x.decode() if is_encoded(x) else x for x in written]
+    old = [x.decode() if is_encoded(x) else x for x in held]
     new, others = rule(own, old)
     results = []
     for like, value, seed in zip(written, new, seeds, strict=True):

@@ -66,7 +66,7 @@ class Layout(NamedTuple):
         """The layout that `to_json` gave."""
         rules = {name: _slot_from_json(slot) for name, slot in known["rules"].items()}
         state = {name: _slot_from_json(slot) for name, slot in known["state"].items()}
-        return cls(known["params"], rules, state, known.get("codecs", {}))
+        return cls(known["params"], rules, state, known["codecs"])
 
     def stores_like(self, other: "Layout") -> bool:
         """Whether the state rests in the same codecs."""

@@ -120,6 +120,16 @@ def adjoint(x: Inexact[Array, "... n m"]) -> Inexact[Array, "... m n"]:
     return jnp.conj(x.mT) if jnp.iscomplexobj(x) else x.mT
 
 
+def adjoint_times(q: Inexact[Array, "batch n n"], x: Inexact[Array, "batch n m"]) -> Array:
+    """qᴴ·x, without a transposed copy of `q`, which XLA:CPU would make."""
+    return adjoint(adjoint(x) @ q)
+
+
+def times_adjoint(x: Inexact[Array, "batch n m"], q: Inexact[Array, "batch m m"]) -> Array:
+    """x·qᴴ, without a transposed copy of `q`."""
+    return jnp.einsum("bij,bkj->bik", x, jnp.conj(q) if jnp.iscomplexobj(q) else q)
+
+
 def bounded_entries(g: Inexact[Array, "batch n m"]) -> Inexact[Array, "batch n m"]:
     """The matrices with entries so bounded that no product with their adjoint overflows.
 
@@ -134,9 +144,12 @@ def bounded_entries(g: Inexact[Array, "batch n m"]) -> Inexact[Array, "batch n m
 
 def scaled_to_one(x: Inexact[Array, "batch n n"]) -> Inexact[Array, "batch n n"]:
     """Positive semidefinite matrices divided by their largest entry, which is on the diagonal."""
+    return x * (1 / _largest_entry(x))[:, None, None]
+
+
+def _largest_entry(x: Inexact[Array, "batch n n"]) -> Array:
     diagonal = jnp.diagonal(x, axis1=-2, axis2=-1).real
-    largest = tree.positive(jnp.max(diagonal, axis=-1, initial=0))
-    return x * (1 / largest)[:, None, None]
+    return tree.positive(jnp.max(diagonal, axis=-1, initial=0))
 
 
 # --- batches over equal shapes ----------------------------------------------------------------
@@ -263,7 +276,9 @@ def refreshed_eigenvectors(
     **Returns:** better eigenvectors, those of large eigenvalues first, and where each of them was.
     """
     with jax.default_matmul_precision("highest"):
-        product = scaled_to_one(x) @ basis
+        # As if `x` were divided by its largest entry, but without a copy of it.
+        factor = tree.inverse_root(_largest_entry(x))[:, None, None]
+        product = (x @ (basis * factor)) * factor
         values = jnp.sum((jnp.conj(basis) * product).real, axis=-2)
         order = jnp.argsort(-values, axis=-1)
         sorted_product = jnp.take_along_axis(product, order[:, None, :], axis=-1)

@@ -17,6 +17,7 @@ from ..where.layout import LayoutLike, Matrix
 from ..where.resolve import Where
 from ._factors import (
     adjoint,
+    adjoint_times,
     bounded_entries,
     by_rows,
     has_factor,
@@ -150,14 +151,18 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
         found = matrices(self, updates)
         now = self.at(context)
         leaves = jax.tree.leaves(tree.widened(updates))
-        grads = [m.read(x) for m, x in zip(found, leaves, strict=True)]
+
+        def read(leaves):
+            return [m.read(x) for m, x in zip(found, leaves, strict=True)]
+
         factors = structure.flatten_up_to(state.factors)
 
-        def idle(key, factors, grads):
-            del grads
+        def idle(key, factors, leaves):
+            del leaves
             return key, factors
 
-        def refresh(key, factors, grads):
+        def refresh(key, factors, leaves):
+            grads = read(leaves)
             key, drawn = jax.random.split(jax.random.wrap_key_data(key, impl=self.implementation))
             keys = jax.random.split(drawn, len(grads))
             groups = [
@@ -176,8 +181,10 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
 
         wait = 1 / self._probability(now, context)
         due = (state.since + 1).astype(wait.dtype) >= wait
-        key, factors = jax.lax.cond(due, refresh, idle, state.key, factors, grads)
-        result = tree.map_leaves(_preconditioned, (grads,), per_param=(factors,), in_turn=True)
+        key, factors = jax.lax.cond(due, refresh, idle, state.key, factors, leaves)
+        result = tree.map_leaves(
+            _preconditioned, (read(leaves),), per_param=(factors,), in_turn=True
+        )
         updates = structure.unflatten([m.write(x) for m, x in zip(found, result, strict=True)])
         return updates, ScaleByKronState(
             since=jnp.where(due, 0, tree.increment(state.since)),
@@ -229,7 +236,7 @@ def _times(x: Array, factor: Array) -> Array:
 
 def _adjoint_times(x: Array, factor: Array) -> Array:
     """Qᴴ·x."""
-    return jnp.conj(factor)[:, :, None] * x if factor.ndim == 2 else adjoint(factor) @ x
+    return jnp.conj(factor)[:, :, None] * x if factor.ndim == 2 else adjoint_times(factor, x)
 
 
 def _solved(x: Array, factor: Array) -> Array:

@@ -20,11 +20,11 @@ from ..where.layout import LayoutLike, Matrix
 from ..where.resolve import Where
 from ._factors import (
     adjoint,
+    adjoint_times,
     bounded_entries,
     by_rows,
     by_side,
     eigenvectors,
-    flat,
     frequency_at,
     frequency_field,
     has_factor,
@@ -32,9 +32,9 @@ from ._factors import (
     in_place_of,
     of_sides,
     refreshed_eigenvectors,
-    shaped,
     sides_as_text,
     size_field,
+    times_adjoint,
 )
 from ._first_moment import first_moment
 from ._layout import layout_field, layout_selectors, matrices
@@ -164,9 +164,9 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
             self._add_to_statistics, (grads,), now, per_param=(statistics,), in_turn=True
         )
         due = state.since + 1 >= frequency_at(self, context)
-        # After the last use of the old basis, so that the new one is written in its place.
         which = jnp.where(jnp.any(now.is_new), 2, jnp.where(due, 1, 0))
-        basis = tree.after(basis, result[::-1])
+        # After the last use of the old basis, so that the new one is written in its place.
+        which = tree.after(which, result[::-1])
         mu, nu, basis = self._refreshed(which, now.is_new, found, mu, nu, basis, statistics)
         return write(result), ScaleBySoapState(
             age=tree.increment(state.age),
@@ -194,7 +194,7 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         return self._rotated(bounded_entries(g), basis)
 
     def _from_basis(self, _, u, basis):
-        return self._rotated(u, tuple(map(adjoint, basis)))
+        return self._rotated_back(u, basis)
 
     def _moments(self, now, rotated, mu, nu):
         new_mu = now.b1 * mu + now.c1 * rotated
@@ -208,8 +208,14 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
     def _rotated(self, x, basis):
         """Q_Lᴴ·x·Q_R."""
         left, right = by_side(x.shape, self.max_size, basis)
-        x = x if left is None else adjoint(left) @ x
+        x = x if left is None else adjoint_times(left, x)
         return x if right is None else x @ right
+
+    def _rotated_back(self, x, basis):
+        """Q_L·x·Q_Rᴴ."""
+        left, right = by_side(x.shape, self.max_size, basis)
+        x = x if left is None else left @ x
+        return x if right is None else times_adjoint(x, right)
 
     def _add_to_statistics(self, now, g, statistics):
         g = bounded_entries(g)
@@ -242,18 +248,18 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
 
         def follow(mu, nu, basis, statistics):
             groups = [
-                (*ss, *qs, m.read(x), m.read(y))
+                (*qs, *ss, m.read(x), m.read(y))
                 for m, x, y, ss, qs in zip(
                     found,
                     jax.tree.leaves(mu),
                     jax.tree.leaves(nu),
                     statistics,
-                    shaped(basis, statistics),
+                    basis,
                     strict=True,
                 )
             ]
             turned = [
-                (m.write(x), m.write(y), *flat(qs))
+                (m.write(x), m.write(y), *map(by_rows, qs))
                 for m, (x, y, *qs) in zip(found, in_batches(self._turned, groups), strict=True)
             ]
             old = zip(jax.tree.leaves(mu), jax.tree.leaves(nu), basis, strict=True)
@@ -263,38 +269,34 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
             mu, nu = (structure.unflatten([new[k] for new in turned]) for k in (0, 1))
             return mu, nu, [tuple(qs) for _, _, *qs in turned]
 
-        def start(basis, statistics):
+        def start(mu, nu, basis, statistics):
             sides = [(s,) for ss in statistics for s in ss]
             vectors = iter(in_batches(eigenvectors, sides))
             # Other parameters may be older than those that were reset.
-            return [
-                tuple(jnp.where(is_new, flat(next(vectors)), q) for q in qs)
+            basis = [
+                tuple(jnp.where(is_new, by_rows(next(vectors)), q) for q in qs)
                 for is_new, qs in zip(new, basis, strict=True)
             ]
+            return mu, nu, basis
 
-        # Two conditionals, since XLA copies the state in the idle branch of one with three.
-        arrays = mu, nu, flat(basis), statistics
-        mu, nu, followed = jax.lax.cond(which == 1, follow, idle, *arrays)
-        begun = jax.lax.cond(which == 2, start, lambda basis, _: basis, followed, statistics)
-        return mu, nu, shaped(begun, basis)
+        # XLA copies the state where there are three branches, or where the idle one is the first.
+        followed = jax.lax.cond(which == 1, follow, idle, mu, nu, basis, statistics)
+        return jax.lax.cond(which == 2, start, idle, *followed, statistics)
 
     def _turned(self, *arrays):
         """The moments of matrices in a new basis, and that basis."""
         *factors, mu, nu = arrays
-        statistics = factors[: len(factors) // 2]
-        old: list[Array] = []
+        old = factors[: len(factors) // 2]
         found: list[tuple[Array, Array]] = []
-        for s, q in zip(statistics, factors[len(factors) // 2 :], strict=True):
-            # One side after the other, and all of it after what `s` waits for.
-            s, q = map(by_rows, tree.after((s, q), found[-1] if found else s))
-            old.append(q)
-            found.append(refreshed_eigenvectors(s, q))
+        for q, s in zip(old, factors[len(factors) // 2 :], strict=True):
+            # One side after the other.
+            found.append(refreshed_eigenvectors(s, tree.after(q, found[-1]) if found else q))
         new = [basis for basis, _ in found]
         orders = by_side(mu.shape, self.max_size, [order for _, order in found])
         with jax.default_matmul_precision("highest"):
-            turns = tuple(adjoint(a) @ b for a, b in zip(old, new, strict=True))
-            wide = mu.astype(tree.accumulation_dtype(mu.dtype))
-            turned = self._rotated(wide, turns)
+            # Less work than with the products of old and new eigenvectors.
+            wide = tree.after(mu.astype(tree.accumulation_dtype(mu.dtype)), found[-1:])
+            turned = self._rotated(self._rotated_back(wide, old), new)
         for order, axis in zip(orders, (1, 2), strict=True):
             if order is not None:
                 index = order[:, :, None] if axis == 1 else order[:, None, :]

@@ -108,7 +108,7 @@ def map_leaves(
     for i, leaves in enumerate(zip(*columns, strict=True)):
         tuples = tuple(column[i] for column in tuple_columns)
         if in_turn and results:
-            leaves, tuples = after((leaves, tuples), results[-1])
+            leaves = after(leaves, results[-1])  # `per_param` may be larger, and a copy costs
         result = at_leaf(
             tuple(column[i] for column in stored),
             numbers | {name: x[i] for name, x in per_leaf.items()} if per_leaf else numbers,

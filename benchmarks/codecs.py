@@ -22,6 +22,7 @@ import numpy as np
 
 import slalom as sl
 
+from . import codec_peers
 from .docs import END, _table, replace_between
 from .learning.tasks import TASKS, Task
 from .report import machine
@@ -38,6 +39,7 @@ CODECS = {
 }
 """The bytes per number, with those of the scales."""
 STEPS, SEEDS = 2000, 3
+SHAPES = {"qkv": (768, 2304), "out": (768, 768), "up": (768, 3072), "down": (3072, 768)}
 
 Make = Callable[[Any], sl.AbstractTransform]
 
@@ -119,8 +121,7 @@ class Runs:
 
 def bytes_per_parameter(make: Make, codec: str) -> tuple[float, float]:
     """The bytes of state, and of scratch, that a compiled step needs for each parameter."""
-    shapes = {"qkv": (768, 2304), "out": (768, 768), "up": (768, 3072), "down": (3072, 768)}
-    params = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
+    params = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in SHAPES.items()}
     opt = sl.Optimizer(stored(make(1e-3), codec), params)
     step = jax.jit(lambda params, opt, grads: opt.step(params, grads), donate_argnums=(0, 1))
     memory = step.lower(params, opt, params).compile().memory_analysis()
@@ -162,6 +163,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             keep("losses", f"{key}, {name}", codec, found)
             seconds = time.perf_counter() - begin
             print(key, name, codec, *(f"{x:.4f}" for x in found), f"{seconds:.0f} s", flush=True)
+        if args.peers:
+            for peer in filter(codec_peers.available, codec_peers.PEERS):
+                if peer not in results["losses"].get(f"{key}, peers", {}):
+                    found = codec_peers.losses(runs, peer, OPTIMIZERS["AdamW"][1])
+                    keep("losses", f"{key}, peers", peer, found)
+                    print(key, peer, *(f"{x:.4f}" for x in found), flush=True)
+    if args.peers:
+        for peer in filter(codec_peers.available, codec_peers.PEERS):
+            keep("bytes", "peers", peer, codec_peers.bytes_per_parameter(peer, SHAPES))
     for codec, name in cells:
         if codec not in results["bytes"].get(name, {}):
             keep("bytes", name, codec, bytes_per_parameter(OPTIMIZERS[name][0], codec))
@@ -188,7 +198,24 @@ def markdown(results: dict[str, Any]) -> str:
             texts.append(_losses_table(title, rows))
             texts.append(_verdict(rows))
     texts.append(_bytes_table(results["bytes"]))
+    if "peers" in results["bytes"]:
+        texts.append(_peers_table(results, list(titles)))
     return "\n".join(texts)
+
+
+def _peers_table(results: dict[str, Any], keys: list[str]) -> str:
+    """The AdamW of other packages: bytes, and losses beside those of Slalom."""
+    lines = []
+    for codec in (
+        c for c in (FLOAT32, "int8", "dynamic8", "int4") if c in results["bytes"]["AdamW"]
+    ):
+        means = [np.mean(results["losses"][f"{key}, AdamW"][codec]) for key in keys]
+        size = results["bytes"]["AdamW"][codec][0]
+        lines.append([f"Slalom, {_name(codec)}", f"{size:.2f}", *(f"{x:.3f}" for x in means)])
+    for peer, size in results["bytes"]["peers"].items():
+        means = [np.mean(results["losses"][f"{key}, peers"][peer]) for key in keys]
+        lines.append([peer, f"{size:.2f}", *(f"{x:.3f}" for x in means)])
+    return _table(["AdamW", "state, bytes per parameter", *keys], lines)
 
 
 def _name(codec: str) -> str:
@@ -224,7 +251,7 @@ def _verdict(rows: dict[str, dict[str, list[float]]]) -> str:
 def _bytes_table(rows: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, row in rows.items():
-        for codec in row:
+        for codec in row if name in OPTIMIZERS else ():
             number = OPTIMIZERS[name][2]
             promised = number * (4 if codec == FLOAT32 else CODECS[codec])
             lines.append([name, _name(codec), f"{promised:.2f}", f"{row[codec][0]:.2f}"])
@@ -242,6 +269,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--tasks", help="only these comma-separated tasks: text, digits")
     parser.add_argument("--optimizers", help="only these, comma-separated")
     parser.add_argument("--codecs", help="only these, comma-separated, besides float32")
+    parser.add_argument("--peers", action="store_true", help="also PyTorch's 8-bit AdamW")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--load", type=Path, help="load these results, and measure what is missing")
     parser.add_argument("--docs", type=Path, help="write the tables into this page")

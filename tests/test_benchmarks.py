@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
     __main__ as main,
     checkpoint,
+    codec_peers,
     codecs,
     docs,
     donation,
@@ -440,3 +441,14 @@ def test_codecs_are_compared_and_only_what_is_missing_is_measured(tmp_path):
     assert '| Lion | `"int8"` | 1.06 | 1.06 |' in text
     assert 'for `"int8"` (Lion)' in text
     assert "\nold\n" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", codec_peers.PEERS)
+def test_the_state_of_peers_is_measured(name):
+    pytest.importorskip("torch", reason="the peers are PyTorch's")
+    if not codec_peers.available(name):
+        pytest.skip(f"{name} is in a package that is not installed")
+    with lenient():
+        size = codec_peers.bytes_per_parameter(name, {"w": (256, 512)})
+    assert size == pytest.approx(8 if name == "torch AdamW" else 2.03, abs=0.02)

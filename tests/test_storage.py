@@ -177,6 +177,43 @@ def test_exact_fields_stay_as_they_are_unless_they_are_named():
     assert named.inner[0].mu["w"].dtype == jnp.float32
 
 
+STORED_AND_WRITTEN = {
+    "inside": lambda tx, store, write: write(store(tx)),
+    "outside": lambda tx, store, write: store(write(tx)),
+    "inside, paced": lambda tx, store, write: write(store(tx)).every_k(2),
+    "outside, paced": lambda tx, store, write: store(write(tx).every_k(2)),
+    "paced between": lambda tx, store, write: store(write(tx.every_k(2))),
+    "each group": lambda tx, store, write: store(write(tx).partition({matrices: write(tx)})),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["kahan", "stochastic"])
+def test_parameters_are_written_the_same_inside_and_outside(policy):
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    grads = jax.tree.map(lambda x: x.astype(jnp.bfloat16), GRADS)
+
+    def after(place):
+        tx = STORED_AND_WRITTEN[place](
+            sl.lion(1e-3),
+            # Its accumulator would be rounded outside of `.every_k` only.
+            lambda tx: tx.store({"mu": "int8"}, min_size=1),
+            lambda tx: tx.write(policy),
+        )
+        params, opt = half, sl.Optimizer(tx, half)
+        for _ in range(4):
+            params, opt = opt.step(params, grads)
+        full = opt.eval_params(params, full_precision=True)
+        return jax.tree.leaves((params, full))
+
+    pairs = [("inside", "outside"), ("inside", "each group")]
+    pairs += [("inside, paced", "outside, paced"), ("inside, paced", "paced between")]
+    found = {place: after(place) for place in STORED_AND_WRITTEN}
+    for a, b in pairs:
+        for x, y in zip(found[a], found[b], strict=True):
+            assert jnp.array_equal(x, y), (a, b)
+
+
 def test_small_leaves_and_others_stay_as_they_are():
     state = sl.Optimizer(sl.lion(0.1).store("int8", min_size=1000), PARAMS).state.inner[0]
     assert isinstance(state.mu["w"], C.Encoded)

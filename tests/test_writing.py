@@ -253,6 +253,21 @@ def test_losses_see_the_dtypes_of_the_model():
     assert loss(after) < value
 
 
+@pytest.mark.slow
+def test_quasi_newton_steps_reach_what_the_model_cannot_hold():
+    def loss(model):
+        return jnp.sum((model["w"].astype(F32) - 1.3) ** 4 + model["w"].astype(F32) ** 2)
+
+    losses, step = {}, sl.train_step(loss)
+    for policy in ("nearest", "master"):
+        model = {"w": jnp.linspace(-1, 1, 8).astype(BF16)}
+        opt = sl.Optimizer(sl.lbfgs().write(policy), model)
+        for _ in range(10):
+            model, opt, _ = step(model, opt)
+        losses[policy] = loss(opt.eval_params(model, full_precision=True))
+    assert losses["master"] < losses["nearest"]
+
+
 # --- stochastic rounding --------------------------------------------------------------------
 
 

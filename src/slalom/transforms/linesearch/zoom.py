@@ -188,7 +188,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             decrease_error=best.decrease_error,
             curvature_error=best.curvature_error,
             age=tree.increment(state.age),
-            grad=best.grad,
+            grad=tree.cast_like(best.grad, state.grad),
         )
 
     def _try(self, search: _Search, along: Line, now: Any, guess: Scalar) -> _Search:

@@ -268,6 +268,21 @@ def test_quasi_newton_steps_reach_what_the_model_cannot_hold():
     assert losses["master"] < losses["nearest"]
 
 
+def test_quasi_newton_memories_come_from_parameters_in_full():
+    scales, best = jnp.linspace(1, 30, 16), jnp.linspace(-2, 2.5, 16)
+
+    def descend(tx, model):
+        opt = sl.Optimizer(tx, model)
+        for _ in range(6):
+            full = opt.eval_params(model, full_precision=True)
+            model, opt = opt.step(model, scales * (full - best))
+        return opt.eval_params(model, full_precision=True)
+
+    tx = sl.ScaleByLbfgs(4) | sl.ScaleByLearningRate(0.1)
+    ours = descend(tx.write("master"), jnp.zeros(16, BF16))
+    np.testing.assert_allclose(ours, descend(tx, jnp.zeros(16)), rtol=1e-5, atol=1e-6)
+
+
 # --- stochastic rounding --------------------------------------------------------------------
 
 

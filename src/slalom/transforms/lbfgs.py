@@ -58,7 +58,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
     g = 1e-10 does not change w at all. In float32 losses work whose gradients are at least 1e-16.
     A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ is not stored, since P would not be positive definite and u might
     ascend. If the parameters did not move, as after a failed line search, the memory is cleared,
-    and the next direction is the gradient. The memories of half-precision parameters are float32.
+    and the next direction is the gradient. The state of half-precision parameters is float32.
 
     **Arguments:**
 
@@ -88,7 +88,8 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
                 lambda p: jnp.zeros(size, tree.real_dtype(tree.accumulation_dtype(p.dtype))),
                 params,
             ),
-            params=tree.zeros_like(params),
+            # In full, since under `.write` they have more digits than their dtype.
+            params=tree.zeros_like(params, tree.accumulation_dtype),
             updates=tree.zeros_like(params, tree.accumulation_dtype),
         )
 

@@ -443,7 +443,9 @@ def test_codecs_are_compared_and_only_what_is_missing_is_measured(tmp_path):
     assert "\nold\n" not in text
 
 
+# PyTorch warns of its own functions while it compiles.
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", codec_peers.PEERS)
 def test_the_state_of_peers_is_measured(name):
     pytest.importorskip("torch", reason="the peers are PyTorch's")

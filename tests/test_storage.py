@@ -206,8 +206,9 @@ def test_parameters_are_written_the_same_inside_and_outside(policy):
         full = opt.eval_params(params, full_precision=True)
         return jax.tree.leaves((params, full))
 
-    pairs = [("inside", "outside"), ("inside", "each group")]
-    pairs += [("inside, paced", "outside, paced"), ("inside, paced", "paced between")]
+    pairs = [("inside", "outside"), ("inside", "each group"), ("inside, paced", "outside, paced")]
+    if policy != "stochastic":  # its bits follow the clock at the place of `.write`
+        pairs.append(("inside, paced", "paced between"))
     found = {place: after(place) for place in STORED_AND_WRITTEN}
     for a, b in pairs:
         for x, y in zip(found[a], found[b], strict=True):

@@ -215,10 +215,10 @@ def _opt_specs(
 ) -> list[Spec]:
     """How each array of an optimizer is sharded."""
     state = jax.tree.leaves(opt.state, is_leaf=is_encoded)
-    arrays = [(x, is_encoded(leaf)) for leaf in state for x in jax.tree.leaves(leaf)]
+    arrays = [(x, _blocks(leaf)) for leaf in state for x in jax.tree.leaves(leaf)]
     of_state = [
-        _state_spec(slot, leaf.shape, specs, sizes, trained, in_blocks, axes)
-        for slot, (leaf, in_blocks) in zip(
+        _state_spec(slot, leaf.shape, specs, sizes, trained, blocks, axes)
+        for slot, (leaf, blocks) in zip(
             slots(opt.transform, opt.state, trained), arrays, strict=True
         )
         if isinstance(leaf, jax.ShapeDtypeStruct)
@@ -228,37 +228,51 @@ def _opt_specs(
     return [*rules, *of_state, ()]
 
 
+def _blocks(leaf: Any) -> int | None:
+    """The number of blocks in a row of an encoded leaf; `None` for an array."""
+    if not is_encoded(leaf):
+        return None
+    return min((x.shape[-1] for x in jax.tree.leaves(leaf) if x.shape), default=0)
+
+
 def _state_spec(
     slot: Slot,
     shape: Sequence[int],
     specs: dict[str, Spec],
     sizes: dict[str, Any],
     trained: Sequence[str],
-    in_blocks: bool,
+    blocks: int | None,
     axes: dict[str, int],
 ) -> Spec:
     """How a leaf of the state is sharded."""
     for param in (slot.param, (slot.param or "").removeprefix("apart.")):  # `Flatten` names both
         if param is not None and param in trained:
             of_param = specs[param], tuple(sizes[param].shape)
-            if in_blocks:
-                return _derived_in_blocks(tuple(shape), *of_param, axes)
+            if blocks is not None:
+                return _derived_in_blocks(tuple(shape), *of_param, blocks, axes)
             return _derived(tuple(shape), *of_param)
     return (None,) * len(shape)
 
 
 def _derived_in_blocks(
-    shape: tuple[int, ...], spec: Spec, param: tuple[int, ...], axes: dict[str, int]
+    shape: tuple[int, ...], spec: Spec, param: tuple[int, ...], blocks: int, axes: dict[str, int]
 ) -> Spec:
-    """How an array of an encoded leaf is sharded. Its last axis may have an entry per block."""
+    """How an array of an encoded leaf is sharded. Its last axis may have an entry per block, or
+    several numbers of a block in each entry."""
     if len(shape) != len(param) or not shape or shape[:-1] != param[:-1]:
         return _derived(shape, spec, param)
-    kept, parts = [], 1
+    # What shards an axis is divided among the blocks first, then among the numbers of a block that
+    # share an entry, and then among its entries. It is lost where it divides an entry.
+    shared = param[-1] // max(1, shape[-1])
+    kept, parts, lost = [], 1, 1
     for name in _names(spec[-1]):
-        parts *= axes[name]
-        if shape[-1] % parts:
-            break
-        kept.append(name)
+        if shape[-1] == param[-1] or blocks % (parts * axes[name]) == 0:
+            parts *= axes[name]
+            kept.append(name)
+        elif shared % (lost * axes[name]) == 0:
+            lost *= axes[name]
+        elif shape[-1] // blocks % axes[name] == 0:
+            kept.append(name)
     return (*spec[:-1], tuple(kept))
 
 

@@ -330,6 +330,8 @@ SCRATCH = {
     "outside of if_finite": (CLIPPED.if_finite().store("int8"), 0.12),
     "outside of every_k": (sl.adamw(1e-3).every_k(4).store("int8"), 0.16),
     "outside of every_k, clipped": (CLIPPED.every_k(4).store("int8"), 0.36),
+    # One of the eight leaves, and pieces.
+    "after other links": (sl.adafactor(1e-3, momentum=0.9).store("int8"), 0.18),
 }
 
 

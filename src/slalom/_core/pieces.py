@@ -55,14 +55,14 @@ def in_pieces(
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
     if size >= rows or _is_sharded([*read, *written]):
-        return _whole(rule, read, _held_back(written, after), written, seeds)
+        return _whole(rule, read, held_back(written, after), written, seeds)
     shorter = rows % size != 0
     given = [_matrix(x, rows, width) for x in read]
     matrices = _as_integers(given)
     forms = [_matrix(x, rows, width) for x in written]
     # Where this makes other arrays, they are made one leaf after the other.
     wholes = jax.tree.map(
-        lambda x, y: x if x.dtype == y.dtype else _held_back(x, after), _as_integers(forms), forms
+        lambda x, y: x if x.dtype == y.dtype else held_back(x, after), _as_integers(forms), forms
     )
 
     def first_row(i: Any) -> Any:
@@ -115,7 +115,7 @@ def in_pieces(
     shapes = jax.eval_shape(lambda x: new_piece(jnp.int32(0), cut(x, 0))[1], wholes)
     others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     first = cut(wholes, jnp.int32(0))
-    first = _held_back(first, after)
+    first = held_back(first, after)
     start = (wholes, first, others)
     wholes, last, others = jax.lax.fori_loop(0, number, body, start)
     wholes = put(wholes, last, jnp.int32(number - 1))
@@ -131,7 +131,7 @@ def last_of(result: Array | Encoded, after: Any) -> Any:
     return x[(0,) * x.ndim].real.astype(jnp.float32)
 
 
-def _held_back(tree: PyTree, after: Any) -> PyTree:
+def held_back(tree: PyTree, after: Any) -> PyTree:
     """The tree, which is not read before `after` is known."""
     if after is None:
         return tree

@@ -21,7 +21,7 @@ from .._core.declared import Part
 from .._core.encoded import decoded, encoded_again, encoded_like, has_encoded, is_encoded, seed_of
 from .._core.manual_axes import refuse_parts
 from .._core.marks import PARAM_LIKE, PER_LEAF, marks, params_like_fields
-from .._core.pieces import in_pieces, last_of
+from .._core.pieces import held_back, in_pieces, last_of
 from .._core.stateless import AbstractStatelessTransform
 from .._core.traits import AbstractTraits
 from .._core.transform import AbstractTransform, pair
@@ -145,7 +145,7 @@ def _run_chain(part: Part, write: Write, updates: Any, clock: Any) -> tuple[Any,
             stop += 1
         if has_encoded((updates, [link.part.state for link in group])) and group:
             own = write if stop == len(links) else RETURN
-            updates, new = _run_leaves(group, part, own, updates, clock, factors)
+            updates, new = _run_leaves(group, part, own, updates, clock, factors, start > 0)
             flat = iter(new)
             states += [None] * bool(factors)
             states += [_nested(link.module, flat) for link in links[len(states) : stop]]
@@ -312,6 +312,7 @@ def _run_leaves(
     updates: PyTree,
     clock: Any,
     factors: tuple[Any, ...] = (),
+    computed: bool = False,
 ) -> tuple[Any, list[Any]]:
     """Runs rules leaf by leaf.
 
@@ -321,6 +322,7 @@ def _run_leaves(
     - `outer`: the parameters and the context that they see.
     - `write`, `updates`, `clock`: as for `run_stored`.
     - `factors`: numbers to multiply the updates by before.
+    - `computed`: whether other links compute the updates. They then do so leaf by leaf, too.
 
     **Returns:** the result of `write`, and the new states of the links.
     """
@@ -379,6 +381,7 @@ def _run_leaves(
             for k, state in zip(active, own, strict=True)
             for n, x in enumerate(_split(state)[0])
         ]
+        g = held_back(g, after) if computed else g
         result, new = at_leaf(active, g, own_params[i], own, given[i], seeds, after)
         results.append(result)
         # Not of the parameters: in a branch of a conditional, XLA would copy them for it.

@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend.core import Literal
 from jaxtyping import Array, PyTree
 
+from .. import tree
 from .._paths import dotted
-from ..tree.leaves import map_leaves
 from .encoded import Encoded, is_encoded, row_shape, seed_of
 
 _SIZES = {"cpu": 2**17}
@@ -55,14 +55,14 @@ def in_pieces(
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
     if size >= rows or _is_sharded([*read, *written]):
-        return _whole(rule, read, held_back(written, after), written, seeds)
+        return _whole(rule, read, tree.after(written, after), written, seeds)
     shorter = rows % size != 0
     given = [_matrix(x, rows, width) for x in read]
     matrices = _as_integers(given)
     forms = [_matrix(x, rows, width) for x in written]
     # Where this makes other arrays, they are made one leaf after the other.
     wholes = jax.tree.map(
-        lambda x, y: x if x.dtype == y.dtype else held_back(x, after), _as_integers(forms), forms
+        lambda x, y: x if x.dtype == y.dtype else tree.after(x, after), _as_integers(forms), forms
     )
 
     def first_row(i: Any) -> Any:
@@ -115,7 +115,7 @@ def in_pieces(
     shapes = jax.eval_shape(lambda x: new_piece(jnp.int32(0), cut(x, 0))[1], wholes)
     others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     first = cut(wholes, jnp.int32(0))
-    first = held_back(first, after)
+    first = tree.after(first, after)
     start = (wholes, first, others)
     wholes, last, others = jax.lax.fori_loop(0, number, body, start)
     wholes = put(wholes, last, jnp.int32(number - 1))
@@ -131,19 +131,10 @@ def last_of(result: Array | Encoded, after: Any) -> Any:
     return x[(0,) * x.ndim].real.astype(jnp.float32)
 
 
-def held_back(tree: PyTree, after: Any) -> PyTree:
-    """The tree, which is not read before `after` is known."""
-    if after is None:
-        return tree
-    # XLA does not know that no number satisfies both.
-    never = (after < 0) & (after > 1)
-    return jax.tree.map(lambda x: jnp.where(never, jnp.zeros((), x.dtype), x), tree)
-
-
 def map_in_pieces(
     rule: Callable[..., Any], old: PyTree, new: PyTree, now: SimpleNamespace, clock: Any
 ) -> PyTree:
-    """`map_leaves(rule, (old, new), now)` in the codecs of the old values.
+    """`tree.map_leaves(rule, (old, new), now)` in the codecs of the old values.
 
     **Arguments:**
 
@@ -159,7 +150,7 @@ def map_in_pieces(
         numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
 
         def at_leaf(read: list[Any], written: list[Any], numbers: Any = numbers) -> Any:
-            return [map_leaves(rule, (*written, *read), SimpleNamespace(**numbers))], None
+            return [tree.map_leaves(rule, (*written, *read), SimpleNamespace(**numbers))], None
 
         seeds = [seed_of(dotted(path), clock)]
         (result,), _ = in_pieces(at_leaf, [g], [a], seeds, after)
@@ -262,7 +253,7 @@ def _like(like: Array | Encoded, x: Any) -> Array | Encoded:
     return jnp.reshape(x, like.shape)
 
 
-def _as_integers(tree: PyTree) -> PyTree:
+def _as_integers(arrays: PyTree) -> PyTree:
     """The bits of arrays such as bfloat16 ones: on a CPU, XLA cannot write a piece of these without
     converting all of the array."""
 
@@ -272,14 +263,14 @@ def _as_integers(tree: PyTree) -> PyTree:
             return x
         return jax.lax.bitcast_convert_type(x, f"uint{info.bits}")
 
-    return jax.tree.map(bits, tree)
+    return jax.tree.map(bits, arrays)
 
 
-def _as_they_were(tree: PyTree, like: PyTree) -> PyTree:
+def _as_they_were(arrays: PyTree, like: PyTree) -> PyTree:
     """Undoes `_as_integers`."""
     return jax.tree.map(
         lambda x, y: x if x.dtype == y.dtype else jax.lax.bitcast_convert_type(x, y.dtype),
-        tree,
+        arrays,
         like,
     )
 

@@ -21,7 +21,7 @@ from .._core.declared import Part
 from .._core.encoded import decoded, encoded_again, encoded_like, has_encoded, is_encoded, seed_of
 from .._core.manual_axes import refuse_parts
 from .._core.marks import PARAM_LIKE, PER_LEAF, marks, params_like_fields
-from .._core.pieces import held_back, in_pieces, last_of
+from .._core.pieces import in_pieces, last_of
 from .._core.stateless import AbstractStatelessTransform
 from .._core.traits import AbstractTraits
 from .._core.transform import AbstractTransform, pair
@@ -381,7 +381,7 @@ def _run_leaves(
             for k, state in zip(active, own, strict=True)
             for n, x in enumerate(_split(state)[0])
         ]
-        g = held_back(g, after) if computed else g
+        g = tree.after(g, after) if computed else g
         result, new = at_leaf(active, g, own_params[i], own, given[i], seeds, after)
         results.append(result)
         # Not of the parameters: in a branch of a conditional, XLA would copy them for it.

@@ -103,6 +103,7 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
 
     needs_whole_params: ClassVar[bool | None] = False
     passes_gradients: ClassVar[bool] = True
+    reads_rest: ClassVar[bool] = True
 
     inner: AbstractTransform
     policy: str = eqx.field(static=True, metadata={CHECK: _check_policy})

@@ -110,7 +110,7 @@ class AbstractRule(AbstractTransform[State]):
     # --- what follows from them -------------------------------------------------------------
 
     def init(self, params: Params) -> State:
-        return tree.no_state(params)
+        return tree.no_state(params)  # pyright: ignore[reportReturnType]
 
     def update(
         self,

@@ -24,7 +24,7 @@ from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._paths import candidates, glob_pattern, has_suffix, leaf_paths
-from .._types import Gradients, Params, Tracer
+from .._types import Params, Tracer
 from ..codecs.names import as_codec
 from ..codecs.offloading import offload
 from ..where.resolve import Where, as_where, mask
@@ -119,7 +119,7 @@ class Stored(AbstractWrapper[StoredState]):
     def run(
         self,
         write: Write,
-        updates: Gradients,
+        updates: PyTree,
         state: StoredState,
         params: Params | None,
         context: Context | None,

@@ -17,9 +17,9 @@ from jaxtyping import Array, PyTree
 from ... import tree
 from ..encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape
 
-Store: TypeAlias = Callable[[int, Array], Array]
+Store: TypeAlias = Callable[[int, Any], Any]
 """Stores a new value of the leaf with this number, and returns it as later phases see it."""
-Body: TypeAlias = Callable[[list[Array], list[Array], Store], None]
+Body: TypeAlias = Callable[[list[Any], list[Any], Store], None]
 """What happens to some leaves of equal shape: called with the decoded leaves that are only read,
 those that may be written, and a function that stores."""
 
@@ -55,7 +55,7 @@ def run_at_rest(
     shape = tuple(read[0].shape)
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
-    if size >= rows or _is_sharded([*read, *written]):
+    if size >= rows or _is_sharded([*read, *(x for x in written if x is not None)]):
         return run_whole(body, read, tree.after(list(written), after), seeds)
     filled = [x if x is not None else _zeros(body, read, written, seeds) for x in written]
     return _in_pieces(body, read, filled, seeds, after, (rows, width, size))
@@ -79,7 +79,8 @@ def run_whole(
         # compute the new values again, and the old ones can be overwritten.
         return new.decode() if like.codec.is_elementwise(like.spec) else value
 
-    body(*([x.decode() if rests(x) else x for x in leaves] for leaves in (read, written)), store)
+    own, old = ([x.decode() if rests(x) else x for x in leaves] for leaves in (read, written))
+    body(own, old, store)
     return results
 
 
@@ -88,7 +89,9 @@ def _zeros(
 ) -> Array:
     """An array in place of the result that overwrites nothing."""
     i = list(written).index(None)
-    shape = jax.eval_shape(lambda *leaves: run_whole(body, *leaves, seeds)[i], read, written)
+    shape = jax.eval_shape(
+        lambda read, written: run_whole(body, read, written, seeds)[i], read, written
+    )
     return jnp.zeros(shape.shape, shape.dtype)
 
 
@@ -134,13 +137,11 @@ def _in_pieces(
             elementwise = like.codec.is_elementwise(like.spec)
             return like.decode_rows(new, (size, width)) if elementwise else value
 
-        body(
-            *(
-                [_decoded(e, x, (size, width)) for e, x in zip(leaves, xs, strict=True)]
-                for leaves, xs in zip((read, written), pieces, strict=True)
-            ),
-            store,
+        own, now = (
+            [_decoded(e, x, (size, width)) for e, x in zip(leaves, xs, strict=True)]
+            for leaves, xs in zip((read, written), pieces, strict=True)
         )
+        body(own, now, store)
         new = _as_integers(results)
         if shorter:
             # The last piece overlaps the one before, whose rows are done.

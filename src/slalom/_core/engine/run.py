@@ -67,12 +67,15 @@ def run_rules(
     """
     leaves, structure = jax.tree.flatten(updates, is_leaf=rests)
     runs = [_Run(rule, updates) for rule in rules]
-    adds = write is ADD and outer.params is not None
-    reads = any("params" in run.rule.needs for run in runs)
+    place = None
+    if outer.params is not None and (write is ADD or any(run.is_in_blocks for run in runs)):
+        # Elsewhere a policy has its own way to split a sum in place.
+        place = write.in_place(outer.params)
     params: list[Any] = [None] * len(leaves)
-    if adds or reads:
-        seen = outer.params if adds else write.full(outer.params)
-        params = structure.flatten_up_to(seen)
+    if place is not None:
+        params = structure.flatten_up_to(place)
+    elif any("params" in run.rule.needs for run in runs):
+        params = structure.flatten_up_to(write.at_rest(outer.params))
 
     def at_leaf(plan: _Plan, numbers: Any, u: Any, p: Any, fields: Any, seeds: Any, after: Any):
         return _at_leaf(runs, plan, numbers, u, p, fields, seeds, after)
@@ -90,7 +93,7 @@ def run_rules(
         active = [k for k, run in enumerate(runs) if i in run.positions]
         places = [runs[k].positions[i] for k in active]
         own = [(runs[k], n) for k, n in zip(active, places, strict=True)]
-        plan = _Plan(tuple(active), tuple(run.plan[n] for run, n in own), adds)
+        plan = _Plan(tuple(active), tuple(run.plan[n] for run, n in own), place is not None)
         fields = [[column[n] for column in run.columns.values()] for run, n in own]
         seeds = [
             [
@@ -111,7 +114,9 @@ def run_rules(
         for (run, n), values in zip(own, new, strict=True):
             run.take(n, values)
     result = structure.unflatten(results)
-    if not adds and not write.returns:
+    if place is not None:
+        result = write.from_place(result)
+    elif not write.returns:
         result = write(outer.params, result)
     return result, [run.new_state() for run in runs]
 
@@ -156,6 +161,12 @@ class _Run:
         self.plan = self.rule.plan(part.params) or (None,) * len(at.leaves)
         self.new = {name: list(column) for name, column in self.columns.items()}
 
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether a field of the state is in a codec that needs more than one number at once."""
+        leaves = jax.tree.leaves(self.columns, is_leaf=is_encoded)
+        return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
+
     def numbers_of(self, n: int) -> dict[str, Any]:
         """The numbers of this step for the leaf at this position."""
         return {name: x if x is None or x.ndim == 0 else x[n] for name, x in vars(self.now).items()}
@@ -185,7 +196,7 @@ def _at_leaf(
     counts = [len(values) for values in fields]
     starts = np.cumsum([1, *counts])
 
-    def body(read: list[Array], old: list[Array], store: Store) -> None:
+    def body(read: list[Any], old: list[Any], store: Store) -> None:
         u, target = read[0], old[0]
         seen = target if plan.adds else (read[1] if len(read) > 1 else None)
         for k, own, here, start in zip(plan.active, plan.plans, numbers, starts, strict=False):
@@ -281,7 +292,7 @@ def advance_tree(
     leaves, structure = jax.tree.flatten(old, is_leaf=rests)
 
     def at_leaf(numbers: Any, a: Any, g: Any, seed: Any, after: Any) -> Any:
-        def body(read: list[Array], written: list[Array], store: Store) -> None:
+        def body(read: list[Any], written: list[Any], store: Store) -> None:
             here = SimpleNamespace(**numbers)
             store(0, tree.map_leaves(rule, (written[0], read[0]), here))
 

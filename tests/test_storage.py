@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import slow_except
-from slalom._core import pieces
+from slalom._core.engine import pieces
 from slalom._core.encoded import encoded_form, random_bits, seed_of
 
 C = sl.codecs

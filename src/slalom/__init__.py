@@ -43,6 +43,7 @@ with _checked:
         per_param as per_param,
     )
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
+    from ._core.rule import AbstractRule as AbstractRule
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
     from ._core.wrapper import (

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .. import tree
 from .._types import Params, Step, Updates
 
-_OTHER = ("extra", "shardings")
+_OTHER = ("extra", "shardings", "stored_clock")
 """The fields that are not inputs by name."""
 
 
@@ -37,6 +37,8 @@ class Context(eqx.Module):
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.
+    - `stored_clock`: the number of steps that stochastic rounding of stored state hashes. `.store`
+        passes it.
     """
 
     step: Step | None = None
@@ -50,6 +52,7 @@ class Context(eqx.Module):
     per_param: Mapping[str, PyTree] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
+    stored_clock: Any = None
 
     def has(self, name: str) -> bool:
         """Whether this step knows `name`."""

@@ -49,6 +49,10 @@ class AbstractTraits(AbstractDeclared):
     """Whether a wrapper only passes the gradients on, or linear combinations of them. Only such
     wrappers may contain `.scale_loss()`."""
 
+    reads_rest: ClassVar[bool] = False
+    """Whether `run` of a wrapper takes updates that are still encoded or unscaled, because it only
+    passes them on."""
+
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""
 

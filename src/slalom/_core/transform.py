@@ -16,6 +16,9 @@ from jaxtyping import Array, Bool
 from .. import tree
 from .._types import Gradients, Params, Updates
 from .context import Context
+from .declared import Part
+from .engine.decoding import run_decoded
+from .engine.run import Leafwise
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent
 from .messages import uncalled
@@ -155,6 +158,21 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         seen = write.full(params)
         updates, state = pair(self, self.update(updates, state, seen, context))
         return write(params, updates), state
+
+    def run_at_rest(self, part: Part, write: Write, updates: Gradients) -> tuple[Any, State]:
+        """As `run`, where leaves of the state or of the updates are encoded."""
+        return run_decoded(part, write, updates)
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        """This as rules that can run leaf by leaf, together with others, or `None`.
+
+        **Arguments:**
+
+        - `part`: this, and what it sees.
+        - `leaves`: the positions of its leaves among those of the updates.
+        """
+        del part, leaves
+        return None
 
     # --- helpers for authors ----------------------------------------------------------------
 

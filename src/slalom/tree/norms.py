@@ -97,11 +97,12 @@ def divided(x: Inexact[Array, "..."], largest: Real[Array, "..."]) -> Inexact[Ar
     """x / largest for |x| ≤ largest, which broadcasts; 0 / 0 = 0.
 
     The inverse of the largest numbers is subnormal, which processors treat as 0, so the divisor is
-    brought closer to 1 first.
+    brought closer to 1 first. The quotient of subnormal numbers is 0.
     """
     power = jnp.where(largest > 1, 0.25, 4.0).astype(largest.dtype)
     divisor = largest * power
-    return (x * power) * (1 / jnp.where(divisor == 0, 1, divisor))
+    small = divisor < float(jnp.finfo(divisor.dtype).tiny)
+    return (x * power) * jnp.where(small, 0, 1 / jnp.where(small, 1, divisor))
 
 
 def positive(square: Real[Array, "..."]) -> Real[Array, "..."]:

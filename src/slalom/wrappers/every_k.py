@@ -219,7 +219,9 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        accumulated = self._accumulate(state.accumulated, updates, now, skip, state.mini_step)
+        # Other random bits for each mini-step of each window; after 2¹⁶ windows from the start.
+        clock = (state.count << 16) + state.mini_step
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, clock)
         value = None
         if context is not None and context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())

@@ -229,6 +229,7 @@ with _checked:
         IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
+        Maximized as Maximized,
         Mechanized as Mechanized,
         Only as Only,
         Partition as Partition,

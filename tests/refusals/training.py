@@ -173,3 +173,76 @@ def an_unknown_compute_dtype():
 )
 def an_integer_compute_dtype():
     sl.train_step(total, compute_dtype=jnp.int32)
+
+
+# --- the best model ---------------------------------------------------------------------------
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes a model like the one that it was created with: 'v' is in this model but "
+    "not in the first one.",
+)
+def a_best_model_with_another_leaf():
+    sl.KeepBest(params()).update(params() | {"v": jnp.ones(2)}, 1.0)
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes a model like the one that it was created with, but 'flag' was False and "
+    "is now True. Pass the model as it was, for example before `eqx.nn.inference_mode`.",
+)
+def a_best_model_in_another_mode():
+    sl.KeepBest(params() | {"flag": False}).update(params() | {"flag": True}, 1.0)
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes a model like the one that it was created with, but 'w' was float32[3,2] "
+    "and is now bfloat16[3,2].",
+)
+def a_best_model_in_another_dtype():
+    sl.KeepBest(params()).update(params() | {"w": jnp.ones((3, 2), jnp.bfloat16)}, 1.0)
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes the loss as a real scalar, got float32[2]. Average it, for example with "
+    "`jnp.mean`. For several runs at once, call it under `jax.vmap`.",
+)
+def a_best_model_by_several_losses():
+    sl.KeepBest(params()).update(params(), jnp.ones(2))
+
+
+@refused(
+    TypeError,
+    "KeepBest.update takes a model and its loss, a real scalar, got a dict in the place of the "
+    "loss.",
+)
+def a_best_model_in_the_place_of_its_loss():
+    sl.KeepBest(jnp.ones(())).update(jnp.ones(()), params())
+
+
+@refused(TypeError, "KeepBest.patience must be an int or None, got 2.5.", unchecked=True)
+def a_patience_of_half_a_step():
+    sl.KeepBest(params(), 2.5)
+
+
+@refused(ValueError, "KeepBest.patience must be at least 1, got 0.")
+def no_patience():
+    sl.KeepBest(params(), 0)
+
+
+@refused(TypeError, "KeepBest.min_delta must be a number, got 'small'.", unchecked=True)
+def a_word_for_min_delta():
+    sl.KeepBest(params(), min_delta="small")
+
+
+@refused(ValueError, "KeepBest.min_delta must be in [0, inf), got -0.1.")
+def a_negative_min_delta():
+    sl.KeepBest(params(), min_delta=-0.1)
+
+
+@refused(TypeError, "KeepBest.minimize must be a bool, got 'loss'.", unchecked=True)
+def a_name_for_minimize():
+    sl.KeepBest(params(), minimize="loss")

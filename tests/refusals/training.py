@@ -246,3 +246,101 @@ def a_negative_min_delta():
 @refused(TypeError, "KeepBest.minimize must be a bool, got 'loss'.", unchecked=True)
 def a_name_for_minimize():
     sl.KeepBest(params(), minimize="loss")
+
+
+# --- many steps in one call -------------------------------------------------------------------
+
+
+def scan(*batches: Any, tx: Any = None, options: Any = (), **scanned: Any) -> Any:
+    step = sl.train_step(lambda model, *args: total(model), **dict(options))
+    return step.scan(params(), bound(tx), *batches, **scanned)
+
+
+@refused(
+    TypeError,
+    "`step.scan` does not know the number of steps. Pass arrays with an axis of steps by position, "
+    "or `length=`.",
+)
+def a_scan_of_unknown_length():
+    scan()
+
+
+@refused(
+    ValueError,
+    "The arguments of `step.scan` have different numbers of steps: the positional argument 0 has "
+    "3, and the positional argument 1.x has 4.",
+)
+def a_scan_of_two_lengths():
+    scan(jnp.ones(3), {"x": jnp.ones((4, 2))})
+
+
+@refused(
+    ValueError,
+    "The arguments of `step.scan` have different numbers of steps: the keyword `length` has 2, and "
+    "the positional argument 0 has 3.",
+)
+def a_scan_of_another_length():
+    scan(jnp.ones(3), length=2)
+
+
+@refused(
+    ValueError,
+    "The positional argument 0 of `step.scan` is a scalar, so it has no axis of steps. Pass by "
+    "keyword what is the same in every step.",
+)
+def a_scan_over_a_scalar():
+    scan(jnp.ones(()), length=2)
+
+
+@refused(ValueError, "`unroll` of `step.scan` must be at least 1, got 0.")
+def a_scan_that_is_not_unrolled():
+    scan(length=2, unroll=0)
+
+
+@refused(TypeError, "`length` of `step.scan` must be an int, got 2.0.", unchecked=True)
+def a_scan_of_a_fractional_length():
+    scan(length=2.0)
+
+
+@refused(TypeError, "`with_metrics` of `step.scan` must be a bool, got 'all'.", unchecked=True)
+def a_scan_with_named_metrics():
+    scan(length=2, with_metrics="all")
+
+
+@refused(
+    ValueError,
+    "`model_state` is what the loss returns as its `aux`. Write `sl.train_step(loss_fn, "
+    "has_aux=True)`, and return (loss, model_state).",
+)
+def a_scan_with_a_state_that_is_not_returned():
+    scan(length=2, model_state=jnp.ones(2))
+
+
+@refused(
+    ValueError,
+    "`model_state` cannot be combined with `microbatches`: every microbatch would start from the "
+    "same state. Leave out one of them.",
+)
+def a_scan_with_a_state_in_microbatches():
+    options = {"has_aux": True, "microbatches": 2}
+    scan(jnp.ones((2, 2)), options=options, model_state=jnp.ones(2))
+
+
+@refused(
+    ValueError,
+    "The loss must return a state like `model_state`: the state that the loss returned is of type "
+    "tuple, `model_state` of type dict.",
+)
+def a_scan_with_another_state():
+    step = sl.train_step(lambda model, state: (total(model), ()), has_aux=True)
+    step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})
+
+
+@refused(
+    ValueError,
+    "The loss must return a state like `model_state`, but 'a' was float32[2] and is now "
+    "float32[3].",
+)
+def a_scan_with_a_state_of_another_shape():
+    step = sl.train_step(lambda model, state: (total(model), {"a": jnp.ones(3)}), has_aux=True)
+    step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})

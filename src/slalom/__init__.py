@@ -66,6 +66,7 @@ with _checked:
     from ._tools.plots import plot_metrics as plot_metrics
     from ._tools.sweep import sweep as sweep
     from ._tools.sweep_result import SweepResult as SweepResult
+    from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
     from .optimizers import (

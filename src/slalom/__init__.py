@@ -9,7 +9,7 @@ if _os.environ.get("SLALOM_TYPECHECK", "0") not in ("", "0"):
         import beartype as _beartype
     except ImportError as _error:
         raise ImportError(
-            "SLALOM_TYPECHECK=1 checks types with beartype: pip install 'slalom[typecheck]'."
+            "SLALOM_TYPECHECK=1 checks types with beartype: pip install beartype."
         ) from _error
     from jaxtyping import install_import_hook as _install_import_hook
 

@@ -38,7 +38,7 @@ class AbstractTraits(AbstractDeclared):
     """Whether the transform needs per-example gradients, with a leading axis of examples."""
 
     computes_gradient: ClassVar[bool] = False
-    """Whether the transform puts a gradient that it computes in the place of the incoming updates.
+    """Whether the transform replaces the incoming updates by a gradient that it computes.
 
     Nothing may come before it in a chain."""
 

@@ -76,9 +76,7 @@ def need_safetensors() -> Any:
     try:
         import safetensors
     except ImportError as error:
-        raise ImportError(
-            'Checkpoints need safetensors: pip install "slalom[checkpoint]".'
-        ) from error
+        raise ImportError("Checkpoints need safetensors: pip install safetensors.") from error
     return safetensors
 
 

@@ -62,7 +62,7 @@ def adadelta(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - The others: as in `ScaleByAdadelta`.
 
@@ -93,7 +93,7 @@ def madgrad(
     **Arguments:**
 
     - `learning_rate`: η, ≥ 0.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation. Defaults to
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization. Defaults to
         no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - The others: as in `ScaleByMadgrad`.

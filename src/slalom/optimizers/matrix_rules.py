@@ -6,6 +6,7 @@ from typing import Any
 from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
+from .._core.schedule import as_schedule
 from .._core.transform import AbstractTransform
 from ..transforms import (
     Ema,
@@ -55,8 +56,9 @@ def muon(
     `where=~sl.where.path("head.**")` to train an output layer with AdamW, as the authors advise.
     `opt.describe(model)` shows which is which.
 
-    With the original scale η is much larger than for AdamW, such as 0.02, and
-    `adam_learning_rate` should be given. With `scale="match_rms_adamw"` both are equal.
+    With the original scale η is much larger than for AdamW, such as 0.02, so that AdamW gets
+    0.015·η by default, the ratio of 0.02 to 0.0003 in the original code. With
+    `scale="match_rms_adamw"` both rates are η.
 
     Differs from Optax: weights of Equinox's layers are outputs × inputs, so s is √(outputs /
     inputs) of the right numbers; convolutions and stacks of layers are matrices too; the momentum
@@ -75,15 +77,16 @@ def muon(
         `coefficients`, `steps` and so on in `Orthogonalize`. Optax's `consistent_rms=0.2` is
         `scale="match_rms_adamw"`.
     - `where`: which matrices are trained with Muon. Defaults to all.
-    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
+        `scale="match_rms_adamw"`, and to 0.015·η otherwise.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
 
     **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
 
     ```python
-    >>> sl.muon(0.02, adam_learning_rate=1e-3)
-    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)).partition(
+    >>> sl.muon(0.02)
+    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.0003)).partition(
         {
             sl.where.matrix(): (
                 sl.Trace(0.95, nesterov=True)
@@ -114,7 +117,8 @@ def muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "muon", chosen(where, layout), learning_rate, *adam_numbers)
+    default = _default_adam_rate(learning_rate, scale)
+    return with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers)
 
 
 @advise_keywords
@@ -173,9 +177,16 @@ def norm_muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(
-        rule, "norm_muon", chosen(where, layout), learning_rate, *adam_numbers
-    )
+    default = _default_adam_rate(learning_rate, scale)
+    return with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers)
+
+
+def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
+    """The learning rate of AdamW beside Muon, if the user gives none."""
+    if scale == "match_rms_adamw":
+        return learning_rate
+    rate = as_schedule(learning_rate) if callable(learning_rate) else learning_rate
+    return 0.015 * rate
 
 
 @advise_keywords

@@ -1,10 +1,10 @@
 """The selector of matrices, which reads layouts."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from .layout import LayoutLike, as_layout, check_layout, layout_of
-from .resolve import Leaf, Where
+from .resolve import Both, Leaf, Where, WhereLike, as_where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,25 @@ class _Matrix(Where):
     def primitives(self) -> tuple[Where, ...]:
         return (self,) if self.layout is None else (self, *self.layout.primitives())
 
+    def __and__(self, other: WhereLike) -> Where:
+        return _MatricesAmong(self, as_where(other))
+
     def __repr__(self) -> str:
         return f"sl.where.matrix({'' if self.layout is None else repr(self.layout)})"
+
+
+class _MatricesAmong(Both):
+    """The matrices among some parameters, of which there must be one."""
+
+    unmatched: ClassVar[str | None] = (
+        "selects nothing: none of these parameters is a matrix. Matrices are the weights of "
+        "`Linear` and `Conv` layers and other arrays with two axes; a layout makes matrices of "
+        'others, such as `sl.where.matrix({sl.where.path("experts"): "soi"})`.'
+    )
+
+    def primitives(self) -> tuple[Where, ...]:
+        # It comes last: a path that matches nothing is the better message.
+        return (*super().primitives(), self)
 
 
 def matrix(layout: LayoutLike = None) -> Where:
@@ -27,7 +44,7 @@ def matrix(layout: LayoutLike = None) -> Where:
     These are the weights of Equinox's `Linear` (also in `MultiheadAttention`), `Conv`,
     `ConvTranspose`, `GRUCell` and `LSTMCell`, also where `eqx.filter_vmap` stacks these layers, and
     other arrays with two axes. Biases, scales, embeddings, and layers that `eqx.nn.Shared` ties to
-    an embedding are none.
+    an embedding are not matrices.
 
     A layout tells outputs from inputs. It is a string with a letter for each axis: `o` for outputs,
     `i` for inputs, `k` for the kernel of a convolution, which belongs to the inputs, `v` for the

@@ -64,7 +64,7 @@ class Where(abc.ABC):
         """A bool or a label for each leaf."""
 
     def __and__(self, other: WhereLike) -> "Where":
-        return _Both(self, as_where(other))
+        return Both(self, as_where(other))
 
     def __or__(self, other: WhereLike) -> "Where":
         return _Either(self, as_where(other))
@@ -93,7 +93,9 @@ class Where(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Both(Where):
+class Both(Where):
+    """What both of two selectors select."""
+
     left: Where
     right: Where
 
@@ -104,7 +106,7 @@ class _Both(Where):
         return self.left.primitives() + self.right.primitives()
 
     def __repr__(self) -> str:
-        left, right = _operand(self.left, _Either), _operand(self.right, _Either, _Both)
+        left, right = _operand(self.left, _Either), _operand(self.right, _Either, Both)
         return f"{left} & {right}"
 
 
@@ -134,7 +136,7 @@ class _Not(Where):
         return self.inner.primitives()
 
     def __repr__(self) -> str:
-        return f"~{_operand(self.inner, _Both, _Either)}"
+        return f"~{_operand(self.inner, Both, _Either)}"
 
 
 def _operand(where: Where, *looser: type[Where]) -> str:

@@ -136,6 +136,7 @@ with _checked:
         ApplyEvery as ApplyEvery,
         Cautious as Cautious,
         Centralize as Centralize,
+        CheckFinite as CheckFinite,
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,

@@ -27,6 +27,12 @@ Gradients: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."], "Params"]
 """The input of an optimizer: updates, or per-example gradients with one more leading axis."""
 
 
+def is_function(x: Any) -> bool:
+    """Whether `x` is something to call. A transform or an optimizer is not: their `__call__` only
+    raises the error that says what to write instead."""
+    return callable(x) and not getattr(type(x), "refuses_calls", False)
+
+
 def under_jit(x: Any) -> bool:
     """Whether `x` is being traced by `jax.jit` itself, not by `vmap` or `grad`."""
     return isinstance(x, DynamicJaxprTracer)

@@ -45,6 +45,9 @@ class AbstractTraits(AbstractDeclared):
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 
+    clips: ClassVar[bool] = False
+    """Whether the transform bounds gradients. A warning tells if the learning rate comes first."""
+
     passes_gradients: ClassVar[bool] = False
     """Whether a wrapper only passes the gradients on, or linear combinations of them. Only such
     wrappers may contain `.scale_loss()`."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,11 @@ class Optimizer(AbstractPrinted):
             return
         if not isinstance(transform, AbstractTransform):
             raise TypeError(no_transform(transform, model))
+        if model is None:
+            raise TypeError(
+                "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the "
+                "state for the arrays of the model."
+            )
         where = None if trainable is None else as_where(trainable)
         if is_abstract(model):
             make = functools.partial(
@@ -108,7 +113,16 @@ class Optimizer(AbstractPrinted):
         bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
         self.arrays = Arrays(*_bound(bound_tree, params, where))
 
-    if not TYPE_CHECKING:  # a type checker would otherwise accept every name
+    refuses_calls: ClassVar[bool] = True
+
+    if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError(
+                "An optimizer is not called. Write `model, opt = opt.step(model, grads)`, or make "
+                "a training step, `step = sl.train_step(loss_fn)`, and call that: "
+                "`model, opt, loss = step(model, opt, x, y)`."
+            )
 
         def __getattr__(self, name: str) -> Any:
             own = vars(Optimizer).get(name)

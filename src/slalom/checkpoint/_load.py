@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
+from .._core.advice import advise_positions
 from . import _file
 from ._assemble import Loaded, Source, assemble
 from ._leaves import from_host
@@ -13,6 +14,7 @@ from ._optimizers import Layout
 from ._save import given
 
 
+@advise_positions("Name the others: `sl.checkpoint.load(path, model=model, opt=opt)`.")
 def load(
     path: str | os.PathLike[str],
     *,

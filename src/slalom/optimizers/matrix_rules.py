@@ -8,6 +8,7 @@ from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.schedule import as_schedule
 from .._core.transform import AbstractTransform
+from .._types import is_function
 from ..transforms import (
     Ema,
     NormalizeColumns,
@@ -185,7 +186,7 @@ def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
     """The learning rate of AdamW beside Muon, if the user gives none."""
     if scale == "match_rms_adamw":
         return learning_rate
-    rate = as_schedule(learning_rate) if callable(learning_rate) else learning_rate
+    rate = as_schedule(learning_rate) if is_function(learning_rate) else learning_rate
     return 0.015 * rate
 
 

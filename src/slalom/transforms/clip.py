@@ -25,6 +25,7 @@ class Clip(AbstractStatelessTransform):
     max_delta: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
@@ -61,6 +62,7 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -90,6 +92,7 @@ class ClipByBlockRms(AbstractStatelessTransform):
     threshold: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params

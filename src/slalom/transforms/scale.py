@@ -9,7 +9,7 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
-from .._types import Params, Tracer, Updates
+from .._types import Params, Tracer, Updates, is_function
 
 
 class Scale(AbstractStatelessTransform):
@@ -86,6 +86,6 @@ class ScaleBySchedule(AbstractStatelessTransform):
 
 def sign_of(factor: Hyperparameter) -> int | None:
     """The sign of a factor, or `None` if it is unknown."""
-    if callable(factor) or isinstance(factor, Tracer):
+    if is_function(factor) or isinstance(factor, Tracer):
         return None
     return 0 if factor == 0 else (-1 if factor < 0 else 1)

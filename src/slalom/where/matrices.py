@@ -4,11 +4,17 @@ import dataclasses
 from typing import Any, ClassVar
 
 from .layout import LayoutLike, as_layout, check_layout, layout_of
-from .resolve import Both, Leaf, Where, WhereLike, as_where
+from .resolve import Leaf, Where
 
 
 @dataclasses.dataclass(frozen=True)
 class _Matrix(Where):
+    unmatched_among: ClassVar[str | None] = (
+        "selects nothing: none of these parameters is a matrix. Matrices are the weights of "
+        "`Linear` and `Conv` layers and other arrays with two axes; a layout makes matrices of "
+        'others, such as `sl.where.matrix({sl.where.path("experts"): "soi"})`.'
+    )
+
     layout: Where | None
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
@@ -17,25 +23,8 @@ class _Matrix(Where):
     def primitives(self) -> tuple[Where, ...]:
         return (self,) if self.layout is None else (self, *self.layout.primitives())
 
-    def __and__(self, other: WhereLike) -> Where:
-        return _MatricesAmong(self, as_where(other))
-
     def __repr__(self) -> str:
         return f"sl.where.matrix({'' if self.layout is None else repr(self.layout)})"
-
-
-class _MatricesAmong(Both):
-    """The matrices among some parameters, of which there must be one."""
-
-    unmatched: ClassVar[str | None] = (
-        "selects nothing: none of these parameters is a matrix. Matrices are the weights of "
-        "`Linear` and `Conv` layers and other arrays with two axes; a layout makes matrices of "
-        'others, such as `sl.where.matrix({sl.where.path("experts"): "soi"})`.'
-    )
-
-    def primitives(self) -> tuple[Where, ...]:
-        # It comes last: a path that matches nothing is the better message.
-        return (*super().primitives(), self)
 
 
 def matrix(layout: LayoutLike = None) -> Where:

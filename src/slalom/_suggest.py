@@ -118,7 +118,7 @@ def no_attribute(optimizer: type, name: str) -> AttributeError:
             f"{_INSTEAD_OF_OPTIMIZER[name]}.",
             name=name,
         )
-    internal = ("binding", "refuses_calls")
+    internal = ("binding",)
     public = ", ".join(k for k in vars(optimizer) if k[0] != "_" and k not in internal)
     return AttributeError(
         f"'{optimizer.__name__}' object has no attribute '{name}'. Its attributes are {public}. "

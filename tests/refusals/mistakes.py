@@ -13,8 +13,8 @@ from .training import total
 JOIN = "Join transforms with `|`, or write `sl.chain(*transforms)`."
 NOT_CALLED = (
     " is a transform, which is not called. Bind it to a model, `opt = sl.Optimizer(tx, model)`, "
-    "and write `model, opt = opt.step(model, grads)`. Without an optimizer, write `updates, state = "
-    "tx.update(grads, state, params)`."
+    "and write `model, opt = opt.step(model, grads)`. Without an optimizer, write `updates, "
+    "state = tx.update(grads, state, params)`."
 )
 GRADIENTS = (
     ". Write `grads = eqx.filter_grad(loss_fn)(model, x, y)`, or let `sl.train_step(loss_fn)` "
@@ -212,8 +212,8 @@ def a_step_with_the_loss_function():
 
 NO_VALUE = (
     "`. It is compiled, so its arrays have no values while Python runs it. Instead of `float(x)` "
-    "or `x.item()`, return the array, with `has_aux=True` beside the loss, and convert what the step "
-    "returns. Instead of `if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of NumPy's "
+    "or `x.item()`, return the array, with `has_aux=True` beside the loss, and convert what the "
+    "step returns. Instead of `if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of NumPy's "
     "functions those of `jax.numpy`. To print a value, use `jax.debug.print`."
 )
 NEEDS = "The loss needs the value of an array, in line <…> of <…>mistakes.py, `"

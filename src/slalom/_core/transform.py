@@ -184,7 +184,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     def _repr_html_(self) -> str:
         return document(transform_tree(self))
 
-    refuses_calls: ClassVar[bool] = True
+    _refuses_calls: ClassVar[bool] = True
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
 

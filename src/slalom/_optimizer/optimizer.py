@@ -113,7 +113,7 @@ class Optimizer(AbstractPrinted):
         bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
         self.arrays = Arrays(*_bound(bound_tree, params, where))
 
-    refuses_calls: ClassVar[bool] = True
+    _refuses_calls: ClassVar[bool] = True
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
 

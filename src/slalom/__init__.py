@@ -9,7 +9,7 @@ if _os.environ.get("SLALOM_TYPECHECK", "0") not in ("", "0"):
         import beartype as _beartype
     except ImportError as _error:
         raise ImportError(
-            "SLALOM_TYPECHECK=1 checks types with beartype: pip install 'slalom[typecheck]'."
+            "SLALOM_TYPECHECK=1 checks types with beartype: pip install beartype."
         ) from _error
     from jaxtyping import install_import_hook as _install_import_hook
 
@@ -138,6 +138,7 @@ with _checked:
         ApplyEvery as ApplyEvery,
         Cautious as Cautious,
         Centralize as Centralize,
+        CheckFinite as CheckFinite,
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,

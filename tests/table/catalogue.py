@@ -86,6 +86,7 @@ RULES = {
     "StatelessPerLeaf": sl.StatelessPerLeaf(lambda u, p: -0.1 * u * p),
     "Snapshot": sl.Snapshot("norm", sl.tree.global_norm),
     "MeasureWithEma": sl.MeasureWithEma(sl.tree.global_norm, 0.9),
+    "CheckFinite": sl.CheckFinite(),
     "Monitor": sl.Monitor(
         {
             "norm": sl.tree.global_norm,

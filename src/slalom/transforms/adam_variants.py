@@ -135,8 +135,8 @@ class ScaleByRadam(AbstractAdam):
         uₜ = rₜ·m̂ₜ / (√(v̂ₜ + ε_root) + ε)   where ρₜ ≥ threshold,   else   m̂ₜ
 
     with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). In float32 the formula of ρₜ leaves two
-    correct digits at the default β₂; here it is computed without cancellation, at any age. Differs
-    from Optax, which evaluates the formula as it stands.
+    correct digits at the default β₂; here it is computed without cancellation, after any number of
+    steps. Differs from Optax, which evaluates the formula as it stands.
 
     **Arguments:**
 

@@ -26,6 +26,7 @@ class Clip(AbstractRule[None]):
     max_delta: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
     def direction(self, now, g, leaf):
         if jnp.iscomplexobj(g):
@@ -56,6 +57,7 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -86,6 +88,7 @@ class ClipByBlockRms(AbstractRule[None]):
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
     def direction(self, now, g, leaf):
         return g * clip_factor(tree.rms(g), now.threshold)

@@ -7,7 +7,7 @@ import jax
 
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.rule import AbstractRule
-from .._types import Params, Tracer
+from .._types import Params, Tracer, is_function
 
 
 class Scale(AbstractRule[None]):
@@ -77,6 +77,6 @@ class ScaleBySchedule(AbstractRule[None]):
 
 def sign_of(factor: Hyperparameter) -> int | None:
     """The sign of a factor, or `None` if it is unknown."""
-    if callable(factor) or isinstance(factor, Tracer):
+    if is_function(factor) or isinstance(factor, Tracer):
         return None
     return 0 if factor == 0 else (-1 if factor < 0 else 1)

@@ -23,13 +23,13 @@ from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractPacedTransform, run_if
 from .._core.write import Write
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Updates, is_function
 from ..tree.dtypes import canonical_float
 from .skip import AbstractSkip, as_skip, evaluate_skip
 
 
 def _as_window(k: Any) -> Any:
-    if callable(k) and not tree.is_array(k):
+    if is_function(k) and not tree.is_array(k):
         return as_schedule(k)
     return int(k) if isinstance(k, np.integer) else k
 

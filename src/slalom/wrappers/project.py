@@ -19,7 +19,7 @@ from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Updates, is_function
 from ..projections import AbstractProjection
 from ..transforms import ScaleByLbfgs
 from ..where.resolve import Where, as_where, mask
@@ -40,12 +40,12 @@ class FunctionProjection(AbstractPrinted):
 
 def _as_function(fn: Any) -> Any:
     """A plain function wrapped. A function that is a tree, such as a module, stays as it is."""
-    is_plain = callable(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
+    is_plain = is_function(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
     return FunctionProjection(fn) if is_plain else fn
 
 
 def _check_function(name: str, fn: Any) -> None:
-    if not callable(fn) or isinstance(fn, type):
+    if not is_function(fn) or isinstance(fn, type):
         raise TypeError(
             f"{name} must be a function from the parameters to a tree like them, such as "
             f"`sl.projections.l2_ball(1.0)`, got {fn!r}.{uncalled(fn)}"

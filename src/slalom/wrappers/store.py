@@ -1,4 +1,4 @@
-"""State that rests in fewer bits."""
+"""Stores state in fewer bits."""
 
 import math
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ from .._core.declared import CHECK, Part
 from .._core.messages import uncalled
 from .._core.printing import AbstractPrinted, code
 from .._core.transform import AbstractTransform
-from .._core.walk import segments
+from .._core.walk import segments, transforms
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
@@ -96,6 +96,14 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def __check_init__(self):
         refuse_written(self, ".project(...)")
+        for part in transforms(self.inner):
+            if part.module.unconstrained:
+                raise ValueError(
+                    f"{type(part.module).__name__} inside of `.project` would end in wrong points: "
+                    "it mixes parameters as if each could move freely, and the projection then "
+                    "undoes some of them. For bounds, use `sl.lbfgs(bounds=(lower, upper))`; for "
+                    "other sets, a first-order rule such as `sl.adam(1e-3).project(...)`."
+                )
 
     def init(self, params: Params) -> Any:
         return self.inner.init(params)

@@ -69,6 +69,11 @@ with _checked:
     from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
+    from .losses import (
+        LeastSquares as LeastSquares,
+        OutputLoss as OutputLoss,
+        VariationalEnergy as VariationalEnergy,
+    )
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,
@@ -93,11 +98,13 @@ with _checked:
         dpsgd as dpsgd,
         fromage as fromage,
         galore as galore,
+        gauss_newton as gauss_newton,
         kron as kron,
         lamb as lamb,
         laprop as laprop,
         lars as lars,
         lbfgs as lbfgs,
+        levenberg_marquardt as levenberg_marquardt,
         lion as lion,
         madgrad as madgrad,
         mars as mars,
@@ -106,6 +113,7 @@ with _checked:
         muon as muon,
         nadam as nadam,
         nadamw as nadamw,
+        natural_gradient as natural_gradient,
         noisy_sgd as noisy_sgd,
         norm_muon as norm_muon,
         novograd as novograd,
@@ -177,11 +185,13 @@ with _checked:
         ScaleByFanIn as ScaleByFanIn,
         ScaleByFromage as ScaleByFromage,
         ScaleByGalore as ScaleByGalore,
+        ScaleByGaussNewton as ScaleByGaussNewton,
         ScaleByKron as ScaleByKron,
         ScaleByLaprop as ScaleByLaprop,
         ScaleByLbfgs as ScaleByLbfgs,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+        ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
         ScaleByLion as ScaleByLion,
         ScaleByMadgrad as ScaleByMadgrad,
         ScaleByMars as ScaleByMars,

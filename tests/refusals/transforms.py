@@ -386,9 +386,9 @@ def a_simplex_of_complex_parameters():
 
 @refused(
     ValueError,
-    "`.project(...)` cannot be around 'scale_by_lbfgs': it turns the gradient, so its steps "
-    "and the projection come to rest at points that are no minimum in the set. Project "
-    "`sl.sgd(learning_rate)` instead.",
+    "`.project(...)` cannot be around 'scale_by_lbfgs', which mixes parameters as if each could "
+    "move freely: it would end in wrong points. For bounds, use `sl.lbfgs(bounds=(lower, upper))`; "
+    "for other sets, a first-order rule such as `sl.adam(1e-3).project(...)`.",
 )
 def a_projection_around_lbfgs():
     sl.lbfgs().project(sl.projections.box(0.0, 1.0))

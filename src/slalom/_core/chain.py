@@ -68,12 +68,19 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 )
 
         for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
-            if i and any(part.module.computes_gradient for part in transforms(link)):
-                raise ValueError(
-                    f"{name or type(link).__name__} computes a gradient of its own, on which the "
-                    "links before it would have no effect. Write them inside, as in "
-                    "`(clip | adam).sam(0.05)`."
-                )
+            for part in transforms(link) if i else ():
+                who = name or type(link).__name__
+                if part.module.computes_gradient and "residuals" in part.module.needs:
+                    raise ValueError(
+                        f"{who} computes its updates from the residuals of the loss, so the links "
+                        "before it would have no effect. Write them after it, or remove them. For "
+                        "smaller steps, raise its `damping`."
+                    )
+                if part.module.computes_gradient:
+                    raise ValueError(
+                        f"{who} computes a gradient of its own, on which the links before it would "
+                        "have no effect. Write them inside, as in `(clip | adam).sam(0.05)`."
+                    )
 
     @classmethod
     def join(cls, *links: AbstractTransform) -> AbstractTransform:

@@ -42,6 +42,10 @@ class AbstractTraits(AbstractDeclared):
 
     Nothing may come before it in a chain."""
 
+    unconstrained: ClassVar[bool] = False
+    """Whether the transform mixes parameters as if each could move freely. A projection after its
+    steps would stop at points that are no minimum, so it is refused."""
+
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 

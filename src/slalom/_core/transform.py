@@ -255,6 +255,11 @@ _HOW = {
         "`opt.step(..., sampled_grad_fn=fn)` with `fn(model, key)` that returns the gradient for "
         "labels drawn from the model, and their number"
     ),
+    "residuals": (
+        "pass a loss of `sl.LeastSquares` or `sl.OutputLoss` to the training step, "
+        "`sl.train_step(sl.LeastSquares(residual))`, or its linearization to the optimizer, "
+        "`opt.step(model, grads, residuals=loss_fn.on(x, y))`"
+    ),
     "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
 }
 

@@ -133,6 +133,12 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     def __check_init__(self):
         for part in transforms(self.inner):
+            if "residuals" in part.module.needs:
+                raise ValueError(
+                    f"'{part.name}' inside of `.every_k` would see the linearization of one "
+                    "mini-batch only. Take a larger batch in each step instead, with `chunk=` to "
+                    "save memory."
+                )
             if part.module.computes_gradient:
                 raise ValueError(
                     f"'{part.name}' inside of `.every_k` would compute the gradient of one "

@@ -21,7 +21,6 @@ from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
 from .._types import Gradients, Params, Updates, is_function
 from ..projections import AbstractProjection
-from ..transforms import ScaleByLbfgs
 from ..where.resolve import Where, as_where, mask
 from .write import refuse_written
 
@@ -99,11 +98,12 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     def __check_init__(self):
         refuse_written(self, ".project(...)")
         for part in transforms(self.inner):
-            if isinstance(part.module, ScaleByLbfgs):
+            if part.module.unconstrained:
                 raise ValueError(
-                    f"`.project(...)` cannot be around '{part.name}': it turns the gradient, so "
-                    "its steps and the projection come to rest at points that are no minimum in "
-                    "the set. Project `sl.sgd(learning_rate)` instead."
+                    f"`.project(...)` cannot be around '{part.name}', which mixes parameters as if "
+                    "each could move freely: it would end in wrong points. For bounds, use "
+                    "`sl.lbfgs(bounds=(lower, upper))`; for other sets, a first-order rule such as "
+                    "`sl.adam(1e-3).project(...)`."
                 )
 
     def warnings(self, params: Params) -> Iterable[str]:

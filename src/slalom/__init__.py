@@ -66,6 +66,7 @@ with _checked:
     from ._tools.plots import plot_metrics as plot_metrics
     from ._tools.sweep import sweep as sweep
     from ._tools.sweep_result import SweepResult as SweepResult
+    from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
     from .optimizers import (
@@ -229,6 +230,7 @@ with _checked:
         IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
+        Maximized as Maximized,
         Mechanized as Mechanized,
         Only as Only,
         Partition as Partition,

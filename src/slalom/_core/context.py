@@ -57,7 +57,8 @@ class Context(eqx.Module):
     def has(self, name: str) -> bool:
         """Whether this step knows `name`."""
         fields = [field.name for field in dataclasses.fields(self) if field.name not in _OTHER]
-        known = getattr(self, name) if name in fields else self.extra.get(name)
+        named = {**self.extra, **(self.per_param or {})}
+        known = getattr(self, name) if name in fields else named.get(name)
         return known is not None or (name == "grad_fn" and self.value_fn is not None)
 
     def gradient(self, params: Params) -> Updates:

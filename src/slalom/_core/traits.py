@@ -83,6 +83,7 @@ class AbstractTraits(AbstractDeclared):
         """A function of this transform's path and state that raises to forbid the next step.
 
         It runs on the host, outside of every trace, and waits for the step before; `None`, the
-        default, costs nothing.
+        default, costs nothing. The arrays of the state may have an axis of runs, or of the steps of
+        a scan, and its `inner` is then `None`.
         """
         return None

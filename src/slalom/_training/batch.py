@@ -164,9 +164,14 @@ def batch_of(
 def _role(x: Any, holds_batch: bool) -> Role:
     if not is_array(x):
         return Role.WHOLE
-    if x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_single_key(x):
         return Role.KEY
     return Role.ROWS if holds_batch else Role.WHOLE
+
+
+def is_single_key(x: Any) -> bool:
+    """Whether a leaf is one PRNG key, which every part or step gets its own of."""
+    return is_array(x) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _positional_names(loss_fn: Callable[..., Any]) -> list[str]:

@@ -21,6 +21,7 @@ from ..transforms import (
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
+from ._objective import maximized_if
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -45,6 +46,7 @@ def muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Muon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -77,6 +79,7 @@ def muon(
     - `where`: which matrices are trained with Muon. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -114,7 +117,10 @@ def muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "muon", chosen(where, layout), learning_rate, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "muon", chosen(where, layout), learning_rate, *adam_numbers),
+    )
 
 
 @advise_keywords
@@ -139,6 +145,7 @@ def norm_muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """NorMuon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -149,6 +156,7 @@ def norm_muon(
 
     - `learning_rate`: η.
     - `beta2`: the decay of the mean of squares of each row, in [0, 1).
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`,
         up to the deviation of the singular values from 1.
 
@@ -173,8 +181,9 @@ def norm_muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(
-        rule, "norm_muon", chosen(where, layout), learning_rate, *adam_numbers
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), learning_rate, *adam_numbers),
     )
 
 
@@ -196,6 +205,7 @@ def scion(
     compute_dtype: Any | None = None,
     where: WhereLike | None = None,
     layout: LayoutLike = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Scion: each layer takes the steepest step of a fixed norm, in a norm that suits the layer.
 
@@ -221,6 +231,7 @@ def scion(
     - `mu_dtype`: the dtype of the mean.
     - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in `muon`.
     - `where`: which matrices belong to hidden layers. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of three chains: with `Orthogonalize`, with `ScaleBySign` and
     `ScaleByFanIn`, and with `NormalizeColumns`.
@@ -254,5 +265,5 @@ def scion(
     matrices = matrix(layout)
     groups: Mapping[Where, AbstractTransform] = {chosen(where, layout): hidden, matrices: output}
     if where is None:
-        return rest.partition({matrices: hidden}, names=("hidden",))
-    return rest.partition(groups, names=("hidden", "output"))
+        return maximized_if(maximize, rest.partition({matrices: hidden}, names=("hidden",)))
+    return maximized_if(maximize, rest.partition(groups, names=("hidden", "output")))

@@ -86,7 +86,8 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
         now.nu_scale = tree.bias_correction(now.b2, age)
 
     def advance(self, now, g, leaf):
-        c = g + now.correction * (g - leaf.previous_gradient)
+        # Bounded, so that the square of the norm does not overflow.
+        c = tree.bounded_entries(g + now.correction * (g - leaf.previous_gradient), g.size)
         c = c * clip_factor(tree.norm(c), 1)
         leaf.mu = now.b1 * leaf.mu + now.c1 * c
         leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(c)

@@ -42,6 +42,10 @@ class AbstractTraits(AbstractDeclared):
 
     Nothing may come before it in a chain."""
 
+    descends_partly: ClassVar[bool] = False
+    """Whether the transform sets the learning rate of some leaves, and leaves the others to further
+    links of a chain."""
+
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 

@@ -1,5 +1,7 @@
 """Gauss–Newton and Levenberg–Marquardt: equations, failures, memory, and other mechanisms."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -355,8 +357,8 @@ def test_ensembles_under_vmap_are_the_runs(x64):
         return q
 
     for tx in (sl.gauss_newton(), sl.levenberg_marquardt(scaling="columns")):
-        together = jax.jit(jax.vmap(lambda s: run(s, tx)))(jnp.array([1.0, 2.0]))
-        alone = jax.jit(lambda: run(2.0, tx))()
+        together = jax.jit(jax.vmap(functools.partial(run, tx=tx)))(jnp.array([1.0, 2.0]))
+        alone = jax.jit(functools.partial(run, 2.0, tx))()
         for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
             np.testing.assert_allclose(a[1], b, rtol=1e-8)
 

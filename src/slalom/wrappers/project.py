@@ -101,8 +101,8 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
                 raise ValueError(
                     f"{type(part.module).__name__} inside of `.project` would end in wrong points: "
                     "it mixes parameters as if each could move freely, and the projection then "
-                    "undoes some of them. For bounds, use `sl.lbfgs(bounds=(lower, upper))`; for "
-                    "other sets, a first-order rule such as `sl.adam(1e-3).project(...)`."
+                    "undoes some of them. Use a "
+                    "first-order rule, such as `sl.adam(1e-3).project(...)`."
                 )
 
     def init(self, params: Params) -> Any:

@@ -19,7 +19,7 @@ from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
 from ._fields import chunk_field, solver_field
 from ._radius import bounded
-from ._system import FORMS, System, chosen_form
+from ._system import FORMS, System, check_qr, chosen_form
 
 ACCEPTED = 1e-4
 """The ratio of the actual to the predicted decrease from which a step is accepted."""
@@ -245,12 +245,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         if solver == "auto":
             narrow = jnp.finfo(linear.dtype).bits < 64
             solver = "qr" if exact and (narrow or scale is not None) else "cholesky"
-        elif solver == "qr" and not exact:
-            reason = "`chunk`" if self.chunk is not None else "a loss of outputs"
-            raise ValueError(
-                f'ScaleByLevenbergMarquardt(solver="qr") with {reason} needs `form="parameters"`. '
-                'In the form of the residuals, use `solver="cholesky"`.'
-            )
+        check_qr("ScaleByLevenbergMarquardt", solver, form, vector, self.chunk)
         return System(linear, vector, linear.gradient, form, solver, self.chunk, scale)
 
     def _with_damping(

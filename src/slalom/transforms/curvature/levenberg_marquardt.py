@@ -257,10 +257,10 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         ratio = outcome(step, t.damping).ratio
         accepted = ratio >= ACCEPTED
         eps = jnp.finfo(step.dtype).eps
-        most = jnp.where(system.trace > 0, system.trace, 1) / eps
+        trace = jnp.where(system.trace > 0, system.trace, 1)
         lowered = t.damping * jnp.maximum(1 / 3, 1 - (2 * jnp.minimum(ratio, 1) - 1) ** 3)
         damping = jnp.where(accepted, lowered, t.damping * t.growth)
-        damping = jnp.clip(damping, eps**2 * most * eps, most)
+        damping = jnp.clip(damping, eps**2 * trace, trace / eps)
         growth = jnp.where(accepted, 2, jnp.minimum(2 * t.growth, 1e6))
         return _Try(t.tried + 1, damping, growth, t.radius, ratio, accepted, step)
 

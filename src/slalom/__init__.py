@@ -9,7 +9,7 @@ if _os.environ.get("SLALOM_TYPECHECK", "0") not in ("", "0"):
         import beartype as _beartype
     except ImportError as _error:
         raise ImportError(
-            "SLALOM_TYPECHECK=1 checks types with beartype: pip install 'slalom[typecheck]'."
+            "SLALOM_TYPECHECK=1 checks types with beartype: pip install beartype."
         ) from _error
     from jaxtyping import install_import_hook as _install_import_hook
 
@@ -43,6 +43,7 @@ with _checked:
         per_param as per_param,
     )
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
+    from ._core.rule import AbstractRule as AbstractRule
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
     from ._core.wrapper import (
@@ -66,6 +67,7 @@ with _checked:
     from ._tools.plots import plot_metrics as plot_metrics
     from ._tools.sweep import sweep as sweep
     from ._tools.sweep_result import SweepResult as SweepResult
+    from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
     from .losses import (
@@ -145,6 +147,7 @@ with _checked:
         ApplyEvery as ApplyEvery,
         Cautious as Cautious,
         Centralize as Centralize,
+        CheckFinite as CheckFinite,
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
@@ -239,6 +242,7 @@ with _checked:
         IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
+        Maximized as Maximized,
         Mechanized as Mechanized,
         Only as Only,
         Partition as Partition,

@@ -14,7 +14,7 @@ from .. import tree
 from .._types import Params, Step, Updates
 from .residuals import Residuals
 
-_OTHER = ("extra", "shardings")
+_OTHER = ("extra", "shardings", "stored_clock")
 """The fields that are not inputs by name."""
 
 
@@ -40,6 +40,8 @@ class Context(eqx.Module):
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.
+    - `stored_clock`: the number of steps that stochastic rounding of stored state hashes. `.store`
+        passes it.
     """
 
     step: Step | None = None
@@ -54,11 +56,13 @@ class Context(eqx.Module):
     per_param: Mapping[str, PyTree] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
+    stored_clock: Any = None
 
     def has(self, name: str) -> bool:
         """Whether this step knows `name`."""
         fields = [field.name for field in dataclasses.fields(self) if field.name not in _OTHER]
-        known = getattr(self, name) if name in fields else self.extra.get(name)
+        named = {**self.extra, **(self.per_param or {})}
+        known = getattr(self, name) if name in fields else named.get(name)
         return known is not None or (name == "grad_fn" and self.value_fn is not None)
 
     def gradient(self, params: Params) -> Updates:

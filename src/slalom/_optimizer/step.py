@@ -18,7 +18,7 @@ from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms
 from .._core.write import ADD, Write
 from .._paths import leaf_paths
-from .._types import Params
+from .._types import Params, is_function
 from ..tree.dtypes import canonical_float
 from .model import Split, check_bound
 from .transform_checks import warn_of_ascent
@@ -189,7 +189,7 @@ def _with_loss(context: Context, declared: set[str], params: Params, grads: Any)
 
 def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
     """A function of the model that the caller passed, as a function of the parameters."""
-    if not callable(of_model):
+    if not is_function(of_model):
         kind = "maps the model to the loss" if name == "value_fn" else "takes the model"
         raise TypeError(f"`{name}` must be a function that {kind}, got {of_model!r}.")
 

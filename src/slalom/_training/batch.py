@@ -75,7 +75,7 @@ class Batch(NamedTuple):
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
         """Part i of `number`: the examples i, i + number, i + 2·number, …
 
-        These are not neighbours, so that a batch which is sharded over devices does not move.
+        These are not neighbors, so that a batch which is sharded over devices does not move.
         """
 
         def part(x: Any, role: Role) -> Any:
@@ -185,9 +185,14 @@ def batch_of(
 def _role(x: Any, holds_batch: bool) -> Role:
     if not is_array(x):
         return Role.WHOLE
-    if x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_single_key(x):
         return Role.KEY
     return Role.ROWS if holds_batch else Role.WHOLE
+
+
+def is_single_key(x: Any) -> bool:
+    """Whether a leaf is one PRNG key, which every part or step gets its own of."""
+    return is_array(x) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _positional_names(loss_fn: Callable[..., Any]) -> list[str]:

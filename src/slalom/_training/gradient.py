@@ -26,11 +26,13 @@ from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .curvature import curvature_loss
 from .loss import (
+    NEEDS_A_VALUE,
     LossGradient,
     LossResult,
     checked_loss,
     gather_microbatches,
     map_examples,
+    needs_a_value,
     scan_microbatches,
 )
 from .options import Options
@@ -121,7 +123,10 @@ class BatchLoss(NamedTuple):
             dtype = self.options.compute_dtype
             model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
-        returned = self.loss_fn(model, *args, **kwargs)
+        try:
+            returned = self.loss_fn(model, *args, **kwargs)
+        except NEEDS_A_VALUE as error:
+            raise TypeError(needs_a_value(error)) from error
         return checked_loss(returned, self.options.has_aux, self.options.has_weight)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:

@@ -33,6 +33,7 @@ from .adopt import ScaleByAdopt as ScaleByAdopt
 from .apollo import ScaleByApollo as ScaleByApollo, ScaleByApolloState as ScaleByApolloState
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .cautious import Cautious as Cautious
+from .check_finite import CheckFinite as CheckFinite, CheckFiniteState as CheckFiniteState
 from .clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,

@@ -47,9 +47,9 @@ class Sam(AbstractWrapper[Any]):
     **Arguments:**
 
     - `inner`: the transform.
-    - `rho`: ρ, the size of the neighbourhood, ≥ 0. The paper uses 0.05, and 0.5 to 2 with
+    - `rho`: ρ, the size of the neighborhood, ≥ 0. The paper uses 0.05, and 0.5 to 2 with
         `adaptive`.
-    - `adaptive`: whether the neighbourhood scales with the parameters.
+    - `adaptive`: whether the neighborhood scales with the parameters.
     - `every`: the number of steps from one perturbation to the next, an int ≥ 1. The steps between
         use the plain gradient, and cost one.
 

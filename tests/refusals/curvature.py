@@ -216,16 +216,6 @@ def levenberg_marquardt_with_a_scaled_loss():
 
 @refused(
     ValueError,
-    "`.project(...)` cannot be around 'scale_by_lbfgs', which mixes parameters as if each could move "
-    "freely: it would end in wrong points. Use a first-order rule, such as "
-    "`sl.adam(1e-3).project(...)`.",
-)
-def lbfgs_in_a_box():
-    sl.lbfgs().project(sl.projections.box(0.0, 1.0))
-
-
-@refused(
-    ValueError,
     'ScaleByLevenbergMarquardt(scaling="columns") solves systems of the size of the parameters. '
     'Remove `form="residuals"`.',
 )

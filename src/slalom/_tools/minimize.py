@@ -33,23 +33,26 @@ each time has then covered all that a float holds."""
 class MinimizeResult(eqx.Module):
     """The result of `sl.minimize`.
 
-    Under `vmap` every array has an axis of runs.
+    Under `vmap` every array has a first axis of runs.
+
+    **Arguments:**
+
+    - `model`: the model, at the parameters where the loop stopped.
+    - `opt`: its optimizer, to continue with or to save.
+    - `loss`: the loss of the model.
+    - `steps`: the number of steps.
+    - `stopped`: whether the loop stopped by `tol`, `rtol` or `stop`.
+    - `code`: the reason as a number.
+    - `losses`: the loss before each step, an array of `max_steps`; NaN after the last step.
     """
 
     model: PyTree
-    """The model, at the parameters where the loop stopped."""
     opt: Optimizer
-    """Its optimizer, to continue with or to save."""
     loss: Float[Array, "*runs"]
-    """The loss of the model."""
     steps: Int[Array, "*runs"]
-    """The number of steps."""
     stopped: Bool[Array, "*runs"]
-    """Whether a criterion of convergence was met."""
     code: Int[Array, "*runs"]
-    """The reason as a number."""
     losses: Float[Array, "*runs_and_steps"]
-    """The loss before each step; NaN after the last one."""
 
     @property
     def reason(self) -> str:

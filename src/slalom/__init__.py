@@ -63,6 +63,7 @@ with _checked:
         LRRangeTestResult as LRRangeTestResult,
         lr_range_test as lr_range_test,
     )
+    from ._tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
     from ._tools.plots import plot_metrics as plot_metrics
     from ._tools.sweep import sweep as sweep
     from ._tools.sweep_result import SweepResult as SweepResult

@@ -387,8 +387,8 @@ def a_simplex_of_complex_parameters():
 @refused(
     ValueError,
     "`.project(...)` cannot be around 'scale_by_lbfgs', which mixes parameters as if each could "
-    "move freely: it would end in wrong points. For bounds, use `sl.lbfgs(bounds=(lower, upper))`; "
-    "for other sets, a first-order rule such as `sl.adam(1e-3).project(...)`.",
+    "move freely: it would end in wrong points. Use a first-order rule, such as "
+    "`sl.adam(1e-3).project(...)`.",
 )
 def a_projection_around_lbfgs():
     sl.lbfgs().project(sl.projections.box(0.0, 1.0))

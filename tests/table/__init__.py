@@ -8,6 +8,7 @@ import pytest
 
 from . import (
     adam_like,
+    around,
     averaged,
     catalogue,
     loss_scale,
@@ -27,6 +28,7 @@ _PARTS = (
     writing,
     loss_scale,
     adam_like,
+    around,
     rate_free,
     averaged,
 )

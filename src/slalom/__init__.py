@@ -9,7 +9,7 @@ if _os.environ.get("SLALOM_TYPECHECK", "0") not in ("", "0"):
         import beartype as _beartype
     except ImportError as _error:
         raise ImportError(
-            "SLALOM_TYPECHECK=1 checks types with beartype: pip install 'slalom[typecheck]'."
+            "SLALOM_TYPECHECK=1 checks types with beartype: pip install beartype."
         ) from _error
     from jaxtyping import install_import_hook as _install_import_hook
 
@@ -43,6 +43,7 @@ with _checked:
         per_param as per_param,
     )
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
+    from ._core.rule import AbstractRule as AbstractRule
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
     from ._core.wrapper import (
@@ -68,6 +69,11 @@ with _checked:
     from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
+    from .losses import (
+        LeastSquares as LeastSquares,
+        OutputLoss as OutputLoss,
+        VariationalEnergy as VariationalEnergy,
+    )
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,
@@ -92,11 +98,13 @@ with _checked:
         dpsgd as dpsgd,
         fromage as fromage,
         galore as galore,
+        gauss_newton as gauss_newton,
         kron as kron,
         lamb as lamb,
         laprop as laprop,
         lars as lars,
         lbfgs as lbfgs,
+        levenberg_marquardt as levenberg_marquardt,
         lion as lion,
         madgrad as madgrad,
         mars as mars,
@@ -105,6 +113,7 @@ with _checked:
         muon as muon,
         nadam as nadam,
         nadamw as nadamw,
+        natural_gradient as natural_gradient,
         noisy_sgd as noisy_sgd,
         norm_muon as norm_muon,
         novograd as novograd,
@@ -137,6 +146,7 @@ with _checked:
         ApplyEvery as ApplyEvery,
         Cautious as Cautious,
         Centralize as Centralize,
+        CheckFinite as CheckFinite,
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
@@ -175,11 +185,13 @@ with _checked:
         ScaleByFanIn as ScaleByFanIn,
         ScaleByFromage as ScaleByFromage,
         ScaleByGalore as ScaleByGalore,
+        ScaleByGaussNewton as ScaleByGaussNewton,
         ScaleByKron as ScaleByKron,
         ScaleByLaprop as ScaleByLaprop,
         ScaleByLbfgs as ScaleByLbfgs,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+        ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
         ScaleByLion as ScaleByLion,
         ScaleByMadgrad as ScaleByMadgrad,
         ScaleByMars as ScaleByMars,
@@ -229,6 +241,7 @@ with _checked:
         Flatten as Flatten,
         IfFinite as IfFinite,
         Masked as Masked,
+        Maximized as Maximized,
         Mechanized as Mechanized,
         Only as Only,
         Outer as Outer,

@@ -11,6 +11,7 @@ from . import (
     around,
     averaged,
     catalogue,
+    curvature,
     loss_scale,
     matrices,
     preconditioners,
@@ -31,6 +32,7 @@ _PARTS = (
     around,
     rate_free,
     averaged,
+    curvature,
 )
 
 

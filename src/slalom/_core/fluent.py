@@ -100,6 +100,18 @@ class AbstractFluent(AbstractDeclared):
 
         return Partition.by_cases(self, others, names)
 
+    # --- the objective ----------------------------------------------------------------------
+
+    @advise_keywords
+    def maximize(self) -> "slalom.Maximized":
+        """Maximizes the loss with this transform, which descends by itself.
+
+        **Returns:** a transform, for a whole model or for some of its parameters.
+        """
+        from ..wrappers import Maximized
+
+        return Maximized(self)
+
     # --- layout -----------------------------------------------------------------------------
 
     @advise_keywords
@@ -274,8 +286,8 @@ class AbstractFluent(AbstractDeclared):
 
         **Arguments:**
 
-        - `rho`: the size of the neighbourhood, ≥ 0.
-        - `adaptive`: whether the neighbourhood scales with the parameters (ASAM).
+        - `rho`: the size of the neighborhood, ≥ 0.
+        - `adaptive`: whether the neighborhood scales with the parameters (ASAM).
         - `every`: the number of steps from one perturbation to the next, an int ≥ 1.
 
         **Returns:** a transform. `sl.train_step` computes the second gradient. By hand, pass the

@@ -12,7 +12,7 @@ from .. import tree
 from .._compile.memory import to_device, to_memory_of
 from .._core.messages import warn
 from .._paths import example, first_difference, leaf_paths
-from .._types import Params, Tracer, Updates
+from .._types import Params, Tracer, Updates, is_function
 from ..where.frozen import Unmarked
 from ..where.resolve import Where, check_matches, mask
 from ..where.selectors import everything
@@ -72,6 +72,14 @@ class Split(NamedTuple):
         try:
             leaves = self.structure.flatten_up_to(grads)
         except (ValueError, TypeError):
+            alone = jax.tree_util.all_leaves([grads])
+            if alone and (is_function(grads) or np.ndim(grads) == 0):
+                kind = "a function" if is_function(grads) else "a scalar, such as a loss"
+                raise TypeError(
+                    f"`opt.step` takes the gradients of the loss, got {kind}. Write `grads = "
+                    "eqx.filter_grad(loss_fn)(model, x, y)`, or let `sl.train_step(loss_fn)` "
+                    "differentiate."
+                ) from None
             verb = "do" if name.endswith("s") else "does"
             differ = first_difference(grads, self.params, (name, "the model"))
             swapped = all(tree.is_array(x) for x in self.leaves) and not all(

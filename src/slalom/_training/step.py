@@ -12,6 +12,7 @@ from .._compile.callables import as_tree, without_function
 from .._compile.program import Program
 from .._optimizer.compiled import carried, check_guards, homes
 from .._optimizer.optimizer import Optimizer
+from .._optimizer.recompiled import watch
 from .._optimizer.step import as_keywords, check_one_run
 from .._types import Tracer
 from .gradient import training_step
@@ -268,4 +269,10 @@ def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -
         "opt": functools.partial(carried, model=False),
         False: None,
     }[options.donate]
-    return Program(body(get_function, options), carried, homes=homes, donated=donated)
+    return Program(
+        body(get_function, options),
+        carried,
+        homes=homes,
+        donated=donated,
+        watch=functools.partial(watch, "sl.train_step", get_function),
+    )

@@ -6,6 +6,7 @@ from .every_k import EveryK as EveryK
 from .flatten import Flatten as Flatten
 from .if_finite import IfFinite as IfFinite
 from .mask import Masked as Masked, Only as Only
+from .maximize import Maximized as Maximized
 from .mechanize import Mechanized as Mechanized
 from .outer import Outer as Outer
 from .partitions import Partition as Partition, partition as partition

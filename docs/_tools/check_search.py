@@ -24,7 +24,7 @@ PAIRS = {
     "lora": "recipes/",
     "loss is nan": "recipes/",
     "learning rate finder": "recipes/",
-    "mypy": "guides/type-checking/",
+    "mypy": "recipes/",
     "gradient accumulation": "guides/accumulation/",
     "clip gradients": "recipes/",
     "8-bit": "recipes/",

@@ -1,5 +1,6 @@
 """Rules that must know outputs from inputs: Equinox's layers, stacks of them, and plain arrays."""
 
+import inspect
 import math
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import pytest
 
 import slalom as sl
 from helpers import gradients, lenient, params_of, slow_except
+from slalom._core.walk import transforms
 from slalom._paths import leaf_paths
 from slalom.where.layout import as_layout, layouts
 
@@ -354,6 +356,29 @@ def test_a_stack_is_a_batch_of_matrices():
     stack = drawn(lambda: eqx.filter_vmap(lambda k: eqx.nn.Linear(3, 4, key=k))(keys[:5]))
     assert matrices(stack) == ["5 of 4 × 3", "a vector"]
     np.testing.assert_array_equal(layouts(stack)[0].matrix.read(stack.weight), stack.weight)
+
+
+RULES_WITH_LAYOUT = {
+    name: public
+    for name, public in vars(sl).items()
+    if callable(public)
+    and "layout" in inspect.signature(public).parameters
+    and name != "mup"  # it takes a model, and builds no module with the layout
+}
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_LAYOUT.values(), ids=RULES_WITH_LAYOUT)
+def test_a_layout_may_have_several_selectors(rule):
+    numbers = {
+        p.name: 0.1
+        for p in inspect.signature(rule).parameters.values()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    }
+    w1, w2, rest = sl.where.path("w1"), sl.where.path("w2") | sl.where.regex("v"), sl.where.ndim(2)
+    tx = rule(**numbers, layout={w1: "io", w2: "oi", rest: "io"})
+    found = [getattr(part.module, "layout", None) for part in transforms(tx)]
+    first = next(layout for layout in found if layout is not None)
+    assert first.cases == ((w1, "io"), (w2, "oi"), (rest, "io"))
 
 
 def test_a_layout_prints_and_compares_as_data():

@@ -61,9 +61,18 @@ def loss_fn(params):
     return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
 
 
+def residual(params, x):
+    """Two residuals of any tree of arrays."""
+    leaves = [v for v in jax.tree.leaves(params) if eqx.is_inexact_array(v)]
+    real = sum((jnp.sum(v.real.astype(float)) for v in leaves), jnp.zeros(()))
+    imaginary = sum((jnp.sum(v.imag.astype(float)) for v in leaves), jnp.zeros(()))
+    return jnp.stack([x * real - 1, x * imaginary + jnp.tanh(real)])
+
+
 def known(params, grads):
     """The optional arguments of `opt.step`; few rules look at them."""
-    return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
+    residuals = sl.LeastSquares(residual).on(jnp.linspace(0.5, 1, 3))
+    return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn, "residuals": residuals}
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ with _checked:
         per_param as per_param,
     )
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
+    from ._core.rule import AbstractRule as AbstractRule
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
     from ._core.wrapper import (
@@ -65,8 +66,14 @@ with _checked:
     from ._tools.plots import plot_metrics as plot_metrics
     from ._tools.sweep import sweep as sweep
     from ._tools.sweep_result import SweepResult as SweepResult
+    from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
+    from .losses import (
+        LeastSquares as LeastSquares,
+        OutputLoss as OutputLoss,
+        VariationalEnergy as VariationalEnergy,
+    )
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,
@@ -91,11 +98,13 @@ with _checked:
         dpsgd as dpsgd,
         fromage as fromage,
         galore as galore,
+        gauss_newton as gauss_newton,
         kron as kron,
         lamb as lamb,
         laprop as laprop,
         lars as lars,
         lbfgs as lbfgs,
+        levenberg_marquardt as levenberg_marquardt,
         lion as lion,
         madgrad as madgrad,
         mars as mars,
@@ -104,6 +113,7 @@ with _checked:
         muon as muon,
         nadam as nadam,
         nadamw as nadamw,
+        natural_gradient as natural_gradient,
         noisy_sgd as noisy_sgd,
         norm_muon as norm_muon,
         novograd as novograd,
@@ -175,11 +185,13 @@ with _checked:
         ScaleByFanIn as ScaleByFanIn,
         ScaleByFromage as ScaleByFromage,
         ScaleByGalore as ScaleByGalore,
+        ScaleByGaussNewton as ScaleByGaussNewton,
         ScaleByKron as ScaleByKron,
         ScaleByLaprop as ScaleByLaprop,
         ScaleByLbfgs as ScaleByLbfgs,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+        ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
         ScaleByLion as ScaleByLion,
         ScaleByMadgrad as ScaleByMadgrad,
         ScaleByMars as ScaleByMars,
@@ -229,6 +241,7 @@ with _checked:
         IfFinite as IfFinite,
         Lookahead as Lookahead,
         Masked as Masked,
+        Maximized as Maximized,
         Mechanized as Mechanized,
         Only as Only,
         Partition as Partition,

@@ -175,9 +175,8 @@ def a_position_without_a_chain():
 RAW = (
     "Raw gradients would be added to 'b', so these parameters would ascend: '{}' passes their "
     "gradients through unchanged, and flips the sign of all others. To leave these parameters "
-    "unchanged, use `.only(where)` instead of `.mask(where)`, or `sl.SetToZero()` in a partition. "
-    "To train them too, mask only the links before the learning rate, and let the learning rate "
-    "act on all parameters."
+    "unchanged, use `.only(where)` instead of `.mask(where)`. To train them too, mask only the "
+    "links before the learning rate, and let the learning rate act on all parameters."
 )
 
 
@@ -194,6 +193,29 @@ def raw_gradients_out_of_the_last_link():
 @refused(ValueError, RAW.format("every_k.masked"))
 def raw_gradients_out_of_an_inner_mask():
     bound(sl.adam(0.1).mask(sl.where.path("w")).every_k(2))
+
+
+@refused(
+    ValueError,
+    "Raw gradients would be added to 'b', so these parameters would ascend: their group "
+    "'partition.bias' does not flip the sign of the gradients, and other groups do. To descend, "
+    "end the group with `sl.ScaleByLearningRate(1e-3)`. To ascend on purpose, use `.maximize()` on "
+    "a group that descends: `sl.sgd(1e-3).maximize()`. To leave these parameters unchanged, use "
+    "`sl.SetToZero()`.",
+)
+def a_group_without_a_learning_rate():
+    bound(sl.adam(0.1).partition({sl.where.path("b"): sl.Trace(0.9)}, names=("bias",)))
+
+
+@refused(
+    ValueError,
+    "Mechanized is outside of `.maximize()`, so it would follow the loss where the transform "
+    "inside ascends. Call `.maximize()` after `.mechanize(...)`: "
+    "`tx.mechanize(...).maximize()`.",
+)
+def a_wrapper_that_descends_around_an_ascent():
+    ascent = {sl.where.path("b"): sl.sgd(0.1, maximize=True)}
+    bound(sl.sgd(0.1).partition(ascent).every_k(2).mechanize())
 
 
 PRESERVE = (
@@ -351,6 +373,25 @@ def a_projection_that_makes_parameters_complex():
 )
 def a_link_after_a_projection():
     sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)
+
+
+@refused(
+    TypeError,
+    "sl.projections.simplex() compares numbers, and the leaf 'z' is complex64. Select the real "
+    "parameters, for example with `tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`.",
+)
+def a_simplex_of_complex_parameters():
+    sl.Optimizer(sl.sgd(0.1).project(sl.projections.simplex()), {"z": jnp.ones(2, complex)})
+
+
+@refused(
+    ValueError,
+    "`.project(...)` cannot be around 'scale_by_lbfgs', which mixes parameters as if each could "
+    "move freely: it would end in wrong points. For bounds, use `sl.lbfgs(bounds=(lower, upper))`; "
+    "for other sets, a first-order rule such as `sl.adam(1e-3).project(...)`.",
+)
+def a_projection_around_lbfgs():
+    sl.lbfgs().project(sl.projections.box(0.0, 1.0))
 
 
 def scaled_inside(outer: str) -> str:

@@ -10,6 +10,7 @@ from . import (
     adam_like,
     averaged,
     catalogue,
+    curvature,
     loss_scale,
     matrices,
     preconditioners,
@@ -29,6 +30,7 @@ _PARTS = (
     adam_like,
     rate_free,
     averaged,
+    curvature,
 )
 
 

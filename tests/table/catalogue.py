@@ -168,6 +168,7 @@ WRAPPERS = {
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK, skip": sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),
+    "Maximized": (sl.Clip(1.0) | sl.sgd(0.1).every_k(2)).maximize(),
     "Flatten": sl.ClipByGlobalNorm(1.0) | sl.adamw(halving).flatten(max_size=4),
     "Flatten, every_k": sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2).flatten(),
     "IfFinite": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).if_finite(),

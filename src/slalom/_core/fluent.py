@@ -100,6 +100,18 @@ class AbstractFluent(AbstractDeclared):
 
         return Partition.by_cases(self, others, names)
 
+    # --- the objective ----------------------------------------------------------------------
+
+    @advise_keywords
+    def maximize(self) -> "slalom.Maximized":
+        """Maximizes the loss with this transform, which descends by itself.
+
+        **Returns:** a transform, for a whole model or for some of its parameters.
+        """
+        from ..wrappers import Maximized
+
+        return Maximized(self)
+
     # --- layout -----------------------------------------------------------------------------
 
     @advise_keywords

@@ -17,6 +17,9 @@ from jaxtyping import Array, Bool
 from .. import tree
 from .._types import Gradients, Params, Updates
 from .context import Context
+from .declared import Part
+from .engine.decoding import run_decoded
+from .engine.run import Leafwise
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent
 from .messages import uncalled
@@ -158,6 +161,21 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         updates, state = pair(self, self.update(updates, state, seen, context))
         return write(params, updates), state
 
+    def run_at_rest(self, part: Part, write: Write, updates: Gradients) -> tuple[Any, State]:
+        """As `run`, where leaves of the state or of the updates are encoded."""
+        return run_decoded(part, write, updates)
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        """This as rules that can run leaf by leaf, together with others, or `None`.
+
+        **Arguments:**
+
+        - `part`: this, and what it sees.
+        - `leaves`: the positions of its leaves among those of the updates.
+        """
+        del part, leaves
+        return None
+
     # --- helpers for authors ----------------------------------------------------------------
 
     def at(self, context: Context | None) -> SimpleNamespace:
@@ -236,6 +254,11 @@ _HOW = {
         "pass it to the training step, `sl.train_step(loss_fn, sampled_loss_fn=fn)`, or to "
         "`opt.step(..., sampled_grad_fn=fn)` with `fn(model, key)` that returns the gradient for "
         "labels drawn from the model, and their number"
+    ),
+    "residuals": (
+        "pass a loss of `sl.LeastSquares` or `sl.OutputLoss` to the training step, "
+        "`sl.train_step(sl.LeastSquares(residual))`, or its linearization to the optimizer, "
+        "`opt.step(model, grads, residuals=loss_fn.on(x, y))`"
     ),
     "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
 }

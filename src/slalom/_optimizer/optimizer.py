@@ -86,8 +86,9 @@ class Optimizer(AbstractPrinted):
             models. The optimizer does not keep it. A tree of `jax.ShapeDtypeStruct`s makes an
             optimizer of those, to plan memory and sharding with.
         - `trainable`: which floating and complex arrays to train: a selector, a function or a tree
-            of bools. Defaults to all. The others have no state and no weight decay, do not
-            contribute to norms, and never change.
+            of bools. Defaults to all except those that the model marks as frozen, with
+            `paramax.NonTrainable` or `__frozen__ = ("path", ...)` in a class. The others have no
+            state and no weight decay, do not contribute to norms, and never change.
         - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
         - `arrays`: only for `dataclasses.replace`, which passes the field by its name.
         """

@@ -213,8 +213,9 @@ def gather_microbatches(
 
 def _check_divides(batch: Batch, number: int, advice: str = "") -> None:
     """Raises an error if a batch cannot be divided into this number of equal parts."""
-    if batch.size % number:
-        raise ValueError(
-            f"The batch has {batch.size} examples, which cannot be divided into {number} "
-            f"microbatches of equal size. Pass a multiple of {number}{advice}."
-        )
+    for size in batch.sizes:
+        if size % number:
+            raise ValueError(
+                f"The batch has {size} examples, which cannot be divided into {number} "
+                f"microbatches of equal size. Pass a multiple of {number}{advice}."
+            )

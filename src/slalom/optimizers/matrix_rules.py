@@ -23,6 +23,7 @@ from ..transforms import (
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
+from ._objective import maximized_if
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -47,6 +48,7 @@ def muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Muon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -81,6 +83,7 @@ def muon(
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
         `scale="match_rms_adamw"`, and to 0.015·η otherwise.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -119,7 +122,10 @@ def muon(
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     default = _default_adam_rate(learning_rate, scale)
-    return with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers),
+    )
 
 
 @advise_keywords
@@ -144,6 +150,7 @@ def norm_muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """NorMuon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -154,6 +161,7 @@ def norm_muon(
 
     - `learning_rate`: η.
     - `beta2`: the decay of the mean of squares of each row, in [0, 1).
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`,
         up to the deviation of the singular values from 1.
 
@@ -179,7 +187,10 @@ def norm_muon(
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     default = _default_adam_rate(learning_rate, scale)
-    return with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers),
+    )
 
 
 def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
@@ -208,6 +219,7 @@ def scion(
     compute_dtype: Any | None = None,
     where: WhereLike | None = None,
     layout: LayoutLike = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Scion: each layer takes the steepest step of a fixed norm, in a norm that suits the layer.
 
@@ -233,6 +245,7 @@ def scion(
     - `mu_dtype`: the dtype of the mean.
     - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in `muon`.
     - `where`: which matrices belong to hidden layers. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of three chains: with `Orthogonalize`, with `ScaleBySign` and
     `ScaleByFanIn`, and with `NormalizeColumns`.
@@ -266,5 +279,5 @@ def scion(
     matrices = matrix(layout)
     groups: Mapping[Where, AbstractTransform] = {chosen(where, layout): hidden, matrices: output}
     if where is None:
-        return rest.partition({matrices: hidden}, names=("hidden",))
-    return rest.partition(groups, names=("hidden", "output"))
+        return maximized_if(maximize, rest.partition({matrices: hidden}, names=("hidden",)))
+    return maximized_if(maximize, rest.partition(groups, names=("hidden", "output")))

@@ -49,6 +49,12 @@ from .constrain import (
     ZeroNansState as ZeroNansState,
     freeze as freeze,
 )
+from .curvature import (
+    ScaleByGaussNewton as ScaleByGaussNewton,
+    ScaleByGaussNewtonState as ScaleByGaussNewtonState,
+    ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
+    ScaleByLevenbergMarquardtState as ScaleByLevenbergMarquardtState,
+)
 from .dadapt import (
     ScaleByDAdaptAdam as ScaleByDAdaptAdam,
     ScaleByDAdaptAdamState as ScaleByDAdaptAdamState,

@@ -82,7 +82,7 @@ class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradient
 
         def rule(now, g, p, start, distance, total):
             distance = jnp.maximum(distance[0], tree.norm(p - start))
-            total = total[0] + jnp.sum(tree.abs_squared(g))
+            total = tree.bounded(total[0] + jnp.sum(tree.abs_squared(g)))
             factor = now.global_scale * distance * jax.lax.rsqrt(total + now.eps)
             return g * factor, distance, total
 

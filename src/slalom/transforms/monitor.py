@@ -85,8 +85,8 @@ class MeasureWithEma(_AbstractMonitor):
 
         mₜ = mₜ₋₁ + wₜ·(measure(gₜ) − mₜ₋₁),   m₀ = 0
 
-    with wₜ = (1 − d) / (1 − dᵗ), or wₜ = 1 − d with `debias=False`. Use it as a link of a chain or
-    as a measure of a `Monitor`.
+    with wₜ = (1 − d) / (1 − dᵗ), or wₜ = 1 − d with `debias=False`. A measurement that is not
+    finite is left out. Use it as a link of a chain or as a measure of a `Monitor`.
 
     **Arguments:**
 
@@ -130,8 +130,10 @@ class MeasureWithEma(_AbstractMonitor):
         def rule(now, mean, new):
             return moved(mean, new, now.weight)
 
-        ema = tree.map_leaves(rule, (state.ema, new), now)
-        return updates, MeasureWithEmaState(age, tree.cast_like(ema, state.ema))
+        ema = tree.cast_like(tree.map_leaves(rule, (state.ema, new), now), state.ema)
+        measured = MeasureWithEmaState(age, ema)
+        good = tree.all_finite(new)
+        return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), measured, state)
 
     def metrics(self, state: MeasureWithEmaState) -> dict[str, Array]:
         return _by_name("", state.ema)

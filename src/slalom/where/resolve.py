@@ -78,6 +78,14 @@ class Where(abc.ABC):
             "`and`, `or` and `not`."
         )
 
+    # JAX sorts the keys of dicts, and Equinox flattens the arguments of every module, such as
+    # those of `sl.Orthogonalize(layout={where: "io", other: "oi"})`. Any order will do.
+    def __lt__(self, other: Any) -> bool:
+        return repr(self) < repr(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return repr(self) > repr(other)
+
     def primitives(self) -> tuple["Where", ...]:
         """The selectors that this one combines; for a primitive selector, itself."""
         return (self,)

@@ -7,6 +7,7 @@ from .flatten import Flatten as Flatten
 from .if_finite import IfFinite as IfFinite
 from .lookahead import Lookahead as Lookahead
 from .mask import Masked as Masked, Only as Only
+from .maximize import Maximized as Maximized
 from .mechanize import Mechanized as Mechanized
 from .partitions import Partition as Partition, partition as partition
 from .project import Projected as Projected

@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
-from .._core.encoded import decoded, has_encoded
+from .._core.encoded import decoded
+from .._core.engine.run import advance_tree
 from .._core.fields import dtype_field
 from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
-from .._core.pieces import map_in_pieces
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -133,6 +133,12 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     def __check_init__(self):
         for part in transforms(self.inner):
+            if "residuals" in part.module.needs:
+                raise ValueError(
+                    f"'{part.name}' inside of `.every_k` would see the linearization of one "
+                    "mini-batch only. Take a larger batch in each step instead, with `chunk=` to "
+                    "save memory."
+                )
             if part.module.computes_gradient:
                 raise ValueError(
                     f"'{part.name}' inside of `.every_k` would compute the gradient of one "
@@ -219,7 +225,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        accumulated = self._accumulate(state.accumulated, updates, now, skip, state.mini_step)
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, context)
         value = None
         if context is not None and context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())
@@ -252,13 +258,16 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             inner=inner_state,
         )
 
+    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, EveryKState]:
+        return self.run(write, decoded(updates), part.state, part.params, part.context)
+
     def _accumulate(
         self,
         accumulated: PyTree,
         grads: Updates,
         now: SimpleNamespace,
         skip: Bool[Array, ""] | None,
-        clock: Int[Array, ""],
+        context: Context | None,
     ) -> PyTree:
         def add_to_mean(now: Any, a: Any, g: Any) -> Any:
             return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
@@ -268,10 +277,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
-        if has_encoded(accumulated):
-            return map_in_pieces(rule, accumulated, grads, now, clock)
-        new = tree.map_leaves(rule, (accumulated, grads), now)
-        return tree.cast_like(new, accumulated)
+        return advance_tree(rule, accumulated, grads, now, context, "accumulated")
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
         if not isinstance(self.k, AbstractSchedule):

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
+from .._core.encoded import stored_as
 from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.marks import param_like
 from .._core.slots import reset
@@ -145,7 +146,8 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
             # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
             # and noise keys continue.
             own = tree.cast_like(slow, params)
-            fresh = reset(self.inner, inner, self.inner.init(own), own, leaf_paths(own))
+            again = stored_as(inner, self.inner.init(own))
+            fresh = reset(self.inner, inner, again, own, leaf_paths(own))
             # Ages are a vector after only some of the parameters were reset.
             return fast, slow, jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
 

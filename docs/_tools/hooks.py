@@ -37,14 +37,15 @@ def on_page_markdown(markdown, page, **_):
     return re.sub(r"\]\(docs/", "](../", (ROOT / name).read_text())
 
 
-def on_page_content(html, page, **_):
+def on_page_content(html, page=None, **_):
     """Links public names to the reference, and lets error messages and names in tables wrap."""
     # The source of an entry can be unfolded, but is not searched.
     html = html.replace(SOURCE, f"{SOURCE} data-search-exclude")
     html = ERROR.sub('<div class="language-text highlight wrapped">', html)
     html = NAMES.sub(_link, html)
     html = CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), html)
-    return schedule_curves.add(html) if page.file.src_uri == "api/schedules.md" else html
+    is_schedules = page is not None and page.file.src_uri == "api/schedules.md"
+    return schedule_curves.add(html) if is_schedules else html
 
 
 def _breakable(code):

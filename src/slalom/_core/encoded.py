@@ -204,7 +204,7 @@ def has_encoded(tree: PyTree) -> bool:
     return any(map(is_encoded, jax.tree.leaves(tree, is_leaf=is_encoded)))
 
 
-def stored_as(before: PyTree, fresh: PyTree) -> PyTree:
+def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
     """A fresh state in the codecs of the one before."""
     like, structure = jax.tree.flatten(before, is_leaf=is_encoded)
 

@@ -1,7 +1,8 @@
 """Code shared by Adam and its variants."""
 
+import abc
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 from jaxtyping import Array, Inexact, Int, PyTree
@@ -34,6 +35,10 @@ class AbstractAdam(AbstractRule[ScaleByAdamState]):
             # A field declared here would come before those of the subclasses.
             nu=tree.second_moment(params, self.nu_dtype),  # pyright: ignore
         )
+
+    @abc.abstractmethod
+    def advance(self, now: Any, g: Array, leaf: Any) -> None:
+        """As `AbstractRule.advance`."""
 
 
 def add_mean_numbers(now: SimpleNamespace, age: Int[Array, "*leaves"], nesterov: bool) -> None:

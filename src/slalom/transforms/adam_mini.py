@@ -16,9 +16,8 @@ from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
 from ._first_moment import first_moment
-from ._layout import block_counts, layout_field, layout_selectors, warn_guessed
+from ._layout import block_counts, layout_field, warn_guessed
 
 
 class ScaleByAdamMiniState(eqx.Module):
@@ -74,9 +73,6 @@ class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
     layout: LayoutLike = layout_field()
 
     needs_whole_params: ClassVar[bool | None] = True
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         counts = (int(np.prod(c, dtype=int)) for c in self._counts(params))

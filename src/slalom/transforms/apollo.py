@@ -17,9 +17,8 @@ from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
 from ._first_moment import first_moment
-from ._layout import layout_field, layout_selectors
+from ._layout import layout_field
 from ._low_rank import Side, adam_numbers, direction, moments, sides_of
 
 
@@ -79,9 +78,6 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return tuple(None if s is None else s.note for s in sides_of(self, params))

@@ -17,8 +17,7 @@ from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ..tree.means import moved
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
-from ._layout import factored_axes, layout_field, layout_selectors
+from ._layout import factored_axes, layout_field
 from .clip import clip_factor
 
 
@@ -83,9 +82,6 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
     layout: LayoutLike = layout_field()
 
     keeps_zeros: ClassVar[bool] = True
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def init(self, params: Params) -> ScaleByFactoredRmsState:
         tree.check_inexact(params)

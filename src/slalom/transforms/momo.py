@@ -131,9 +131,6 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
         )
         return updates, ScaleByMomoState(age, **numbers, mu=mu)
 
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
-
 
 class ScaleByMomoAdamState(eqx.Module):
     """The state of `ScaleByMomoAdam`."""
@@ -236,9 +233,6 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
             direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
         )
         return updates, ScaleByMomoAdamState(age, **numbers, mu=mu, nu=nu)
-
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
 
 
 def _fresh_numbers(rule: Any, params: Params) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from .._core.fields import Hyperparameter, choice_field, count_field, dtype_fiel
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
-from ._layout import layout_field, layout_selectors, matrices, matrices_as_text, warn_guessed
+from ._layout import layout_field, matrices, matrices_as_text, warn_guessed
 from ._newton_schulz import MARGINS, PRECONDITIONINGS, SETS, Triple, iteration, newton_schulz
 from ._stacks import devices_as_text, map_matrices
 
@@ -159,9 +158,6 @@ class Orthogonalize(AbstractStatelessTransform):
     def notes(self, params: Params) -> tuple[str | None, ...]:
         where = devices_as_text(matrices(self, params), params)
         return tuple(f"{text}{where}" for text in matrices_as_text(self, params))
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params

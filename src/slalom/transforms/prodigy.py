@@ -162,8 +162,5 @@ class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))
 
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
-
     def metrics(self, state: ScaleByProdigyState) -> dict[str, Array]:
         return {"estim_lr": state.estim_lr}

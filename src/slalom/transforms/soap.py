@@ -17,7 +17,6 @@ from .._core.schedule import AbstractSchedule
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike, Matrix
-from ..where.resolve import Where
 from ._factors import (
     adjoint,
     adjoint_times,
@@ -37,7 +36,7 @@ from ._factors import (
     times_adjoint,
 )
 from ._first_moment import first_moment
-from ._layout import layout_field, layout_selectors, matrices
+from ._layout import layout_field, matrices
 
 
 class ScaleBySoapState(eqx.Module):
@@ -306,9 +305,6 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         return turned.astype(mu.dtype), nu, *new
 
     # --- traits -----------------------------------------------------------------------------
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return sides_as_text(self, params, "unrotated")

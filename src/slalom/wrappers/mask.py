@@ -39,9 +39,6 @@ class _AbstractCut(AbstractComposite[Any]):
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
 
-    def selectors(self) -> tuple[Where, ...]:
-        return (self.where,)
-
     def _run_inside(
         self,
         write: Write,

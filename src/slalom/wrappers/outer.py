@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
-from .._core.encoded import stored_as
+from .._core.encoded import encoded_as
 from .._core.fields import Hyperparameter, count_field
 from .._core.marks import param_like
 from .._core.slots import reset
@@ -196,7 +196,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
         # and noise keys continue.
         own = tree.cast_like(slow, params)
-        again = stored_as(inner, self.inner.init(own))
+        again = encoded_as(inner, self.inner.init(own))
         fresh = reset(self.inner, inner, again, own, leaf_paths(own))
         # Ages are a vector after only some of the parameters were reset.
         return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)

@@ -125,9 +125,6 @@ class Partition(AbstractComposite[PartitionState]):
         ]
         return tuple(next(signs[column.index(True)]) for column in zip(*masks, strict=True))
 
-    def selectors(self) -> tuple[Where, ...]:
-        return (self.labelling,)
-
     def run(
         self,
         write: Write,

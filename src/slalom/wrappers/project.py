@@ -183,9 +183,6 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         fn = Part(segments(self.fn), self.fn, None, context, None, lambda outer: outer.fn)
         return inner, fn
 
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.where is None else (self.where,)
-
     def eval_params(self, state: Any, params: Params) -> Params:
         return params_to_evaluate(self.inner, state, params)
 

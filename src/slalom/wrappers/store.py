@@ -100,9 +100,6 @@ class Stored(AbstractWrapper[StoredState]):
         """The codecs by field; `""` stands for all that are not exact."""
         return self.codec.pairs if isinstance(self.codec, Codecs) else (("", self.codec),)
 
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.where is None else (self.where,)
-
     def _code(self) -> Call:
         codec = dict(self.codec.pairs) if isinstance(self.codec, Codecs) else self.codec
         return method_call(self, self.inner, AbstractFluent.store, codec=codec)

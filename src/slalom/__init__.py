@@ -51,6 +51,11 @@ with _checked:
         AbstractWrapper as AbstractWrapper,
     )
     from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
+    from ._losses import (
+        LeastSquares as LeastSquares,
+        OutputLoss as OutputLoss,
+        VariationalEnergy as VariationalEnergy,
+    )
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
     from ._optimizer.plan import plan as plan
@@ -70,11 +75,6 @@ with _checked:
     from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
-    from .losses import (
-        LeastSquares as LeastSquares,
-        OutputLoss as OutputLoss,
-        VariationalEnergy as VariationalEnergy,
-    )
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,

@@ -161,7 +161,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         updates, state = pair(self, self.update(updates, state, seen, context))
         return write(params, updates), state
 
-    def run_at_rest(self, part: Part, write: Write, updates: Gradients) -> tuple[Any, State]:
+    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, State]:
         """As `run`, where leaves of the state or of the updates are encoded."""
         return run_decoded(part, write, updates)
 

@@ -34,7 +34,8 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
         zeros = jnp.zeros_like(x, dtype=dtype)
         # A tracer does not show how automatic axes shard it, but XLA shards what is computed from
         # it alike. The condition is always false, also for NaN, which XLA does not know.
-        return jnp.where(jnp.real(x) > jnp.inf, zeros + 1, zeros) if under_jit(x) else zeros
+        never = jnp.real(x) > jnp.inf
+        return jax.lax.select(never, jnp.ones_like(zeros), zeros) if under_jit(x) else zeros
     home = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return _compiled_zeros(home)(np.shape(x), np.dtype(dtype))
 

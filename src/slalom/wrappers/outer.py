@@ -106,6 +106,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     reset_state: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
+        require_transform("Outer.optimizer", self.optimizer)
         refuse_written(self, ".outer(...)")
         for part in parts(self.inner):
             if isinstance(part.module, ScheduleFree):

@@ -272,7 +272,7 @@ def test_bad_input_is_refused_by_name(make, message):
 
 
 def test_a_period_that_is_no_int_is_refused():
-    message = refused(TypeError, lambda: sl.Lookahead(sl.adam(0.1), 2.5, 0.5))
+    message = refused(TypeError, lambda: sl.wrappers.Lookahead(sl.adam(0.1), 2.5, 0.5))
     assert message == "Lookahead.sync_period must be an int, got 2.5 of type float."
 
 

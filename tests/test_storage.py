@@ -236,7 +236,7 @@ def test_describe_counts_the_bytes_that_are_stored():
 def test_rebind_changes_the_codec_and_says_so():
     params, opt = run(sl.adam(0.1))
     stored, report = opt.rebind(params, tx=sl.adam(0.1).store("int8"))
-    assert report.recoded == ("stored.scale_by_adam.mu.w", "stored.scale_by_adam.nu.w")
+    assert report.recoded == ("store.scale_by_adam.mu.w", "store.scale_by_adam.nu.w")
     assert "recoded" in repr(report)
     mu, before = stored.state_of("scale_by_adam").mu["w"], opt.state_of("scale_by_adam").mu["w"]
     np.testing.assert_allclose(mu.decode(), before, atol=0.008 * float(jnp.max(jnp.abs(before))))
@@ -300,7 +300,7 @@ def test_a_checkpoint_of_another_storage_is_refused_with_the_remedy(codecs, tmp_
 def test_codes_are_not_read_by_another_codec(tmp_path):
     sl.checkpoint.save(tmp_path / "run", opt=sl.Optimizer(sl.lion(0.1).store("int8"), PARAMS))
     linear = sl.lion(0.1).store(C.int8(companded=False))
-    codes = "opt.stored.scale_by_lion.mu.w.codes is sl.codecs.int8() in the file and"
+    codes = "opt.store.scale_by_lion.mu.w.codes is sl.codecs.int8() in the file and"
     with pytest.raises(sl.checkpoint.MismatchError, match=re.escape(codes)):
         sl.checkpoint.load(tmp_path / "run", opt=sl.Optimizer(linear, PARAMS))
 
@@ -314,7 +314,7 @@ def test_state_is_partitioned_along_the_axes_of_its_parameters():
     opt, report = sl.Optimizer(sl.adam(0.1).store("int8"), params).shard_state(mesh)
     mu = opt.state_of("scale_by_adam").mu["w"]
     assert mu.arrays["codes"].sharding.spec == mu.arrays["scales"].sharding.spec == P("data")
-    assert "stored.scale_by_adam.mu.w.codes" in report.partitioned
+    assert "store.scale_by_adam.mu.w.codes" in report.partitioned
     new, opt = opt.step(params, grads)
     assert opt.state_of("scale_by_adam").mu["w"].arrays["codes"].sharding.spec == P("data")
     expected, _ = run(sl.adam(0.1).store("int8"), 1)

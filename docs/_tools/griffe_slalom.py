@@ -24,7 +24,16 @@ FORMULA = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}[^\n]*(?:\n|\Z))+)")
 EXAMPLE = re.compile(r"^( *)```python\n(.*?)\n\s*```$", re.MULTILINE | re.DOTALL)
 CITATION = re.compile(r"^\?\?\? cite \"(.*?)\"$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?<!\[)`(?:(sl|eqx|opt|tx)\.)?([A-Za-z_][\w.]*)(\([^`]*\))?`(?!\])")
-MODULES = ("checkpoint", "interop", "projections", "schedules", "tree", "where")
+MODULES = (
+    "checkpoint",
+    "fields",
+    "interop",
+    "projections",
+    "schedules",
+    "tree",
+    "where",
+    "wrappers",
+)
 
 
 class Slalom(griffe.Extension):

@@ -22,11 +22,13 @@ with _checked:
     from . import (
         checkpoint as checkpoint,
         codecs as codecs,
+        fields as fields,
         interop as interop,
         projections as projections,
         schedules as schedules,
         tree as tree,
         where as where,
+        wrappers as wrappers,
     )
     from ._core.chain import (
         Chain as Chain,
@@ -35,21 +37,11 @@ with _checked:
         named_chain as named_chain,
     )
     from ._core.context import Context as Context
-    from ._core.fields import Hyperparameter as Hyperparameter, hyperparameter as hyperparameter
-    from ._core.marks import (
-        map_params as map_params,
-        param_like as param_like,
-        per_leaf as per_leaf,
-        per_param as per_param,
-    )
+    from ._core.fields import Hyperparameter as Hyperparameter
+    from ._core.marks import map_params as map_params
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
-    from ._core.wrapper import (
-        AbstractPacedTransform as AbstractPacedTransform,
-        AbstractWrapper as AbstractWrapper,
-    )
-    from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
     from ._optimizer.plan import plan as plan
@@ -220,29 +212,10 @@ with _checked:
         layerwise_decay as layerwise_decay,
         mup as mup,
     )
-    from .wrappers import (
-        Average as Average,
-        Driven as Driven,
-        EveryK as EveryK,
-        Flatten as Flatten,
-        IfFinite as IfFinite,
-        Lookahead as Lookahead,
-        Masked as Masked,
-        Mechanized as Mechanized,
-        Only as Only,
-        Partition as Partition,
-        Projected as Projected,
-        Recorded as Recorded,
-        Sam as Sam,
-        ScaleLoss as ScaleLoss,
-        ScheduleFree as ScheduleFree,
+    from .wrappers.partitions import partition as partition
+    from .wrappers.skip import (
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
-        SplitRealAndImaginary as SplitRealAndImaginary,
-        Stored as Stored,
-        When as When,
-        Written as Written,
-        partition as partition,
     )
 
 __version__ = "0.1.0"
@@ -251,7 +224,9 @@ if not _TYPE_CHECKING:  # to a type checker it would mean that every name is the
     __getattr__ = _absent(__name__)
     checkpoint.__getattr__ = _absent(f"{__name__}.checkpoint")
     codecs.__getattr__ = _absent(f"{__name__}.codecs")
+    fields.__getattr__ = _absent(f"{__name__}.fields")
     interop.__getattr__ = _absent(f"{__name__}.interop")
     projections.__getattr__ = _absent(f"{__name__}.projections")
     schedules.__getattr__ = _absent(f"{__name__}.schedules")
     where.__getattr__ = _absent(f"{__name__}.where")
+    wrappers.__getattr__ = _absent(f"{__name__}.wrappers")

@@ -138,7 +138,7 @@ RECIPES = {
 
 WRAPPERS = {
     "Chain": sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1),
-    "Masked": sl.Trace(0.9).mask(matrices) | sl.Scale(-0.1),
+    "Mask": sl.Trace(0.9).mask(matrices) | sl.Scale(-0.1),
     "Only": sl.adam(0.1).only(matrices),
     "Partition": sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
     "partition": sl.partition({2: sl.adam(0.1), 1: sl.sgd(0.1)}, {matrices: 2, ~matrices: 1}),
@@ -146,21 +146,21 @@ WRAPPERS = {
     "Lookahead, reset_state": sl.adam(0.1).lookahead(1, 0.5, reset_state=True),
     "Average": sl.adam(0.1).average(0.9),
     "Average, uniform": sl.adam(0.1).every_k(2).average(),
-    "Projected": sl.adam(0.1).project(sl.projections.l2_ball(halving)),
-    "Projected, every_k": sl.adam(0.1)
+    "Project": sl.adam(0.1).project(sl.projections.l2_ball(halving)),
+    "Project, every_k": sl.adam(0.1)
     .every_k(2)
     .project(sl.projections.l1_ball(0.5), where=matrices)
     .record(),
-    "Recorded": sl.adam(halving).record(),
-    "Recorded, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),
-    "SplitRealAndImaginary": sl.rprop(0.1).split_complex(),
-    "SplitRealAndImaginary, masked": (
+    "Record": sl.adam(halving).record(),
+    "Record, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),
+    "SplitComplex": sl.rprop(0.1).split_complex(),
+    "SplitComplex, masked": (
         sl.ScaleByFactoredRms(min_dim_size_to_factor=2).mask(matrices) | sl.adam(0.1)
     ).split_complex(),
-    "Driven": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).drive(
+    "Drive": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).drive(
         {"learning_rate": sl.schedules.ReduceOnPlateau(0.1, 0.5, 1)}
     ),
-    "Driven, every_k": sl.sgd(0.1)
+    "Drive, every_k": sl.sgd(0.1)
     .drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.1, patience=2)})
     .every_k(2),
     "EveryK": sl.adam(0.1).every_k(2),

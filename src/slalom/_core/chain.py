@@ -16,7 +16,7 @@ from .traits import MIXED
 from .transform import AbstractTransform, require_transform
 from .walk import find, keeps_zeros, parts, segments, transforms
 from .wrapper import AbstractComposite
-from .write import Write
+from .write import Writer
 from .writer import AbstractParameterWriter
 
 
@@ -91,7 +91,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

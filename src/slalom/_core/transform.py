@@ -23,7 +23,7 @@ from .notebook import document, transform_tree
 from .numbers import read_number
 from .traits import AbstractTraits
 from .walk import find
-from .write import ADD, Write
+from .write import ADD, Writer
 
 if TYPE_CHECKING:
     # `AbstractTransform` alone then means `AbstractTransform[Any]`, also to a strict checker.
@@ -134,7 +134,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: State,
         params: Params | None,

@@ -15,7 +15,7 @@ from .._core.marks import params_like_fields
 from .._core.slots import slots
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms
-from .._core.write import ADD, Write
+from .._core.write import ADD, Writer
 from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
@@ -30,7 +30,7 @@ FUNCTIONS = ("value_fn", "grad_fn", "sampled_grad_fn")
 
 
 def run(
-    write: Write,
+    write: Writer,
     transform: AbstractTransform[Any],
     state: Any,
     count: Any,

@@ -18,7 +18,7 @@ from .._core.printing import Call, code, operand
 from .._core.traits import MIXED, AbstractTraits
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, keeps_zeros, transforms
-from .._core.wrapper import AbstractPacedTransform
+from .._core.wrapper import AbstractPacedWrapper
 from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
@@ -196,7 +196,7 @@ def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
 
 def _idle_part(part: Part) -> Part | None:
     """The part of a link, or the link itself, that makes its result zero in some steps."""
-    if isinstance(part.module, AbstractPacedTransform):
+    if isinstance(part.module, AbstractPacedWrapper):
         return part
     paced: Part | None = None
     for inner in part.module.children():

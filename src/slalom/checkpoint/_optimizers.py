@@ -75,7 +75,7 @@ class Layout(NamedTuple):
 
 
 def _is_stored(state: Mapping[str, Slot]) -> bool:
-    return any(slot.rule == "Stored" for slot in state.values())
+    return any(slot.rule == "Store" for slot in state.values())
 
 
 def _slot_to_json(slot: Slot) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from .._core.stateless import AbstractStatelessTransform
 from .._core.traits import AbstractTraits
 from .._core.transform import AbstractTransform, pair
 from .._core.wrapper import AbstractWrapper
-from .._core.write import ADD, RETURN, Write
+from .._core.write import ADD, RETURN, Writer
 from .._paths import leaf_paths
 from .._types import Params, under_jit
 from ..where.resolve import mask
 from .every_k import EveryK
-from .mask import Masked
+from .mask import Mask
 
 
 class Coded(AbstractWrapper[Any]):
@@ -67,7 +67,7 @@ class Coded(AbstractWrapper[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: PyTree,
         state: Any,
         params: Params | None,
@@ -80,7 +80,7 @@ class Coded(AbstractWrapper[Any]):
         return self.inner.has_updated(state)
 
 
-def run_stored(part: Part, write: Write, updates: PyTree, clock: Any) -> tuple[Any, Any]:
+def run_stored(part: Part, write: Writer, updates: PyTree, clock: Any) -> tuple[Any, Any]:
     """The result of a transform and its new state, where encoded leaves stay encoded.
 
     **Arguments:**
@@ -110,7 +110,7 @@ def run_stored(part: Part, write: Write, updates: PyTree, clock: Any) -> tuple[A
 
 
 def _run_around(
-    part: Part, children: list[Part], write: Write, updates: PyTree, clock: Any
+    part: Part, children: list[Part], write: Writer, updates: PyTree, clock: Any
 ) -> tuple[Any, Any]:
     """Runs a transform that is made of others."""
     coded = [Coded(c.module, clock, jax.tree.structure(c.state)) for c in children]
@@ -129,7 +129,7 @@ def _run_around(
     return result, _with_fields(new, again)
 
 
-def _run_chain(part: Part, write: Write, updates: Any, clock: Any) -> tuple[Any, Any]:
+def _run_chain(part: Part, write: Writer, updates: Any, clock: Any) -> tuple[Any, Any]:
     """Runs a chain: neighbours that work leaf by leaf together."""
     links = part.module.children(part.state, part.context, part.params)
     states: list[Any] = []
@@ -193,7 +193,7 @@ def _leafwise(
         leaves = tuple(range(len(jax.tree.leaves(shapes))))
     if not leaves:
         return None
-    if isinstance(part.module, Masked):
+    if isinstance(part.module, Mask):
         if part.params is None:
             return None
         keep = mask(part.module.where, part.params)
@@ -218,7 +218,7 @@ def _leafwise(
 
 def _nested(module: Any, states: Iterator[Any]) -> Any:
     """The states of the rules that `_leafwise` found, as that of the transform."""
-    if isinstance(module, Masked):
+    if isinstance(module, Mask):
         return _nested(module.inner, states)
     if isinstance(module, Chain):
         return tuple(_nested(link, states) for link in module.links)
@@ -308,7 +308,7 @@ def _joined(shaped: Any, others: Any, structure: Any, flags: list[bool]) -> Any:
 def _run_leaves(
     links: list[_Link],
     outer: Part,
-    write: Write,
+    write: Writer,
     updates: PyTree,
     clock: Any,
     factors: tuple[Any, ...] = (),

@@ -14,7 +14,7 @@ from .._core.marks import param_like
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper, run_if
-from .._core.write import ADD, Write
+from .._core.write import ADD, Writer
 from .._core.writer import AbstractParameterWriter
 from .._paths import leaf_paths
 from .._types import Gradients, Params
@@ -38,8 +38,9 @@ class LookaheadState(eqx.Module):
 class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[LookaheadState]):
     """The inner transform, with slow weights that move towards its weights every few steps.
 
-    Returned by `tx.lookahead(sync_period, slow_step_size)`. With fast weights θ and slow weights
-    φ, every k-th fast step is followed by
+    Made by `tx.lookahead`, which describes the arguments.
+
+    With fast weights θ and slow weights φ, every k-th fast step is followed by
 
         φ ← φ + α·(θ − φ),   θ ← φ
 
@@ -49,19 +50,9 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
     Differs from Optax: the slow weights are in the state, so the parameters need no special type,
     and `reset_state` keeps the clocks of schedules.
 
-    **Arguments:**
-
-    - `inner`: the transform that makes the fast steps.
-    - `sync_period`: k, an int ≥ 1.
-    - `slow_step_size`: α, in [0, 1].
-    - `reset_state`: whether to reset the inner transform's state after each slow step. As with
-        `opt.reset(model)`, moments start from scratch, and step counts continue.
-
     ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
         back](https://arxiv.org/abs/1907.08610), 2019"
     """
-
-    fluent_method: ClassVar[str | None] = "lookahead"
 
     passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
@@ -84,7 +75,7 @@ class Lookahead(AbstractWrapper[LookaheadState], AbstractParameterWriter[Lookahe
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: LookaheadState,
         params: Params | None,

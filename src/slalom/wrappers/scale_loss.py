@@ -2,7 +2,7 @@
 
 import functools
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,11 +19,11 @@ from .._core.loss_scale import AbstractLossScale
 from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._core.wrapper import run_if
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Scalar, Updates
 from ._stored import Coded
-from .store import Stored
-from .write import Written
+from .store import Store
+from .write import Write
 
 # The inverse of each scale in between is a normal float32.
 SMALLEST, LARGEST = 2.0**-126, 2.0**126
@@ -61,8 +61,10 @@ class ScaleLossState(eqx.Module):
 class ScaleLoss(AbstractLossScale[ScaleLossState]):
     """Scales the loss, so that small gradients do not become zero in float16.
 
-    Returned by `tx.scale_loss()`. The loss is multiplied by a scale s, and the inner transform
-    receives the gradients divided by s. With gradients g of the scaled loss,
+    Made by `tx.scale_loss`, which describes the arguments.
+
+    The loss is multiplied by a scale s, and the inner transform receives the gradients divided by
+    s. With gradients g of the scaled loss,
 
         if all of g are finite:   run the inner transform with g/s
                                   s ← 2·s after `growth_interval` such steps in a row
@@ -101,18 +103,10 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
     Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
     skipped steps cost as much as others.
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶]. Powers of two round nothing.
-    - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
-
     ??? cite "Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740),
         2017. The rule and its constants are those of `torch.amp.GradScaler`, which starts at 2¹⁶
         and has no smallest scale."
     """
-
-    fluent_method: ClassVar[str | None] = "scale_loss"
 
     inner: AbstractTransform
     initial: float | int = eqx.field(
@@ -132,7 +126,7 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: ScaleLossState,
         params: Params | None,
@@ -247,7 +241,7 @@ class _UnscaledFactor(AbstractStatelessTransform):
 def _unscaled(transform: AbstractTransform, inverse: Any) -> AbstractTransform | None:
     """A transform that divides its gradients by the scale where its first link reads them, or
     `None` if it must be given divided ones."""
-    if isinstance(transform, Stored | Coded | Written):
+    if isinstance(transform, Store | Coded | Write):
         inner = _unscaled(transform.inner, inverse)
         return inner and eqx.tree_at(lambda outer: outer.inner, transform, inner)
     if not isinstance(transform, Chain):

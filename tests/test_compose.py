@@ -658,7 +658,7 @@ def test_describe_follows_masks():
     tx = sl.Trace(0.9).mask(W) | sl.sgd(0.1)
     table = sl.Optimizer(tx, params()).describe(params()).to_dict()
     assert table["b"]["transform"] == "scale_by_learning_rate"
-    assert table["w"]["transform"] == "masked.trace | scale_by_learning_rate"
+    assert table["w"]["transform"] == "mask.trace | scale_by_learning_rate"
 
 
 # --- any tree, any chain ----------------------------------------------------------------------

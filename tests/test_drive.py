@@ -260,7 +260,7 @@ BAD_INPUTS = [
     (
         lambda: sl.Optimizer(DRIVEN, PARAMS).step(PARAMS, GRADS),
         TypeError,
-        "Drive ('driven') needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
+        "Drive ('drive') needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
         "`sl.Context(value=loss)`. `sl.train_step` passes value, grad and value_fn itself.",
     ),
     (

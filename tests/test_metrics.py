@@ -50,7 +50,7 @@ def test_metrics_are_a_flat_dict_that_takes_suffixes():
 def test_metrics_of_twins_are_told_apart():
     opt = sl.Optimizer(sl.Clip(1.0).record() | sl.sgd(0.1).record(), MODEL)
     assert {"record.grad_norm", "record_2.grad_norm"} <= set(opt.metrics)
-    with pytest.raises(KeyError, match=r"'grad_norm' is ambiguous. Candidates: 'recorded.grad"):
+    with pytest.raises(KeyError, match=r"'grad_norm' is ambiguous. Candidates: 'record.grad"):
         opt.metrics["grad_norm"]
 
 

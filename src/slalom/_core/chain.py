@@ -14,7 +14,7 @@ from .printing import Call, Infix
 from .stateless import AbstractStatelessTransform
 from .traits import MIXED
 from .transform import AbstractTransform, require_transform
-from .walk import find, keeps_zeros, parts, segments, transforms
+from .walk import keeps_zeros, parts, segments, transforms
 from .wrapper import AbstractComposite
 from .write import Writer
 from .writer import AbstractParameterWriter
@@ -142,10 +142,8 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         columns = zip(*(link.signs(params) for link in self.links), strict=True)
         return tuple(_sign_of_product(column) for column in columns)
 
-    def __getitem__(self, which: Any) -> AbstractTransform:
-        if isinstance(which, int):
-            return self.links[which]
-        return find(self, which).module
+    def _at_position(self, which: int) -> AbstractTransform:
+        return self.links[which]
 
     def __len__(self) -> int:
         return len(self.links)

@@ -9,7 +9,7 @@ checks at binding read (`traits.py`).
 
 import abc
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
 
 from jaxtyping import Array, Bool
 
@@ -34,6 +34,8 @@ else:
     from typing import TypeVar
 
     State = TypeVar("State")  # `default=` needs Python 3.13
+
+Kind = TypeVar("Kind")
 
 
 class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
@@ -182,11 +184,17 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     def _repr_html_(self) -> str:
         return document(transform_tree(self))
 
-    def __getitem__(self, which: int | str | type) -> "AbstractTransform":
+    @overload
+    def __getitem__(self, which: type[Kind]) -> Kind: ...
+    @overload
+    def __getitem__(self, which: int | str) -> "AbstractTransform[Any]": ...
+    def __getitem__(self, which: int | str | type) -> Any:
         """A part by its path or a suffix of it, by class, or (in a chain) by position."""
-        if isinstance(which, int):
-            raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
-        return find(self, which).module
+        return self._at_position(which) if isinstance(which, int) else find(self, which).module
+
+    def _at_position(self, which: int) -> "AbstractTransform[Any]":
+        del which
+        raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
-from .._types import Params, Scalar, Updates
+from .._types import Params, PyTree, Scalar, Updates
 from ..tree.rounding import same_bits
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
 from .._compile.callables import as_tree
@@ -17,7 +17,7 @@ from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms
 from .._core.write import ADD, Writer
 from .._paths import leaf_paths
-from .._types import Params
+from .._types import Params, PyTree
 from ..tree.dtypes import canonical_float
 from .model import Split, check_bound
 from .transform_checks import warn_of_ascent

@@ -1,21 +1,16 @@
 """`sl.train_step`."""
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
-from jax.typing import DTypeLike
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .compute_dtype import as_compute_dtype
-from .options import Donate, Options
+from .options import BatchArgs, Options, TrainOptions
 from .step import TrainStep
 
 P = ParamSpec("P")
 Aux = TypeVar("Aux")
-
-BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
-TransformGrads: TypeAlias = Callable[[PyTree], PyTree] | None
-SampledLossFn: TypeAlias = Callable[..., tuple[Any, Any]] | None
 
 LossFn: TypeAlias = Callable[Concatenate[Any, P], Any]
 WithAux: TypeAlias = Callable[Concatenate[Any, P], tuple[Any, Aux]]
@@ -29,13 +24,7 @@ def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, Array]: ...
 @overload
 def train_step(
@@ -43,13 +32,7 @@ def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, tuple[Array, Aux]]: ...
 @overload
 def train_step(
@@ -57,13 +40,7 @@ def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, tuple[Array, Array]]: ...
 @overload
 def train_step(
@@ -71,65 +48,35 @@ def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, tuple[Array, Array, Aux]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[LossFn[P]], TrainStep[P, Array]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[WithAux[P, Aux]], TrainStep[P, tuple[Array, Aux]]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[WithWeight[P]], TrainStep[P, tuple[Array, Array]]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[WithBoth[P, Aux]], TrainStep[P, tuple[Array, Array, Aux]]]: ...
 @overload
 def train_step(
@@ -137,13 +84,7 @@ def train_step(
     *,
     has_aux: bool = False,
     has_weight: bool = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, Any]: ...
 def train_step(
     loss_fn: Any = None,

@@ -4,8 +4,7 @@ import json
 import os
 from typing import Any
 
-from jaxtyping import PyTree
-
+from .._types import PyTree
 from . import _file
 from ._assemble import Loaded, Source, assemble
 from ._leaves import from_host

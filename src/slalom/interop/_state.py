@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
 from .. import tree
 from .._core.hyperparams import targets
@@ -16,6 +16,7 @@ from .._optimizer.binding import Binding, bind
 from .._optimizer.model import Model, split
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.readings import Readings
+from .._types import PyTree
 from ._flax import pure
 
 State = TypeVar("State")

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
-from .._types import Params, Tracer, under_jit
+from .._types import Params, PyTree, Tracer, under_jit
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
 

@@ -98,7 +98,7 @@ class Drive(AbstractWrapper[DriveState]):
         context = Context() if context is None else context
         for name in self.needs:
             if not context.has(name):
-                raise TypeError(missing("Driven", name))
+                raise TypeError(missing("Drive", name))
         part, *_ = self.children(state, context, params)
         result, inner = part.run(write, updates)
         return result, DriveState(self._advanced(state, context), inner)

@@ -74,7 +74,7 @@ def test_trust_ratios_are_finite_at_zero_and_where_squares_overflow(dtype):
     ]:
         made = tx.update({"w": u}, None, {"w": p})[0]["w"]
         np.testing.assert_allclose(made, expected, rtol=1e-2 if dtype == jnp.bfloat16 else 1e-3)
-    for tx in (sl.ScaleByParamBlockNorm(), sl.ScaleByParamBlockRMS()):
+    for tx in (sl.ScaleByParamBlockNorm(), sl.ScaleByParamBlockRms()):
         made = tx.update({"w": one}, None, {"w": zero})[0]["w"]
         np.testing.assert_allclose(made, 1e-3, rtol=1e-5)
 
@@ -125,6 +125,23 @@ def test_centralize_takes_the_mean_of_each_output():
     made, _ = sl.Centralize().update(grads, None)
     np.testing.assert_allclose(made.weight.mean((1, 2, 3)), 0, atol=1e-7)
     np.testing.assert_array_equal(made.bias, grads.bias)
+
+
+def test_centralize_reads_layouts():
+    drawn = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)
+    layers = eqx.filter_vmap(lambda key: eqx.nn.Linear(3, 4, key=key))(
+        jax.random.split(jax.random.key(0))
+    )
+    layers = jax.tree.map(lambda x: x * x, layers)
+    embedding = eqx.nn.Embedding(4, 3, key=jax.random.key(0))
+    params = {"layers": layers, "embedding": embedding, "io": drawn, "unknown": drawn}
+    made, _ = sl.Centralize(layout={sl.where.path("io"): "io"}).update(params, None)
+    np.testing.assert_allclose(made["layers"].weight.mean(2), 0, atol=1e-6)
+    assert float(jnp.min(jnp.abs(layers.weight.mean(2)))) > 1e-3
+    np.testing.assert_array_equal(made["layers"].bias, layers.bias)
+    np.testing.assert_allclose(made["embedding"].weight.mean(1), 0, atol=1e-6)
+    np.testing.assert_allclose(made["io"].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(made["unknown"].mean(1), 0, atol=1e-6)
 
 
 # --- optimism -------------------------------------------------------------------------------

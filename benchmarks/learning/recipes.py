@@ -35,7 +35,7 @@ class Recipe:
         return make(learning_rate)
 
     def learning_rates(self, number: int, factor: float) -> np.ndarray:
-        """The learning rates to try: neighbouring ones differ by a factor."""
+        """The learning rates to try: neighboring ones differ by a factor."""
         return self.middle * factor ** (np.arange(number) - (number - 1) / 2)
 
     def exists(self, name: str) -> bool:

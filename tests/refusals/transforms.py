@@ -353,6 +353,25 @@ def a_link_after_a_projection():
     sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)
 
 
+@refused(
+    TypeError,
+    "sl.projections.simplex() compares numbers, and the leaf 'z' is complex64. Select the real "
+    "parameters, for example with `tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`.",
+)
+def a_simplex_of_complex_parameters():
+    sl.Optimizer(sl.sgd(0.1).project(sl.projections.simplex()), {"z": jnp.ones(2, complex)})
+
+
+@refused(
+    ValueError,
+    "`.project(...)` cannot be around 'scale_by_lbfgs': it turns the gradient, so its steps "
+    "and the projection come to rest at points that are no minimum in the set. Project "
+    "`sl.sgd(learning_rate)` instead.",
+)
+def a_projection_around_lbfgs():
+    sl.lbfgs().project(sl.projections.box(0.0, 1.0))
+
+
 def scaled_inside(outer: str) -> str:
     return (
         f"{outer} is outside of `.scale_loss()`, so it would use gradients that are still "

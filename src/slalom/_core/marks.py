@@ -29,7 +29,7 @@ def param_like(stored: str = SIGNED) -> Any:
     **Arguments:**
 
     - `stored`: how `tx.store` may encode the field. A `"signed"` field, such as a mean of
-        gradients, tolerates an error that is small compared with its neighbours. A
+        gradients, tolerates an error that is small compared with its neighbors. A
         `"nonnegative"` one, such as a mean of squares, changes slowly, has a huge range and must
         not become 0, because updates are divided by it. An `"exact"` one, such as a copy of the
         parameters, stays as it is unless the user names it.

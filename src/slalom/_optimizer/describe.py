@@ -88,7 +88,7 @@ class Totals:
 class Description:
     """A table with a row for each array of a model, and their totals.
 
-    It prints as plain text. `.show()` prints a table with rules and colours to a terminal, where
+    It prints as plain text. `.show()` prints a table with rules and colors to a terminal, where
     rich is installed, and the same plain text to a file or a pipe. `rich.print` and notebooks
     display it as a table too.
     """

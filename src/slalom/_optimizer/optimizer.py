@@ -76,7 +76,7 @@ class Optimizer(AbstractPrinted):
         hyperparam_dtype: Any | None = None,
         arrays: Arrays | None = None,
     ):
-        """Initialises the state of a transform for the parameters of a model.
+        """Initializes the state of a transform for the parameters of a model.
 
         **Arguments:**
 
@@ -317,7 +317,7 @@ class Optimizer(AbstractPrinted):
     # --- state ------------------------------------------------------------------------------
 
     def reset(self, model: PyTree, where: WhereLike | None = None) -> "Optimizer":
-        """Reinitialises the state of some parameters.
+        """Reinitializes the state of some parameters.
 
         Their moments and bias corrections start from scratch. The state of the other parameters,
         the step count and the hyperparameters do not change. The first step after resetting only
@@ -543,7 +543,7 @@ def _bound(
 
 
 def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
-    """An optimizer from its parts. Bypasses `__init__`, which would initialise the state again."""
+    """An optimizer from its parts. Bypasses `__init__`, which would initialize the state again."""
     optimizer = object.__new__(Optimizer)
     object.__setattr__(optimizer, "arrays", Arrays(leaves, binding))
     return optimizer

@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
         """Part i of `number`: the examples i, i + number, i + 2·number, …
 
-        These are not neighbours, so that a batch which is sharded over devices does not move.
+        These are not neighbors, so that a batch which is sharded over devices does not move.
         """
 
         def part(x: Any, role: Role) -> Any:

@@ -35,7 +35,7 @@ def injected(update: Function) -> dict[str, float]:
     cells = _cells(update)
     if not update.__qualname__.startswith("inject_hyperparams."):
         return {}
-    # Only the function that initialises the state knows the initial values.
+    # Only the function that initializes the state knows the initial values.
     return {k: x for k, x in cells.get("numeric_hps", {}).items() if _is_real(x)}
 
 

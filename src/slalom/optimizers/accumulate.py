@@ -11,7 +11,7 @@ from ..transforms import (
     ScaleByLearningRate,
     ScaleByMadgrad,
     ScaleByRss,
-    ScaleBySM3,
+    ScaleBySm3,
 )
 from ..where.resolve import WhereLike
 from ._decay import decayed
@@ -62,7 +62,7 @@ def adadelta(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - The others: as in `ScaleByAdadelta`.
 
@@ -93,7 +93,7 @@ def madgrad(
     **Arguments:**
 
     - `learning_rate`: η, ≥ 0.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation. Defaults to
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization. Defaults to
         no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - The others: as in `ScaleByMadgrad`.
@@ -126,9 +126,9 @@ def sm3(
     - `mu_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
 
-    **Returns:** a chain of `ScaleBySM3` and `ScaleByLearningRate`.
+    **Returns:** a chain of `ScaleBySm3` and `ScaleByLearningRate`.
 
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
     """
-    return chain(ScaleBySM3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))
+    return chain(ScaleBySm3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))

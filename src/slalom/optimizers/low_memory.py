@@ -101,7 +101,7 @@ def apollo(
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
     per_tensor: bool = False,
-    seed: int = 0,
+    key: Any = 0,
     *,
     b1: Hyperparameter = 0.9,
     b2: Hyperparameter = 0.999,
@@ -138,6 +138,6 @@ def apollo(
     numbers = {"b1": b1, "b2": b2, "eps": eps, "max_growth": max_growth}
     options = {**numbers, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "layout": layout}
     return chain(
-        ScaleByApollo(rank, update_proj_gap, scale, per_tensor, seed, **options),
+        ScaleByApollo(rank, update_proj_gap, scale, per_tensor, key, **options),
         *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

@@ -2,7 +2,7 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array
 from .. import tree
 from .._core.fields import Hyperparameter, hyperparameter
 from .._types import PyTree, Scalar
-from ._projection import AbstractProjection, check_real
+from ._projection import AbstractProjection
 
 
 class simplex(AbstractProjection):
@@ -36,10 +36,11 @@ class simplex(AbstractProjection):
         canonical simplex of ℝⁿ](https://doi.org/10.1007/BF00938486), 1986"
     """
 
+    compares: ClassVar[bool] = True
+
     scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        check_real(self, x)
         return _to_simplex(x, now.scale)
 
 

@@ -133,13 +133,9 @@ def times_adjoint(x: Inexact[Array, "batch n m"], q: Inexact[Array, "batch m m"]
 def bounded_entries(g: Inexact[Array, "batch n m"]) -> Inexact[Array, "batch n m"]:
     """The matrices with entries so bounded that no product with their adjoint overflows.
 
-    NaN stays NaN.
+    Infinities and NaN become NaN.
     """
-    real = tree.real_dtype(g.dtype)
-    limit = float(np.sqrt(float(jnp.finfo(real).max) / (8 * max(*g.shape, 1))))
-    if jnp.iscomplexobj(g):
-        return jax.lax.complex(jnp.clip(g.real, -limit, limit), jnp.clip(g.imag, -limit, limit))
-    return jnp.clip(g, -limit, limit)
+    return tree.bounded_entries(g, max(g.shape))
 
 
 def scaled_to_one(x: Inexact[Array, "batch n n"]) -> Inexact[Array, "batch n n"]:

@@ -86,10 +86,11 @@ class ScaleByMars(AbstractAdam[ScaleByMarsState]):
         now.nu_scale = tree.bias_correction(now.b2, age)
 
     def _moments(self, now, g, mu, nu, previous):
-        c = g + now.correction * (g - previous)
+        # Bounded, so that the square of the norm does not overflow.
+        c = tree.bounded_entries(g + now.correction * (g - previous), g.size)
         c = c * clip_factor(tree.norm(c), 1)
         mu = now.b1 * mu + now.c1 * c
-        nu = now.b2 * nu + now.c2 * tree.bounded_square(c)
+        nu = now.b2 * nu + now.c2 * tree.abs_squared(c)
         return mu, nu, written_after(g, never=(nu < 0) & (mu == 0))
 
     def _direction(self, now, g, mu, nu, previous):

@@ -1,6 +1,7 @@
 """Sums over arrays and trees, in at least float32."""
 
 import functools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,6 +76,32 @@ def bounded_square(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
 def bounded(square: Real[Array, "..."]) -> Real[Array, "..."]:
     """A square, or a sum of squares, with the bound of `bounded_square`."""
     return jnp.minimum(square, float(jnp.finfo(square.dtype).max) / 4)
+
+
+def bounded_entries(x: Inexact[Array, "*shape"], size: int) -> Inexact[Array, "*shape"]:
+    """The entries so bounded that no sum of as many of their products as `size` overflows.
+
+    Infinities and NaN become NaN, which does not hide the error.
+    """
+    limit = math.sqrt(float(jnp.finfo(x.dtype).max) / (8 * max(size, 1)))
+
+    def bounded_part(part: Array) -> Array:
+        return jnp.where(jnp.isinf(part), jnp.nan, jnp.clip(part, -limit, limit))
+
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(bounded_part(x.real), bounded_part(x.imag))
+    return bounded_part(x)
+
+
+def divided(x: Inexact[Array, "..."], largest: Real[Array, "..."]) -> Inexact[Array, "..."]:
+    """x / largest for |x| ≤ largest, which broadcasts; 0 / 0 = 0.
+
+    The inverse of the largest numbers is subnormal, which processors treat as 0, so the divisor is
+    brought closer to 1 first.
+    """
+    power = jnp.where(largest > 1, 0.25, 4.0).astype(largest.dtype)
+    divisor = largest * power
+    return (x * power) * (1 / jnp.where(divisor == 0, 1, divisor))
 
 
 def positive(square: Real[Array, "..."]) -> Real[Array, "..."]:

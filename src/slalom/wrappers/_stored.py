@@ -130,7 +130,7 @@ def _run_around(
 
 
 def _run_chain(part: Part, write: Writer, updates: Any, clock: Any) -> tuple[Any, Any]:
-    """Runs a chain: neighbours that work leaf by leaf together."""
+    """Runs a chain: neighbors that work leaf by leaf together."""
     links = part.module.children(part.state, part.context, part.params)
     states: list[Any] = []
     while len(states) < len(links):

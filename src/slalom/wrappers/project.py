@@ -1,6 +1,6 @@
 """Parameters that stay in a set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -14,13 +14,14 @@ from .._core.declared import CHECK, Part
 from .._core.messages import uncalled
 from .._core.printing import AbstractPrinted, code
 from .._core.transform import AbstractTransform
-from .._core.walk import segments
+from .._core.walk import segments, transforms
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Writer
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
 from .._types import Gradients, Params, Updates
 from ..projections import AbstractProjection
+from ..transforms import ScaleByLbfgs
 from ..where.resolve import Where, as_where, mask
 from .write import refuse_written
 
@@ -66,7 +67,8 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     where the sum is projected in the accumulation dtype and rounded once. `fn` receives one tree
     with all selected parameters, so it can act on all of them together; the others get p + u. Where
-    the inner transform is idle, nothing is written. `update` returns fn(p + u) − p.
+    the inner transform is idle, nothing is written. `update` returns fn(p + u) − p. L-BFGS is
+    refused inside: it needs to know the set.
 
     Put `.project` inside of wrappers that skip steps, which then skip the projection too, and
     inside of `.average` and `.lookahead`: an average of parameters in a convex set is in it.
@@ -88,6 +90,20 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def __check_init__(self):
         refuse_written(self, ".project(...)")
+        for part in transforms(self.inner):
+            if isinstance(part.module, ScaleByLbfgs):
+                raise ValueError(
+                    f"`.project(...)` cannot be around '{part.name}': it turns the gradient, so "
+                    "its steps and the projection come to rest at points that are no minimum in "
+                    "the set. Project `sl.sgd(learning_rate)` instead."
+                )
+
+    def warnings(self, params: Params) -> Iterable[str]:
+        if isinstance(self.fn, AbstractProjection):
+            keep = (True,) * len(jax.tree.leaves(params))
+            keep = keep if self.where is None else mask(self.where, params)
+            self.fn.check(tree.cut(params, keep))
+        return ()
 
     def init(self, params: Params) -> Any:
         return self.inner.init(params)

@@ -14,7 +14,6 @@ from .. import tree
 from .._compile.memory import to_device, to_memory_of
 from .._core.context import Context
 from .._core.hyperparams import read, replace
-from .._core.loss_scale import loss_scale
 from .._core.printing import AbstractPrinted, Call
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
@@ -24,6 +23,7 @@ from .._paths import example, leaf_paths
 from .._suggest import frozen_attribute, no_attribute
 from .._types import PyTree, Tracer
 from ..where.resolve import Where, WhereLike, as_where, check_matches, mask
+from ..wrappers.scale_loss import loss_scale
 from .arrays import Arrays
 from .binding import (
     Binding,

@@ -12,7 +12,6 @@ from .._core.chain import Chain, first_link
 from .._core.declared import Part
 from .._core.fields import bind_numbers
 from .._core.hyperparams import bound
-from .._core.loss_scale import check_loss_scale
 from .._core.messages import warn
 from .._core.printing import Call, code, operand
 from .._core.traits import MIXED, AbstractTraits
@@ -23,6 +22,7 @@ from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
 from ..where.resolve import check_matches
+from ..wrappers.scale_loss import check_loss_scale
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
 # binds an equal pair in every outer step, and the checks take most of the time of a binding.

@@ -13,7 +13,6 @@ from .._compile.callables import with_function
 from .._compile.program import Packed, pack, unpack
 from .._core.chain import first_link
 from .._core.context import Context
-from .._core.loss_scale import loss_scale
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -22,6 +21,7 @@ from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._types import Params, PyTree, Scalar, Updates
 from ..tree import accumulation_dtype, cast, map_leaves
+from ..wrappers.scale_loss import loss_scale
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .loss import (

@@ -40,9 +40,7 @@ class ScaleBySm3(AbstractTransform[ScaleBySm3State]):
     - `b1`: β₁, the decay of the momentum, in [0, 1).
     - `b2`: β₂, the decay of the accumulators, in [0, 1]; 1 sums.
     - `eps`: ε, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
 
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"

@@ -1,6 +1,7 @@
 """Dynamic scaling of the loss, for gradients in float16."""
 
 import functools
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,11 @@ from .._core.chain import Chain
 from .._core.context import Context
 from .._core.declared import CHECK
 from .._core.fields import count_field
-from .._core.loss_scale import AbstractLossScale
 from .._core.stateless import AbstractStatelessTransform
+from .._core.traits import AbstractTraits
 from .._core.transform import AbstractTransform
-from .._core.wrapper import run_if
+from .._core.walk import inner_transforms, transforms
+from .._core.wrapper import AbstractPacedWrapper, run_if
 from .._core.write import Writer
 from .._types import Gradients, Params, Scalar, Updates
 from ._stored import Coded
@@ -58,7 +60,7 @@ class ScaleLossState(eqx.Module):
     """The inner transform's state."""
 
 
-class ScaleLoss(AbstractLossScale[ScaleLossState]):
+class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
     """Scales the loss, so that small gradients do not become zero in float16.
 
     Made by `tx.scale_loss`, which describes the arguments.
@@ -171,9 +173,6 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
             finite_steps=jnp.where(finite & ~grows, steps, 0),
         )
 
-    def loss_scale(self, state: ScaleLossState) -> Float[Array, "*runs"]:
-        return state.scale
-
     def has_updated(self, state: ScaleLossState) -> Bool[Array, "*runs"] | bool:
         return state.last_finite & self.inner.has_updated(state.inner)
 
@@ -186,6 +185,41 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
 
 
 # --- gradients that are divided where they are used ----------------------------------------------
+
+
+def loss_scale(transform: AbstractTransform, state: Any) -> Float[Array, "*runs"] | None:
+    """What to multiply the loss of the next step by, or `None` if it is not scaled."""
+    for part in transforms(transform, state):
+        if isinstance(part.module, ScaleLoss):
+            return part.state.scale
+    return None
+
+
+def check_loss_scale(transform: AbstractTransform) -> None:
+    """Raises an error if another transform would use gradients that are still scaled."""
+    places = list(_places(transform, ()))
+    if len(places) > 1:
+        raise ValueError(
+            "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it "
+            "once, on the whole optimizer: `tx.scale_loss()`."
+        )
+    for outer in places[0] if places else ():
+        if not outer.passes_gradients:
+            raise ValueError(
+                f"{type(outer).__name__} is outside of `.scale_loss()`, so it would use gradients "
+                "that are still multiplied by the scale. Call `.scale_loss()` last, on the whole "
+                "optimizer: `tx.scale_loss()`."
+            )
+
+
+def _places(
+    transform: Any, outside: tuple[AbstractTraits, ...]
+) -> Iterator[tuple[AbstractTraits, ...]]:
+    """The transforms around each part that scales the loss."""
+    if isinstance(transform, ScaleLoss):
+        yield outside
+    for inner in inner_transforms(transform):
+        yield from _places(inner, (*outside, transform))
 
 
 class _UnscaledRule(AbstractTransform[Any]):

@@ -208,7 +208,7 @@ WITHOUT_EPSILON = {
     "ScaleByNovograd": sl.ScaleByNovograd(eps=0.0),
     "ScaleByAdan": sl.ScaleByAdan(eps=0.0),
     "ScaleByRss": sl.ScaleByRss(0.0, eps=0.0),
-    "ScaleBySM3": sl.ScaleBySM3(eps=0.0),
+    "ScaleBySm3": sl.ScaleBySm3(eps=0.0),
     "ScaleByRms": sl.ScaleByRms(eps=0.0),
     "ScaleByRms, eps outside": sl.ScaleByRms(eps=0.0, eps_in_sqrt=False),
     "ScaleByStddev": sl.ScaleByStddev(eps=0.0),

@@ -61,12 +61,12 @@ def test_the_runs_are_updated_in_place(monkeypatch):
     # Otherwise parameters and states would be in memory twice.
     given = []
 
-    class Recorded(sweep_module.Program):
+    class Record(sweep_module.Program):
         def __call__(self, arguments):
             given.append(jax.tree.leaves(arguments["varying"]))
             return super().__call__(arguments)
 
-    monkeypatch.setattr(sweep_module, "Program", Recorded)
+    monkeypatch.setattr(sweep_module, "Program", Record)
     sl.sweep(mean_square, sl.adam(1e-2), model(), BATCHES, {"learning_rate": [0.1, 0.2]}, steps=2)
     assert all(x.is_deleted() for leaves in given for x in leaves)
 

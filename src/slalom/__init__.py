@@ -47,7 +47,7 @@ with _checked:
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
     from ._core.wrapper import (
-        AbstractPacedTransform as AbstractPacedTransform,
+        AbstractPacedWrapper as AbstractPacedWrapper,
         AbstractWrapper as AbstractWrapper,
     )
     from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
@@ -201,7 +201,7 @@ with _checked:
         ScaleByNovograd as ScaleByNovograd,
         ScaleByOptimisticGradient as ScaleByOptimisticGradient,
         ScaleByParamBlockNorm as ScaleByParamBlockNorm,
-        ScaleByParamBlockRMS as ScaleByParamBlockRMS,
+        ScaleByParamBlockRms as ScaleByParamBlockRms,
         ScaleByPolyak as ScaleByPolyak,
         ScaleByProdigy as ScaleByProdigy,
         ScaleByRadam as ScaleByRadam,
@@ -213,7 +213,7 @@ with _checked:
         ScaleByShampoo as ScaleByShampoo,
         ScaleBySign as ScaleBySign,
         ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
-        ScaleBySM3 as ScaleBySM3,
+        ScaleBySm3 as ScaleBySm3,
         ScaleBySoap as ScaleBySoap,
         ScaleBySophia as ScaleBySophia,
         ScaleByStableAdam as ScaleByStableAdam,
@@ -237,28 +237,28 @@ with _checked:
     )
     from .wrappers import (
         Average as Average,
-        Driven as Driven,
+        Drive as Drive,
         EveryK as EveryK,
         Flatten as Flatten,
         IfFinite as IfFinite,
-        Masked as Masked,
+        Mask as Mask,
         Maximized as Maximized,
-        Mechanized as Mechanized,
+        Mechanize as Mechanize,
         Only as Only,
         Outer as Outer,
         Partition as Partition,
-        Projected as Projected,
-        Recorded as Recorded,
+        Project as Project,
+        Record as Record,
         Sam as Sam,
         ScaleLoss as ScaleLoss,
         ScheduleFree as ScheduleFree,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
         SkipSpikes as SkipSpikes,
-        SplitRealAndImaginary as SplitRealAndImaginary,
-        Stored as Stored,
+        SplitComplex as SplitComplex,
+        Store as Store,
         When as When,
-        Written as Written,
+        Write as Write,
         partition as partition,
     )
 

@@ -63,7 +63,7 @@ def hyperparameter(
 
     ```python
     >>> class ScaleByHalfLife(sl.AbstractTransform):
-    ...     half_life: sl.Hyperparameter = sl.hyperparameter(10.0, within="(0, inf)")
+    ...     half_life: sl.Hyperparameter = sl.fields.hyperparameter(10.0, within="(0, inf)")
     ...     def init(self, params):
     ...         return None
     ...     def update(self, updates, state, params=None, context=None):

@@ -47,7 +47,7 @@ class AbstractFluent(AbstractDeclared):
     # --- selected leaves --------------------------------------------------------------------
 
     @advise_keywords
-    def mask(self, where: WhereLike) -> "slalom.Masked":
+    def mask(self, where: WhereLike) -> "slalom.wrappers.Mask":
         """Applies this transform to the selected leaves; the others pass through unchanged.
 
         Use it for links of a chain. For a whole optimizer, use `.only`: leaves that pass through
@@ -60,12 +60,12 @@ class AbstractFluent(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ..wrappers import Masked
+        from ..wrappers import Mask
 
-        return Masked(self, where)
+        return Mask(self, where)
 
     @advise_keywords
-    def only(self, where: WhereLike) -> "slalom.Only":
+    def only(self, where: WhereLike) -> "slalom.wrappers.Only":
         """Applies this transform to the selected leaves; the others are not updated.
 
         **Arguments:**
@@ -84,7 +84,7 @@ class AbstractFluent(AbstractDeclared):
         self,
         others: Mapping[WhereLike, "slalom.AbstractTransform"],
         names: tuple[Hashable, ...] | None = None,
-    ) -> "slalom.Partition":
+    ) -> "slalom.wrappers.Partition":
         """Applies other transforms to some leaves, and this one to the rest.
 
         **Arguments:**
@@ -115,7 +115,7 @@ class AbstractFluent(AbstractDeclared):
     # --- layout -----------------------------------------------------------------------------
 
     @advise_keywords
-    def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
+    def flatten(self, max_size: int = 8192) -> "slalom.wrappers.Flatten":
         """Applies this transform to all small leaves at once, concatenated into a buffer per dtype.
 
         **Arguments:**
@@ -129,21 +129,21 @@ class AbstractFluent(AbstractDeclared):
         return Flatten(self, max_size)
 
     @advise_keywords
-    def split_complex(self) -> "slalom.SplitRealAndImaginary":
+    def split_complex(self) -> "slalom.wrappers.SplitComplex":
         """Applies this transform to the real and imaginary parts of complex leaves.
 
         **Returns:** a transform.
         """
-        from ..wrappers import SplitRealAndImaginary
+        from ..wrappers import SplitComplex
 
-        return SplitRealAndImaginary(self)
+        return SplitComplex(self)
 
     # --- precision --------------------------------------------------------------------------
 
     @advise_keywords
     def store(
         self, codec: Any, where: WhereLike | None = None, *, min_size: int = 4096
-    ) -> "slalom.Stored":
+    ) -> "slalom.wrappers.Store":
         """Stores the state of this transform in fewer bits.
 
         **Arguments:**
@@ -157,9 +157,9 @@ class AbstractFluent(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ..wrappers import Stored
+        from ..wrappers import Store
 
-        return Stored(self, codec, where, min_size)
+        return Store(self, codec, where, min_size)
 
     # --- conditional updates ----------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class AbstractFluent(AbstractDeclared):
         mean: bool = True,
         accumulator_dtype: Any | None = None,
         skip: Callable[..., Any] | None = None,
-    ) -> "slalom.EveryK":
+    ) -> "slalom.wrappers.EveryK":
         """Applies this transform every `k` mini-steps, to the mean of their gradients.
 
         **Arguments:**
@@ -198,7 +198,7 @@ class AbstractFluent(AbstractDeclared):
         max_consecutive_errors: int = 5,
         on_limit: Literal["accept", "skip", "raise"] = "accept",
         check: Literal["grads", "both"] = "grads",
-    ) -> "slalom.IfFinite":
+    ) -> "slalom.wrappers.IfFinite":
         """Applies this transform only in steps whose gradients are finite.
 
         **Arguments:**
@@ -243,7 +243,7 @@ class AbstractFluent(AbstractDeclared):
     @advise_keywords
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
-    ) -> "slalom.When":
+    ) -> "slalom.wrappers.When":
         """Applies this transform only in steps in which a condition holds.
 
         **Arguments:**
@@ -261,7 +261,7 @@ class AbstractFluent(AbstractDeclared):
     @advise_keywords
     def scale_loss(
         self, initial: float | int = 2.0**15, growth_interval: int = 2000
-    ) -> "slalom.ScaleLoss":
+    ) -> "slalom.wrappers.ScaleLoss":
         """Scales the loss for gradients in float16, and skips steps that overflow.
 
         **Arguments:**
@@ -281,7 +281,7 @@ class AbstractFluent(AbstractDeclared):
     @advise_keywords
     def sam(
         self, rho: Hyperparameter = 0.05, adaptive: bool = False, every: int = 1
-    ) -> "slalom.Sam":
+    ) -> "slalom.wrappers.Sam":
         """Gives this transform the gradient at the worst point nearby (SAM).
 
         **Arguments:**
@@ -342,7 +342,9 @@ class AbstractFluent(AbstractDeclared):
         return lookahead(self, sync_period, slow_step_size, reset_state)
 
     @advise_keywords
-    def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> "slalom.Average":
+    def average(
+        self, decay: Hyperparameter | None = None, debias: bool = True
+    ) -> "slalom.wrappers.Average":
         """Keeps an average of the parameters that this transform produces.
 
         **Arguments:**
@@ -365,7 +367,7 @@ class AbstractFluent(AbstractDeclared):
         weight_lr_power: Hyperparameter = 2.0,
         r: Hyperparameter = 0.0,
         state_dtype: Any | None = None,
-    ) -> "slalom.ScheduleFree":
+    ) -> "slalom.wrappers.ScheduleFree":
         """Averages the iterates of this transform, in place of a decaying learning rate.
 
         **Arguments:**
@@ -387,7 +389,9 @@ class AbstractFluent(AbstractDeclared):
     # --- in which set -----------------------------------------------------------------------
 
     @advise_keywords
-    def project(self, fn: Callable[..., Any], where: WhereLike | None = None) -> "slalom.Projected":
+    def project(
+        self, fn: Callable[..., Any], where: WhereLike | None = None
+    ) -> "slalom.wrappers.Project":
         """This transform, and a projection of the parameters after each of its steps.
 
         **Arguments:**
@@ -399,9 +403,9 @@ class AbstractFluent(AbstractDeclared):
 
         **Returns:** a transform, for the last place of a chain.
         """
-        from ..wrappers import Projected
+        from ..wrappers import Project
 
-        return Projected(self, fn, where)
+        return Project(self, fn, where)
 
     # --- half precision ---------------------------------------------------------------------
 
@@ -410,7 +414,7 @@ class AbstractFluent(AbstractDeclared):
         self,
         policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
         key: Any = 0,
-    ) -> "slalom.Written":
+    ) -> "slalom.wrappers.Write":
         """This transform, with a policy for writing half-precision parameters.
 
         **Arguments:**
@@ -422,9 +426,9 @@ class AbstractFluent(AbstractDeclared):
 
         **Returns:** a transform, which must be the last link of a chain.
         """
-        from ..wrappers import Written
+        from ..wrappers import Write
 
-        return Written(self, policy, key)
+        return Write(self, policy, key)
 
     # --- a learned scale --------------------------------------------------------------------
 
@@ -435,7 +439,7 @@ class AbstractFluent(AbstractDeclared):
         eps: Hyperparameter = 1e-8,
         s_init: Hyperparameter = 1e-6,
         num_betas: int = 6,
-    ) -> "slalom.Mechanized":
+    ) -> "slalom.wrappers.Mechanize":
         """Learns a scale of this transform's updates while training (Mechanic).
 
         **Arguments:**
@@ -447,14 +451,14 @@ class AbstractFluent(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ..wrappers import Mechanized
+        from ..wrappers import Mechanize
 
-        return Mechanized(self, weight_decay, eps, s_init, num_betas)
+        return Mechanize(self, weight_decay, eps, s_init, num_betas)
 
     # --- stateful schedules and metrics -----------------------------------------------------
 
     @advise_keywords
-    def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":
+    def drive(self, schedules: Mapping[str, Any]) -> "slalom.wrappers.Drive":
         """Sets hyperparameters of this transform by stateful schedules.
 
         **Arguments:**
@@ -464,19 +468,19 @@ class AbstractFluent(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ..wrappers import Driven
+        from ..wrappers import Drive
 
-        return Driven(self, schedules)
+        return Drive(self, schedules)
 
     @advise_keywords
-    def record(self) -> "slalom.Recorded":
+    def record(self) -> "slalom.wrappers.Record":
         """Reports norms and the hyperparameters in use in `opt.metrics`.
 
         **Returns:** a transform.
         """
-        from ..wrappers import Recorded
+        from ..wrappers import Record
 
-        return Recorded(self)
+        return Record(self)
 
 
 FLUENT = frozenset(name for name, value in vars(AbstractFluent).items() if callable(value))

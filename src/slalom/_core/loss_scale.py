@@ -9,10 +9,10 @@ from jaxtyping import Array, Float
 from .traits import AbstractTraits
 from .transform import AbstractTransform, State
 from .walk import inner_transforms, transforms
-from .wrapper import AbstractPacedTransform
+from .wrapper import AbstractPacedWrapper
 
 
-class AbstractLossScale(AbstractPacedTransform[State]):
+class AbstractLossScale(AbstractPacedWrapper[State]):
     """A transform that owns the scale of the loss, and divides the gradients by it."""
 
     @abc.abstractmethod

@@ -129,7 +129,7 @@ def map_params(
     **Arguments:**
 
     - `function`: called as `function(leaf, *rest_leaves)` at each leaf of every field that was
-        declared with `sl.param_like()`.
+        declared with `sl.fields.param_like()`.
     - `state`: the state of any transform, or any tree that contains states.
     - `rest`: further trees of the parameters' structure, for `function`.
     - `other`: applied to every other leaf of the state. Defaults to keeping them.

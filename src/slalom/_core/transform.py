@@ -28,7 +28,7 @@ from .notebook import document, transform_tree
 from .numbers import read_number
 from .traits import AbstractTraits
 from .walk import find
-from .write import ADD, Write
+from .write import ADD, Writer
 
 if TYPE_CHECKING:
     # `AbstractTransform` alone then means `AbstractTransform[Any]`, also to a strict checker.
@@ -139,7 +139,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: State,
         params: Params | None,
@@ -161,7 +161,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         updates, state = pair(self, self.update(updates, state, seen, context))
         return write(params, updates), state
 
-    def run_at_rest(self, part: Part, write: Write, updates: Gradients) -> tuple[Any, State]:
+    def run_at_rest(self, part: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:
         """As `run`, where leaves of the state or of the updates are encoded."""
         return run_decoded(part, write, updates)
 

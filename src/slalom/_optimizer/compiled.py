@@ -16,7 +16,7 @@ from .._compile.program import Program
 from .._core.chain import first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
-from .._core.write import ADD, RETURN, Write
+from .._core.write import ADD, RETURN, Writer
 from .._types import Tracer, Updates
 from .arrays import check_not_donated
 from .model import Split, split
@@ -65,7 +65,7 @@ def advance(
     model: Split,
     grads: Any,
     known: Any,
-    write: Write = ADD,
+    write: Writer = ADD,
     transform: AbstractTransform | None = None,
 ) -> Any:
     """One step of an optimizer on traced arrays, as in `run`. `transform` may replace its own, if

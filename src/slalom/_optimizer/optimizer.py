@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from .. import tree
 from .._compile.memory import to_device, to_memory_of
@@ -22,7 +22,7 @@ from .._core.walk import find
 from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
 from .._suggest import frozen_attribute, no_attribute
-from .._types import Tracer
+from .._types import PyTree, Tracer
 from ..where.resolve import Where, WhereLike, as_where, check_matches, mask
 from .arrays import Arrays
 from .binding import (

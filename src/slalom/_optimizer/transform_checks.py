@@ -18,14 +18,14 @@ from .._core.printing import Call, code, operand
 from .._core.traits import MIXED, AbstractTraits
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, keeps_zeros, transforms
-from .._core.wrapper import AbstractPacedTransform
+from .._core.wrapper import AbstractPacedWrapper
 from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
 from ..where.resolve import check_matches
-from ..wrappers.drive import Driven
+from ..wrappers.drive import Drive
 from ..wrappers.maximize import Maximized
-from ..wrappers.mechanize import Mechanized
+from ..wrappers.mechanize import Mechanize
 from ..wrappers.partitions import Partition
 from ..wrappers.sam import Sam
 
@@ -162,7 +162,7 @@ def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> N
             f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "
             f"`tx.{method}(...).maximize()`."
         )
-    if isinstance(transform, Mechanized | Sam | Driven):
+    if isinstance(transform, Mechanize | Sam | Drive):
         around = transform
     for inner in inner_transforms(transform):
         _check_objective(inner, around)
@@ -277,7 +277,7 @@ def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
 
 def _idle_part(part: Part) -> Part | None:
     """The part of a link, or the link itself, that makes its result zero in some steps."""
-    if isinstance(part.module, AbstractPacedTransform):
+    if isinstance(part.module, AbstractPacedWrapper):
         return part
     paced: Part | None = None
     for inner in part.module.children():

@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree, Real
+from jaxtyping import Array, Float, Real
 
 from .._compile.program import Program
 from .._core.hyperparams import all_targets, targets
@@ -18,6 +18,7 @@ from .._optimizer.model import split
 from .._optimizer.optimizer import Optimizer
 from .._paths import candidates
 from .._training.train_step import BatchArgs
+from .._types import PyTree
 from ..where.resolve import WhereLike
 from .batches import check_steps, take
 from .progress import progress_bar

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.callables import with_function
 from .._compile.program import Packed, pack, unpack
@@ -20,7 +20,7 @@ from .._core.walk import transforms
 from .._optimizer.compiled import advance
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
-from .._types import Params, Scalar, Updates
+from .._types import Params, PyTree, Scalar, Updates
 from ..tree import accumulation_dtype, cast, map_leaves
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype

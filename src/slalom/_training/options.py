@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from jaxtyping import PyTree
-
-from .._types import is_function
+from .._types import PyTree, is_function
 
 Donate = Literal["opt", "all", False]
 

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.program import pack, unpack
 from .._core.walk import transforms
 from .._optimizer.compiled import carried
 from .._optimizer.describe import metrics
 from .._paths import dotted, first_difference
+from .._types import PyTree
 from ..tree import is_array
 from .batch import is_single_key
 from .gradient import training_step

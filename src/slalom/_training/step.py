@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.callables import as_tree, without_function
 from .._compile.program import Program
@@ -14,7 +14,7 @@ from .._optimizer.compiled import carried, check_guards, homes
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.recompiled import watch
 from .._optimizer.step import as_keywords, check_one_run
-from .._types import Tracer
+from .._types import PyTree, Tracer
 from .gradient import training_step
 from .options import Options
 from .scan import check_guarded, check_scan, scanned_steps

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from jax.typing import DTypeLike
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._core.advice import advise_positions
-from .._types import is_function
+from .._types import PyTree, is_function
 from .compute_dtype import as_compute_dtype
 from .options import Donate, Options
 from .step import TrainStep

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
 from .._compile.program import Program
@@ -21,7 +21,7 @@ from .._optimizer.model import checked_split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.step import KEYWORDS, as_keywords, run
 from .._optimizer.transform_checks import checked
-from .._types import Updates
+from .._types import PyTree, Updates
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax
 from ._state import (

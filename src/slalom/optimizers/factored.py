@@ -8,7 +8,7 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
-from ..transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRMS
+from ..transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRms
 from ..where.resolve import WhereLike
 from ._decay import decayed
 from ._objective import maximized_if
@@ -59,7 +59,7 @@ def adafactor(
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByFactoredRms`, which also clips, `ScaleByLearningRate`,
-    `ScaleByParamBlockRMS`, `Ema`, `AddDecayedWeights` and `Scale`. Links that are switched off are
+    `ScaleByParamBlockRms`, `Ema`, `AddDecayedWeights` and `Scale`. Links that are switched off are
     left out.
 
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
@@ -77,7 +77,7 @@ def adafactor(
     if learning_rate is not None:
         links.append(ScaleByLearningRate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:
-        links.append(ScaleByParamBlockRMS())
+        links.append(ScaleByParamBlockRms())
     if momentum is not None:
         links.append(Ema(momentum, debias=False, accumulator_dtype=dtype_momentum))
     if weight_decay is not None:

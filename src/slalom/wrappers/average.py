@@ -15,7 +15,7 @@ from .._core.fields import Hyperparameter, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._core.writer import AbstractParameterWriter
 from .._types import Gradients, Params
 from ..tree.dtypes import canonical_float
@@ -77,7 +77,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: AverageState,
         params: Params | None,

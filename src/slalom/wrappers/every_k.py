@@ -21,8 +21,8 @@ from .._core.marks import param_like, per_leaf, until_reset
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
-from .._core.wrapper import AbstractPacedTransform, run_if
-from .._core.write import Write
+from .._core.wrapper import AbstractPacedWrapper, run_if
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates, is_function
 from ..tree.dtypes import canonical_float
 from .skip import AbstractSkip, as_skip, evaluate_skip
@@ -72,7 +72,7 @@ class EveryKState(eqx.Module):
     """The window's weighted mean so far (with `mean=False`, its sum)."""
 
 
-class EveryK(AbstractPacedTransform[EveryKState]):
+class EveryK(AbstractPacedWrapper[EveryKState]):
     """Runs the inner transform once every `k` mini-steps, on the mean of their gradients.
 
     Returned by `tx.every_k(k)`. With weights wᵢ (`context.weight`, which defaults to 1) the
@@ -204,7 +204,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: EveryKState,
         params: Params | None,
@@ -245,7 +245,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             inner=inner_state,
         )
 
-    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, EveryKState]:
+    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, EveryKState]:
         return self.run(write, decoded(updates), part.state, part.params, part.context)
 
     def inner_context(self, state: EveryKState, context: Context) -> Context:

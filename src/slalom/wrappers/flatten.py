@@ -17,7 +17,7 @@ from .._core.fields import count_field
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import RETURN, Writer
 from .._paths import leaf_paths
 from .._types import Gradients, Params, Updates
 
@@ -92,7 +92,7 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: FlattenState,
         params: Params | None,

@@ -13,8 +13,8 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import choice_field, count_field
 from .._core.transform import AbstractTransform
-from .._core.wrapper import AbstractPacedTransform, run_if
-from .._core.write import Write
+from .._core.wrapper import AbstractPacedWrapper, run_if
+from .._core.write import Writer
 from .._types import Gradients, Params
 
 
@@ -33,7 +33,7 @@ class IfFiniteState(eqx.Module):
     """The inner transform's state."""
 
 
-class IfFinite(AbstractPacedTransform[IfFiniteState]):
+class IfFinite(AbstractPacedWrapper[IfFiniteState]):
     """Skips steps in which the incoming gradients are not finite.
 
     Returned by `tx.if_finite()`. In a skipped step the inner transform is not executed and its
@@ -83,7 +83,7 @@ class IfFinite(AbstractPacedTransform[IfFiniteState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: IfFiniteState,
         params: Params | None,

@@ -7,7 +7,7 @@ import jax
 from .._core.context import Context
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates
 
 
@@ -65,7 +65,7 @@ class Maximized(AbstractWrapper[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

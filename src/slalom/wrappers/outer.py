@@ -17,19 +17,19 @@ from .._core.slots import reset
 from .._core.transform import AbstractTransform, require_transform
 from .._core.walk import parts, segments
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import RETURN, Writer
 from .._core.writer import AbstractParameterWriter
 from .._paths import leaf_paths
 from .._types import Gradients, Params
 from ..transforms import ScaleByLearningRate
 from .schedule_free import ScheduleFree
-from .write import Written, refuse_written
+from .write import Write, refuse_written
 
 
 def _check_optimizer(name: str, optimizer: Any) -> None:
     require_transform(name, optimizer)
     for part in parts(optimizer):
-        if isinstance(part.module, AbstractParameterWriter | Written):
+        if isinstance(part.module, AbstractParameterWriter | Write):
             raise ValueError(
                 f"{name} contains '{part.name}', which writes parameters itself. Write "
                 f"`tx.outer(...).{part.module.fluent_method}(...)`."
@@ -147,7 +147,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: OuterState,
         params: Params | None,

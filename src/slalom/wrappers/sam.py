@@ -13,7 +13,7 @@ from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates
 
 
@@ -85,7 +85,7 @@ class Sam(AbstractWrapper[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

@@ -16,7 +16,7 @@ from .._core.fields import count_field
 from .._core.loss_scale import AbstractLossScale
 from .._core.transform import AbstractTransform
 from .._core.wrapper import run_if
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params
 
 # The inverse of each scale in between is a normal float32.
@@ -126,7 +126,7 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: ScaleLossState,
         params: Params | None,

@@ -20,7 +20,7 @@ from .._core.printing import shortest
 from .._core.transform import AbstractTransform
 from .._core.walk import parts, transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._core.writer import AbstractParameterWriter
 from .._paths import dotted, leaf_paths, whole
 from .._types import Gradients, Params
@@ -140,7 +140,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: ScheduleFreeState,
         params: Params | None,

@@ -10,8 +10,8 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, choice_field, count_field, hyperparameter
 from .._core.transform import AbstractTransform
-from .._core.wrapper import AbstractPacedTransform, run_if
-from .._core.write import Write
+from .._core.wrapper import AbstractPacedWrapper, run_if
+from .._core.write import Writer
 from .._types import Gradients, Params, Scalar, Updates
 from ..tree.dtypes import as_canonical, as_float, canonical_float
 
@@ -41,7 +41,7 @@ class SkipSpikesState(eqx.Module):
     """The inner transform's state."""
 
 
-class SkipSpikes(AbstractPacedTransform[SkipSpikesState]):
+class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     """Skips steps whose loss or gradient norm lies far above its recent values.
 
     Returned by `tx.skip_spikes()`. With the mean m and the standard deviation s of the last values,
@@ -101,7 +101,7 @@ class SkipSpikes(AbstractPacedTransform[SkipSpikesState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: SkipSpikesState,
         params: Params | None,

@@ -11,14 +11,14 @@ from .._core.declared import Part
 from .._core.transform import AbstractTransform
 from .._core.walk import parts, segments
 from .._core.wrapper import AbstractWrapper
-from .._core.write import ADD, RETURN, Write
+from .._core.write import ADD, RETURN, Writer
 from .._core.writer import AbstractParameterWriter
 from .._paths import HalfKey, snake_case
 from .._types import Gradients, Params
 
 
 class RealAndImaginary(NamedTuple):
-    """A complex array, as the inner transform of `SplitRealAndImaginary` sees it."""
+    """A complex array, as the inner transform of `SplitComplex` sees it."""
 
     real: Float[Array, "*shape"]
     imag: Float[Array, "*shape"]
@@ -32,7 +32,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-class SplitRealAndImaginary(AbstractWrapper[Any]):
+class SplitComplex(AbstractWrapper[Any]):
     """Applies the inner transform to the real and imaginary parts of complex leaves.
 
     Returned by `tx.split_complex()`. The two parts are separate real leaves, with separate second
@@ -73,7 +73,7 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

@@ -16,7 +16,7 @@ from .._core.printing import code
 from .._core.traits import MIXED
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper, run_if
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates, is_function
 
 
@@ -88,7 +88,7 @@ class When(AbstractWrapper[WhenState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: WhenState,
         params: Params | None,

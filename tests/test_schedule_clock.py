@@ -42,7 +42,6 @@ def made_with(cls, name, value):
 # What must be given besides hyperparameters.
 OTHERS = {
     sl.wrappers.Average: {"inner": sl.sgd(0.1)},
-    sl.wrappers.Lookahead: {"inner": sl.sgd(0.1), "sync_period": 2},
     sl.DifferentiallyPrivateAggregate: {"key": 0},
     sl.MeasureWithEma: {"measure": sl.tree.global_norm},
     sl.ScaleByBacktrackingLinesearch: {"max_backtracking_steps": 20, "slope_rtol": 0.9},
@@ -53,6 +52,7 @@ OTHERS = {
     sl.ScaleBySophia: {"clip_threshold": None, "update_interval": 2},
     sl.wrappers.ScheduleFree: {"inner": sl.sgd(0.1)},
     sl.wrappers.Sam: {"inner": sl.sgd(0.1)},
+    sl.wrappers.SkipSpikes: {"inner": sl.sgd(0.1), "by": "grad_norm"},
     sl.wrappers.Mechanize: {"inner": sl.sgd(0.1)},
 }
 

@@ -91,6 +91,24 @@ def params_like_fields(state: Any) -> list[str]:
     return [name for name, mark in marks(state).items() if mark == PARAM_LIKE]
 
 
+def children_by_name(state: Any) -> dict[str, Any]:
+    """The fields of a state by name; empty for what has no marked fields."""
+    if not marks(state):
+        return {}
+    children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
+    return {path[0].name: child for path, child in children}
+
+
+def with_fields(state: Any, new: dict[str, Any]) -> Any:
+    """A state with other values in some fields. The constructor would convert and check them."""
+    if not new:
+        return state
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda x: x is not state
+    )
+    return structure.unflatten([new.get(path[0].name, child) for path, child in children])
+
+
 def mark_of(state: Any, field: str) -> str | None:
     """How a field of a state is marked, if at all."""
     return marks(state).get(field)

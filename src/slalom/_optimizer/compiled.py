@@ -21,6 +21,7 @@ from .._core.write import ADD, RETURN, Writer
 from .._types import PyTree, Tracer, Updates
 from .arrays import check_not_donated
 from .model import Split, split
+from .recompiled import watch
 from .step import run
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def _update(inputs: StepInputs) -> tuple[list[Array], Updates]:
     return state, updates
 
 
-compiled_step = Program(_step, carried, homes=homes)
+compiled_step = Program(
+    _step, carried, homes=homes, watch=functools.partial(watch, "opt.step", lambda: None)
+)
 compiled_update = Program(
     _update, functools.partial(carried, model=False), homes=functools.partial(homes, model=False)
 )

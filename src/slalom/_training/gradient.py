@@ -24,12 +24,15 @@ from ..tree import accumulation_dtype, cast, map_leaves
 from ..wrappers.scale_loss import loss_scale
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
+from .curvature import curvature_loss
 from .loss import (
+    NEEDS_A_VALUE,
     LossGradient,
     LossResult,
     checked_loss,
     gather_microbatches,
     map_examples,
+    needs_a_value,
     scan_microbatches,
 )
 from .options import Options
@@ -48,9 +51,13 @@ class TrainingInputs(NamedTuple):
     loss: PyTree
     """The arrays that the loss carries, as `without_function` returns them."""
     model: PyTree
+    model_state: PyTree
+    """The state of the model at the start of a scan, if it has one."""
     opt: Optimizer
     sampled_loss: Any
     """The function for labels that are drawn from the model, as a tree, or `None`."""
+    scan: dict[str, Any] | None
+    """The options of a scan, `None` for a single step."""
     transform_grads: Callable[[Any], Any] | None
 
 
@@ -87,6 +94,9 @@ def training_step(
         result = gradient.result
         needs = {name for part in transforms(opt.transform) for name in part.module.needs}
         known = {"value": result.loss} | inputs.context
+        source = curvature_loss(batch_loss.loss_fn, needs, current)
+        if source is not None:
+            known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
         if options.has_weight:
             known["weight"] = result.weight
         if "grad" in needs:
@@ -135,7 +145,10 @@ class BatchLoss(NamedTuple):
             dtype = self.options.compute_dtype
             model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
-        returned = self.loss_fn(model, *args, **kwargs)
+        try:
+            returned = self.loss_fn(model, *args, **kwargs)
+        except NEEDS_A_VALUE as error:
+            raise TypeError(needs_a_value(error)) from error
         return checked_loss(returned, self.options.has_aux, self.options.has_weight)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:

@@ -5,6 +5,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, Unp
 
 from jaxtyping import Array
 
+from .._core.advice import advise_positions
+from .._types import is_function
 from .compute_dtype import as_compute_dtype
 from .options import BatchArgs, Options, TrainOptions
 from .step import TrainStep
@@ -86,6 +88,10 @@ def train_step(
     has_weight: bool = False,
     **options: Unpack[TrainOptions],
 ) -> TrainStep[P, Any]: ...
+@advise_positions(
+    "Make the step of the loss, `step = sl.train_step(loss_fn)`, and then call it: "
+    "`model, opt, loss = step(model, opt, x, y)`."
+)
 def train_step(
     loss_fn: Any = None,
     *,
@@ -227,6 +233,6 @@ def train_step(
 
 
 def _step_of(loss_fn: Any, options: Options) -> TrainStep[Any, Any]:
-    if not callable(loss_fn):
+    if not is_function(loss_fn):
         raise TypeError(f"train_step takes a loss function, got {loss_fn!r}.")
     return TrainStep(loss_fn, options)

@@ -209,9 +209,14 @@ def _polar(x: Array) -> tuple[Array, Array]:
     if not jnp.iscomplexobj(x):
         sign = jnp.where(x < 0, -1, 1).astype(x.dtype)
         return sign, sign * x
-    size = tree.root(tree.abs_squared(x))
-    zero = size == 0
-    return jnp.where(zero, 1, x / jnp.where(zero, 1, size)), size
+    # Relative to the larger part, since the squares may overflow or underflow.
+    unit = jax.lax.stop_gradient(jnp.maximum(jnp.abs(x.real), jnp.abs(x.imag)))
+    zero = unit == 0
+    unit = jnp.where(zero, 1, unit)
+    real, imag = x.real / unit, x.imag / unit
+    root = tree.root(jnp.square(real) + jnp.square(imag))
+    divisor = jnp.where(zero, 1, root)
+    return jax.lax.complex(jnp.where(zero, 1, real / divisor), imag / divisor), unit * root
 
 
 def _polar_tree(x: PyTree) -> tuple[PyTree, PyTree]:

@@ -18,15 +18,17 @@ from .drive import Drive as Drive
 from .every_k import EveryK as EveryK
 from .flatten import Flatten as Flatten
 from .if_finite import IfFinite as IfFinite
-from .lookahead import Lookahead as Lookahead
 from .mask import Mask as Mask, Only as Only
+from .maximize import Maximize as Maximize
 from .mechanize import Mechanize as Mechanize
+from .outer import Outer as Outer
 from .partitions import Partition as Partition
 from .project import Project as Project
 from .record import Record as Record
 from .sam import Sam as Sam
 from .scale_loss import ScaleLoss as ScaleLoss
 from .schedule_free import ScheduleFree as ScheduleFree
+from .skip_spikes import SkipSpikes as SkipSpikes
 from .split_complex import SplitComplex as SplitComplex
 from .store import Store as Store
 from .when import When as When
@@ -41,10 +43,11 @@ __all__ = [
     "EveryK",
     "Flatten",
     "IfFinite",
-    "Lookahead",
     "Mask",
+    "Maximize",
     "Mechanize",
     "Only",
+    "Outer",
     "Part",
     "Partition",
     "Project",
@@ -52,6 +55,7 @@ __all__ = [
     "Sam",
     "ScaleLoss",
     "ScheduleFree",
+    "SkipSpikes",
     "SplitComplex",
     "Store",
     "When",

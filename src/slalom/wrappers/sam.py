@@ -11,6 +11,7 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.transform import AbstractTransform, missing
+from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Writer
 from .._types import Gradients, Params, Updates
@@ -57,6 +58,14 @@ class Sam(AbstractWrapper[Any]):
     rho: Hyperparameter = hyperparameter(0.05, within="[0, inf)")
     adaptive: bool = eqx.field(default=False, static=True)
     every: int = count_field(1)
+
+    def __check_init__(self):
+        for part in transforms(self.inner):
+            if "residuals" in part.module.needs:
+                raise ValueError(
+                    f"'{part.name}' computes its updates from the residuals of the loss, so `.sam` "
+                    "around it would have no effect. Remove `.sam`."
+                )
 
     def init(self, params: Params) -> Any:
         return self.inner.init(params)

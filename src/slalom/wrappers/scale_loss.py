@@ -1,31 +1,25 @@
 """Dynamic scaling of the loss, for gradients in float16."""
 
-import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .. import tree
-from .._core.chain import Chain
 from .._core.context import Context
 from .._core.declared import CHECK
+from .._core.encoded import scaled
 from .._core.fields import count_field
-from .._core.stateless import AbstractStatelessTransform
 from .._core.traits import AbstractTraits
 from .._core.transform import AbstractTransform
 from .._core.walk import inner_transforms, transforms
 from .._core.wrapper import AbstractPacedWrapper, run_if
 from .._core.write import Writer
-from .._types import Gradients, Params, Scalar, Updates
-from ._stored import Coded
-from .store import Store
-from .write import Write
+from .._types import Gradients, Params
 
 # The inverse of each scale in between is a normal float32.
 SMALLEST, LARGEST = 2.0**-126, 2.0**126
@@ -143,10 +137,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
             if known.grad is not None:
                 known = known.replace(grad=tree.scale(known.grad, inverse))
             inner = part._replace(state=inner_state, context=known)
-            unscaled = _unscaled(inner.module, inverse)
-            if unscaled is not None:
-                return inner._replace(module=unscaled).run(write, updates)
-            return inner.run(write, tree.scale(updates, inverse))
+            return inner.run(write, scaled(updates, inverse))
 
         # Gradients that are finite stay so when they are unscaled, unless s < 1.
         finite = tree.all_finite(updates)
@@ -184,9 +175,6 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
         }
 
 
-# --- gradients that are divided where they are used ----------------------------------------------
-
-
 def loss_scale(transform: AbstractTransform, state: Any) -> Float[Array, "*runs"] | None:
     """What to multiply the loss of the next step by, or `None` if it is not scaled."""
     for part in transforms(transform, state):
@@ -203,6 +191,13 @@ def check_loss_scale(transform: AbstractTransform) -> None:
             "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it "
             "once, on the whole optimizer: `tx.scale_loss()`."
         )
+    for part in transforms(transform) if places else ():
+        if "residuals" in part.module.needs:
+            raise ValueError(
+                f"'{part.name}' computes its updates from the residuals of the loss, which "
+                "`.scale_loss()` does not scale. Remove `.scale_loss()`, and keep the parameters "
+                "in float32."
+            )
     for outer in places[0] if places else ():
         if not outer.passes_gradients:
             raise ValueError(
@@ -220,75 +215,3 @@ def _places(
         yield outside
     for inner in inner_transforms(transform):
         yield from _places(inner, (*outside, transform))
-
-
-class _UnscaledRule(AbstractTransform[Any]):
-    """A rule on gradients that are divided by the scale.
-
-    XLA writes gradients to memory that are divided before, if a norm of them is measured or a loop
-    over pieces of a leaf reads them.
-    """
-
-    inner: AbstractTransform
-    inverse: Float[Array, ""]
-
-    @property
-    def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.elementwise
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.needs
-
-    def init(self, params: Params) -> Any:
-        return self.inner.init(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, Any]:
-        return self.inner.update(tree.scale(updates, self.inverse), state, params, context)
-
-
-class _UnscaledFactor(AbstractStatelessTransform):
-    """As `_UnscaledRule`, for a rule that multiplies all updates by the same numbers."""
-
-    inner: AbstractStatelessTransform
-    inverse: Float[Array, ""]
-
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        return functools.reduce(tree.scale, self.factors(updates, context), updates)
-
-    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
-        # Behind a barrier, these are other products than those that are used afterwards, each with
-        # a number of its own: XLA would write a number that they share to memory, once per entry.
-        leaves, structure = jax.tree.flatten(updates)
-        own = jax.lax.optimization_barrier([self.inverse] * len(leaves))
-        measured = [tree.scale(g, s) for g, s in zip(leaves, own, strict=True)]
-        return self.inverse, *self.inner.factors(structure.unflatten(measured), context)
-
-
-def _unscaled(transform: AbstractTransform, inverse: Any) -> AbstractTransform | None:
-    """A transform that divides its gradients by the scale where its first link reads them, or
-    `None` if it must be given divided ones."""
-    if isinstance(transform, Store | Coded | Write):
-        inner = _unscaled(transform.inner, inverse)
-        return inner and eqx.tree_at(lambda outer: outer.inner, transform, inner)
-    if not isinstance(transform, Chain):
-        return None
-    first, names = transform.links[0], tuple(part.name for part in transform.children())
-    if isinstance(first, AbstractStatelessTransform) and not first.elementwise:
-        first = _UnscaledFactor(first, inverse) if _is_factor(first) else None
-    elif first.elementwise and not (first.per_example or first.children()):
-        first = _UnscaledRule(first, inverse)
-    else:
-        first = None
-    return first and Chain((first, *transform.links[1:]), names)
-
-
-def _is_factor(rule: AbstractStatelessTransform) -> bool:
-    return type(rule).factors is not AbstractStatelessTransform.factors

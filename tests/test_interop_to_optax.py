@@ -127,7 +127,7 @@ def test_parameters_may_be_left_out_where_no_link_needs_them(name):
     [
         (sl.adamw(0.1), r"AddDecayedWeights \('add_decayed_weights'\) needs 'params'"),
         (sl.adam(0.1).average(), "Average needs 'params'"),
-        (sl.sgd(0.1).project(sl.projections.non_negative()), "Projected needs 'params'"),
+        (sl.sgd(0.1).project(sl.projections.non_negative()), "Project needs 'params'"),
     ],
 )
 def test_missing_parameters_are_named(tx, message):

@@ -73,7 +73,7 @@ def test_every_recipe_can_maximize(recipe):
     }
     assert repr(recipe(**given, maximize=False)) == repr(recipe(**given))
     maximized = recipe(**given, maximize=True)
-    assert sum(isinstance(part.module, sl.Maximized) for part in transforms(maximized)) == 1
+    assert sum(isinstance(part.module, sl.wrappers.Maximize) for part in transforms(maximized)) == 1
     if recipe is not sl.dpsgd:  # per-example gradients are only taken outside of wrappers
         assert repr(maximized) == repr(recipe(**given).maximize())
 

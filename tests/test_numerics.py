@@ -45,7 +45,7 @@ def test_radam_has_a_finite_derivative_at_any_age(age):
 
 
 def test_adafactor_weighs_the_newest_square_exactly_at_any_age():
-    tx = sl.ScaleByFactoredRms(epsilon=1e-30)
+    tx = sl.ScaleByFactoredRms(eps=1e-30)
     g = jnp.full(4, 3.0)
     for age in (10, 10**5, 10**8):
         _, state = tx.update(g, tx.init(g))
@@ -208,7 +208,7 @@ WITHOUT_EPSILON = {
     "ScaleByNovograd": sl.ScaleByNovograd(eps=0.0),
     "ScaleByAdan": sl.ScaleByAdan(eps=0.0),
     "ScaleByRss": sl.ScaleByRss(0.0, eps=0.0),
-    "ScaleBySM3": sl.ScaleBySM3(eps=0.0),
+    "ScaleBySm3": sl.ScaleBySm3(eps=0.0),
     "ScaleByRms": sl.ScaleByRms(eps=0.0),
     "ScaleByRms, eps outside": sl.ScaleByRms(eps=0.0, eps_in_sqrt=False),
     "ScaleByStddev": sl.ScaleByStddev(eps=0.0),

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
-from .._types import Params, Tracer, under_jit
+from .._types import Params, PyTree, Tracer, under_jit
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
 
@@ -214,6 +214,6 @@ def fresh_count() -> Int[Array, ""]:
     leaf would then have a kernel of its own, which reads another entry: XLA compiles equal kernels
     only once, and compiling 200 different ones takes five times as long.
 
-    **Returns:** 0. Mark the field of an age with `sl.per_leaf()`.
+    **Returns:** 0. Mark the field of an age with `sl.fields.per_leaf()`.
     """
     return _compiled_zeros(None)((), np.dtype(np.int32))

@@ -16,6 +16,7 @@ from ..transforms import (
 )
 from ..where.layout import LayoutLike
 from ..where.resolve import WhereLike
+from ._objective import maximized_if
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -39,6 +40,7 @@ def soap(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """SOAP for the matrices of hidden layers, and AdamW for everything else.
 
@@ -59,6 +61,7 @@ def soap(
     - `where`: which matrices are trained with SOAP. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `ScaleBySoap`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -91,7 +94,10 @@ def soap(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers),
+    )
 
 
 @advise_keywords
@@ -114,6 +120,7 @@ def kron(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """PSGD Kron for the matrices of hidden layers, and AdamW for everything else.
 
@@ -134,6 +141,7 @@ def kron(
     - `where`: which matrices are trained with Kron. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `Ema`, `ScaleByKron`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -157,7 +165,10 @@ def kron(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers),
+    )
 
 
 @advise_keywords
@@ -179,6 +190,7 @@ def shampoo(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Shampoo for the matrices of hidden layers, and AdamW for everything else.
 
@@ -199,6 +211,7 @@ def shampoo(
     - `where`: which matrices are trained with Shampoo. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `ScaleByShampoo`, `Ema`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -223,4 +236,7 @@ def shampoo(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers),
+    )

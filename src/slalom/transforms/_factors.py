@@ -21,7 +21,7 @@ from .._core.declared import CHECK
 from .._core.fields import count_field
 from .._core.schedule import AbstractSchedule, as_schedule, call_schedule
 from .._core.transform import missing
-from .._types import Params
+from .._types import Params, is_function
 from ..where.layout import Matrix
 from ._layout import matrices_or_none
 
@@ -42,7 +42,7 @@ def frequency_field(default: int) -> Any:
 
 
 def _as_frequency(value: Any) -> Any:
-    if callable(value) and not tree.is_array(value):
+    if is_function(value) and not tree.is_array(value):
         return as_schedule(value)
     return int(value) if isinstance(value, np.integer) else value
 

@@ -1,4 +1,4 @@
-"""A step size from the distance travelled: DoG."""
+"""A step size from the distance traveled: DoG."""
 
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ class ScaleByDistanceOverGradientsState(eqx.Module):
 
 
 class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradientsState]):
-    """Layer-wise DoG: the distance travelled over the root of the sum of squared gradients.
+    """Layer-wise DoG: the distance traveled over the root of the sum of squared gradients.
 
         rₜ = max(rₜ₋₁, ‖pₜ − p₀‖)   with   r₋₁ = r·(1 + ‖p₀‖)
         Gₜ = Gₜ₋₁ + ‖gₜ‖²

@@ -17,7 +17,7 @@ from .._core.printing import Call, constructor_call
 from .._core.transform import AbstractTransform
 from .._core.write import RETURN
 from .._paths import leaf_paths
-from .._types import Params, Updates
+from .._types import Params, Updates, is_function
 from ..tree.means import moved
 
 
@@ -199,7 +199,7 @@ class Monitor(_AbstractMonitor):
 
 
 def _check_measure(who: str, measure: Any) -> None:
-    if not callable(measure):
+    if not is_function(measure):
         raise TypeError(
             f"{who}.measure must be a function of the updates, such as `sl.tree.global_norm`, got "
             f"{measure!r} of type {type(measure).__name__}."

@@ -13,23 +13,23 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
-from .._core.encoded import decoded, has_encoded
+from .._core.encoded import decoded
+from .._core.engine.run import advance_tree
 from .._core.fields import dtype_field
 from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
-from .._core.pieces import map_in_pieces
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractPacedTransform, run_if
 from .._core.write import Write
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Updates, is_function
 from ..tree.dtypes import canonical_float
 from .skip import AbstractSkip, as_skip, evaluate_skip
 
 
 def _as_window(k: Any) -> Any:
-    if callable(k) and not tree.is_array(k):
+    if is_function(k) and not tree.is_array(k):
         return as_schedule(k)
     return int(k) if isinstance(k, np.integer) else k
 
@@ -133,6 +133,12 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     def __check_init__(self):
         for part in transforms(self.inner):
+            if "residuals" in part.module.needs:
+                raise ValueError(
+                    f"'{part.name}' inside of `.every_k` would see the linearization of one "
+                    "mini-batch only. Take a larger batch in each step instead, with `chunk=` to "
+                    "save memory."
+                )
             if part.module.computes_gradient:
                 raise ValueError(
                     f"'{part.name}' inside of `.every_k` would compute the gradient of one "
@@ -215,9 +221,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        # Other random bits for each mini-step of each window; after 2¹⁶ windows from the start.
-        clock = (state.count << 16) + state.mini_step
-        accumulated = self._accumulate(state.accumulated, updates, now, skip, clock)
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, outer)
         if outer.grad is not None:
             outer = outer.replace(grad=decoded(accumulated))
         part = self.inner_part(state, outer, params)
@@ -241,6 +245,9 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             inner=inner_state,
         )
 
+    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, EveryKState]:
+        return self.run(write, decoded(updates), part.state, part.params, part.context)
+
     def inner_context(self, state: EveryKState, context: Context) -> Context:
         # Also for what reads the inner hyperparameters from outside: a schedule may follow the loss
         # of the window, and not that of a mini-batch.
@@ -263,7 +270,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         grads: Updates,
         now: SimpleNamespace,
         skip: Bool[Array, ""] | None,
-        clock: Int[Array, ""],
+        context: Context | None,
     ) -> PyTree:
         def add_to_mean(now: Any, a: Any, g: Any) -> Any:
             return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
@@ -273,10 +280,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
-        if has_encoded(accumulated):
-            return map_in_pieces(rule, accumulated, grads, now, clock)
-        new = tree.map_leaves(rule, (accumulated, grads), now)
-        return tree.cast_like(new, accumulated)
+        return advance_tree(rule, accumulated, grads, now, context, "accumulated")
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
         if not isinstance(self.k, AbstractSchedule):

@@ -15,7 +15,7 @@ from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.marks import param_like, until_reset
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import Write
 from .._types import Gradients, Params, Updates
 from ..tree.dtypes import as_canonical, canonical_float
 
@@ -109,10 +109,11 @@ class Mechanized(AbstractWrapper[MechanizedState]):
     ) -> tuple[Any, MechanizedState]:
         params = self.demand("params", params)
         grads = updates
-        updates, inner = self.inner_part(state, context, params).run(RETURN, grads)
+        updates, inner = self.inner_part(state, context, params).run(write.returning, grads)
 
         def advance(updates: Updates, old: tuple[Array, ...]) -> tuple[Any, tuple[Array, ...]]:
-            scales, *_ = new = self._scaled(grads, params, state, context)
+            seen = write.full(params)
+            scales, *_ = new = self._scaled(grads, seen, state, context)
             before = jnp.sum(state.scales)
             after = jnp.sum(scales)
             eps = as_canonical(self.at(context).eps)
@@ -122,7 +123,7 @@ class Mechanized(AbstractWrapper[MechanizedState]):
             def rule(now, u, p, start):
                 return now.away * (p - start) + now.scale * u
 
-            change = tree.map_leaves(rule, (updates, params, state.init_params), numbers)
+            change = tree.map_leaves(rule, (updates, seen, state.init_params), numbers)
             return write(params, change), new
 
         old = (state.scales, state.largest, state.variance, state.reward)

@@ -19,9 +19,8 @@ from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Updates, is_function
 from ..projections import AbstractProjection
-from ..transforms import ScaleByLbfgs
 from ..where.resolve import Where, as_where, mask
 from .write import refuse_written
 
@@ -40,12 +39,12 @@ class FunctionProjection(AbstractPrinted):
 
 def _as_function(fn: Any) -> Any:
     """A plain function wrapped. A function that is a tree, such as a module, stays as it is."""
-    is_plain = callable(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
+    is_plain = is_function(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
     return FunctionProjection(fn) if is_plain else fn
 
 
 def _check_function(name: str, fn: Any) -> None:
-    if not callable(fn) or isinstance(fn, type):
+    if not is_function(fn) or isinstance(fn, type):
         raise TypeError(
             f"{name} must be a function from the parameters to a tree like them, such as "
             f"`sl.projections.l2_ball(1.0)`, got {fn!r}.{uncalled(fn)}"
@@ -99,11 +98,11 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     def __check_init__(self):
         refuse_written(self, ".project(...)")
         for part in transforms(self.inner):
-            if isinstance(part.module, ScaleByLbfgs):
+            if part.module.unconstrained:
                 raise ValueError(
-                    f"`.project(...)` cannot be around '{part.name}': it turns the gradient, so "
-                    "its steps and the projection come to rest at points that are no minimum in "
-                    "the set. Project `sl.sgd(learning_rate)` instead."
+                    f"`.project(...)` cannot be around '{part.name}', which mixes parameters as if "
+                    "each could move freely: it would end in wrong points. Use a first-order rule, "
+                    "such as `sl.adam(1e-3).project(...)`."
                 )
 
     def warnings(self, params: Params) -> Iterable[str]:

@@ -110,7 +110,7 @@ def test_groups_may_ascend_without_a_warning(tx):
         [
             lambda tx: tx.scale_loss(),
             lambda tx: tx.every_k(2),
-            lambda tx: tx.schedule_free(),
+            lambda tx: tx.lookahead(2, 0.5),
             lambda tx: tx.store("int8"),
             lambda tx: tx.write("master"),
         ]

@@ -154,7 +154,7 @@ def _parts_where(
 def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> None:
     """Raises an error for a wrapper that sees the loss where its inner transform ascends."""
     if isinstance(transform, Maximized) and around is not None:
-        method = around.fluent_method
+        method = around.fluent_method or "drive"
         raise ValueError(
             f"{type(around).__name__} is outside of `.maximize()`, so it would follow the loss "
             f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zlib
 
 import equinox as eqx
 import jax
@@ -15,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from helpers import assert_same_bits, kind_of, mlp, slow_except
-from slalom.checkpoint import _file
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
 GRADS = jax.tree.map(lambda p: 0.3 * p + 0.1, MODEL)
@@ -189,7 +189,8 @@ def test_several_optimizers_in_one_tree(path):
     model, opt = after_steps(sl.adam(0.1), 2)
     other = sl.Optimizer(sl.sgd(0.1), model)
     sl.checkpoint.save(path, opt={"gen": opt, "disc": other}, ema=(model, opt))
-    names = _file.read(path).names
+    with safetensors.safe_open(path, framework="numpy") as file:
+        names = file.keys()
     assert {"opt.gen.scale_by_adam.mu.w", "opt.disc.count", "ema.1.count"} <= {*names}
     start = blank(opt), blank(other)
     loaded = sl.checkpoint.load(
@@ -224,7 +225,7 @@ def test_the_header_is_readable(path):
     assert header["count"] == "3"
     assert header["optimizer"] == repr(opt)
     assert json.loads(header["versions"])["jax"] == jax.__version__
-    assert json.loads(header["checksums"])["model.w"].startswith("crc32:")
+    assert json.loads(header["checksums"])["model.w"] == f"{zlib.crc32(np.asarray(model['w'])):08x}"
     assert json.loads(header["trees"]) == ["model", "opt"]
 
 
@@ -425,12 +426,13 @@ def test_ages_of_single_parameters_come_back(path):
     assert_same_bits(loaded["opt"], opt)
 
 
-def test_moments_of_another_dtype_start_anew_with_their_age(path):
-    saved(path, sl.adam(0.1))
+def test_moments_of_another_dtype_are_converted(path):
+    _, opt = after_steps(sl.adam(0.1))
+    sl.checkpoint.save(path, opt=opt)
     tx = sl.ScaleByAdam(mu_dtype="bfloat16") | sl.ScaleByLearningRate(0.1)
-    loaded = sl.checkpoint.load(path, opt=sl.Optimizer(tx, MODEL), strict=False)
-    assert loaded.report.retyped["opt.scale_by_adam.mu.b"] == ("float32", "bfloat16")
-    assert_same_bits(loaded["opt"].state, sl.Optimizer(tx, MODEL).state)
+    loaded = sl.checkpoint.load(path, opt=sl.Optimizer(tx, MODEL))
+    assert loaded.report.recoded == ("opt.scale_by_adam.mu.b", "opt.scale_by_adam.mu.w")
+    assert_same_bits(loaded["opt"], opt.rebind(MODEL, tx=tx)[0])
 
 
 def test_a_batch_of_runs_comes_back_by_name(path):
@@ -612,7 +614,7 @@ def test_what_cannot_be_saved_is_refused_by_name(path):
         sl.checkpoint.save(path, model={"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
     with pytest.raises(TypeError, match=r"'x' is being traced"):
         jax.jit(lambda x: sl.checkpoint.save(path, x=x))(1.0)
-    with pytest.raises(TypeError, match="dtype object cannot be saved"):
+    with pytest.raises(TypeError, match="'x' is an array of dtype object, which cannot be saved"):
         sl.checkpoint.save(path, x=np.array([{}]))
     assert not path.exists()
     sl.checkpoint.save(path, x=jnp.ones(()))
@@ -628,12 +630,6 @@ def test_wrong_arguments_are_refused(path):
         sl.checkpoint.load(path, n=1, hyperparams="mine")
     with pytest.raises(TypeError, match="'strict' names an option"):
         sl.checkpoint.save(path, strict=True)
-
-
-def test_without_safetensors_the_error_names_the_extra(path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match=r'pip install "slalom\[checkpoint\]"'):
-        sl.checkpoint.save(path, n=1)
 
 
 @pytest.mark.slow

@@ -347,7 +347,6 @@ def test_rebind_carries_the_moments_of_parameters_that_remain():
 
 
 def test_checkpoints_continue_bit_for_bit(tmp_path):
-    pytest.importorskip("safetensors", reason="checkpoints need the extra 'checkpoint'")
     gt = optax.inject_hyperparams(optax.adamw)(0.1)
     model, opt = fresh(gt).with_hyperparams(learning_rate=0.2).step(params, ones)
     sl.checkpoint.save(tmp_path / "run", model=model, opt=opt)

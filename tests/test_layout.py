@@ -399,12 +399,12 @@ ERRORS = {
     ),
     "too few axes": (
         lambda: sl.Optimizer(sl.AdaptiveGradClip(0.1, layout="io"), {"b": jnp.ones(2)}),
-        "'b' is told the layout 'io', with 2 axes, but its shape is (2,).",
+        "'b' is given the layout 'io', with 2 axes, but its shape is (2,).",
     ),
     "blocks that do not divide": (
         lambda: sl.UnitwiseClip(0.1, layout="(3o)i").init({"w": jnp.ones((4, 2))}),
-        "'w' is told the layout '(3o)i', but its shape is (4, 2), and 4 is not a multiple of the 3 "
-        "blocks of '(3o)'.",
+        "'w' is given the layout '(3o)i', but its shape is (4, 2), and 4 is not a multiple of the "
+        "3 blocks of '(3o)'.",
     ),
     "no layout": (
         lambda: sl.UnitwiseClip(0.1, layout={sl.where.ndim(2): "oX"}),

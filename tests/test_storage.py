@@ -1,7 +1,6 @@
 """State that rests in codecs: `tx.store` and `sl.codecs`."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import slow_except
-from slalom._core import pieces
 from slalom._core.encoded import encoded_form, random_bits, seed_of
+from slalom._core.engine import pieces
 
 C = sl.codecs
 # The largest error, as a share of the largest number (of a field ≥ 0, of the roots).
 BOUNDS = {
     C.int8(): (0.008, 1 / 255),
-    C.dynamic8(): (0.0071, 0.0091),
+    C.dynamic8(): (0.0071, 0.0111),
     C.int4(): (0.207, 1 / 16),
     C.cast("bfloat16"): (2**-8, 2**-8),
     C.cast("float16"): (2**-11, 2**-10),
@@ -268,41 +267,6 @@ def test_checkpoints_hold_what_is_stored(tmp_path):
     loaded = sl.checkpoint.load(tmp_path / "run", model=PARAMS, opt=sl.Optimizer(tx, PARAMS))
     for a, b in zip(loaded["opt"].arrays, opt.arrays, strict=True):
         assert jnp.array_equal(a, b)
-
-
-HINT = (
-    "The optimizer in the file stores its state in another way. Load it into an optimizer that "
-    "stores it as the file does, then call `opt, report = opt.rebind(model, tx=tx)` with this "
-    "program's `tx`."
-)
-
-
-OTHER = [(None, "int8"), ("int8", None), ("int8", "bfloat16"), (None, {"mu": "bfloat16"})]
-
-
-@pytest.mark.parametrize("codecs", slow_except(OTHER, (None, "int8")), ids=repr)
-def test_a_checkpoint_of_another_storage_is_refused_with_the_remedy(codecs, tmp_path):
-    plain = sl.lion(0.1)
-    old, new = (plain if codec is None else plain.store(codec) for codec in codecs)
-    params, opt = run(old, 1)
-    sl.checkpoint.save(tmp_path / "run", opt=opt)
-    with pytest.raises(sl.checkpoint.MismatchError) as error:
-        sl.checkpoint.load(tmp_path / "run", opt=sl.Optimizer(new, PARAMS))
-    assert HINT in str(error.value)
-    loaded = sl.checkpoint.load(tmp_path / "run", opt=sl.Optimizer(old, PARAMS))["opt"]
-    loaded, report = loaded.rebind(params, tx=new)
-    assert report.recoded
-    expected, _ = opt.rebind(params, tx=new)
-    for a, b in zip(loaded.arrays, expected.arrays, strict=True):
-        assert jnp.array_equal(a, b)
-
-
-def test_codes_are_not_read_by_another_codec(tmp_path):
-    sl.checkpoint.save(tmp_path / "run", opt=sl.Optimizer(sl.lion(0.1).store("int8"), PARAMS))
-    linear = sl.lion(0.1).store(C.int8(companded=False))
-    codes = "opt.stored.scale_by_lion.mu.w.codes is sl.codecs.int8() in the file and"
-    with pytest.raises(sl.checkpoint.MismatchError, match=re.escape(codes)):
-        sl.checkpoint.load(tmp_path / "run", opt=sl.Optimizer(linear, PARAMS))
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def carry(
     leaves = list(after.leaves)
     recoded = set()
     for i, j in found.fits.items():
-        leaves[i] = _as(after.leaves[i], before.leaves[j])
+        leaves[i] = in_form_of(after.leaves[i], before.leaves[j])
         if _storage(leaves[i]) != _storage(before.leaves[j]):
             recoded.add(i)
     for i, value in found.gathered.items():
@@ -159,7 +159,7 @@ def _names(side: Side, which: Iterable[int]) -> tuple[str, ...]:
     return tuple(side.places[i].name for i in sorted(which))
 
 
-def _as(like: Any, x: Any) -> Any:
+def in_form_of(like: Any, x: Any) -> Any:
     """A copy in the dtype and the codec of the initial value, so that no two optimizers share a
     buffer."""
     if is_encoded(like) and is_encoded(x) and like.form == x.form:
@@ -273,10 +273,10 @@ def _gathered(fresh: Any, sources: list[tuple[int, int] | None], old: list[Any])
     first = known[0][0]
     alike = len(known) == len(sources) and {field for field, _ in known} == {first}
     if alike and jnp.ndim(fresh) == jnp.ndim(old[first]) == 0:
-        return _as(fresh, old[first])
+        return in_form_of(fresh, old[first])
 
     def entry(numbers: Any, n: int) -> Any:
-        return _as(fresh, numbers if jnp.ndim(numbers) == 0 else numbers[n])
+        return in_form_of(fresh, numbers if jnp.ndim(numbers) == 0 else numbers[n])
 
     return jnp.stack(
         [

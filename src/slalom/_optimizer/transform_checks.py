@@ -94,6 +94,8 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
     yield from _idle_steps(transform)
     yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
+    yield from _late_clips(transform)
+    yield from _two_linearizations(transform, params)
     for part in transforms(transform, params=params):
         yield from part.module.warnings(part.params)
     ascent = _ascent(transform, params)
@@ -213,6 +215,39 @@ def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[st
                     return
                 if sign == -1:
                     descending[i] = part.name
+
+
+def _late_clips(transform: AbstractTransform[Any]) -> Iterator[str]:
+    """The warnings of links that clip what a learning rate has scaled already."""
+    for outer in transforms(transform):
+        if not isinstance(outer.module, Chain):
+            continue
+        rate: str | None = None
+        for part in outer.module.children():
+            if rate is not None and part.module.clips:
+                name = ".".join(outer.path + part.path)
+                yield (
+                    f"'{name}' comes after '{rate}', so it clips the step, not the gradient. To "
+                    f"clip the gradient, put it first: `{operand(part.module)} | ...`."
+                )
+            if any(inner.module.sets_learning_rate for inner in transforms(part.module)):
+                rate = ".".join(outer.path + part.path)
+
+
+def _two_linearizations(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warning of two rules that each linearize the loss in some of the parameters."""
+    parts = transforms(transform, params=params)
+    found = [
+        part.name
+        for part in parts
+        if "residuals" in part.module.needs and jax.tree.leaves(part.params)
+    ]
+    if len(found) > 1:
+        yield (
+            f"'{found[0]}' and '{found[1]}' each compute a step that would reduce all residuals if "
+            "the parameters of the other one were fixed, so together they overshoot. Use one rule "
+            "for both groups, and a first-order rule for the rest."
+        )
 
 
 def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:

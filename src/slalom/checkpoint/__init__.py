@@ -1,7 +1,7 @@
 """Checkpoints: files in which every array has its name, and that survive being interrupted."""
 
 from ._dict import from_dict as from_dict, to_dict as to_dict
-from ._file import DamagedError as DamagedError
+from ._format import DamagedError as DamagedError, NewerVersionError as NewerVersionError
 from ._load import header as header, load as load
 from ._report import MismatchError as MismatchError
 from ._rolling import Rolling as Rolling
@@ -11,6 +11,7 @@ from ._saving import Saving as Saving
 __all__ = [
     "DamagedError",
     "MismatchError",
+    "NewerVersionError",
     "Rolling",
     "Saving",
     "from_dict",

@@ -12,6 +12,7 @@ from .._core.messages import warn
 from .._core.printing import shortest
 from .._optimizer.optimizer import Optimizer
 from .._types import Tracer
+from ._file import Unread
 from ._leaves import is_saved, kind, named_leaves, nodes, placed, words
 from ._optimizers import Layout, match
 from ._report import MismatchError, Report, mismatch, other_hyperparams
@@ -23,7 +24,7 @@ class Source(NamedTuple):
     where: str
     """The source at the start of a sentence."""
     items: Mapping[str, Any]
-    """Arrays, numbers and strings by name."""
+    """Arrays, read or not, and numbers and strings, by name."""
     layouts: Mapping[str, Layout]
     """The layouts of optimizers, by path, where they are known."""
 
@@ -40,23 +41,24 @@ class _Findings(NamedTuple):
     missing: list[str]
     reshaped: dict[str, tuple[str, str]]
     retyped: dict[str, tuple[str, str]]
+    restarted: list[str]
+    recoded: list[str]
     hyperparams: dict[str, tuple[str, str]]
     used: set[str]
     """Names in the source that have a counterpart."""
-    recoded: list[str]
-    """The optimizers whose state rests in other codecs."""
 
 
 class _Origins(NamedTuple):
-    """Where the leaves of one optimizer come from, by their full names."""
+    """Where the leaves of a tree's optimizers come from, by their full names."""
 
     sources: dict[str, str]
-    held: set[str]
-    gathered: dict[str, Any]
+    """Names in the source; `""` for what is not in it."""
+    made: dict[str, Any]
+    """Values made from others of the source."""
+    kept: set[str]
+    """The arrays that keep their value, and are reported already or need not be."""
     rules: set[str]
-    """The arrays of its transform."""
-    recoded: dict[str, tuple[str, str]]
-    """The codecs of encoded arrays that have another one in the source: that one and its own."""
+    """The arrays of transforms."""
 
 
 def assemble(
@@ -73,23 +75,31 @@ def assemble(
     """
     if hyperparams not in ("program", "file"):
         raise ValueError(f'`hyperparams` must be "program" or "file", got {hyperparams!r}.')
-    found = _Findings([], [], {}, {}, {}, set(), [])
-    trees = {
-        root: _filled(root, template, source, hyperparams == "file", found)
+    found = _Findings([], [], {}, {}, [], [], {}, set())
+    chosen = {
+        root: _chosen(root, template, source, hyperparams == "file", found)
         for root, template in templates.items()
     }
     asked = [name for name in source.items if name.partition(".")[0] in templates]
-    unexpected = tuple(name for name in asked if name not in found.used)
     report = Report(
-        tuple(found.loaded),
-        tuple(found.missing),
-        unexpected,
-        found.reshaped,
-        found.retyped,
-        found.hyperparams,
+        loaded=tuple(found.loaded),
+        missing=tuple(found.missing),
+        unexpected=tuple(name for name in asked if name not in found.used),
+        reshaped=found.reshaped,
+        retyped=found.retyped,
+        restarted=tuple(found.restarted),
+        recoded=tuple(found.recoded),
+        hyperparams=found.hyperparams,
     )
     if strict and not report.fits:
-        raise MismatchError(mismatch(report, source.where, bool(found.recoded)))
+        raise MismatchError(mismatch(report, source.where))
+    # Nothing large has been read so far. One array after the other is, and goes to its devices.
+    trees = {
+        root: jax.tree.structure(template).unflatten(
+            [placed(value, leaf) if is_taken else leaf for leaf, value, is_taken in chosen[root]]
+        )
+        for root, template in templates.items()
+    }
     _check_concrete(trees, source.where)
     if report.hyperparams:
         warn(other_hyperparams(report, source.where))
@@ -98,43 +108,44 @@ def assemble(
     return loaded
 
 
-def _filled(
+def _chosen(
     root: str, template: PyTree, source: Source, take_hyperparams: bool, found: _Findings
-) -> PyTree:
-    """One tree with the values of the source."""
+) -> list[tuple[Any, Any, bool]]:
+    """For each leaf of a tree: itself, its value in the source, and whether it takes it."""
     leaves = named_leaves(root, template)
-    origins = _Origins({}, set(), {}, set(), {})
-    for path, node in nodes(root, template):
-        if isinstance(node, Optimizer):
-            _add_origins(path, node, source, origins, found)
-            if not take_hyperparams:  # those of the file are not missed
-                rules = source.layouts[path].rules if path in source.layouts else ()
-                found.used.update(f"{path}.{name}" for name in rules)
-    new = []
+    origins = _Origins({}, {}, set(), set())
     for name, leaf in leaves:
-        if not is_saved(root, leaf):
-            new.append(leaf)
-            continue
-        if isinstance(leaf, Tracer):
+        if is_saved(root, leaf) and isinstance(leaf, Tracer):
             raise TypeError(
                 f"'{name}' is being traced: a checkpoint cannot be loaded inside a function that "
                 "JAX transforms. Load it first, and pass what it holds."
             )
-        origin = origins.sources.get(name, name)
-        given = origins.gathered.get(name, source.items.get(origin))
-        if origin in source.items:
-            found.used.add(origin)
-        if name in origins.rules and not take_hyperparams and not _abstract(leaf):
-            if given is not None and not _equal(given, leaf):
-                found.hyperparams[name] = shortest(_plain(given)), shortest(_plain(leaf))
-            new.append(leaf)
-            continue
-        if name in origins.recoded and _difference(leaf, given) != "shape":
-            found.retyped[name] = origins.recoded[name]
-            new.append(leaf)
-            continue
-        new.append(_taken(name, leaf, given, name in origins.held, name in origins.gathered, found))
-    return jax.tree.structure(template).unflatten(new)
+    for path, node in nodes(root, template):
+        if isinstance(node, Optimizer):
+            _add_origins(path, node, source, origins, found)
+            if not take_hyperparams and path in source.layouts:
+                # Those of the file are not missed.
+                found.used.update(f"{path}.{name}" for name in source.layouts[path].rule_arrays)
+    chosen = []
+    for name, leaf in leaves:
+        given, is_taken = None, False
+        if is_saved(root, leaf):
+            origin = origins.sources.get(name, name)
+            given = origins.made.get(name, source.items.get(origin))
+            if origin in source.items:
+                found.used.add(origin)
+            if name in origins.kept:
+                pass
+            elif name in origins.rules and not take_hyperparams and not _abstract(leaf):
+                if given is not None and not _equal(given, leaf):
+                    found.hyperparams[name] = _number(given), _number(leaf)
+            elif name in origins.made:
+                found.loaded.append(name)
+                is_taken = True
+            else:
+                is_taken = _fits(name, leaf, given, found)
+        chosen.append((leaf, given, is_taken))
+    return chosen
 
 
 def _add_origins(
@@ -142,44 +153,43 @@ def _add_origins(
 ) -> None:
     """Adds where the arrays of an optimizer come from."""
     own, saved = Layout.of(opt), source.layouts.get(path)
-    origins.rules.update(f"{path}.{name}" for name in own.rules)
-    arrays = dict(zip(opt.binding.names, opt.arrays, strict=True))
     start = f"{path}."
+    origins.rules.update(start + name for name in own.rule_arrays)
+    arrays = dict(zip(opt.binding.names, opt.arrays, strict=True))
     given = {n.removeprefix(start): x for n, x in source.items.items() if n.startswith(start)}
-    alike = given.keys() == arrays.keys() and all(
-        not _difference(arrays[name], x) for name, x in given.items()
+    is_same = saved == own and all(
+        name in given and not _difference(x, given[name]) for name, x in arrays.items()
     )
     several_runs = opt.arrays[-1].ndim > 0
-    if saved is None or several_runs or (alike and saved == own):
+    if saved is None or several_runs or is_same:
         return  # by their names alone
-    if not own.stores_like(saved):
-        found.recoded.append(path)
-    matched = match(own, arrays, saved, given)
-    for name in (*own.rules, *own.state):
-        # A name that the file has for something else is no counterpart.
-        theirs = matched.sources.get(name)
-        origins.sources[start + name] = "" if theirs is None else start + theirs
-        old, new = saved.codecs.get(theirs or ""), own.codecs.get(name)
-        if old is not None and new is not None and old != new:
-            origins.recoded[start + name] = old, new
-    origins.held.update(start + name for name in matched.held)
-    origins.gathered.update({start + name: value for name, value in matched.gathered.items()})
+    matched = match(opt, own, arrays, saved, given)
+    for leaf in (*own.rules, *own.state):
+        for name in leaf.arrays:
+            # A name that the file has for something else is no counterpart.
+            theirs = matched.sources.get(name)
+            origins.sources[start + name] = "" if theirs is None else start + theirs
+    origins.made.update({start + name: value for name, value in matched.made.items()})
+    origins.kept.update(start + name for name in matched.kept)
     found.used.update(start + name for name in matched.used)
+    found.reshaped.update({start + name: x for name, x in matched.reshaped.items()})
+    found.retyped.update({start + name: x for name, x in matched.retyped.items()})
+    found.restarted.extend(start + name for name in matched.restarted)
+    found.recoded.extend(start + name for name in matched.recoded)
 
 
-def _taken(name: str, leaf: Any, given: Any, held: bool, gathered: bool, found: _Findings) -> Any:
-    """The value of a leaf: the given one if it fits, or else the leaf itself."""
-    difference = "" if given is None or gathered else _difference(leaf, given)
-    if given is None or held:
+def _fits(name: str, leaf: Any, given: Any, found: _Findings) -> bool:
+    """Whether a value can take the place of a leaf. Notes what it finds."""
+    if given is None:
         found.missing.append(name)
-    elif difference:
-        shapes = difference == "shape"
-        words = (_shape if shapes else _type)(given), (_shape if shapes else _type)(leaf)
-        (found.reshaped if shapes else found.retyped)[name] = words
-    else:
+        return False
+    difference = _difference(leaf, given)
+    if not difference:
         found.loaded.append(name)
-        return placed(given, leaf)
-    return leaf
+        return True
+    in_words, of = (_shape, found.reshaped) if difference == "shape" else (_type, found.retyped)
+    of[name] = in_words(given), in_words(leaf)
+    return False
 
 
 def _difference(leaf: Any, given: Any) -> str:
@@ -192,7 +202,7 @@ def _difference(leaf: Any, given: Any) -> str:
 
 
 def _has_shape(x: Any) -> bool:
-    return tree.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+    return tree.is_array(x) or isinstance(x, jax.ShapeDtypeStruct | Unread)
 
 
 def _shape(x: Any) -> str:
@@ -210,7 +220,13 @@ def _equal(given: Any, leaf: Any) -> bool:
 
 
 def _plain(x: Any) -> Any:
+    if isinstance(x, Unread):
+        return x.read()
     return words(x) if _has_shape(x) else x
+
+
+def _number(x: Any) -> str:
+    return shortest(_plain(x))
 
 
 def _abstract(x: Any) -> bool:

@@ -1,85 +1,99 @@
-"""One checkpoint as a safetensors file of NumPy arrays, written atomically.
+"""One checkpoint as a safetensors file of NumPy arrays.
 
-Nothing here needs JAX, so a program that only copies or checks files starts fast.
+Nothing here needs JAX, so a program that only copies or checks files starts fast. Neither does it
+need the library safetensors, which copies every array once more and shows no checksums.
 """
 
-import errno
 import json
 import os
-import re
-import secrets
-import zlib
+import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
-try:
-    import fcntl
-except ImportError:  # Windows removes and renames no open file, so it needs no lock
-    fcntl = None
-
-FORMAT = "slalom.checkpoint"
-VERSION = 1
-POLICY = (
-    "A reader accepts its own format version and all earlier ones. The version is raised whenever "
-    "an older reader would misread the file."
+from ._format import (
+    DTYPES,
+    INSTEAD,
+    LARGEST_HEADER,
+    PIECE,
+    VALUES,
+    DamagedError,
+    Entry,
+    NewerVersionError,
+    checksum,
+    decoded,
+    encoded,
+    malformed,
+    not_safetensors,
+    pieces,
 )
+from ._replace import replacing
 
-DTYPES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-}
-"""The dtypes that safetensors can both write and read as NumPy arrays, by NumPy's names."""
-
-TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")
-"""The names of temporary files, with the name of the file that each would become."""
+_ALIGNED = 64
+"""The alignment with which JAX takes an array on the CPU as it is, without a copy."""
 
 
-class DamagedError(ValueError):
-    """A file that is not a whole checkpoint: truncated, changed, or written by something else."""
-
-    __module__ = "slalom.checkpoint"  # as it is shown when it is raised
+# --- checksums ------------------------------------------------------------------------------
 
 
-class Contents(NamedTuple):
-    """What a file holds."""
+class _Checksums:
+    """Computes checksums in other threads, while a file is written or read.
 
-    header: dict[str, str]
-    """The text of the header."""
-    arrays: dict[str, np.ndarray]
-    """The arrays by name. Keys are words of type uint32."""
-    dtypes: dict[str, str]
-    """The dtypes of arrays that are stored as another one, such as `key<threefry2x32>`."""
-    values: dict[str, Any]
-    """Python numbers and strings by name."""
-    names: list[str]
-    """The names of all arrays and values, also of those that were not read."""
+    Not with `concurrent.futures`, which takes no more work once the program is about to end: a save
+    in the background may still be under way then.
+    """
+
+    def __init__(self):
+        self._found: dict[tuple[str, int], str] = {}
+        # Bounded, so that what was read and is in use elsewhere does not wait here for long.
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=8)
+        self._threads: list[threading.Thread] | None = None
+
+    def _started(self) -> list[threading.Thread]:
+        if self._threads is None:
+            self._threads = []
+            for _ in range(2):
+                thread = threading.Thread(target=self._run, name="checksums", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    break  # the system has no more threads
+                self._threads.append(thread)
+        return self._threads
+
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            self._compute(*task)
+
+    def _compute(self, name: str, n: int, data: memoryview) -> None:
+        self._found[name, n] = checksum(data)
+
+    def add(self, name: str, n: int, data: memoryview) -> None:
+        """Takes the piece with this number of an array."""
+        if len(data) > PIECE // 64 and self._started():
+            self._queue.put((name, n, data))
+        else:
+            self._compute(name, n, data)
+
+    def finish(self) -> dict[tuple[str, int], str]:
+        """Waits for all checksums.
+
+        **Returns:** them, by the name of the array and the number of the piece.
+        """
+        threads, self._threads = self._threads or [], None
+        for _ in threads:
+            self._queue.put(None)
+        for thread in threads:
+            thread.join()
+        return self._found
 
 
-def need_safetensors() -> Any:
-    """The library that reads the files."""
-    try:
-        import safetensors
-    except ImportError as error:
-        raise ImportError(
-            'Checkpoints need safetensors: pip install "slalom[checkpoint]".'
-        ) from error
-    return safetensors
+def _pieces(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    return ((n, data[n * PIECE : (n + 1) * PIECE]) for n in range(pieces(len(data))))
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -95,9 +109,6 @@ def write(
 ) -> None:
     """Writes a checkpoint: a process killed at any moment leaves the old file or the new one.
 
-    The arrays are written here rather than by `safetensors.serialize_file`, whose temporary file
-    is not synced and has a name that cannot be told from others.
-
     **Arguments:**
 
     - `path`: the file. Missing directories are made.
@@ -106,61 +117,81 @@ def write(
     - `values`: Python numbers and strings by name.
     - `header`: more text for the header.
 
-    **Raises:** `OSError`, with the path, if the file cannot be written. The old file is intact.
+    **Raises:** `OSError`, with the path, if the file cannot be written; `ValueError` or `TypeError`
+    for what no reader would accept. The old file is intact.
     """
     stored, kinds = {}, dict(dtypes or {})
     for name, x in arrays.items():
-        stored[name], kind = _encode(x)
-        if kind:
-            kinds.setdefault(name, kind)
+        check_name(name)
+        stored[name], kind = _encode(name, x)
+        kinds.setdefault(name, kind)
+    if values:
+        text = json.dumps({name: _to_json(x) for name, x in values.items()})
+        stored[VALUES] = np.frombuffer(text.encode(), np.uint8)
     # The widest first, so that all arrays are aligned.
     order = sorted(stored, key=lambda name: -stored[name].dtype.itemsize)
-    layout, offset = {}, 0
+    entries, at = {}, 0
     for name in order:
         x = stored[name]
-        place = {"dtype": DTYPES[x.dtype.name], "shape": list(x.shape)}
-        layout[name] = place | {"data_offsets": [offset, offset + x.nbytes]}
-        offset += x.nbytes
-    text = {
-        "format": FORMAT,
-        "format_version": str(VERSION),
-        "format_policy": POLICY,
-        **(header or {}),
-        "values": json.dumps({name: _to_json(v) for name, v in (values or {}).items()}),
-        "dtypes": json.dumps(kinds),
-        "checksums": json.dumps({name: checksum(_bytes(stored[name])) for name in order}),
-    }
-    text["header_checksum"] = _header_checksum(text, layout)
-    head = json.dumps({"__metadata__": text} | layout).encode()
-    head += b" " * (-len(head) % 8)
-    with _replacing(Path(path)) as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for name in order:
-            file.write(_bytes(stored[name]))
+        dtype, sums = x.dtype.name, (checksum(b""),) * pieces(x.nbytes)
+        entries[name] = Entry(dtype, x.shape, at, x.nbytes, kinds.get(name, dtype), sums)
+        at += x.nbytes
+    head = encoded(header or {}, entries)
+    with replacing(Path(path)) as file:
+        # The checksums are computed while the arrays are written, and the header comes last.
+        file.seek(len(head))
+        sums = _Checksums()
+        try:
+            for name in order:
+                for n, data in _pieces(_bytes(stored[name])):
+                    sums.add(name, n, data)
+                    file.write(data)
+        finally:
+            found = sums.finish()
+        for name, e in entries.items():
+            known = tuple(found[name, n] for n in range(len(e.checksums)))
+            entries[name] = e._replace(checksums=known)
+        file.seek(0)
+        file.write(encoded(header or {}, entries))
 
 
-def _encode(x: np.ndarray) -> tuple[np.ndarray, str]:
-    """An array in a dtype that safetensors has, and its own dtype if it is another one."""
+def check_name(name: str) -> None:
+    """Raises an error for a name that no reader would accept."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"The name {name!r} has a character that is no text in UTF-8, so it cannot stand in a "
+            "checkpoint. Rename the entry."
+        ) from None
+    if name.startswith("__"):
+        raise ValueError(f"The name '{name}' is reserved. Choose one without leading underscores.")
+
+
+def _encode(name: str, x: np.ndarray) -> tuple[np.ndarray, str]:
+    """An array in a dtype that safetensors has, and its own dtype."""
     if x.dtype.byteorder == ">":
         x = x.astype(x.dtype.newbyteorder("<"))
     x, kind = np.asarray(x, order="C"), x.dtype.name
     if kind in DTYPES:
-        return x, ""
+        return x, kind
     if kind == "complex128":
         return x.reshape(*x.shape, 1).view(np.float64), kind
     if _small_dtype(kind) is not None:
         return x.view(np.uint8), kind
-    raise TypeError(f"An array of dtype {x.dtype} cannot be saved in a checkpoint.")
+    raise TypeError(
+        f"'{name}' is an array of dtype {x.dtype}, which cannot be saved in a checkpoint."
+    )
 
 
-def _decode(x: np.ndarray, kind: str | None) -> np.ndarray:
-    if kind is None or kind.startswith("key<"):
+def _decode(x: np.ndarray, kind: str) -> np.ndarray:
+    if kind == x.dtype.name or kind.startswith("key<"):
         return x
     if kind == "complex128":
         return x.view(np.complex128)[..., 0]
     dtype = _small_dtype(kind)
     if dtype is None:
-        raise ValueError(
+        raise NewerVersionError(
             f"An array of this checkpoint has the dtype {kind}, which the installed ml_dtypes does "
             "not have: pip install --upgrade ml_dtypes."
         )
@@ -180,16 +211,6 @@ def _bytes(x: np.ndarray) -> memoryview:
     return x.reshape(-1).view(np.uint8).data
 
 
-def checksum(data: Any) -> str:
-    """A checksum as it stands in the header."""
-    return f"crc32:{zlib.crc32(data):08x}"
-
-
-def _header_checksum(text: Mapping[str, str], layout: Mapping[str, Any]) -> str:
-    known = {name: [place["dtype"], place["shape"]] for name, place in layout.items()}
-    return checksum(json.dumps([dict(text), known], sort_keys=True).encode())
-
-
 def _to_json(value: Any) -> Any:
     # JSON has everything else: integers of any size, floats to the last bit, also nan and inf.
     return {"complex": [value.real, value.imag]} if isinstance(value, complex) else value
@@ -199,175 +220,125 @@ def _from_json(value: Any) -> Any:
     return complex(*value["complex"]) if isinstance(value, dict) else value
 
 
-# --- replacing a file -----------------------------------------------------------------------
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of the one at `path` once it is whole and on the disk."""
-    path = Path(os.path.realpath(path))  # a link keeps its place
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a directory")
-        remove_leftovers(path.parent, lambda name: name == path.name)
-        temporary, file = _open_temporary(path)
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            if fcntl is None:
-                file.close()
-            # Under the lock, so that no other process takes it for a leftover.
-            os.replace(temporary, path)
-        _sync(path.parent)
-    except BaseException as error:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink()
-        if isinstance(error, OSError):
-            _raise_unwritable(path, error)
-        raise
-
-
-def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
-    """A new file next to `path`, locked for as long as it is open."""
-    while True:
-        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
-        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        file = os.fdopen(number, "wb")
-        try:
-            if _lock(number) and os.fstat(number).st_nlink:
-                return temporary, file
-        except BaseException:
-            file.close()
-            raise
-        file.close()  # another process took it for a leftover before it was locked
-
-
-def _lock(number: int) -> bool:
-    """Locks an open file until it is closed or its process ends. False if another one has it."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks
-    return True
-
-
-def remove_leftovers(directory: Path, of: Callable[[str], Any]) -> None:
-    """Removes temporary files whose processes have ended.
-
-    **Arguments:**
-
-    - `directory`: where they are.
-    - `of`: whether to remove those of the file with this name.
-    """
-    for leftover in directory.iterdir() if directory.is_dir() else ():
-        ours = TEMPORARY.fullmatch(leftover.name)
-        if not (ours and of(ours[1])):
-            continue
-        with suppress(OSError):
-            number = os.open(leftover, os.O_WRONLY)
-            try:
-                if _lock(number):
-                    leftover.unlink()
-            finally:
-                os.close(number)
-
-
-def _sync(directory: Path) -> None:
-    """Makes the new name of a file last through a loss of power, where the system can."""
-    if os.name != "posix":
-        return
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every network file system can
-            os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _raise_unwritable(path: Path, error: OSError) -> NoReturn:
-    """Says which file could not be written, why, and what to do."""
-    kept = " The old file is intact." if path.is_file() else ""
-    file = next((p for p in path.parents if os.path.isfile(p)), None)
-    number = error.errno if file is None else errno.ENOTDIR
-    if file is not None:
-        why = f"'{file}' is a file, not a directory. Choose another path"
-    elif isinstance(error, IsADirectoryError):
-        why = "it is a directory. Add the name of a file, or use `sl.checkpoint.Rolling`"
-    elif isinstance(error, PermissionError):
-        why = f"this user may not write in '{path.parent}'. Choose another directory"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        why = "the disk is full. Free some space and save again"
-    elif error.errno == errno.EFBIG:
-        why = "the file would exceed the size limit of this process (`ulimit -f`)"
-    else:
-        why = error.strerror or str(error)
-    message = f"The checkpoint '{path}' cannot be written: {why}.{kept}"
-    raise OSError(number, message) from error
-
-
 # --- reading --------------------------------------------------------------------------------
 
 
-def read(
-    path: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda name: True
-) -> Contents:
-    """Reads a checkpoint and checks everything that it reads. Nothing is ever executed.
+class Unread(NamedTuple):
+    """An array in an open file."""
 
-    **Arguments:**
+    shape: tuple[int, ...]
+    kind: str
+    """Its dtype by name; that of keys names their implementation."""
+    read: Callable[[], np.ndarray]
+    """Reads it. Keys are words of type uint32."""
 
-    - `path`: the file.
-    - `wanted`: whether to read the array with this name.
 
-    **Returns:** its contents.
+class File:
+    """A checkpoint that is open for reading, as a context.
 
-    **Raises:** `DamagedError` for anything that is not a whole checkpoint; `ValueError` for one of
-    a newer format; `OSError` if there is no file, or it may not be read.
+    An array that was read is checked in the background: leaving the context raises `DamagedError`
+    unless all of them are as they were written. Nothing in the file is ever executed.
     """
-    import ml_dtypes  # noqa: F401  # gives NumPy the dtype bfloat16, which JAX may not have done
 
-    path, library = Path(path), need_safetensors()
-    _check_readable(path)
+    text: dict[str, str]
+    """The text of the header."""
+    names: tuple[str, ...]
+    """The names of all arrays."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """Opens a file and reads its header.
+
+        **Arguments:**
+
+        - `path`: the file.
+
+        **Raises:** `DamagedError` for anything that is not a whole checkpoint; `NewerVersionError`
+        for one of a newer format; `OSError` if there is no file, or it may not be read.
+        """
+        import ml_dtypes  # noqa: F401  # gives NumPy the dtype bfloat16, which JAX may not have done
+
+        self._path = Path(path)
+        self._what = f"'{self._path}'"
+        self._file = _opened(self._path)
+        try:
+            size = os.fstat(self._file.fileno()).st_size
+            length = int.from_bytes(self._file.read(8), "little")
+            if size < 8 or length > min(size - 8, LARGEST_HEADER):
+                why = f"{size} bytes" if size < 8 else "a header of impossible length"
+                raise DamagedError(not_safetensors(self._what, why))
+            self._start = 8 + length
+            head = self._file.read(length)
+            self.text, self._entries = decoded(head, size - self._start, self._what)
+        except BaseException:
+            self._file.close()
+            raise
+        self.names = tuple(name for name in self._entries if name != VALUES)
+        self._sums = _Checksums()
+        self._read: set[str] = set()
+
+    def __enter__(self) -> "File":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        found = self._sums.finish()
+        self._file.close()
+        for name in sorted(self._read):
+            expected = self._entries[name].checksums
+            if any(found.get((name, n)) != x for n, x in enumerate(expected)):
+                raise DamagedError(
+                    f"{self._what} is damaged: the array '{name}' does not match its checksum. "
+                    f"{INSTEAD}"
+                )
+
+    def unread(self, name: str) -> Unread:
+        """The array with this name."""
+        entry = self._entries[name]
+        # The last axis of a key is its words; that of a complex128 its two parts.
+        joined = entry.kind.startswith("key<") or entry.kind != entry.dtype == "float64"
+        shape = entry.shape[:-1] if joined else entry.shape
+        return Unread(shape, entry.kind, lambda: self._array(name))
+
+    def values(self) -> dict[str, Any]:
+        """Python numbers and strings by name."""
+        with self.parsing():
+            return {name: _from_json(x) for name, x in json.loads(self.values_text()).items()}
+
+    def values_text(self) -> str:
+        """The same as JSON."""
+        with self.parsing():
+            return self._array(VALUES).tobytes().decode() if VALUES in self._entries else "{}"
+
+    @contextmanager
+    def parsing(self) -> Iterator[None]:
+        """A context in which text of the file is parsed, whose errors become `DamagedError`."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise malformed(self._what, error) from error
+
+    def check(self) -> None:
+        """Reads everything, one array after the other."""
+        for name in self._entries:
+            self._array(name)
+
+    def _array(self, name: str) -> np.ndarray:
+        entry = self._entries[name]
+        memory = np.empty(entry.size + _ALIGNED, np.uint8)
+        skipped = -memory.ctypes.data % _ALIGNED
+        memory = memory[skipped : skipped + entry.size]
+        self._file.seek(self._start + entry.start)
+        for n, data in _pieces(memory.data):
+            if self._file.readinto(data) != len(data):
+                raise DamagedError(f"{self._what} became shorter while it was read. {INSTEAD}")
+            self._sums.add(name, n, data)
+        self._read.add(name)
+        return _decode(memory.view(entry.dtype).reshape(entry.shape), entry.kind)
+
+
+def _opened(path: Path) -> Any:
+    """The open file. Raises the error of a path that leads to no readable file."""
     try:
-        with library.safe_open(path, framework="numpy", backend="pread") as file:
-            header, names = file.metadata() or {}, list(file.keys())
-            slices = {name: file.get_slice(name) for name in names}
-            layout = {
-                name: {"dtype": part.get_dtype(), "shape": part.get_shape()}
-                for name, part in slices.items()
-            }
-            _check_header(path, header, layout)
-            sums, kinds = json.loads(header["checksums"]), json.loads(header["dtypes"])
-            stored = {name: file.get_tensor(name) for name in filter(wanted, names)}
-    except library.SafetensorError as error:
-        raise DamagedError(
-            f"'{path}' is damaged, or is not a safetensors file ({error}). {_INSTEAD}"
-        ) from error
-    for name, x in stored.items():
-        if checksum(_bytes(x)) != sums.get(name):
-            raise DamagedError(
-                f"'{path}' is damaged: the array '{name}' does not match its checksum. {_INSTEAD}"
-            )
-    values = {name: _from_json(v) for name, v in json.loads(header["values"]).items()}
-    arrays = {name: _decode(x, kinds.get(name)) for name, x in stored.items()}
-    return Contents(header, arrays, kinds, values, [*names, *values])
-
-
-_INSTEAD = "Load an older checkpoint; `sl.checkpoint.Rolling` finds the newest whole one."
-
-
-def _check_readable(path: Path) -> None:
-    """Raises the error of a path that leads to no readable file."""
-    try:
-        with path.open("rb"):
-            return
+        return path.open("rb")
     except FileNotFoundError:
         message = f"There is no checkpoint '{path}'."
         kind = FileNotFoundError
@@ -382,22 +353,3 @@ def _check_readable(path: Path) -> None:
         message = f"This user may not read the checkpoint '{path}'."
         kind = PermissionError
     raise kind(message)
-
-
-def _check_header(path: Path, header: Mapping[str, str], layout: Mapping[str, Any]) -> None:
-    if header.get("format") != FORMAT:
-        raise DamagedError(
-            f"'{path}' is a safetensors file, but not a checkpoint that Slalom wrote. Read it with "
-            "`safetensors.numpy.load_file`."
-        )
-    version = header.get("format_version", "")
-    if version.isdecimal() and int(version) > VERSION:
-        raise ValueError(
-            f"'{path}' has format version {version}, but this version of Slalom reads up to "
-            f"{VERSION}. Upgrade Slalom to load it."
-        )
-    text = {key: value for key, value in header.items() if key != "header_checksum"}
-    if header.get("header_checksum") != _header_checksum(text, layout):
-        raise DamagedError(
-            f"'{path}' is damaged: its header does not match its checksum. {_INSTEAD}"
-        )

@@ -1,5 +1,6 @@
 """The leaves of what is saved, with their names, and their way to the host and back."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from .._optimizer.names import free_name
 from .._optimizer.optimizer import Optimizer
 from .._paths import dotted
 from .._types import Tracer
+from ._file import Unread
 
 NUMBERS = (bool, int, float, complex, str)
 """The Python types that are saved; a subclass, such as that of an enum, is not."""
@@ -54,6 +56,8 @@ def is_key(x: Any) -> bool:
 
 def kind(x: Any) -> str:
     """The dtype of an array by name; that of keys names their implementation."""
+    if isinstance(x, Unread):
+        return x.kind
     if not is_key(x):
         return x.dtype.name
     if isinstance(x, jax.ShapeDtypeStruct):
@@ -114,26 +118,24 @@ def words(x: Any) -> Any:
 # --- and back -------------------------------------------------------------------------------
 
 
-def from_host(words: np.ndarray, kind: str | None) -> Any:
-    """An array as it was before `to_host`."""
-    if kind is None or not kind.startswith("key<"):
-        return words
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=kind[4:-1])
-
-
 def placed(value: Any, like: Any) -> Any:
     """An array as the type of array that it replaces, on the devices where that is."""
+    is_fresh = isinstance(value, Unread)
+    if isinstance(value, Unread):
+        key = re.fullmatch("key<(.*)>", value.kind)
+        value = value.read()
+        if key:
+            value = jax.random.wrap_key_data(jnp.asarray(value), impl=key[1])
     if isinstance(like, np.generic):
         return np.asarray(value)[()]
     if isinstance(like, np.ndarray):
-        return np.array(value)
+        return value if is_fresh else np.array(value)
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return value
     if getattr(like, "weak_type", False) and value.shape == ():
         value = value.item()  # a Python number becomes an array with a weak type
-    if _has_devices(like):
-        return jax.device_put(value, like.sharding)
-    return jnp.asarray(value)
+    # On the CPU, JAX takes what was just read as it is, without a copy.
+    return jax.device_put(value, like.sharding if _has_devices(like) else None, may_alias=is_fresh)
 
 
 def _has_devices(like: Any) -> bool:

@@ -2,17 +2,18 @@
 
 import json
 import os
-from typing import Any
 
 from jaxtyping import PyTree
 
+from .._core.advice import advise_positions
 from . import _file
 from ._assemble import Loaded, Source, assemble
-from ._leaves import from_host
 from ._optimizers import Layout
 from ._save import given
+from ._saving import settle
 
 
+@advise_positions("Name the others: `sl.checkpoint.load(path, model=model, opt=opt)`.")
 def load(
     path: str | os.PathLike[str],
     *,
@@ -41,7 +42,8 @@ def load(
     ```
 
     The state of an optimizer whose chain has changed is matched by the rules of `opt.rebind`: a
-    transform that was wrapped, moved or chained with others keeps its state.
+    transform that was wrapped, moved or chained with others keeps its state. State that the program
+    stores in another codec or dtype than the file is converted.
 
     **Arguments:**
 
@@ -57,18 +59,25 @@ def load(
     was loaded, and what is missing, unexpected, reshaped or of another dtype.
 
     **Raises:** `sl.checkpoint.MismatchError`, with all differences, unless `strict=False`;
-    `sl.checkpoint.DamagedError` for a file that is truncated, changed or of another kind; `OSError`
-    if there is no file.
+    `sl.checkpoint.DamagedError` for a file that is truncated, changed or of another kind;
+    `sl.checkpoint.NewerVersionError` for one that only a newer version can read; `OSError` if there
+    is no file. A save to this path that is under way in the background is waited for, and if it
+    failed, its error is raised.
     """
     trees = given(model, opt, more)
-    contents = _file.read(path, lambda name: name.partition(".")[0] in trees)
-    items: dict[str, Any] = {
-        name: from_host(x, contents.dtypes.get(name)) for name, x in contents.arrays.items()
-    }
-    known = json.loads(contents.header["layouts"])
-    layouts = {place: Layout.from_json(layout) for place, layout in known.items()}
-    source = Source(f"The checkpoint '{path}'", items | contents.values, layouts)
-    return assemble(source, trees, strict, hyperparams)
+    settle(path)
+    with _file.File(path) as file:
+        arrays = {name: file.unread(name) for name in file.names if name.partition(".")[0] in trees}
+        where = f"The checkpoint '{path}'"
+        source = Source(where, arrays | file.values(), layouts(file))
+        return assemble(source, trees, strict, hyperparams)
+
+
+def layouts(file: _file.File) -> dict[str, Layout]:
+    """The layouts of the optimizers in a file, by path."""
+    with file.parsing():
+        known = json.loads(file.text["layouts"])
+        return {path: Layout.from_json(layout) for path, layout in known.items()}
 
 
 def header(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -79,8 +88,10 @@ def header(path: str | os.PathLike[str]) -> dict[str, str]:
     - `path`: the file.
 
     **Returns:** a dict of texts. Those of `versions`, `checksums`, `dtypes`, `values`, `trees` and
-    `layouts` are JSON.
+    `layouts` are JSON. `checksums` has the CRC-32 of each 4 MiB of every array.
 
     **Raises:** as `sl.checkpoint.load`.
     """
-    return _file.read(path, lambda name: False).header
+    settle(path)
+    with _file.File(path) as file:
+        return file.text | {"values": file.values_text()}

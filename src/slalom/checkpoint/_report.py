@@ -26,16 +26,28 @@ class Report:
     """What has another shape: that in the file and that in the program, whose value stays."""
     retyped: Mapping[str, tuple[str, str]]
     """What has another dtype or type: likewise."""
+    restarted: tuple[str, ...]
+    """State of the optimizer that would fit, but keeps the program's value, because other state of
+    the same parameter does not fit: means of different ages would be far too large or too small."""
+    recoded: tuple[str, ...]
+    """State of the optimizer that was loaded, and is in another codec or dtype than in the file."""
     hyperparams: Mapping[str, tuple[str, str]]
     """Hyperparameters with another value: likewise. Empty with `hyperparams="file"`."""
 
     @property
     def fits(self) -> bool:
-        """Whether the checkpoint has what the program has, up to values of hyperparameters."""
+        """Whether the checkpoint has what the program has, up to values of hyperparameters, and
+        codecs and dtypes of state."""
         return not (self.missing or self.unexpected or self.reshaped or self.retyped)
 
     def __repr__(self) -> str:
-        return "\n".join(_line(f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        names = [f.name for f in dataclasses.fields(self)]
+        found = {name: getattr(self, name) for name in names}
+        return "\n".join(
+            _line(name, found[name])
+            for name in names
+            if found[name] or name not in ("restarted", "recoded")
+        )
 
 
 def _line(field: str, found: tuple[str, ...] | Mapping[str, tuple[str, str]]) -> str:
@@ -50,14 +62,13 @@ def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
     ]
 
 
-def mismatch(report: Report, where: str, recoded: bool) -> str:
+def mismatch(report: Report, where: str) -> str:
     """The message for a checkpoint that does not fit.
 
     **Arguments:**
 
     - `report`: the differences.
     - `where`: the checkpoint, at the start of a sentence.
-    - `recoded`: whether the state of an optimizer rests in other codecs.
     """
     lines = {
         "only in the program": list(report.missing),
@@ -66,12 +77,6 @@ def mismatch(report: Report, where: str, recoded: bool) -> str:
         "other dtypes": differences(report.retyped),
     }
     text = "".join(f"\n  {what}: {listed(items, 8)}" for what, items in lines.items() if items)
-    if recoded:
-        text += (
-            "\nThe optimizer in the file stores its state in another way. Load it into an "
-            "optimizer that stores it as the file does, then call "
-            "`opt, report = opt.rebind(model, tx=tx)` with this program's `tx`."
-        )
     return (
         f"{where} does not fit this program:{text}\nPass the same model and optimizer as when it "
         "was saved, or `strict=False` to load what fits and keep the program's values for the rest."

@@ -9,9 +9,11 @@ from jaxtyping import PyTree
 
 from .._core.messages import warn
 from .._optimizer.optimizer import Optimizer
-from . import _file
 from ._assemble import Loaded
-from ._load import load
+from ._file import File
+from ._format import DamagedError, NewerVersionError
+from ._load import layouts, load
+from ._replace import remove_leftovers
 from ._save import given, start
 from ._saving import Saving, settle
 
@@ -77,7 +79,8 @@ class Rolling:
         - `step`: its number. Defaults to the step count of `opt`.
         - `model`, `opt`, `more`: trees as for `sl.checkpoint.save`.
 
-        **Returns:** a `Saving`.
+        **Returns:** a `Saving`. Before an older file is removed, the new one is read again and
+        compared with its checksums.
         """
         trees = given(model, opt, more)
         if step is None:
@@ -92,24 +95,28 @@ class Rolling:
         path = self.directory / f"step-{step:08d}.safetensors"
 
         def prune() -> None:
-            _file.remove_leftovers(self.directory, _NAME.fullmatch)
+            remove_leftovers(self.directory, _NAME.fullmatch)
             files = self._files()
-            for n in [n for n in sorted(files) if n <= step][: -self.keep]:
+            old = [n for n in sorted(files) if n <= step][: -self.keep]
+            if old:
+                # What the disk holds, before an older file goes.
+                _check(path)
+            for n in old:
                 files[n].unlink(missing_ok=True)
 
         return start(path, trees, self.background, prune)
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint. Warns of damaged ones.
+        """The newest whole checkpoint. Warns of files that cannot be read.
 
         **Returns:** its path, or `None` if there is no whole one.
         """
-        settle(self.directory)
+        settle(self.directory / "any")
         for path in self._newest_first():
             try:
-                _file.read(path)
-            except _file.DamagedError as error:
-                warn(f"{error} It is skipped.")
+                _check(path)
+            except _UNREADABLE as error:
+                _warn_of(error)
             else:
                 return path
         return None
@@ -123,7 +130,7 @@ class Rolling:
         hyperparams: str = "program",
         **more: PyTree,
     ) -> Loaded:
-        """Loads the newest whole checkpoint. Warns of damaged ones.
+        """Loads the newest whole checkpoint. Warns of files that cannot be read.
 
         **Arguments:**
 
@@ -131,15 +138,16 @@ class Rolling:
 
         **Returns:** a dict, as `sl.checkpoint.load`.
 
-        **Raises:** `FileNotFoundError` if there is no whole checkpoint.
+        **Raises:** `FileNotFoundError` if there is no whole checkpoint; `MismatchError` if the
+        newest one does not fit the program, as `sl.checkpoint.load`.
         """
-        settle(self.directory)
+        settle(self.directory / "any")
         trees = given(model, opt, more)
         for path in self._newest_first():
             try:
                 return load(path, strict=strict, hyperparams=hyperparams, **trees)
-            except _file.DamagedError as error:
-                warn(f"{error} It is skipped.")
+            except _UNREADABLE as error:
+                _warn_of(error)
         whole = "whole " if self.steps else ""
         raise FileNotFoundError(
             f"There is no {whole}checkpoint in '{self.directory}'. To start without one, ask "
@@ -157,6 +165,22 @@ class Rolling:
     def _newest_first(self) -> list[Path]:
         files = self._files()
         return [files[step] for step in sorted(files, reverse=True)]
+
+
+_UNREADABLE = (DamagedError, NewerVersionError, OSError)
+"""The errors of a file that this program cannot read, while it may be able to read an older one."""
+
+
+def _check(path: Path) -> None:
+    """Raises the error of a file that is no whole checkpoint."""
+    with File(path) as file:
+        layouts(file)
+        file.values()
+        file.check()
+
+
+def _warn_of(error: Exception) -> None:
+    warn(f"{error} It is skipped.")
 
 
 def _count(opt: PyTree) -> int:

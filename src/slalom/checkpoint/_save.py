@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxtyping import PyTree
 
 from .. import tree
+from .._core.advice import advise_positions
 from .._optimizer.compiled import check_readable
 from .._optimizer.optimizer import Optimizer
 from . import _file
@@ -23,6 +24,7 @@ _PACKAGE = __name__.partition(".")[0]
 _RESERVED = ("path", "background", "strict", "hyperparams")
 
 
+@advise_positions("Name the others: `sl.checkpoint.save(path, model=model, opt=opt)`.")
 def save(
     path: str | os.PathLike[str],
     *,
@@ -74,9 +76,15 @@ def given(model: PyTree, opt: PyTree, more: Mapping[str, PyTree]) -> dict[str, P
     """The trees that were passed, by keyword."""
     trees = {"model": model, "opt": opt, **more}
     trees = {name: x for name, x in trees.items() if x is not None}
-    for name in _RESERVED:
-        if name in trees:
+    for name in trees:
+        if name in _RESERVED:
             raise TypeError(f"'{name}' names an option. Choose another name for this tree.")
+        if not name or "." in name:
+            raise ValueError(
+                f"A tree cannot have the name {name!r}: names must not be empty, and must not have "
+                "dots, which join the parts of a path."
+            )
+        _file.check_name(name)
     if not trees:
         raise TypeError("There is nothing to save or load: pass `model=model, opt=opt`.")
     return trees
@@ -86,10 +94,9 @@ def start(
     path: Path, trees: Mapping[str, PyTree], background: bool, then: Callable[[], None]
 ) -> Saving:
     """Saves trees and then does something else, in the background or not."""
-    _file.need_safetensors()
     # Joined to the current directory now: it may be another one when the file is written.
     path = Path(os.path.abspath(path))
-    settle(path.parent)
+    settle(path)
     leaves, values, layouts = {}, {}, {}
     for root, given in trees.items():
         for place, node in nodes(root, given):
@@ -100,6 +107,8 @@ def start(
             if is_saved(root, leaf):
                 is_value = not (tree.is_array(leaf) or hasattr(leaf, "shape"))
                 (values if is_value else leaves)[name] = leaf
+    for name in (*leaves, *values):
+        _file.check_name(name)
     check_savable(leaves)
     arrays, dtypes = to_host(leaves, copy=background)
     header = _header(trees, layouts)

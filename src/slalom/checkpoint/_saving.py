@@ -1,6 +1,7 @@
 """Saves in the background, whose errors come to light."""
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -26,12 +27,18 @@ class Saving:
         self._work = work
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
         if not background:
             work()
             return
-        _unfinished[path.parent] = self
-        self._thread = threading.Thread(target=self._run, name=f"saving {path.name}")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=f"saving {path.name}")
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads, or the program is about to end
+            work()
+            return
+        self._thread = thread
+        _unfinished[_place(path)] = self
 
     def _run(self) -> None:
         try:
@@ -42,7 +49,11 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Whether the file is written, or writing it has failed."""
+        """Whether the file is written, or writing it has failed.
+
+        **Raises:** `RuntimeError` in a process that was forked since, which cannot know.
+        """
+        self._check_process()
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> Path:
@@ -50,33 +61,53 @@ class Saving:
 
         **Returns:** its path.
 
-        **Raises:** the error, if it could not be written.
+        **Raises:** the error, if it could not be written; `RuntimeError` in a process that was
+        forked since, which cannot know.
         """
+        self._check_process()
         if self._thread is not None:
             self._thread.join()
-        if _unfinished.get(self.path.parent) is self:
-            del _unfinished[self.path.parent]
+        if _unfinished.get(_place(self.path)) is self:
+            del _unfinished[_place(self.path)]
         if self._error is not None:
             raise self._error
         return self.path
 
+    def _check_process(self) -> None:
+        if self._thread is not None and os.getpid() != self._process:
+            raise RuntimeError(
+                f"'{self.path}' is being saved by the process {self._process}, of which this one "
+                "is a fork. Wait in that process, or before the fork."
+            )
+
     def __repr__(self) -> str:
-        state = "failed" if self._error else "done" if self.done else "under way"
+        if self._thread is not None and os.getpid() != self._process:
+            state = f"in process {self._process}"
+        else:
+            state = "failed" if self._error else "done" if self.done else "under way"
         return f"<saving '{self.path}': {state}>"
 
 
 _unfinished: dict[Path, Saving] = {}
-"""The last save of each directory in the background, until its result is known to the caller."""
+"""The last save to each directory in the background, until its result is known to the caller."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unfinished.clear)
 
 
-def settle(directory: Path) -> None:
-    """Waits for a save to this directory, and raises its error if nobody has seen it.
+def _place(path: str | os.PathLike[str]) -> Path:
+    """The directory of a file, whatever links lead to it."""
+    return Path(os.path.realpath(path)).parent
+
+
+def settle(path: str | os.PathLike[str]) -> None:
+    """Waits for a save to the directory of this file, and raises its error if nobody has seen it.
 
     Called before the next snapshot is made: at most one for each directory is in memory, and saves
-    end in their order.
+    end in their order. And before a file is read, which would be the old one otherwise.
     """
-    if directory in _unfinished:
-        _unfinished[directory].wait()
+    if (place := _place(path)) in _unfinished:
+        _unfinished[place].wait()
 
 
 @atexit.register

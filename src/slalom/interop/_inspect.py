@@ -36,7 +36,7 @@ def injected(update: Function) -> dict[str, float]:
     cells = _cells(update)
     if not _own_name(update).startswith("inject_hyperparams."):
         return {}
-    # Only the function that initialises the state knows the initial values.
+    # Only the function that initializes the state knows the initial values.
     return {k: x for k, x in cells.get("numeric_hps", {}).items() if _is_real(x)}
 
 

@@ -69,7 +69,7 @@ def adadelta(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdadelta`.
@@ -106,7 +106,7 @@ def madgrad(
     **Arguments:**
 
     - `learning_rate`: η, ≥ 0.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation. Defaults to
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization. Defaults to
         no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.

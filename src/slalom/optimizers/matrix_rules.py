@@ -6,7 +6,9 @@ from typing import Any
 from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
+from .._core.schedule import as_schedule
 from .._core.transform import AbstractTransform
+from .._types import is_function
 from ..transforms import (
     Ema,
     NormalizeColumns,
@@ -57,8 +59,9 @@ def muon(
     `where=~sl.where.path("head.**")` to train an output layer with AdamW, as the authors advise.
     `opt.describe(model)` shows which is which.
 
-    With the original scale η is much larger than for AdamW, such as 0.02, and
-    `adam_learning_rate` should be given. With `scale="match_rms_adamw"` both are equal.
+    With the original scale η is much larger than for AdamW, such as 0.02, so that AdamW gets
+    0.015·η by default, the ratio of 0.02 to 0.0003 in the original code. With
+    `scale="match_rms_adamw"` both rates are η.
 
     Differs from Optax: weights of Equinox's layers are outputs × inputs, so s is √(outputs /
     inputs) of the right numbers; convolutions and stacks of layers are matrices too; the momentum
@@ -77,7 +80,8 @@ def muon(
         `coefficients`, `steps` and so on in `Orthogonalize`. Optax's `consistent_rms=0.2` is
         `scale="match_rms_adamw"`.
     - `where`: which matrices are trained with Muon. Defaults to all.
-    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
+        `scale="match_rms_adamw"`, and to 0.015·η otherwise.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
@@ -85,8 +89,8 @@ def muon(
     `ScaleByLearningRate`, and of AdamW.
 
     ```python
-    >>> sl.muon(0.02, adam_learning_rate=1e-3)
-    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)).partition(
+    >>> sl.muon(0.02)
+    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.0003)).partition(
         {
             sl.where.matrix(): (
                 sl.Trace(0.95, nesterov=True)
@@ -117,9 +121,10 @@ def muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    default = _default_adam_rate(learning_rate, scale)
     return maximized_if(
         maximize,
-        with_adam_elsewhere(rule, "muon", chosen(where, layout), learning_rate, *adam_numbers),
+        with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers),
     )
 
 
@@ -181,10 +186,19 @@ def norm_muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    default = _default_adam_rate(learning_rate, scale)
     return maximized_if(
         maximize,
-        with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), learning_rate, *adam_numbers),
+        with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers),
     )
+
+
+def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
+    """The learning rate of AdamW beside Muon, if the user gives none."""
+    if scale == "match_rms_adamw":
+        return learning_rate
+    rate = as_schedule(learning_rate) if is_function(learning_rate) else learning_rate
+    return 0.015 * rate
 
 
 @advise_keywords

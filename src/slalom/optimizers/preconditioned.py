@@ -7,7 +7,6 @@ from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import (
-    ClipByBlockRms,
     Ema,
     ScaleByKron,
     ScaleByLearningRate,
@@ -135,16 +134,15 @@ def kron(
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which of the matrices decay. Defaults to all.
     - `mu_dtype`: the dtype of the mean of gradients.
-    - `clip`: the largest root mean square of the update of a matrix, ≥ 0.
-    - `update_probability`, `preconditioner_lr`, `preconditioner_init_scale`, `max_size`, `key`,
-        `layout`: as in `ScaleByKron`.
+    - `update_probability`, `preconditioner_lr`, `preconditioner_init_scale`, `max_size`, `clip`,
+        `key`, `layout`: as in `ScaleByKron`.
     - `where`: which matrices are trained with Kron. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
-    **Returns:** a partition of the chain of `Ema`, `ScaleByKron`, `ClipByBlockRms`,
-    `AddDecayedWeights` and `ScaleByLearningRate`, and of AdamW.
+    **Returns:** a partition of the chain of `Ema`, `ScaleByKron`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
 
     ??? cite "Li, [Preconditioned Stochastic Gradient
         Descent](https://arxiv.org/abs/1512.04202), 2015; Pooladzandi & Li, [Curvature-Informed SGD
@@ -158,9 +156,9 @@ def kron(
             preconditioner_init_scale,
             max_size,
             key,
+            clip=clip,
             layout=layout,
         ),
-        ClipByBlockRms(clip),
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )

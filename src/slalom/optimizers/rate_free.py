@@ -39,7 +39,7 @@ def prodigy(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Prodigy: AdamW whose learning rate grows to the distance travelled.
+    """Prodigy: AdamW whose learning rate grows to the distance traveled.
 
     p ↦ p − γ·d·(m / (√v + d·ε) + λ·p), where d is an estimate of the distance to the solution.
 
@@ -139,7 +139,7 @@ def dog(
     init_step_type: str = "heuristic",
     maximize: bool = False,
 ) -> AbstractTransform:
-    """DoG: p ↦ p − η·r / √(G + ε)·g, with the distance r travelled and the sum G of ‖g‖².
+    """DoG: p ↦ p − η·r / √(G + ε)·g, with the distance r traveled and the sum G of ‖g‖².
 
     With weight decay, g is the gradient plus λ·p. The authors recommend evaluating an average of
     the parameters: `sl.dog().average()`.

@@ -6,6 +6,7 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter, check_step
 from .._core.transform import AbstractTransform
+from .._types import is_function
 from ..schedules import warmup_constant
 from ..transforms import ScaleByLearningRate, ScaleByRms
 from ..where.resolve import WhereLike
@@ -137,7 +138,7 @@ def _with_warmup(learning_rate: Any, warmup_steps: int | None) -> Any:
     if warmup_steps is None:
         return learning_rate
     length: int = check_step("warmup_steps", warmup_steps, "[1, inf)")
-    if callable(learning_rate):
+    if is_function(learning_rate):
         raise TypeError(
             f"`learning_rate` is the schedule {learning_rate!r}, so `warmup_steps` has nothing to "
             "warm up to. Let the schedule begin with the warm-up, and remove `warmup_steps`."

@@ -1,0 +1,155 @@
+"""Replaces a file as a whole: a process killed at any moment leaves the old file or the new one."""
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+try:
+    import fcntl
+except ImportError:  # Windows removes and renames no open file, so it needs no lock
+    fcntl = None
+
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
+"""The names of temporary files, with the name of the file that each would become, which may be
+shortened."""
+_LONGEST = 255
+"""The number of bytes that the name of a file may have."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of the one at `path` once it is whole and on the disk."""
+    path = Path(os.path.realpath(path))  # a link keeps its place
+    temporary, in_place = None, False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        own = _shortened(path.name)
+        remove_leftovers(path.parent, lambda name: name == own)
+        temporary, file = _open_temporary(path)
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if fcntl is None:
+                file.close()
+            # Under the lock, so that no other process takes it for a leftover.
+            os.replace(temporary, path)
+            in_place = True
+        _sync(path.parent)
+    except BaseException as error:
+        if temporary is not None and not in_place:
+            with suppress(OSError):
+                temporary.unlink()
+        if isinstance(error, OSError):
+            _raise_unwritable(path, error, in_place)
+        raise
+
+
+def _shortened(name: str) -> str:
+    """The start of a file's name that fits into that of a temporary file."""
+    name_bytes, room = os.fsencode(name), _LONGEST - len("..12345678.partial")
+    return name if len(name_bytes) <= room else name_bytes[:room].decode(errors="ignore")
+
+
+def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
+    """A new file next to `path`, locked for as long as it is open."""
+    while True:
+        name = f".{_shortened(path.name)}.{secrets.token_hex(4)}.partial"
+        temporary = path.parent / name
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        file = os.fdopen(number, "wb")
+        try:
+            if _lock(number) and os.fstat(number).st_nlink:
+                return temporary, file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # another process took it for a leftover before it was locked
+
+
+def _lock(number: int) -> bool:
+    """Locks an open file until it is closed or its process ends. False if another one has it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True
+
+
+def remove_leftovers(directory: Path, of: Callable[[str], Any]) -> None:
+    """Removes temporary files whose processes have ended.
+
+    **Arguments:**
+
+    - `directory`: where they are.
+    - `of`: whether to remove those of the file with this name.
+    """
+    for leftover in directory.iterdir() if directory.is_dir() else ():
+        ours = _TEMPORARY.fullmatch(leftover.name)
+        if not (ours and of(ours[1])):
+            continue
+        with suppress(OSError):
+            number = os.open(leftover, os.O_WRONLY)
+            try:
+                if _lock(number):
+                    leftover.unlink()
+            finally:
+                os.close(number)
+
+
+def _sync(directory: Path) -> None:
+    """Makes the new name of a file last through a loss of power, where the system can."""
+    if os.name != "posix":
+        return
+    # Not every directory may be opened, and not every network file system can sync one.
+    unable = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+    try:
+        number = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        if error.errno not in unable:
+            raise
+
+
+def _raise_unwritable(path: Path, error: OSError, in_place: bool) -> NoReturn:
+    """Says which file could not be written, why, and what to do."""
+    reason = error.strerror or str(error)
+    if in_place:
+        raise OSError(
+            error.errno,
+            f"The checkpoint '{path}' is written and in place, but the directory could not be "
+            f"synced ({reason}), so it may not outlast a loss of power. Save again",
+        ) from error
+    kept = " The old file is intact." if path.is_file() else ""
+    file = next((p for p in path.parents if os.path.isfile(p)), None)
+    number = error.errno if file is None else errno.ENOTDIR
+    if file is not None:
+        why = f"'{file}' is a file, not a directory. Choose another path"
+    elif isinstance(error, IsADirectoryError):
+        why = "it is a directory. Add the name of a file, or use `sl.checkpoint.Rolling`"
+    elif isinstance(error, PermissionError):
+        why = f"this user may not write in '{path.parent}'. Choose another directory"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        why = "the disk is full. Free some space and save again"
+    elif error.errno == errno.EFBIG:
+        why = "the file would exceed the size limit of this process (`ulimit -f`)"
+    elif error.errno == errno.ENAMETOOLONG:
+        why = f"its name has {len(os.fsencode(path.name))} bytes, which is too long. Shorten it"
+    else:
+        why = reason
+    message = f"The checkpoint '{path}' cannot be written: {why}.{kept}"
+    raise OSError(number, message) from error

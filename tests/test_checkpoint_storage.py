@@ -1,0 +1,132 @@
+"""Optimizer state that the program stores in another way than the file does."""
+
+import json
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, slow_except
+from slalom.checkpoint._optimizers import Layout
+from table import EVERYTHING, everyday
+
+PARAMS = {"w": jnp.linspace(-1, 1, 8192).reshape(64, 128), "b": jnp.ones(5)}
+GRADS = jax.tree.map(lambda p: jnp.sin(9 * p), PARAMS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.safetensors"
+
+
+def saved(path, tx, params=PARAMS):
+    grads = jax.tree.map(lambda p: jnp.sin(9 * p), params)
+    _, opt = sl.Optimizer(tx, params).step(params, grads)
+    sl.checkpoint.save(path, opt=opt)
+    return opt
+
+
+class halves(sl.codecs.AbstractCodec):
+    """A codec that Slalom does not have."""
+
+    def encode(self, x, spec, bits=None):
+        return {"codes": x.astype(jnp.float16)}
+
+    def decode(self, arrays, spec):
+        return arrays["codes"].astype(spec.dtype)
+
+
+STORED = {
+    "plain": lambda tx: tx,
+    "int8": lambda tx: tx.store("int8"),
+    "dynamic8 and int4": lambda tx: tx.store({"nu": "dynamic8", "mu": "int4"}),
+    "float8": lambda tx: tx.store("float8_e4m3fn"),
+    "bfloat16": lambda tx: tx.store("bfloat16"),
+    "mine": lambda tx: tx.store({"mu": halves()}),
+}
+PAIRS = [(a, b) for a in STORED for b in STORED if a != b and a != "mine"]
+
+
+@pytest.mark.parametrize("pair", slow_except(PAIRS, ("plain", "int8"), ("int8", "plain")), ids=repr)
+@pytest.mark.parametrize("complex", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_load_into_another_storage_is_what_rebind_makes(pair, complex, path):
+    w = PARAMS["w"]
+    params = {"w": jax.lax.complex(w, 2 * w) if complex else w, "b": PARAMS["b"]}
+    before, after = (STORED[name](sl.adam(0.1)) for name in pair)
+    opt = saved(path, before, params)
+    expected, report = opt.rebind(params, tx=after)
+    loaded = sl.checkpoint.load(path, opt=sl.Optimizer(after, params))
+    assert_same_bits(loaded["opt"], expected)
+    assert {*loaded.report.recoded} == {f"opt.{name}" for name in report.recoded} != set()
+    assert loaded.report.fits
+    assert "recoded:" in repr(loaded.report)
+    abstract = eqx.filter_eval_shape(lambda: sl.Optimizer(after, params))
+    assert_same_bits(sl.checkpoint.load(path, opt=abstract)["opt"], expected)
+
+
+@pytest.mark.parametrize("outer", [lambda tx: tx.every_k(2), lambda tx: tx.average(0.9)])
+def test_storage_changes_together_with_a_wrapper(outer, path):
+    opt = saved(path, sl.adam(0.1))
+    tx = outer(sl.adam(0.1).store("int8"))
+    loaded = sl.checkpoint.load(path, opt=sl.Optimizer(tx, PARAMS), strict=False)
+    expected, _ = opt.rebind(PARAMS, tx=tx)
+    assert_same_bits(loaded["opt"], expected)
+
+
+def test_codes_of_a_codec_that_the_program_does_not_have_are_named(path):
+    saved(path, sl.lion(0.1).store({"mu": halves()}))
+    name = "opt.stored.scale_by_lion.mu.w.codes is halves() in the file and sl.codecs.int8() here"
+    with pytest.raises(sl.checkpoint.MismatchError, match=re.escape(f"other dtypes: {name}\n")):
+        sl.checkpoint.load(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), PARAMS))
+    # Its own optimizer has it.
+    tx = sl.lion(0.1).store({"mu": halves()})
+    assert sl.checkpoint.load(path, opt=sl.Optimizer(tx, PARAMS)).report.fits
+
+
+def test_encoded_state_of_another_shape_is_reported_once(path):
+    saved(path, sl.lion(0.1).store("int8"))
+    params = {"w": jnp.ones((128, 64)), "b": jnp.ones(5)}
+    for tx in (sl.lion(0.1).store("int8"), sl.lion(0.1).store("int4"), sl.lion(0.1)):
+        loaded = sl.checkpoint.load(path, opt=sl.Optimizer(tx, params), strict=False)
+        report = loaded.report
+        assert [*report.reshaped.values()] == [("(64, 128)", "(128, 64)")]
+        assert [*report.missing, *report.unexpected, *report.retyped] == []
+
+
+def test_state_that_starts_anew_with_another_is_no_difference_of_its_own(path):
+    saved(path, sl.adam(0.1))
+    params = {"w": jnp.ones((2, 3)), "b": jnp.ones(6)}
+    with pytest.raises(sl.checkpoint.MismatchError) as caught:
+        sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), params))
+    assert "only in" not in str(caught.value)
+    loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), params), strict=False)
+    assert loaded.report.restarted == ("opt.scale_by_adam.age",)
+    assert len(loaded.report.reshaped) == 4
+    lines = repr(loaded.report).splitlines()
+    assert "restarted:   opt.scale_by_adam.age" in lines
+
+
+# --- the same optimizer ---------------------------------------------------------------------
+
+
+def test_an_optimizer_whose_paths_collide_loads_into_itself(path):
+    params = {"a": {"b": jnp.ones(2)}, "a.b": jnp.zeros(2)}
+    _, opt = sl.Optimizer(sl.adam(0.1), params).step(params, params)
+    sl.checkpoint.save(path, model=params, opt=opt)
+    like = jax.tree.map(jnp.zeros_like, params)
+    loaded = sl.checkpoint.load(path, model=like, opt=sl.Optimizer(sl.adam(0.1), like))
+    assert loaded.report.fits
+    assert_same_bits((loaded["model"], loaded["opt"]), (params, opt))
+
+
+@pytest.mark.parametrize("name", everyday(list(EVERYTHING)))
+def test_a_layout_survives_its_json(name):
+    params = {"a": {"w": jnp.ones((2, 3))}, "b": jnp.ones(2)}
+    opt = eqx.filter_eval_shape(lambda: sl.Optimizer(EVERYTHING[name], params))
+    layout = Layout.of(opt)
+    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    names = [name for leaf in (*layout.rules, *layout.state) for name in leaf.arrays]
+    assert sorted([*names, "count"]) == sorted(opt.binding.names)

@@ -14,6 +14,7 @@ from .._compile.program import Packed, pack, unpack
 from .._core.chain import first_link
 from .._core.context import Context
 from .._core.loss_scale import loss_scale
+from .._core.messages import warn
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -62,6 +63,12 @@ def training_step(
             kwargs=arguments["kwargs"],
             scale=loss_scale(opt.transform, opt.state),
         )
+        if options.compute_dtype == "float16" and batch_loss.scale is None:
+            warn(
+                "The loss is computed in float16, and nothing scales it: gradients below 6e-8 "
+                'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
+                "scale."
+            )
         if first_link(opt.transform).per_example:
             gradient = _per_example_gradient(batch_loss, opt)
         elif options.reuse_linesearch:

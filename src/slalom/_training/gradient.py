@@ -159,9 +159,10 @@ class BatchLoss(NamedTuple):
         if self.options.microbatches is None:
             means, packed = function((self.args, self.kwargs))
             return means, unpack(packed)
-        batch = self.divided("microbatches")
-        number, has_weight = self.options.microbatches, self.options.has_weight
-        return scan_microbatches(function, like, batch, number, has_weight)
+        batch, number = self.divided("microbatches"), self.options.microbatches
+        if number == "split":
+            batch, number = batch._replace(is_split=True), batch.size
+        return scan_microbatches(function, like, batch, number, self.options.has_weight)
 
     def value(self, model: PyTree) -> Scalar:
         """The loss of another model on the same batch."""
@@ -301,6 +302,11 @@ def _check_per_example(options: Options, link: AbstractTransform) -> None:
         raise TypeError(
             f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
+        )
+    if options.microbatches == "split":
+        raise ValueError(
+            "The first link uses per-example gradients, and takes the batch as a whole. Join its "
+            "first two axes, and pass their number: `microbatches=n`."
         )
     for name, reason in NOT_PER_EXAMPLE.items():
         if getattr(options, name):

@@ -32,7 +32,7 @@ def train_step(
     has_aux: Literal[False] = False,
     has_weight: Literal[False] = False,
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -46,7 +46,7 @@ def train_step(
     has_aux: Literal[True],
     has_weight: Literal[False] = False,
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -60,7 +60,7 @@ def train_step(
     has_aux: Literal[False] = False,
     has_weight: Literal[True],
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -74,7 +74,7 @@ def train_step(
     has_aux: Literal[True],
     has_weight: Literal[True],
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -87,7 +87,7 @@ def train_step(
     has_aux: Literal[False] = False,
     has_weight: Literal[False] = False,
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -100,7 +100,7 @@ def train_step(
     has_aux: Literal[True],
     has_weight: Literal[False] = False,
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -113,7 +113,7 @@ def train_step(
     has_aux: Literal[False] = False,
     has_weight: Literal[True],
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -126,7 +126,7 @@ def train_step(
     has_aux: Literal[True],
     has_weight: Literal[True],
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -140,7 +140,7 @@ def train_step(
     has_aux: bool = False,
     has_weight: bool = False,
     donate: Donate = "opt",
-    microbatches: int | None = None,
+    microbatches: int | Literal["split"] | None = None,
     batch_args: BatchArgs = None,
     reuse_linesearch: bool = False,
     transform_grads: TransformGrads = None,
@@ -244,7 +244,8 @@ def train_step(
         parameters too, so that the model cannot be used again either. `False`: none. Frozen leaves,
         hyperparameters, keys and the batch are never donated.
     - `microbatches`: the number of parts in which the batch is differentiated, an int ≥ 1 that
-        divides the number of examples.
+        divides the number of examples. `"split"`: the batch comes split, and every array in it has
+        the parts along its leading axis and the examples along its second one.
     - `batch_args`: the arguments that contain the batch, by name or by position after `opt`. Every
         array in them has the examples along its leading axis. Defaults to all arguments.
     - `reuse_linesearch`: whether to reuse the loss and gradient that the line search at the end of

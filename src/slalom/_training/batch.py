@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     - `roles`: the role of each leaf.
     - `sizes`: the numbers of examples: one, or several if the blocks of a loss differ. Of a batch
         that is split already, the number of its parts.
-    - `is_split`: whether it comes split: the leading axis counts parts, and the second one examples.
+    - `is_split`: whether it comes split, with parts along the leading axis of each array.
     """
 
     leaves: list[Any]

@@ -46,6 +46,8 @@ _kinds: dict[type, int] = {}
 DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
 can no longer be used ({paths}). Use the results of that call:
     model, opt, loss = step(model, opt, ...)
+or, if Ctrl-C interrupted it,
+    model, opt, loss = step.interrupted
 or disable donation, which needs memory for a copy:
     step = sl.train_step(loss_fn, donate={keeps_it})"""
 

@@ -14,7 +14,7 @@ def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
     entries = [entry for entry in report["steps"] if entry["shape"] == shape][::-1]
     figure = Figure(figsize=(8, 0.45 * len(entries) + 1.6), layout="constrained")
     axes = figure.subplots()
-    labelled = set()
+    labeled = set()
     for i, entry in enumerate(entries):
         height = 0.8 / len(entry["ratios"])
         for j, (who, ratio) in enumerate(entry["ratios"].items()):
@@ -26,12 +26,12 @@ def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
                 height,
                 left=1,
                 color=COLOURS[who],
-                label=None if who in labelled else who,
+                label=None if who in labeled else who,
                 xerr=[[middle - ratio["low"]], [ratio["high"] - middle]],
                 error_kw={"elinewidth": 0.8},
             )
             axes.text(ratio["high"] * 1.02, at, f" {middle:.2g}", va="center", fontsize=7)
-            labelled.add(who)
+            labeled.add(who)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_xticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])

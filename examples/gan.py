@@ -102,9 +102,9 @@ def draw(generator, count, key):
 
 def judge(images, labels, others):
     """The mean distance of other images to the nearest training image, and their digits."""
-    neighbours = KNeighborsClassifier(1).fit(images, labels)
-    distances, _ = neighbours.kneighbors(others)
-    return distances.mean(), np.bincount(neighbours.predict(others), minlength=10)
+    neighbors = KNeighborsClassifier(1).fit(images, labels)
+    distances, _ = neighbors.kneighbors(others)
+    return distances.mean(), np.bincount(neighbors.predict(others), minlength=10)
 
 
 def plot(images, drawn, losses, path):

@@ -1,4 +1,4 @@
-"""Learns an initialisation and an optimizer from which three steps learn a sine, in a minute.
+"""Learns an initialization and an optimizer from which three steps learn a sine, in a minute.
 
     pip install -e ".[examples]" && python examples/meta_learning.py
 

@@ -74,7 +74,7 @@ def solve_all(field, starts, times):
 
 
 def draw_starts(rng, count):
-    """Points on a ring around the centre of the spiral."""
+    """Points on a ring around the center of the spiral."""
     angle, radius = rng.uniform(0, 2 * np.pi, count), rng.uniform(0.5, 1.25, count)
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
 

@@ -73,10 +73,12 @@ NOT_TYPECHECKED = {
     "test_projections",
     "test_reset_and_rebind",
     "test_resume",
+    "test_scan",
     "test_schedule_clock",
     "test_schedules",
     "test_shard_state",
     "test_sizes",
+    "test_spikes",
     "test_split_complex",
     "test_sweep",
 }

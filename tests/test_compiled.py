@@ -48,7 +48,7 @@ LEAN = {
     "adafactor, whole": sl.adafactor(1e-3, factored=False),
     "block rms": sl.ClipByBlockRms(1.0) | sl.adamw(1e-3),
     "distance": sl.ScaleByDistanceOverGradients(1e-2) | sl.Scale(-1.0),
-    "normalised": sl.NormalizeByUpdateNorm() | sl.adamw(1e-3),
+    "normalized": sl.NormalizeByUpdateNorm() | sl.adamw(1e-3),
     "fromage": sl.fromage(1e-3),
     "schedule-free": sl.schedule_free_sgd(1e-3, weight_decay=0.1),
     "decay on some": sl.adamw(1e-3, decay_where=first),
@@ -122,7 +122,7 @@ def test_no_array_is_written_twice(name):
 
 
 # A norm whose sum of squares overflows or underflows is computed once more.
-CONDITIONAL_NORMS = {"normalised": 1, "fromage": 2}
+CONDITIONAL_NORMS = {"normalized": 1, "fromage": 2}
 
 
 @pytest.mark.parametrize("name", slow_except(LEAN, *QUICK))

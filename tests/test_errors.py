@@ -14,10 +14,12 @@ import pytest
 import slalom as sl
 from refusals import (
     core,
+    curvature,
     gradients,
     hyperparameters,
     keywords,
     masks,
+    mistakes,
     models,
     names,
     storing,
@@ -29,10 +31,12 @@ from refusals._table import CASES, bound, params
 
 TOPICS = (
     core,
+    curvature,
     gradients,
     hyperparameters,
     keywords,
     masks,
+    mistakes,
     models,
     names,
     storing,

@@ -30,6 +30,7 @@ LAYERS = [
     "codecs",
     "schedules",
     "projections",
+    "losses",
     "transforms",
     "wrappers",
     "optimizers",

@@ -1,5 +1,7 @@
 """`sl.interop.from_optax`: the same bits as Optax, with what Slalom offers around it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -228,6 +230,26 @@ def test_undeclared_extra_arguments_are_refused_and_declared_ones_passed():
         opt.update(params, ones)
 
 
+def test_masks_and_partitions_cut_extra_arguments_like_the_parameters():
+    def update(updates, state, params=None, *, scales, **extra_args):
+        del params, extra_args
+        return jax.tree.map(jnp.multiply, updates, scales), state
+
+    gt = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    scales = jax.tree.map(lambda p: jnp.full_like(p, 3.0), params)
+    is_matrix = sl.where.ndim(min=2)
+    for tx in (
+        from_optax(gt),
+        from_optax(gt).only(is_matrix),
+        from_optax(gt).partition({is_matrix: from_optax(gt)}),
+        (from_optax(gt) | sl.Scale(1.0)).mask(is_matrix),
+    ):
+        updates, _ = sl.Optimizer(tx, params).update(params, ones, per_param={"scales": scales})
+        np.testing.assert_array_equal(updates["w"], 3 * ones["w"])
+    with pytest.raises(TypeError, match="needs 'scales'"):
+        sl.Optimizer(from_optax(gt), params).update(params, ones)
+
+
 # --- hyperparameters ------------------------------------------------------------------------
 
 
@@ -372,6 +394,33 @@ def test_it_prints_the_names_of_what_it_wraps():
     assert repr(from_optax(optax.MultiSteps(optax.scale(2.0), 2))) == (
         "sl.interop.from_optax(<MultiSteps(scale)>)"
     )
+
+
+def test_any_callable_is_an_update():
+    def update(factor, updates, state, params=None, *, value, other):
+        del params
+        return jax.tree.map(lambda u: factor * value * other * u, updates), state
+
+    class Update:
+        def __call__(self, updates, state, params=None):
+            del params
+            return jax.tree.map(lambda u: 6 * u, updates), state
+
+    partial = functools.partial(update, 2.0, other=1.0)
+    gt = optax.GradientTransformationExtraArgs(optax.init_empty_state, partial)
+    chained = optax.chain(gt, optax.scale(1.0))
+    simple = optax.GradientTransformation(optax.init_empty_state, Update())
+    # Optax's closures go by the function that made them, here this test.
+    for given, name, needs in (
+        (gt, "test_any_callable_is_an_update", ("value",)),
+        (chained, "chain(test_any_callable_is_an_update, scale)", ("value",)),
+        (simple, "test_any_callable_is_an_update", ()),
+    ):
+        tx = from_optax(given)
+        assert repr(tx) == f"sl.interop.from_optax(<{name}>)"
+        assert tx.needs == needs
+        updates, _ = sl.Optimizer(tx, params).update(params, ones, value=jnp.asarray(3.0))
+        assert_same_bits(updates, jax.tree.map(lambda g: 6 * g, ones))
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,36 @@ def test_optax_maps_the_parameters_of_the_state():
     assert set(jax.tree.leaves((state.transform, state.count))) == {"other"}
 
 
+@pytest.mark.parametrize("name", slow_except(EVERYTHING, "Partition", "Flatten", "adamw"))
+def test_optax_maps_what_slalom_maps(name):
+    if name == "Monitor":
+        pytest.skip("it measures a list of leaves, which no tree without leaves shows")
+    tx = to_optax(EVERYTHING[name])
+    state = tx.init(params)
+    mapped = optax.tree.map_params(tx, lambda _: "param", state)
+    assert jax.tree.structure(mapped) == jax.tree.structure(state)
+    expected = sl.map_params(lambda _: "param", state)
+    ours, theirs = (
+        [x == "param" for x in jax.tree.leaves(tree) if not isinstance(x, jax.Array)]
+        for tree in (expected, mapped)
+    )
+    assert sum(ours) == sum(theirs)
+
+
+def test_optax_maps_the_parameters_of_groups_and_of_large_leaves():
+    large = {"w": jnp.ones((100, 100)), "b": jnp.ones(3), "c": jnp.ones(4)}
+    names = jax.tree.map(lambda _: "param", large)
+    tx = to_optax(sl.adam(0.1).partition({sl.where.path("w"): sl.sgd(0.1, momentum=0.9)}))
+    state = optax.tree.map_params(
+        tx, lambda _, name: name, tx.init(large), names, is_leaf=lambda x: x is None
+    )
+    assert jax.tree.leaves(state.inner_state.groups[0]) == ["param"] * 3
+    tx = to_optax(sl.adam(0.1).flatten())
+    state = optax.tree.map_params(tx, jnp.zeros_like, tx.init(large))
+    assert state.inner_state.inner[0].mu.together["float32"].shape == (7,)
+    assert state.inner_state.inner[0].mu.apart["w"].shape == (100, 100)
+
+
 def test_a_sweep_and_donation():
     tx = to_optax(sl.adam(0.1))
 
@@ -435,9 +465,23 @@ def test_what_is_no_transform_is_refused(unchecked):
         to_optax(sl.adam)
 
 
+def test_masked_links_are_links_of_optax_s_chains_too():
+    first, second = sl.adam(0.1).mask(matrices), sl.sgd(0.1).mask(~matrices)
+    tx = optax.chain(to_optax(first), to_optax(second))
+    with pytest.warns(UserWarning, match=r"Raw gradients .* `sl.interop.to_optax\(first \| second"):
+        state = tx.init(params)
+    updates, _ = tx.update(ones, state, params)
+    together = to_optax(first | second)
+    expected, _ = together.update(ones, together.init(params), params)
+    assert_same_bits(updates, expected)
+
+
+def test_hyperparameters_have_the_dtype_that_is_asked_for():
+    state = to_optax(sl.sgd(0.1), hyperparam_dtype="bfloat16").init(params)
+    assert sl.interop.hyperparams(state)["learning_rate"].dtype == jnp.bfloat16
+
+
 def test_what_an_optimizer_refuses_is_refused():
-    with pytest.raises(ValueError, match=r"use `.only\(where\)`"):
-        to_optax(sl.adam(0.1).mask(matrices)).init(params)
     with pytest.raises(ValueError, match="There is nothing to train"):
         to_optax(sl.adam(0.1)).init({"w": 1.0})
     tx = to_optax(sl.adam(0.1))

@@ -1,5 +1,6 @@
 """Rules that must know outputs from inputs: Equinox's layers, stacks of them, and plain arrays."""
 
+import inspect
 import math
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import pytest
 
 import slalom as sl
 from helpers import gradients, lenient, params_of, slow_except
+from slalom._core.walk import transforms
 from slalom._paths import leaf_paths
 from slalom.where.layout import as_layout, layouts
 
@@ -356,6 +358,29 @@ def test_a_stack_is_a_batch_of_matrices():
     np.testing.assert_array_equal(layouts(stack)[0].matrix.read(stack.weight), stack.weight)
 
 
+RULES_WITH_LAYOUT = {
+    name: public
+    for name, public in vars(sl).items()
+    if callable(public)
+    and "layout" in inspect.signature(public).parameters
+    and name != "mup"  # it takes a model, and builds no module with the layout
+}
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_LAYOUT.values(), ids=RULES_WITH_LAYOUT)
+def test_a_layout_may_have_several_selectors(rule):
+    numbers = {
+        p.name: 0.1
+        for p in inspect.signature(rule).parameters.values()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    }
+    w1, w2, rest = sl.where.path("w1"), sl.where.path("w2") | sl.where.regex("v"), sl.where.ndim(2)
+    tx = rule(**numbers, layout={w1: "io", w2: "oi", rest: "io"})
+    found = [getattr(part.module, "layout", None) for part in transforms(tx)]
+    first = next(layout for layout in found if layout is not None)
+    assert first.cases == ((w1, "io"), (w2, "oi"), (rest, "io"))
+
+
 def test_a_layout_prints_and_compares_as_data():
     tx = sl.UnitwiseClip(1.0, layout={sl.where.path("w"): "(3o)i"})
     assert repr(tx) == "sl.UnitwiseClip(1.0, layout={sl.where.path('w'): '(3o)i'})"
@@ -374,12 +399,12 @@ ERRORS = {
     ),
     "too few axes": (
         lambda: sl.Optimizer(sl.AdaptiveGradClip(0.1, layout="io"), {"b": jnp.ones(2)}),
-        "'b' is told the layout 'io', with 2 axes, but its shape is (2,).",
+        "'b' is given the layout 'io', with 2 axes, but its shape is (2,).",
     ),
     "blocks that do not divide": (
         lambda: sl.UnitwiseClip(0.1, layout="(3o)i").init({"w": jnp.ones((4, 2))}),
-        "'w' is told the layout '(3o)i', but its shape is (4, 2), and 4 is not a multiple of the 3 "
-        "blocks of '(3o)'.",
+        "'w' is given the layout '(3o)i', but its shape is (4, 2), and 4 is not a multiple of the "
+        "3 blocks of '(3o)'.",
     ),
     "no layout": (
         lambda: sl.UnitwiseClip(0.1, layout={sl.where.ndim(2): "oX"}),

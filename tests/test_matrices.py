@@ -483,3 +483,16 @@ def test_one_matrix_after_the_other_is_in_memory():
     memory = step.lower(params, opt, params).compile().memory_analysis()
     # The products of all matrices together are three times the parameters.
     assert memory.temp_size_in_bytes < sum(x.nbytes for x in params.values())
+
+
+@pytest.mark.parametrize("recipe", [sl.muon, sl.norm_muon])
+def test_adam_beside_muon_gets_a_rate_that_suits_it(recipe):
+    def rate(learning_rate, **options):
+        opt = sl.Optimizer(recipe(learning_rate, **options), {"w": jnp.ones((2, 2))})
+        return opt.hyperparams["rest.scale_by_learning_rate.learning_rate"]
+
+    assert rate(0.02) == np.float32(0.0003)
+    assert rate(lambda step: 0.02 + 0.0 * step) == np.float32(0.0003)
+    assert rate(0.02, scale="spectral") == np.float32(0.0003)
+    assert rate(0.02, scale="match_rms_adamw") == np.float32(0.02)
+    assert rate(0.02, adam_learning_rate=0.1) == np.float32(0.1)

@@ -128,6 +128,15 @@ def test_a_smoothed_measurement_of_equal_values_does_not_drift():
     np.testing.assert_array_equal(step(state).ema, MANTISSAS)
 
 
+def test_a_measurement_that_is_not_finite_is_left_out():
+    tx = sl.MeasureWithEma(lambda u: u, 0.9)
+    state, values = tx.init(jnp.zeros(())), [jnp.inf, 2.0, jnp.nan, 2.0, -jnp.inf]
+    for value in values:
+        _, state = tx.update(jnp.asarray(value), state)
+    np.testing.assert_allclose(state.ema, 2, rtol=1e-6)
+    assert int(state.age) == 2
+
+
 S = sl.schedules
 LONG = 100_000_000
 

@@ -127,6 +127,23 @@ def test_centralize_takes_the_mean_of_each_output():
     np.testing.assert_array_equal(made.bias, grads.bias)
 
 
+def test_centralize_reads_layouts():
+    drawn = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)
+    layers = eqx.filter_vmap(lambda key: eqx.nn.Linear(3, 4, key=key))(
+        jax.random.split(jax.random.key(0))
+    )
+    layers = jax.tree.map(lambda x: x * x, layers)
+    embedding = eqx.nn.Embedding(4, 3, key=jax.random.key(0))
+    params = {"layers": layers, "embedding": embedding, "io": drawn, "unknown": drawn}
+    made, _ = sl.Centralize(layout={sl.where.path("io"): "io"}).update(params, None)
+    np.testing.assert_allclose(made["layers"].weight.mean(2), 0, atol=1e-6)
+    assert float(jnp.min(jnp.abs(layers.weight.mean(2)))) > 1e-3
+    np.testing.assert_array_equal(made["layers"].bias, layers.bias)
+    np.testing.assert_allclose(made["embedding"].weight.mean(1), 0, atol=1e-6)
+    np.testing.assert_allclose(made["io"].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(made["unknown"].mean(1), 0, atol=1e-6)
+
+
 # --- optimism -------------------------------------------------------------------------------
 
 

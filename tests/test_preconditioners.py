@@ -193,12 +193,7 @@ def test_soap_follows_pytorch_optimizer():
 
 
 def kron(**options):
-    return (
-        sl.Ema(0.9)
-        | sl.ScaleByKron(**options)
-        | sl.ClipByBlockRms(1.1)
-        | sl.ScaleByLearningRate(0.1)
-    )
+    return sl.Ema(0.9) | sl.ScaleByKron(**options) | sl.ScaleByLearningRate(0.1)
 
 
 @pytest.fixture

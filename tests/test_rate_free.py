@@ -235,7 +235,7 @@ def test_huge_tiny_and_zero_gradients_leave_everything_finite(name):
 
 @pytest.mark.parametrize("name", slow_except(ALL, "dog"))
 def test_bfloat16_parameters_are_measured_in_single_precision(name):
-    # One step is less than half a unit in the last place: what was travelled must add up anyway.
+    # One step is less than half a unit in the last place: what was traveled must add up anyway.
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
     state = sl.Optimizer(ALL[name], params).state
     kept = [state] if dataclasses.is_dataclass(state) else [s for s in state if s is not None]

@@ -81,7 +81,7 @@ QUICK = ("README.md", "CONTRIBUTING.md", "docs/guides/writing-a-transform.md")
 @pytest.mark.slow
 @pytest.mark.parametrize("document", slow_except(DOCUMENTS, *QUICK))
 def test_snippets_run_and_show_what_they_say(document):
-    namespace = {"__name__": "readme"}
+    namespace = {"__name__": "__main__"}
     for line, code, shown in blocks(document):
         printed = io.StringIO()
         try:
@@ -152,3 +152,11 @@ def test_readme_runs_outside_of_the_strict_world():
 
 def is_error(shown):
     return shown is not None and re.match(r"[\w.]+Error: ", shown) is not None
+
+
+def test_an_optional_dependency_is_installed_by_its_own_name():
+    # An extra would have another name in a clone than in a release.
+    files = [ROOT / document for document in DOCUMENTS]
+    files += (ROOT / "src").rglob("*.py")
+    found = [file.name for file in files if "slalom[" in file.read_text()]
+    assert not found

@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
-from helpers import kind_of
+from helpers import assert_same_bits, kind_of
 from slalom._core.walk import parts
-from table import EVERYTHING, PER_EXAMPLE, QUICK, everyday
+from table import EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
 QUICK_ROWS = pytest.mark.parametrize("tx", [EVERYTHING[name] for name in QUICK], ids=list(QUICK))
@@ -61,9 +61,18 @@ def loss_fn(params):
     return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
 
 
+def residual(params, x):
+    """Two residuals of any tree of arrays."""
+    leaves = [v for v in jax.tree.leaves(params) if eqx.is_inexact_array(v)]
+    real = sum((jnp.sum(v.real.astype(float)) for v in leaves), jnp.zeros(()))
+    imaginary = sum((jnp.sum(v.imag.astype(float)) for v in leaves), jnp.zeros(()))
+    return jnp.stack([x * real - 1, x * imaginary + jnp.tanh(real)])
+
+
 def known(params, grads):
     """The optional arguments of `opt.step`; few rules look at them."""
-    return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
+    residuals = sl.LeastSquares(residual).on(jnp.linspace(0.5, 1, 3))
+    return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn, "residuals": residuals}
 
 
 @contextlib.contextmanager
@@ -278,6 +287,21 @@ def test_a_scan_takes_the_same_steps(tx):
     assert int(last.count) == 2
     for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(twice), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tx", WRAPPERS.values(), ids=WRAPPERS.keys())
+def test_observing_changes_no_bit(tx):
+    params = make_params()
+    grads = make_grads(params)
+
+    def run(tx):
+        trained, opt = params, sl.Optimizer(tx, params)
+        for _ in range(3):
+            trained, opt = opt.step(trained, grads, **known(trained, grads))
+        return trained, opt.eval_params(trained)
+
+    assert_same_bits(run(tx.record()), run(tx))
 
 
 mesh = Mesh(np.array(jax.devices()), ("data",))

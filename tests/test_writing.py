@@ -311,7 +311,7 @@ def test_random_rounding_is_right_on_average_and_keeps_what_the_dtype_has(dtype)
     number = rounded.shape[0] * rounded.shape[2]
     assert np.all(np.abs(error) <= 4.5 * 0.5 * unit / np.sqrt(number))
     assert np.all(np.abs(rounded - values[:, None]) < unit[:, None])
-    # Only two neighbours, which this dtype has, and exact numbers do not change.
+    # Only two neighbors, which this dtype has, and exact numbers do not change.
     assert all(len(np.unique(row)) == 2 for row in rounded.transpose(1, 0, 2)[:-2])
     np.testing.assert_array_equal(rounded[:, -2:], np.broadcast_to(x[-2:], rounded[:, -2:].shape))
     np.testing.assert_array_equal(rounded, rounded.astype(dtype).astype(np.float64))
@@ -327,8 +327,8 @@ def test_random_bits_look_independent():
     assert np.all(np.abs(high.mean(axis=1) - 0.5) < 5 * 0.289 / 64)
     assert np.all(np.abs(high.var(axis=1) - 1 / 12) < 0.006)
     among = np.corrcoef(high)[~np.eye(len(pairs), dtype=bool)]
-    neighbours = [np.corrcoef(x[:-k], x[k:])[0, 1] for x in high for k in (1, 2, 64)]
-    assert np.max(np.abs([*among, *neighbours])) < 5 / 64
+    neighbors = [np.corrcoef(x[:-k], x[k:])[0, 1] for x in high for k in (1, 2, 64)]
+    assert np.max(np.abs([*among, *neighbors])) < 5 / 64
     for bit in range(32):
         share = np.mean([(x >> bit) & 1 for x in drawn])
         assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(len(pairs) * 4096)

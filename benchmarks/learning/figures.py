@@ -17,7 +17,7 @@ def markdown(results: dict[str, Any], picture: str, *, seconds: bool = False) ->
     """What was measured, the picture, and a table and a sentence for each task."""
     budget, machine = results["budget"], results["machine"]
     sections = [
-        f"Each optimizer was given {budget['rates']} learning rates, neighbouring ones a factor of "
+        f"Each optimizer was given {budget['rates']} learning rates, neighboring ones a factor of "
         f"√10 apart, and {budget['seeds']} seeds. The table has the learning rate with the lowest "
         "training loss at the end of the run; (edge) means that it is the smallest or largest one "
         "that was tried. Scores and steps are medians over the seeds, and the range is that of the "
@@ -129,10 +129,10 @@ def draw(results: dict[str, Any], path: Path) -> None:
         for i, entry in enumerate(entries):
             is_reference = entry["optimizer"] == REFERENCE
             scores = [min(x, worst) for x in _finite(entry["final"])]
-            colour = "tab:orange" if is_reference else "tab:blue"
-            axes.plot(scores, [i] * len(scores), "o", color=colour, markersize=3.5, alpha=0.7)
+            color = "tab:orange" if is_reference else "tab:blue"
+            axes.plot(scores, [i] * len(scores), "o", color=color, markersize=3.5, alpha=0.7)
             if is_reference:
-                axes.axvline(min(final(entry), worst), color=colour, linewidth=0.8)
+                axes.axvline(min(final(entry), worst), color=color, linewidth=0.8)
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.tick_params(axis="x", which="both", labelsize=7)
         axes.set_title(task["title"].partition(":")[0], fontsize=9)

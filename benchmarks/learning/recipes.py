@@ -35,7 +35,7 @@ class Recipe:
         return make(learning_rate)
 
     def learning_rates(self, number: int, factor: float) -> np.ndarray:
-        """The learning rates to try: neighbouring ones differ by a factor."""
+        """The learning rates to try: neighboring ones differ by a factor."""
         return self.middle * factor ** (np.arange(number) - (number - 1) / 2)
 
     def exists(self, name: str) -> bool:
@@ -61,8 +61,8 @@ RECIPES: dict[str, Recipe] = {
     "mars": Recipe(1e-2),
     "schedule_free_adamw": Recipe(1e-2, constant=True),
     "prodigy": Recipe(1.0),
-    "muon": Recipe(0.02),
-    "norm_muon": Recipe(0.02),
+    "muon": Recipe(0.02, lambda rate: sl.muon(rate, adam_learning_rate=rate)),
+    "norm_muon": Recipe(0.02, lambda rate: sl.norm_muon(rate, adam_learning_rate=rate)),
     "scion": Recipe(1e-3),
     "soap": Recipe(1e-2),
     "shampoo": Recipe(1e-2),

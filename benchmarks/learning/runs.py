@@ -15,7 +15,7 @@ from .recipes import Recipe
 from .tasks import Task
 
 FACTOR = 10**0.5
-"""Neighbouring learning rates differ by this factor."""
+"""Neighboring learning rates differ by this factor."""
 WARM_UP = 0.1
 """The share of the steps in which the learning rate rises from 0."""
 

@@ -9,7 +9,7 @@ if _os.environ.get("SLALOM_TYPECHECK", "0") not in ("", "0"):
         import beartype as _beartype
     except ImportError as _error:
         raise ImportError(
-            "SLALOM_TYPECHECK=1 checks types with beartype: pip install 'slalom[typecheck]'."
+            "SLALOM_TYPECHECK=1 checks types with beartype: pip install beartype."
         ) from _error
     from jaxtyping import install_import_hook as _install_import_hook
 
@@ -43,6 +43,7 @@ with _checked:
         per_param as per_param,
     )
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
+    from ._core.rule import AbstractRule as AbstractRule
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
     from ._core.wrapper import (
@@ -62,11 +63,18 @@ with _checked:
         LRRangeTestResult as LRRangeTestResult,
         lr_range_test as lr_range_test,
     )
+    from ._tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
     from ._tools.plots import plot_metrics as plot_metrics
     from ._tools.sweep import sweep as sweep
     from ._tools.sweep_result import SweepResult as SweepResult
+    from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
+    from .losses import (
+        LeastSquares as LeastSquares,
+        OutputLoss as OutputLoss,
+        VariationalEnergy as VariationalEnergy,
+    )
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,
@@ -91,11 +99,13 @@ with _checked:
         dpsgd as dpsgd,
         fromage as fromage,
         galore as galore,
+        gauss_newton as gauss_newton,
         kron as kron,
         lamb as lamb,
         laprop as laprop,
         lars as lars,
         lbfgs as lbfgs,
+        levenberg_marquardt as levenberg_marquardt,
         lion as lion,
         madgrad as madgrad,
         mars as mars,
@@ -104,6 +114,7 @@ with _checked:
         muon as muon,
         nadam as nadam,
         nadamw as nadamw,
+        natural_gradient as natural_gradient,
         noisy_sgd as noisy_sgd,
         norm_muon as norm_muon,
         novograd as novograd,
@@ -136,6 +147,7 @@ with _checked:
         ApplyEvery as ApplyEvery,
         Cautious as Cautious,
         Centralize as Centralize,
+        CheckFinite as CheckFinite,
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
@@ -174,11 +186,13 @@ with _checked:
         ScaleByFanIn as ScaleByFanIn,
         ScaleByFromage as ScaleByFromage,
         ScaleByGalore as ScaleByGalore,
+        ScaleByGaussNewton as ScaleByGaussNewton,
         ScaleByKron as ScaleByKron,
         ScaleByLaprop as ScaleByLaprop,
         ScaleByLbfgs as ScaleByLbfgs,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+        ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
         ScaleByLion as ScaleByLion,
         ScaleByMadgrad as ScaleByMadgrad,
         ScaleByMars as ScaleByMars,
@@ -214,6 +228,7 @@ with _checked:
         SubtractDecayedWeights as SubtractDecayedWeights,
         Trace as Trace,
         UnitwiseClip as UnitwiseClip,
+        ZClip as ZClip,
         ZeroNans as ZeroNans,
         freeze as freeze,
         gradient_noise_scale as gradient_noise_scale,
@@ -226,10 +241,11 @@ with _checked:
         EveryK as EveryK,
         Flatten as Flatten,
         IfFinite as IfFinite,
-        Lookahead as Lookahead,
         Masked as Masked,
+        Maximized as Maximized,
         Mechanized as Mechanized,
         Only as Only,
+        Outer as Outer,
         Partition as Partition,
         Projected as Projected,
         Recorded as Recorded,
@@ -238,6 +254,7 @@ with _checked:
         ScheduleFree as ScheduleFree,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
+        SkipSpikes as SkipSpikes,
         SplitRealAndImaginary as SplitRealAndImaginary,
         Stored as Stored,
         When as When,

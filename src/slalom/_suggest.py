@@ -95,8 +95,29 @@ def frozen_attribute(name: str) -> AttributeError:
     )
 
 
+_INSTEAD_OF_OPTIMIZER = {
+    "apply_gradients": "`model, opt = opt.step(model, grads)`",
+    "init": "`opt = sl.Optimizer(tx, model)`, which has initialized the state",
+    "load_state_dict": '`sl.checkpoint.load(path, model=model, opt=opt)["opt"]`',
+    "minimize": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "param_groups": "`opt.describe(model)` to see the groups, and `opt.with_hyperparams(...)`",
+    "state_dict": (
+        "`sl.checkpoint.save(path, model=model, opt=opt)` to save a run, or `opt.state` to look at "
+        "the state"
+    ),
+    "zero_grad": "nothing: JAX does not accumulate gradients",
+}
+"""What to write instead of methods of other libraries."""
+
+
 def no_attribute(optimizer: type, name: str) -> AttributeError:
     """The error for an attribute that optimizers do not have."""
+    if name in _INSTEAD_OF_OPTIMIZER:
+        return AttributeError(
+            f"'{optimizer.__name__}' object has no attribute '{name}'. Write "
+            f"{_INSTEAD_OF_OPTIMIZER[name]}.",
+            name=name,
+        )
     internal = ("binding",)
     public = ", ".join(k for k in vars(optimizer) if k[0] != "_" and k not in internal)
     return AttributeError(

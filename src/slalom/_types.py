@@ -1,6 +1,7 @@
 """Types used throughout the library."""
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jax.core import Tracer as Tracer
@@ -25,6 +26,19 @@ and the shape of each leaf.
 
 Gradients: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."], "Params"]
 """The input of an optimizer: updates, or per-example gradients with one more leading axis."""
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    def is_function(x: Any) -> TypeIs[Callable[..., Any]]: ...
+
+else:
+
+    def is_function(x: Any) -> bool:
+        """Whether `x` is something to call. A transform or an optimizer is not: their `__call__`
+        only raises the error that says what to write instead."""
+        return callable(x) and not getattr(type(x), "_refuses_calls", False)
 
 
 def under_jit(x: Any) -> bool:

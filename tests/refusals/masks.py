@@ -193,3 +193,14 @@ def a_mask_of_values_summed():
 )
 def a_leaf_function_of_values():
     bound(sl.adam(0.1).only(sl.where.leaf(lambda path, leaf: bool(jnp.all(leaf > 0)))))
+
+
+@refused(
+    ValueError,
+    "sl.where.matrix() & sl.where.path('b') selects nothing: none of these parameters is a matrix. "
+    "Matrices are the weights of `Linear` and `Conv` layers and other arrays with two axes; a "
+    'layout makes matrices of others, such as `sl.where.matrix({sl.where.path("experts"): '
+    "\"soi\"})`. Paths: 'b', 'w'.",
+)
+def muon_without_a_matrix():
+    bound(sl.muon(0.02, where=sl.where.path("b")))

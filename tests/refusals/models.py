@@ -1,5 +1,7 @@
 """Models that cannot be bound."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -87,3 +89,49 @@ def a_wider_model_than_bound():
 def a_model_of_other_shapes_than_bound():
     other = params() | {"b": jnp.ones(3)}
     bound().step(other, other)
+
+
+# --- what a model marks as frozen -------------------------------------------------------------
+
+
+class Frozen(eqx.Module):
+    weight: Any = None
+    bias: Any = None
+
+
+class FrozenByName(Frozen):
+    __frozen__ = ("wieght",)
+
+
+class FrozenByString(Frozen):
+    __frozen__ = "weight"
+
+
+class FrozenWhole(Frozen):
+    __frozen__ = ("**",)
+
+
+@refused(
+    ValueError,
+    "FrozenByName.__frozen__ names 'wieght', but FrozenByName has no 'wieght'. Fields: 'weight', "
+    "'bias'.",
+)
+def a_frozen_field_that_does_not_exist():
+    sl.Optimizer(sl.sgd(0.1), FrozenByName(jnp.ones(2)))
+
+
+@refused(
+    TypeError,
+    "FrozenByString.__frozen__ must be a tuple of paths of what is not trained, such as ('mean', "
+    "'encoder.**'), got 'weight'.",
+)
+def a_string_of_frozen_fields():
+    sl.Optimizer(sl.sgd(0.1), FrozenByString(jnp.ones(2)))
+
+
+@refused(
+    ValueError,
+    f"{NOTHING_TO_TRAIN} that it does not mark. It contains float32 arrays.",
+)
+def a_model_that_is_frozen_as_a_whole():
+    sl.Optimizer(sl.sgd(0.1), FrozenWhole(jnp.ones(2)))

@@ -173,3 +173,174 @@ def an_unknown_compute_dtype():
 )
 def an_integer_compute_dtype():
     sl.train_step(total, compute_dtype=jnp.int32)
+
+
+# --- the best model ---------------------------------------------------------------------------
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes a model like the one that it was created with: 'v' is in this model but "
+    "not in the first one.",
+)
+def a_best_model_with_another_leaf():
+    sl.KeepBest(params()).update(params() | {"v": jnp.ones(2)}, 1.0)
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes a model like the one that it was created with, but 'flag' was False and "
+    "is now True. Pass the model as it was, for example before `eqx.nn.inference_mode`.",
+)
+def a_best_model_in_another_mode():
+    sl.KeepBest(params() | {"flag": False}).update(params() | {"flag": True}, 1.0)
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes a model like the one that it was created with, but 'w' was float32[3,2] "
+    "and is now bfloat16[3,2].",
+)
+def a_best_model_in_another_dtype():
+    sl.KeepBest(params()).update(params() | {"w": jnp.ones((3, 2), jnp.bfloat16)}, 1.0)
+
+
+@refused(
+    ValueError,
+    "KeepBest.update takes the loss as a real scalar, got float32[2]. Average it, for example with "
+    "`jnp.mean`. For several runs at once, call it under `jax.vmap`.",
+)
+def a_best_model_by_several_losses():
+    sl.KeepBest(params()).update(params(), jnp.ones(2))
+
+
+@refused(
+    TypeError,
+    "KeepBest.update takes a model and its loss, a real scalar, got a dict in the place of the "
+    "loss.",
+)
+def a_best_model_in_the_place_of_its_loss():
+    sl.KeepBest(jnp.ones(())).update(jnp.ones(()), params())
+
+
+@refused(TypeError, "KeepBest.patience must be an int or None, got 2.5.", unchecked=True)
+def a_patience_of_half_a_step():
+    sl.KeepBest(params(), 2.5)
+
+
+@refused(ValueError, "KeepBest.patience must be at least 1, got 0.")
+def no_patience():
+    sl.KeepBest(params(), 0)
+
+
+@refused(TypeError, "KeepBest.min_delta must be a number, got 'small'.", unchecked=True)
+def a_word_for_min_delta():
+    sl.KeepBest(params(), min_delta="small")
+
+
+@refused(ValueError, "KeepBest.min_delta must be in [0, inf), got -0.1.")
+def a_negative_min_delta():
+    sl.KeepBest(params(), min_delta=-0.1)
+
+
+@refused(TypeError, "KeepBest.minimize must be a bool, got 'loss'.", unchecked=True)
+def a_name_for_minimize():
+    sl.KeepBest(params(), minimize="loss")
+
+
+# --- many steps in one call -------------------------------------------------------------------
+
+
+def scan(*batches: Any, tx: Any = None, options: Any = (), **scanned: Any) -> Any:
+    step = sl.train_step(lambda model, *args: total(model), **dict(options))
+    return step.scan(params(), bound(tx), *batches, **scanned)
+
+
+@refused(
+    TypeError,
+    "`step.scan` does not know the number of steps. Pass arrays with an axis of steps by position, "
+    "or `length=`.",
+)
+def a_scan_of_unknown_length():
+    scan()
+
+
+@refused(
+    ValueError,
+    "The arguments of `step.scan` have different numbers of steps: the positional argument 0 has "
+    "3, and the positional argument 1.x has 4.",
+)
+def a_scan_of_two_lengths():
+    scan(jnp.ones(3), {"x": jnp.ones((4, 2))})
+
+
+@refused(
+    ValueError,
+    "The arguments of `step.scan` have different numbers of steps: the keyword `length` has 2, and "
+    "the positional argument 0 has 3.",
+)
+def a_scan_of_another_length():
+    scan(jnp.ones(3), length=2)
+
+
+@refused(
+    ValueError,
+    "The positional argument 0 of `step.scan` is a scalar, so it has no axis of steps. Pass by "
+    "keyword what is the same in every step.",
+)
+def a_scan_over_a_scalar():
+    scan(jnp.ones(()), length=2)
+
+
+@refused(ValueError, "`unroll` of `step.scan` must be at least 1, got 0.")
+def a_scan_that_is_not_unrolled():
+    scan(length=2, unroll=0)
+
+
+@refused(TypeError, "`length` of `step.scan` must be an int, got 2.0.", unchecked=True)
+def a_scan_of_a_fractional_length():
+    scan(length=2.0)
+
+
+@refused(TypeError, "`with_metrics` of `step.scan` must be a bool, got 'all'.", unchecked=True)
+def a_scan_with_named_metrics():
+    scan(length=2, with_metrics="all")
+
+
+@refused(
+    ValueError,
+    "`model_state` is what the loss returns as its `aux`. Write `sl.train_step(loss_fn, "
+    "has_aux=True)`, and return (loss, model_state).",
+)
+def a_scan_with_a_state_that_is_not_returned():
+    scan(length=2, model_state=jnp.ones(2))
+
+
+@refused(
+    ValueError,
+    "`model_state` cannot be combined with `microbatches`: every microbatch would start from the "
+    "same state. Leave out one of them.",
+)
+def a_scan_with_a_state_in_microbatches():
+    options = {"has_aux": True, "microbatches": 2}
+    scan(jnp.ones((2, 2)), options=options, model_state=jnp.ones(2))
+
+
+@refused(
+    ValueError,
+    "The loss must return a state like `model_state`: the state that the loss returned is of type "
+    "tuple, `model_state` of type dict.",
+)
+def a_scan_with_another_state():
+    step = sl.train_step(lambda model, state: (total(model), ()), has_aux=True)
+    step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})
+
+
+@refused(
+    ValueError,
+    "The loss must return a state like `model_state`, but 'a' was float32[2] and is now "
+    "float32[3].",
+)
+def a_scan_with_a_state_of_another_shape():
+    step = sl.train_step(lambda model, state: (total(model), {"a": jnp.ones(3)}), has_aux=True)
+    step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})

@@ -175,9 +175,8 @@ def a_position_without_a_chain():
 RAW = (
     "Raw gradients would be added to 'b', so these parameters would ascend: '{}' passes their "
     "gradients through unchanged, and flips the sign of all others. To leave these parameters "
-    "unchanged, use `.only(where)` instead of `.mask(where)`, or `sl.SetToZero()` in a partition. "
-    "To train them too, mask only the links before the learning rate, and let the learning rate "
-    "act on all parameters."
+    "unchanged, use `.only(where)` instead of `.mask(where)`. To train them too, mask only the "
+    "links before the learning rate, and let the learning rate act on all parameters."
 )
 
 
@@ -194,6 +193,29 @@ def raw_gradients_out_of_the_last_link():
 @refused(ValueError, RAW.format("every_k.masked"))
 def raw_gradients_out_of_an_inner_mask():
     bound(sl.adam(0.1).mask(sl.where.path("w")).every_k(2))
+
+
+@refused(
+    ValueError,
+    "Raw gradients would be added to 'b', so these parameters would ascend: their group "
+    "'partition.bias' does not flip the sign of the gradients, and other groups do. To descend, "
+    "end the group with `sl.ScaleByLearningRate(1e-3)`. To ascend on purpose, use `.maximize()` on "
+    "a group that descends: `sl.sgd(1e-3).maximize()`. To leave these parameters unchanged, use "
+    "`sl.SetToZero()`.",
+)
+def a_group_without_a_learning_rate():
+    bound(sl.adam(0.1).partition({sl.where.path("b"): sl.Trace(0.9)}, names=("bias",)))
+
+
+@refused(
+    ValueError,
+    "Mechanized is outside of `.maximize()`, so it would follow the loss where the transform "
+    "inside ascends. Call `.maximize()` after `.mechanize(...)`: "
+    "`tx.mechanize(...).maximize()`.",
+)
+def a_wrapper_that_descends_around_an_ascent():
+    ascent = {sl.where.path("b"): sl.sgd(0.1, maximize=True)}
+    bound(sl.sgd(0.1).partition(ascent).every_k(2).mechanize())
 
 
 PRESERVE = (
@@ -353,6 +375,25 @@ def a_link_after_a_projection():
     sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)
 
 
+@refused(
+    TypeError,
+    "sl.projections.simplex() compares numbers, and the leaf 'z' is complex64. Select the real "
+    "parameters, for example with `tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`.",
+)
+def a_simplex_of_complex_parameters():
+    sl.Optimizer(sl.sgd(0.1).project(sl.projections.simplex()), {"z": jnp.ones(2, complex)})
+
+
+@refused(
+    ValueError,
+    "`.project(...)` cannot be around 'scale_by_lbfgs', which mixes parameters as if each could "
+    "move freely: it would end in wrong points. Use a first-order rule, such as "
+    "`sl.adam(1e-3).project(...)`.",
+)
+def a_projection_around_lbfgs():
+    sl.lbfgs().project(sl.projections.box(0.0, 1.0))
+
+
 def scaled_inside(outer: str) -> str:
     return (
         f"{outer} is outside of `.scale_loss()`, so it would use gradients that are still "
@@ -479,8 +520,8 @@ def two_write_policies():
 
 @refused(
     ValueError,
-    "`.lookahead(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
-    "which keeps them in full precision. Change the order: `tx.lookahead(...).write('kahan')`. In "
+    "`.outer(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
+    "which keeps them in full precision. Change the order: `tx.outer(...).write('kahan')`. In "
     "a partition, do so in each group.",
 )
 def slow_weights_around_a_write_policy():
@@ -505,3 +546,53 @@ def random_rounding_without_a_step():
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
     tx = sl.sgd(0.1).write("stochastic")
     tx.step(half, tx.init(half), half)
+
+
+# --- outer optimizers -------------------------------------------------------------------------
+
+BEHIND = (
+    "`.outer` and `.lookahead` move the parameters, but 'schedule_free' inside of them keeps an "
+    "average that would stay behind. Leave out one of them."
+)
+
+
+@refused(ValueError, BEHIND)
+def lookahead_around_schedule_free():
+    sl.sgd(0.1).schedule_free().lookahead(5, 0.5)
+
+
+@refused(
+    ValueError,
+    "'outer' inside of `.schedule_free` would write the parameters at which gradients are taken, "
+    "and not those that are averaged. Leave out one of them: the average takes the place of slow "
+    "weights.",
+)
+def schedule_free_around_lookahead():
+    sl.sgd(0.1).lookahead(5, 0.5).schedule_free()
+
+
+@refused(
+    ValueError,
+    "Outer.optimizer contains 'average', which writes parameters itself. Write "
+    "`tx.outer(...).average(...)`.",
+)
+def an_average_as_an_outer_optimizer():
+    sl.sgd(0.1).outer(sl.sgd(0.7).average(), 5)
+
+
+@refused(
+    TypeError,
+    "Outer.optimizer is not a transform: got 0.7 of type float.",
+    unchecked=True,
+)
+def a_number_as_an_outer_optimizer():
+    sl.sgd(0.1).outer(0.7, 5)
+
+
+@refused(
+    ValueError,
+    "The optimizer of `.outer` must step against the gradient of every parameter, but "
+    "sl.ScaleByAdam() does not. Use an optimizer such as `sl.sgd(0.7)`.",
+)
+def an_outer_optimizer_that_ascends():
+    bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))

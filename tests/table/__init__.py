@@ -8,8 +8,10 @@ import pytest
 
 from . import (
     adam_like,
+    around,
     averaged,
     catalogue,
+    curvature,
     loss_scale,
     matrices,
     preconditioners,
@@ -27,8 +29,10 @@ _PARTS = (
     writing,
     loss_scale,
     adam_like,
+    around,
     rate_free,
     averaged,
+    curvature,
 )
 
 

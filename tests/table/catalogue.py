@@ -86,6 +86,7 @@ RULES = {
     "StatelessPerLeaf": sl.StatelessPerLeaf(lambda u, p: -0.1 * u * p),
     "Snapshot": sl.Snapshot("norm", sl.tree.global_norm),
     "MeasureWithEma": sl.MeasureWithEma(sl.tree.global_norm, 0.9),
+    "CheckFinite": sl.CheckFinite(),
     "Monitor": sl.Monitor(
         {
             "norm": sl.tree.global_norm,
@@ -142,8 +143,9 @@ WRAPPERS = {
     "Only": sl.adam(0.1).only(matrices),
     "Partition": sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
     "partition": sl.partition({2: sl.adam(0.1), 1: sl.sgd(0.1)}, {matrices: 2, ~matrices: 1}),
-    "Lookahead": sl.adam(0.1).lookahead(2, 0.5),
-    "Lookahead, reset_state": sl.adam(0.1).lookahead(1, 0.5, reset_state=True),
+    "Outer": sl.adam(0.1).outer(sl.sgd(0.7, momentum=0.9, nesterov=True), 2),
+    "Outer, lookahead": sl.adam(0.1).lookahead(2, 0.5),
+    "Outer, reset_state": sl.adam(0.1).lookahead(1, 0.5, reset_state=True),
     "Average": sl.adam(0.1).average(0.9),
     "Average, uniform": sl.adam(0.1).every_k(2).average(),
     "Projected": sl.adam(0.1).project(sl.projections.l2_ball(halving)),
@@ -167,6 +169,7 @@ WRAPPERS = {
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK, skip": sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),
+    "Maximized": (sl.Clip(1.0) | sl.sgd(0.1).every_k(2)).maximize(),
     "Flatten": sl.ClipByGlobalNorm(1.0) | sl.adamw(halving).flatten(max_size=4),
     "Flatten, every_k": sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2).flatten(),
     "IfFinite": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).if_finite(),

@@ -81,6 +81,8 @@ class Signature:
         self.donated = donated
         self.shardings = shardings
         self.has_runtime_checks = False
+        self.calls: list[int] | None = None
+        """The number of calls, if it is counted."""
         others = {*donated, *statics}
         self.kept = tuple(i for i in range(structure.num_leaves) if i not in others)
         # JAX gives a donated buffer to the first result of its type. Results for donated leaves
@@ -182,6 +184,8 @@ class Program:
         show them.
     - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
         Defaults to none.
+    - `watch`: called with the structure and the static values of the arguments when they are new;
+        returns a list in which calls are counted, to warn of functions that are new each time.
     """
 
     def __init__(
@@ -191,8 +195,10 @@ class Program:
         *,
         homes: Callable[[PyTree], Homes] = lambda arguments: (),
         donated: Callable[[PyTree], PyTree[bool]] | None = None,
+        watch: Callable[[Any], list[int]] | None = None,
     ):
         self._body = body
+        self._watch = watch
         self._carried = carried
         self._homes = homes
         self._donated = donated
@@ -243,6 +249,11 @@ class Program:
     ) -> tuple[Positions, tuple[Leaves, PyTree]]:
         signature = self._signature(arguments, leaves, structure, kinds)
         carried = signature.carried
+        if self._watch is not None:
+            if signature.calls is None:
+                text = (structure, signature.statics, signature.shardings)
+                signature.calls = self._watch(text)
+            signature.calls[0] += 1
         if signature.has_runtime_checks:
             return carried, self._checked(signature, arguments)
         # A donated tree lost all its buffers at once, so two of them are enough to tell.

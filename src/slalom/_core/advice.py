@@ -71,6 +71,28 @@ def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(parameters)
 
 
+def advise_positions(advice: str) -> Callable[[_Function], _Function]:
+    """A decorator that refuses too many arguments by position with advice. The signature stays the
+    same."""
+
+    def decorate(function: _Function) -> _Function:
+        parameters = inspect.signature(function).parameters.values()
+        most = sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > most:
+                raise TypeError(
+                    f"{function.__name__}() takes {most} argument by position, got {len(args)}. "
+                    f"{advice}"
+                )
+            return function(*args, **kwargs)
+
+        return cast(_Function, call)
+
+    return decorate
+
+
 def advise_keywords(function: _Function) -> _Function:
     """A decorator for `check_keywords`. The signature stays the same."""
 

@@ -1,15 +1,20 @@
 """Transforms in sequence."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from .._types import Gradients, Params, Updates
 from .context import Context
 from .declared import Part
+from .encoded import decoded_again, has_rest, rests, scaled
+from .engine.run import Leafwise, run_rules
+from .manual_axes import refuse_parts
 from .printing import Call, Infix
 from .stateless import AbstractStatelessTransform
 from .traits import MIXED
@@ -45,6 +50,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
     nameless: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
+    reads_rest: ClassVar[bool] = True
 
     links: tuple[AbstractTransform, ...]
     names: tuple[str | None, ...] = eqx.field(static=True)
@@ -62,12 +68,19 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 )
 
         for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
-            if i and any(part.module.computes_gradient for part in transforms(link)):
-                raise ValueError(
-                    f"{name or type(link).__name__} computes a gradient of its own, on which the "
-                    "links before it would have no effect. Write them inside, as in "
-                    "`(clip | adam).sam(0.05)`."
-                )
+            for part in transforms(link) if i else ():
+                who = name or type(link).__name__
+                if part.module.computes_gradient and "residuals" in part.module.needs:
+                    raise ValueError(
+                        f"{who} computes its updates from the residuals of the loss, so the links "
+                        "before it would have no effect. Write them after it, or remove them. For "
+                        "smaller steps, raise its `damping`."
+                    )
+                if part.module.computes_gradient:
+                    raise ValueError(
+                        f"{who} computes a gradient of its own, on which the links before it would "
+                        "have no effect. Write them inside, as in `(clip | adam).sam(0.05)`."
+                    )
 
     @classmethod
     def join(cls, *links: AbstractTransform) -> AbstractTransform:
@@ -105,6 +118,48 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         result, new = last.run(write, updates)
         return result, (*states, new)
 
+    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, tuple[Any, ...]]:
+        links = self.children(part.state, part.context, part.params)
+        states: list[Any] = []
+        computed = False
+        while len(states) < len(links):
+            link, rest = links[len(states)], links[len(states) :]
+            factors = _factors(link, updates) if rest[1:] else ()
+            if factors:
+                updates = scaled(updates, *factors)
+                states.append(None)
+                continue
+            group = _leafwise(rest, updates)
+            if not has_rest((updates, [one.part.state for own in group for one in own.rules])):
+                group = []
+            own = write if len(rest) == max(1, len(group)) else write.returning
+            if group:
+                rules = [rule for one in group for rule in one.rules]
+                updates, new = run_rules(rules, own, updates, part, computed=computed)
+                for one in group:
+                    states.append(one.join(new[: len(one.rules)]))
+                    new = new[len(one.rules) :]
+            else:
+                updates, state = link.run(own, updates)
+                states.append(state)
+            computed = True
+        return updates, tuple(states)
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        links = self.children(part.state, part.context, part.params)
+        found = [
+            link.module.leafwise(link._replace(path=part.path + link.path), leaves)
+            for link in links
+        ]
+        if any(own is None for own in found):
+            return None
+
+        def join(states: list[Any]) -> tuple[Any, ...]:
+            rest = iter(states)
+            return tuple(own.join(list(itertools.islice(rest, len(own.rules)))) for own in found)
+
+        return Leafwise([rule for own in found for rule in own.rules], join)
+
     def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
@@ -132,11 +187,15 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         # The zeros of an idle link stay zeros through links such as Scale, but Adam turns them into
         # nonzero updates.
         wrote: Any = True
+        some: Any = False
         for link, link_state in zip(self.links, state, strict=True):
             own = link.has_updated(link_state)
+            if link.descends_partly:
+                some = True if own is True else jnp.logical_or(some, own)
+                continue
             quiet = keeps_zeros(link) or own is not True
-            wrote = jnp.logical_and(wrote, own) if quiet else own
-        return wrote
+            wrote, some = (jnp.logical_and(wrote, own), some) if quiet else (own, False)
+        return wrote if some is False or some is True else jnp.logical_and(wrote, some)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         columns = zip(*(link.signs(params) for link in self.links), strict=True)
@@ -161,6 +220,24 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
             else:
                 pieces += [link for _, link in run]
         return Infix("|", pieces, one_per_line=True) if len(pieces) > 1 else pieces[0]
+
+
+def _leafwise(links: Sequence[Part], updates: Any) -> list[Leafwise]:
+    """The first of these links, as far as they can run together leaf by leaf."""
+    leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))
+    found = (link.module.leafwise(link, leaves) for link in links)
+    return list(itertools.takewhile(lambda own: own is not None, found))
+
+
+def _factors(link: Part, updates: Any) -> tuple[Any, ...]:
+    """The numbers that a link multiplies all updates by, if this is all it does."""
+    if not isinstance(link.module, AbstractStatelessTransform):
+        return ()
+    with jax.named_scope("/".join(link.path)):
+        factors = link.module.factors(decoded_again(updates), link.context)
+    if factors and not link.module.elementwise:
+        refuse_parts(type(link.module).__name__, updates, link.params)
+    return factors
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

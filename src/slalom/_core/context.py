@@ -12,8 +12,9 @@ from jaxtyping import PyTree
 
 from .. import tree
 from .._types import Params, Step, Updates
+from .residuals import Residuals
 
-_OTHER = ("extra", "shardings")
+_OTHER = ("extra", "shardings", "stored_clock")
 """The fields that are not inputs by name."""
 
 
@@ -30,6 +31,8 @@ class Context(eqx.Module):
         `gradient` and `hessian_product` differentiate `value_fn`.
     - `sampled_grad_fn`: a function of the parameters and a key, which returns the gradient of the
         mean loss for labels that are drawn from the model, and the number of terms of that mean.
+    - `residuals`: the loss as a function of the parameters that can be linearized by rows, as
+        `loss_fn.on(x, y)` of an `sl.LeastSquares` returns it.
     - `key`: a PRNG key for this step.
     - `weight`: the weight of this mini-batch in a mean over several, a scalar.
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
@@ -37,6 +40,8 @@ class Context(eqx.Module):
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.
+    - `stored_clock`: the number of steps that stochastic rounding of stored state hashes. `.store`
+        passes it.
     """
 
     step: Step | None = None
@@ -45,16 +50,19 @@ class Context(eqx.Module):
     value_fn: Callable[[Params], Any] | None = None
     grad_fn: Callable[[Params], Updates] | None = None
     sampled_grad_fn: Callable[[Params, Any], tuple[Updates, Any]] | None = None
+    residuals: Residuals | None = None
     key: Any = None
     weight: Any = None
     per_param: Mapping[str, PyTree] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
+    stored_clock: Any = None
 
     def has(self, name: str) -> bool:
         """Whether this step knows `name`."""
         fields = [field.name for field in dataclasses.fields(self) if field.name not in _OTHER]
-        known = getattr(self, name) if name in fields else self.extra.get(name)
+        named = {**self.extra, **(self.per_param or {})}
+        known = getattr(self, name) if name in fields else named.get(name)
         return known is not None or (name == "grad_fn" and self.value_fn is not None)
 
     def gradient(self, params: Params) -> Updates:
@@ -107,6 +115,7 @@ class Context(eqx.Module):
         - `outward`: from parameters in that form to the parameters.
         """
         value_fn, grad_fn, sampled = self.value_fn, self.grad_fn, self.sampled_grad_fn
+        residuals = self.residuals
 
         def sampled_inside(params: Any, key: Any) -> tuple[Any, Any]:
             assert sampled is not None
@@ -120,6 +129,7 @@ class Context(eqx.Module):
             value_fn=None if value_fn is None else lambda params: value_fn(outward(params)),
             grad_fn=None if grad_fn is None else lambda params: inward(grad_fn(outward(params))),
             sampled_grad_fn=None if sampled is None else sampled_inside,
+            residuals=None if residuals is None else residuals.of(outward),
             shardings=(),
         )
 

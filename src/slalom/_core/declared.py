@@ -10,6 +10,7 @@ import numpy as np
 
 from .._types import Params
 from .advice import check_keywords
+from .encoded import has_rest
 from .manual_axes import refuse_parts
 from .printing import AbstractPrinted
 
@@ -47,6 +48,8 @@ class Part(NamedTuple):
         ):
             refuse_parts(type(module).__name__, updates, self.params)
         with jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext():
+            if has_rest((self.state, updates)):
+                return module.run_at_rest(self, write, updates)
             return self.module.run(write, updates, self.state, self.params, self.context)
 
 

@@ -5,8 +5,9 @@ arrays have the names that the codec gives them, so a path such as `scale_by_ada
 still names the field and the parameter.
 """
 
+import functools
 import zlib
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float, PyTree, UInt32
 
 from .._paths import CodeKey, dotted
 from ..tree.dtypes import accumulation_dtype, cast, real_dtype
+from ..tree.leaves import scale
 from ..tree.rounding import hashed, scramble
 
 _SHORT = 32
@@ -134,14 +136,84 @@ def is_encoded(x: Any) -> TypeGuard[Encoded]:
     return isinstance(x, Encoded)
 
 
+class Scaled:
+    """An array, perhaps encoded, whose multiplication by some numbers is still to be done.
+
+    Where gradients are unscaled or clipped, XLA would write the products to memory if a loop over
+    pieces of a leaf reads them, or if a norm of them is measured.
+
+    **Arguments:**
+
+    - `leaf`: the array.
+    - `factors`: the numbers, real scalars.
+    """
+
+    __slots__ = ("factors", "leaf")
+
+    def __init__(self, leaf: Any, factors: tuple[Any, ...]):
+        self.leaf = leaf
+        self.factors = factors
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.leaf.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.leaf.dtype
+
+    def decode(self) -> Array:
+        """The product."""
+        return self.times_factors(self.leaf.decode() if is_encoded(self.leaf) else self.leaf)
+
+    def times_factors(self, x: Array) -> Array:
+        """The product of a part of the array and the factors."""
+        return functools.reduce(scale, self.factors, x)
+
+
+jax.tree_util.register_pytree_node(
+    Scaled, lambda s: ((s.leaf, s.factors), None), lambda _, children: Scaled(*children)
+)
+
+AtRest: TypeAlias = Array | Encoded | Scaled
+"""A leaf as it rests between two uses."""
+
+
+def rests(x: Any) -> TypeGuard[Encoded | Scaled]:
+    """Whether this is a leaf that must be decoded."""
+    return isinstance(x, Encoded | Scaled)
+
+
+def scaled(tree: PyTree, *factors: Any) -> PyTree:
+    """A tree times some numbers, with the products still to be done."""
+
+    def at_leaf(x: Any) -> Scaled:
+        before = (x.leaf, x.factors) if isinstance(x, Scaled) else (x, ())
+        return Scaled(before[0], (*before[1], *factors))
+
+    return jax.tree.map(at_leaf, tree, is_leaf=rests)
+
+
+def has_rest(tree: PyTree) -> bool:
+    """Whether a tree has leaves that must be decoded."""
+    return any(map(rests, jax.tree.leaves(tree, is_leaf=rests)))
+
+
 def has_encoded(tree: PyTree) -> bool:
     """Whether a tree has encoded leaves."""
     return any(map(is_encoded, jax.tree.leaves(tree, is_leaf=is_encoded)))
 
 
-def encoded_like(x: Any, codec: Any, nonnegative: bool) -> Encoded:
-    """A leaf in a codec, at first."""
-    return encoded_form(x, codec, nonnegative).encode(x)
+def stored_as(before: PyTree, fresh: PyTree) -> PyTree:
+    """A fresh state in the codecs of the one before."""
+    like, structure = jax.tree.flatten(before, is_leaf=is_encoded)
+
+    def again(e: Any, x: Any) -> Any:
+        if not is_encoded(e) or is_encoded(x):
+            return x
+        return encoded_form(x, e.codec, e.nonnegative).encode(x)
+
+    return structure.unflatten(map(again, like, structure.flatten_up_to(fresh)))
 
 
 def encoded_form(x: Any, codec: Any, nonnegative: bool) -> Encoded:
@@ -150,8 +222,23 @@ def encoded_form(x: Any, codec: Any, nonnegative: bool) -> Encoded:
 
 
 def decoded(tree: PyTree) -> PyTree:
-    """The tree with arrays in place of encoded leaves."""
-    return jax.tree.map(lambda x: x.decode() if is_encoded(x) else x, tree, is_leaf=is_encoded)
+    """The tree with an array in place of each leaf."""
+    return jax.tree.map(lambda x: x.decode() if rests(x) else x, tree, is_leaf=rests)
+
+
+def decoded_again(tree: PyTree) -> PyTree:
+    """As `decoded`, for numbers that are measured while the tree stays at rest.
+
+    Behind a barrier, the products are others than those that are used afterwards, each with a
+    number of its own: XLA would write a number that they share to memory, once per entry.
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=rests)
+    factors = [x.factors if isinstance(x, Scaled) else () for x in leaves]
+    own = jax.lax.optimization_barrier(factors) if any(factors) else factors
+    again = [
+        Scaled(x.leaf, f) if isinstance(x, Scaled) else x for x, f in zip(leaves, own, strict=True)
+    ]
+    return decoded(structure.unflatten(again))
 
 
 def encoded_again(before: PyTree, after: PyTree, clock: Any, name: str = "") -> PyTree:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, Real
 
-from .._types import Tracer
+from .._types import Tracer, is_function
 from ..tree.dtypes import canonical_float, is_array
 from .declared import CHECK
 from .printing import code, shortest
@@ -144,7 +144,7 @@ def _as_hyperparameter(value: Any) -> Any:
         # An integer array could not be set to 0.1 later.
         whole = jnp.issubdtype(value.dtype, jnp.integer)
         return value.astype(canonical_float()) if whole else value
-    return as_schedule(value) if callable(value) else value
+    return as_schedule(value) if is_function(value) else value
 
 
 def _as_steps(value: Any) -> Any:

@@ -25,7 +25,7 @@ def make_figure(
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"`{who}` needs matplotlib: pip install 'slalom[plot]'.") from error
+        raise ImportError(f"`{who}` needs matplotlib: pip install matplotlib.") from error
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex="col" if share_x else "none")
     for axes in grid.flat:

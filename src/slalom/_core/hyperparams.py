@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .. import tree
 from .._paths import candidates, glob_pattern
-from .._types import Tracer
+from .._types import Tracer, is_function
 from .by_path import ByPath, the_path
 from .context import Context
 from .declared import CHECK, AbstractDeclared, Part
@@ -83,7 +83,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
             "one of the schedule's own numbers by its name, or bind a transform without `.drive` "
             "to the model with `opt.rebind`."
         )
-    if callable(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
+    if is_function(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
         value = value(old)
     new = field.metadata["converter"](value)
     # An optimizer created under `vmap` has a number for each run.

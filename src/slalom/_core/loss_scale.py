@@ -36,6 +36,13 @@ def check_loss_scale(transform: AbstractTransform) -> None:
             "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it "
             "once, on the whole optimizer: `tx.scale_loss()`."
         )
+    for part in transforms(transform) if places else ():
+        if "residuals" in part.module.needs:
+            raise ValueError(
+                f"'{part.name}' computes its updates from the residuals of the loss, which "
+                "`.scale_loss()` does not scale. Remove `.scale_loss()`, and keep the parameters "
+                "in float32."
+            )
     for outer in places[0] if places else ():
         if not outer.passes_gradients:
             raise ValueError(

@@ -29,7 +29,7 @@ def param_like(stored: str = SIGNED) -> Any:
     **Arguments:**
 
     - `stored`: how `tx.store` may encode the field. A `"signed"` field, such as a mean of
-        gradients, tolerates an error that is small compared with its neighbours. A
+        gradients, tolerates an error that is small compared with its neighbors. A
         `"nonnegative"` one, such as a mean of squares, changes slowly, has a huge range and must
         not become 0, because updates are divided by it. An `"exact"` one, such as a copy of the
         parameters, stays as it is unless the user names it.
@@ -87,6 +87,24 @@ def marks(node: Any) -> dict[str, str]:
 def params_like_fields(state: Any) -> list[str]:
     """The names of a state's parameter-shaped fields."""
     return [name for name, mark in marks(state).items() if mark == PARAM_LIKE]
+
+
+def children_by_name(state: Any) -> dict[str, Any]:
+    """The fields of a state by name; empty for what has no marked fields."""
+    if not marks(state):
+        return {}
+    children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
+    return {path[0].name: child for path, child in children}
+
+
+def with_fields(state: Any, new: dict[str, Any]) -> Any:
+    """A state with other values in some fields. The constructor would convert and check them."""
+    if not new:
+        return state
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda x: x is not state
+    )
+    return structure.unflatten([new.get(path[0].name, child) for path, child in children])
 
 
 def mark_of(state: Any, field: str) -> str | None:

@@ -1,6 +1,8 @@
 """Helpers of warnings and error messages."""
 
+import linecache
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +17,20 @@ def warn(message: str) -> None:
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def place(error: BaseException) -> str:
+    """Where an error comes from: the innermost line outside Slalom and the libraries it uses."""
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN
+    ]
+    if not frames:
+        return "in a library"
+    frame, line = frames[-1]
+    text = linecache.getline(frame.f_code.co_filename, line).strip()
+    return f"in line {line} of {frame.f_code.co_filename}" + (f", `{text}`" if text else "")
 
 
 def listed(items: Iterable[str], limit: int) -> str:
@@ -33,4 +49,6 @@ def uncalled(given: Any) -> str:
             "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`. To use this one, write "
             "`sl.interop.from_optax(tx)`."
         )
+    if isinstance(given, tuple | list):
+        return " Join transforms with `|`, or write `sl.chain(*transforms)`."
     return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""

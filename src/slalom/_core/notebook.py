@@ -13,7 +13,7 @@ from .printing import bytes_as_text, code, shortest
 from .schedule import AbstractSchedule
 from .walk import segments
 
-# Without colours of its own: text, lines and shades work on light and dark pages.
+# Without colors of its own: text, lines and shades work on light and dark pages.
 _STYLE = """<style>
 .slalom { font-family: ui-monospace, monospace; font-size: 0.85em; line-height: 1.6;
           overflow-x: auto; text-align: left; }

@@ -17,6 +17,7 @@ from jaxtyping import Array, PyTree, UInt32
 from .. import tree
 from .._types import Params
 from ..tree import rounding
+from .encoded import Encoded, is_encoded
 from .write import Return, Write
 
 Seeds = tuple[UInt32[Array, ""], UInt32[Array, ""]]
@@ -175,6 +176,29 @@ class PolicyWrite(Write):
         pairs = zip(leaves, self.kept, strict=True)
         return structure.unflatten([self._full(p, kept) for p, kept in pairs])
 
+    def at_rest(self, params: Any) -> Any:
+        leaves, structure = jax.tree.flatten(params)
+        pairs = zip(leaves, self.kept, strict=True)
+        return structure.unflatten([self._at_rest(p, kept) for p, kept in pairs])
+
+    def _at_rest(self, p: Array, kept: Array | None) -> Array | Encoded:
+        if not rounding.is_half(p.dtype):
+            return p
+        arrays = {"param": p} if kept is None else {"param": p, "kept": kept}
+        codec = _AsCodec(self.policy, jnp.dtype(p.dtype))
+        return Encoded(arrays, codec, p.shape, jnp.dtype(jnp.float32), False)
+
+    def in_place(self, params: Params | None) -> PyTree | None:
+        return None if self.policy.random or self.new is not None else self.at_rest(params)
+
+    def from_place(self, written: PyTree) -> PyTree:
+        def split_up(x: Any) -> _Encoded:
+            if not is_encoded(x):
+                return _Encoded(x, None)
+            return _Encoded(x.arrays["param"], x.arrays.get("kept"))
+
+        return jax.tree.map(split_up, written, is_leaf=is_encoded)
+
     def _full(self, p: Array, kept: Array | None) -> Array:
         return _decode(self.policy, p, kept) if rounding.is_half(p.dtype) else p
 
@@ -208,6 +232,26 @@ class PolicyWrite(Write):
 
     def __str__(self) -> str:
         return f'"{self.name}"'
+
+
+class _AsCodec(NamedTuple):
+    """A policy as a codec, for the engine: one parameter together with what is kept of it."""
+
+    policy: Policy
+    dtype: Any
+
+    def encode(self, x: Array, spec: Any, bits: Any = None) -> dict[str, Any]:
+        del spec, bits
+        param, kept = self.policy.encode(x, self.dtype, None)
+        return {"param": param} if kept is None else {"param": param, "kept": kept}
+
+    def decode(self, arrays: dict[str, Any], spec: Any) -> Array:
+        del spec
+        return self.policy.full(arrays["param"], arrays.get("kept"))
+
+    def is_elementwise(self, spec: Any) -> bool:
+        del spec
+        return True
 
 
 # Shared by the leaves of one shape, since tracing takes time in Python.

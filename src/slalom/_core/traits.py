@@ -38,16 +38,31 @@ class AbstractTraits(AbstractDeclared):
     """Whether the transform needs per-example gradients, with a leading axis of examples."""
 
     computes_gradient: ClassVar[bool] = False
-    """Whether the transform puts a gradient that it computes in the place of the incoming updates.
+    """Whether the transform replaces the incoming updates by a gradient that it computes.
 
     Nothing may come before it in a chain."""
+
+    unconstrained: ClassVar[bool] = False
+    """Whether the transform mixes parameters as if each could move freely. A projection after its
+    steps would stop at points that are no minimum, so it is refused."""
+
+    descends_partly: ClassVar[bool] = False
+    """Whether the transform sets the learning rate of some leaves, and leaves the others to further
+    links of a chain."""
 
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 
+    clips: ClassVar[bool] = False
+    """Whether the transform bounds gradients. A warning tells if the learning rate comes first."""
+
     passes_gradients: ClassVar[bool] = False
     """Whether a wrapper only passes the gradients on, or linear combinations of them. Only such
     wrappers may contain `.scale_loss()`."""
+
+    reads_rest: ClassVar[bool] = False
+    """Whether `run` of a wrapper takes updates that are still encoded or unscaled, because it only
+    passes them on."""
 
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""
@@ -79,6 +94,7 @@ class AbstractTraits(AbstractDeclared):
         """A function of this transform's path and state that raises to forbid the next step.
 
         It runs on the host, outside of every trace, and waits for the step before; `None`, the
-        default, costs nothing.
+        default, costs nothing. The arrays of the state may have an axis of runs, or of the steps of
+        a scan, and its `inner` is then `None`.
         """
         return None

@@ -8,6 +8,7 @@ checks at binding read (`traits.py`).
 """
 
 import abc
+import dataclasses
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
@@ -16,9 +17,13 @@ from jaxtyping import Array, Bool
 from .. import tree
 from .._types import Gradients, Params, Updates
 from .context import Context
+from .declared import Part
+from .engine.decoding import run_decoded
+from .engine.run import Leafwise
 from .fields import hyperparameter_fields
 from .fluent import FLUENT, AbstractFluent
 from .messages import uncalled
+from .mistakes import frozen, no_attribute, not_callable
 from .notebook import document, transform_tree
 from .numbers import read_number
 from .traits import AbstractTraits
@@ -156,6 +161,21 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         updates, state = pair(self, self.update(updates, state, seen, context))
         return write(params, updates), state
 
+    def run_at_rest(self, part: Part, write: Write, updates: Gradients) -> tuple[Any, State]:
+        """As `run`, where leaves of the state or of the updates are encoded."""
+        return run_decoded(part, write, updates)
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        """This as rules that can run leaf by leaf, together with others, or `None`.
+
+        **Arguments:**
+
+        - `part`: this, and what it sees.
+        - `leaves`: the positions of its leaves among those of the updates.
+        """
+        del part, leaves
+        return None
+
     # --- helpers for authors ----------------------------------------------------------------
 
     def at(self, context: Context | None) -> SimpleNamespace:
@@ -181,6 +201,22 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
     def _repr_html_(self) -> str:
         return document(transform_tree(self))
+
+    _refuses_calls: ClassVar[bool] = True
+
+    if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
+
+        def __getattr__(self, name: str) -> Any:
+            return no_attribute(self, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            try:
+                super().__setattr__(name, value)
+            except dataclasses.FrozenInstanceError:
+                raise frozen(self, name) from None
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            not_callable(self)
 
     def __getitem__(self, which: int | str | type) -> "AbstractTransform":
         """A part by its path or a suffix of it, by class, or (in a chain) by position."""
@@ -218,6 +254,11 @@ _HOW = {
         "pass it to the training step, `sl.train_step(loss_fn, sampled_loss_fn=fn)`, or to "
         "`opt.step(..., sampled_grad_fn=fn)` with `fn(model, key)` that returns the gradient for "
         "labels drawn from the model, and their number"
+    ),
+    "residuals": (
+        "pass a loss of `sl.LeastSquares` or `sl.OutputLoss` to the training step, "
+        "`sl.train_step(sl.LeastSquares(residual))`, or its linearization to the optimizer, "
+        "`opt.step(model, grads, residuals=loss_fn.on(x, y))`"
     ),
     "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
 }

@@ -68,6 +68,20 @@ class Write(abc.ABC):
         """The parameters as rules see them, in the precision in which they are kept."""
         return params
 
+    def at_rest(self, params: Any) -> Any:
+        """As `full`, with leaves that are decoded where they are read."""
+        return params
+
+    def in_place(self, params: Params | None) -> PyTree | None:
+        """Where rules that run leaf by leaf may write new parameters themselves, in the place of
+        the old ones: a tree of leaves at rest. `None` if this write needs the updates.
+        """
+        del params
+
+    def from_place(self, written: PyTree) -> PyTree:
+        """The result, from the leaves of `in_place` after they were written."""
+        return written
+
     def cut(self, keep: tuple[bool, ...]) -> "Write":
         """This write for a transform that acts on some of the parameters only."""
         del keep
@@ -97,6 +111,9 @@ class Return(Write):
 
     def full(self, params: Any) -> Any:
         return params if self.under is None else self.under.full(params)
+
+    def at_rest(self, params: Any) -> Any:
+        return params if self.under is None else self.under.at_rest(params)
 
     def cut(self, keep: tuple[bool, ...]) -> Write:
         return self if self.under is None else Return(self.under.cut(keep))
@@ -132,6 +149,9 @@ class _Add(Write):
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         return tree.add(params, updates)
+
+    def in_place(self, params: Params | None) -> PyTree | None:
+        return params
 
     def idle(self, params: Params | None, shapes: PyTree) -> Params:
         del shapes
@@ -242,6 +262,9 @@ class MeasuredWrite(Write):
 
     def full(self, params: Any) -> Any:
         return self.inner.full(params)
+
+    def at_rest(self, params: Any) -> Any:
+        return self.inner.at_rest(params)
 
     def cut(self, keep: tuple[bool, ...]) -> Write:
         return MeasuredWrite(self.inner.cut(keep))

@@ -20,6 +20,7 @@ from .._core.write import ADD, RETURN, Write
 from .._types import Tracer, Updates
 from .arrays import check_not_donated
 from .model import Split, split
+from .recompiled import watch
 from .step import run
 
 
@@ -98,7 +99,9 @@ def _update(arguments: Any) -> tuple[list[Array], Updates]:
     return state, updates
 
 
-compiled_step = Program(_step, carried, homes=homes)
+compiled_step = Program(
+    _step, carried, homes=homes, watch=functools.partial(watch, "opt.step", lambda: None)
+)
 compiled_update = Program(
     _update, functools.partial(carried, model=False), homes=functools.partial(homes, model=False)
 )

@@ -88,7 +88,7 @@ class Totals:
 class Description:
     """A table with a row for each array of a model, and their totals.
 
-    It prints as plain text. `.show()` prints a table with rules and colours to a terminal, where
+    It prints as plain text. `.show()` prints a table with rules and colors to a terminal, where
     rich is installed, and the same plain text to a file or a pipe. `rich.print` and notebooks
     display it as a table too.
     """
@@ -194,9 +194,13 @@ def describe(
 ) -> Description:
     """Describes how each array of a model is optimized."""
     values = dict(hyperparams)
+    pairs = zip(model.marked, model.trainable, strict=True)
+    marks = ["marked" if mark and not is_trainable else "" for mark, is_trainable in pairs]
     rows = {
-        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), is_trainable)
-        for path, leaf, is_trainable in zip(model.paths, model.leaves, model.trainable, strict=True)
+        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), is_trainable, notes=note)
+        for path, leaf, is_trainable, note in zip(
+            model.paths, model.leaves, model.trainable, marks, strict=True
+        )
         if tree.is_array(leaf)
     }
     for part in transforms(transform, state, params=model.params):

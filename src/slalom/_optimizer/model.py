@@ -12,8 +12,10 @@ from .. import tree
 from .._compile.memory import to_device, to_memory_of
 from .._core.messages import warn
 from .._paths import example, first_difference, leaf_paths
-from .._types import Params, Tracer, Updates
+from .._types import Params, Tracer, Updates, is_function
+from ..where.frozen import Unmarked
 from ..where.resolve import Where, check_matches, mask
+from ..where.selectors import everything
 
 Model = TypeVar("Model")
 
@@ -41,6 +43,13 @@ class Split(NamedTuple):
         """The dotted name of each leaf."""
         return leaf_paths(example(self.structure))
 
+    @property
+    def marked(self) -> list[bool]:
+        """Whether the model itself marks each leaf as not trainable."""
+        inexact = tuple(map(tree.is_inexact, self.leaves))
+        chosen = iter(mask(Unmarked(), self._replace(trainable=inexact).params))
+        return [i and not next(chosen) for i in inexact]
+
     def join(self, arrays: list[Any]) -> Any:
         """The model with these arrays as its trainable leaves; all others are the same objects."""
         new = iter(arrays)
@@ -63,6 +72,14 @@ class Split(NamedTuple):
         try:
             leaves = self.structure.flatten_up_to(grads)
         except (ValueError, TypeError):
+            alone = jax.tree_util.all_leaves([grads])
+            if alone and (is_function(grads) or np.ndim(grads) == 0):
+                kind = "a function" if is_function(grads) else "a scalar, such as a loss"
+                raise TypeError(
+                    f"`opt.step` takes the gradients of the loss, got {kind}. Write `grads = "
+                    "eqx.filter_grad(loss_fn)(model, x, y)`, or let `sl.train_step(loss_fn)` "
+                    "differentiate."
+                ) from None
             verb = "do" if name.endswith("s") else "does"
             differ = first_difference(grads, self.params, (name, "the model"))
             swapped = all(tree.is_array(x) for x in self.leaves) and not all(
@@ -136,13 +153,15 @@ def _check_examples(paths: list[str], leaves: list[Any], trainable: tuple[bool, 
 
 
 def split(model: PyTree, trainable: Where | None) -> Split:
-    """Splits a model. Its inexact arrays are trainable, or those of them that are selected."""
+    """Splits a model.
+
+    Its inexact arrays are trainable, except for those that it marks as frozen, or those of them
+    that are selected.
+    """
     leaves, structure = jax.tree.flatten(model, is_leaf=_is_state_index)
-    inexact = [tree.is_inexact(x) and not _overlooked(x) for x in leaves]
-    if trainable is None:
-        return Split(leaves, structure, tuple(inexact))
-    params = Split(leaves, structure, tuple(inexact)).params
-    chosen = iter(mask(trainable, params))
+    inexact = tuple(tree.is_inexact(x) and not _overlooked(x) for x in leaves)
+    params = Split(leaves, structure, inexact).params
+    chosen = iter(mask(Unmarked() if trainable is None else trainable, params))
     return Split(leaves, structure, tuple(i and next(chosen) for i in inexact))
 
 
@@ -157,13 +176,14 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
                 "with `jnp.asarray(leaf)`."
             )
     if trainable is not None:
-        check_matches(trainable, split(model, None).params)
+        check_matches(trainable, split(model, everything()).params)
     if not any(parts.trainable):
         kinds = sorted({_kind(x) for x in parts.leaves}) or ["no leaves"]
-        selected = " that `trainable` selects" if any(split(model, None).trainable) else ""
+        but = " that `trainable` selects" if trainable is not None else " that it does not mark"
+        but = but if any(split(model, everything()).trainable) else ""
         raise ValueError(
             "There is nothing to train: the model has no floating or complex arrays"
-            f"{selected}. It contains {', '.join(kinds)}."
+            f"{but}. It contains {', '.join(kinds)}."
         )
     _warn_tied(parts)
     return parts

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ class Optimizer(AbstractPrinted):
         hyperparam_dtype: Any | None = None,
         arrays: Arrays | None = None,
     ):
-        """Initialises the state of a transform for the parameters of a model.
+        """Initializes the state of a transform for the parameters of a model.
 
         **Arguments:**
 
@@ -86,8 +86,9 @@ class Optimizer(AbstractPrinted):
             models. The optimizer does not keep it. A tree of `jax.ShapeDtypeStruct`s makes an
             optimizer of those, to plan memory and sharding with.
         - `trainable`: which floating and complex arrays to train: a selector, a function or a tree
-            of bools. Defaults to all. The others have no state and no weight decay, do not
-            contribute to norms, and never change.
+            of bools. Defaults to all except those that the model marks as frozen, with
+            `paramax.NonTrainable` or `__frozen__ = ("path", ...)` in a class. The others have no
+            state and no weight decay, do not contribute to norms, and never change.
         - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
         - `arrays`: only for `dataclasses.replace`, which passes the field by its name.
         """
@@ -96,6 +97,11 @@ class Optimizer(AbstractPrinted):
             return
         if not isinstance(transform, AbstractTransform):
             raise TypeError(no_transform(transform, model))
+        if model is None:
+            raise TypeError(
+                "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the "
+                "state for the arrays of the model."
+            )
         where = None if trainable is None else as_where(trainable)
         if is_abstract(model):
             make = functools.partial(
@@ -108,7 +114,16 @@ class Optimizer(AbstractPrinted):
         bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
         self.arrays = Arrays(*_bound(bound_tree, params, where))
 
-    if not TYPE_CHECKING:  # a type checker would otherwise accept every name
+    _refuses_calls: ClassVar[bool] = True
+
+    if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError(
+                "An optimizer is not called. Write `model, opt = opt.step(model, grads)`, or make "
+                "a training step, `step = sl.train_step(loss_fn)`, and call that: "
+                "`model, opt, loss = step(model, opt, x, y)`."
+            )
 
         def __getattr__(self, name: str) -> Any:
             own = vars(Optimizer).get(name)
@@ -319,7 +334,7 @@ class Optimizer(AbstractPrinted):
     # --- state ------------------------------------------------------------------------------
 
     def reset(self, model: PyTree, where: WhereLike | None = None) -> "Optimizer":
-        """Reinitialises the state of some parameters.
+        """Reinitializes the state of some parameters.
 
         Their moments and bias corrections start from scratch. The state of the other parameters,
         the step count and the hyperparameters do not change. The first step after resetting only
@@ -545,7 +560,7 @@ def _bound(
 
 
 def _make(leaves: tuple[Any, ...], binding: Binding) -> Optimizer:
-    """An optimizer from its parts. Bypasses `__init__`, which would initialise the state again."""
+    """An optimizer from its parts. Bypasses `__init__`, which would initialize the state again."""
     optimizer = object.__new__(Optimizer)
     object.__setattr__(optimizer, "arrays", Arrays(leaves, binding))
     return optimizer

@@ -46,7 +46,7 @@ class Plan:
     state: int
     """The arrays of the optimizer: its state, hyperparameters and step count."""
     scratch: int | None
-    """What the compiled optimizer step allocates besides, or `None` if it was not compiled."""
+    """What else the compiled optimizer step allocates, or `None` if it was not compiled."""
 
     @property
     def total(self) -> int:

@@ -12,12 +12,13 @@ from .._compile.callables import as_tree
 from .._core.chain import first_link
 from .._core.context import Context
 from .._core.marks import params_like_fields
+from .._core.residuals import Residuals
 from .._core.slots import slots
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms
 from .._core.write import ADD, Write
 from .._paths import leaf_paths
-from .._types import Params
+from .._types import Params, is_function
 from ..tree.dtypes import canonical_float
 from .model import Split, check_bound
 from .transform_checks import warn_of_ascent
@@ -27,6 +28,9 @@ KEYWORDS = ("value", "grad", "value_fn", "key", "weight", "per_param")
 
 FUNCTIONS = ("value_fn", "grad_fn", "sampled_grad_fn")
 """Entries of the context that are functions of the model."""
+
+ALWAYS = (*KEYWORDS, "residuals")
+"""What every step accepts, for the check of names."""
 
 
 def run(
@@ -64,7 +68,7 @@ def run(
     check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, bound)
     grads = model.align(grads, examples=first_link(transform).per_example)
-    context = _context(transform, count, model, dict(keywords)).replace(shardings=shardings)
+    context = _context(transform, count, model, grads, dict(keywords)).replace(shardings=shardings)
     _check_shapes(transform, state, params)
     if write is ADD:
         warn_of_ascent(transform, params)
@@ -102,7 +106,7 @@ def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context(
-    transform: AbstractTransform, count: Any, model: Split, keywords: dict[str, Any]
+    transform: AbstractTransform, count: Any, model: Split, grads: Any, keywords: dict[str, Any]
 ) -> Context:
     """The context of one step, checked against the inputs that the transform needs."""
     for name in ("value", "weight"):
@@ -132,17 +136,23 @@ def _context(
     if "value_fn" in keywords:
         functions["value_fn"] = keywords.pop("value_fn")
     known: dict[str, Any] = {n: _of_params(n, fn, model) for n, fn in functions.items()}
+    residuals = extra.pop("residuals", None)
+    if residuals is not None:
+        known["residuals"] = _residuals(residuals, model)
     context = Context(step=count, **keywords, **known, extra=extra)
 
     declared = set()
     for part in transforms(transform):
         declared.update(part.module.needs)
+    if context.residuals is not None:
+        context = _with_loss(context, declared, model.params, grads)
+    for part in transforms(transform):
         for name in part.module.needs:
             if name != "params" and not context.has(name):
                 raise TypeError(missing(f"{type(part.module).__name__} ('{part.name}')", name))
     for name in (*extra, *functions):
         if name not in declared and name != "value_fn":
-            own = sorted(declared - {*KEYWORDS, "params", "step"})
+            own = sorted(declared - {*ALWAYS, "params", "step"})
             also = f" These transforms also accept: {', '.join(own)}." if own else ""
             raise TypeError(
                 f"No transform uses '{name}'. These keywords are always accepted: "
@@ -151,9 +161,35 @@ def _context(
     return context
 
 
+def _residuals(given: Any, model: Split) -> Residuals:
+    """A loss that can be linearized, as a function of the parameters."""
+    if not isinstance(given, Residuals):
+        raise TypeError(
+            "`residuals` must be what `loss_fn.on(x, y)` returns for an `sl.LeastSquares` or "
+            f"`sl.OutputLoss`, got {given!r} of type {type(given).__name__}."
+        )
+    return given.of(lambda params: model.join(jax.tree.leaves(params)))
+
+
+def _with_loss(context: Context, declared: set[str], params: Params, grads: Any) -> Context:
+    """The context with what a line search needs, which follows from the residuals."""
+    residuals = context.residuals
+    assert residuals is not None
+    if not residuals.searchable:
+        return context
+    found: dict[str, Any] = {}
+    if "value" in declared and context.value is None:
+        found["value"] = residuals.value(params)
+    if "grad" in declared and context.grad is None:
+        found["grad"] = grads
+    if {"value_fn", "grad_fn"} & declared and context.value_fn is None:
+        found["value_fn"] = residuals.value
+    return context.replace(**found)
+
+
 def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
     """A function of the model that the caller passed, as a function of the parameters."""
-    if not callable(of_model):
+    if not is_function(of_model):
         kind = "maps the model to the loss" if name == "value_fn" else "takes the model"
         raise TypeError(f"`{name}` must be a function that {kind}, got {of_model!r}.")
 

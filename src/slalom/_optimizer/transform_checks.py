@@ -1,7 +1,7 @@
 """What is checked when a transform is bound to parameters, before anything is computed."""
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -23,6 +23,11 @@ from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
 from ..where.resolve import check_matches
+from ..wrappers.drive import Driven
+from ..wrappers.maximize import Maximized
+from ..wrappers.mechanize import Mechanized
+from ..wrappers.partitions import Partition
+from ..wrappers.sam import Sam
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
 # binds an equal pair in every outer step, and the checks take most of the time of a binding.
@@ -31,16 +36,19 @@ _MOST_PASSED = 256
 
 
 def checked(
-    transform: AbstractTransform[Any], params: Params, dtype: Any | None
+    transform: AbstractTransform[Any], params: Params, dtype: Any | None, is_whole: bool = True
 ) -> AbstractTransform[Any]:
-    """The transform with its numbers as arrays, after all checks."""
-    key = _key(transform, params, dtype)
+    """The transform with its numbers as arrays, after all checks.
+
+    One that is not the whole optimizer may pass raw gradients on. This is a warning then.
+    """
+    key = _key(transform, params, (dtype, is_whole))
     messages = _passed.get(key)
     if messages is not None:
         for message in messages:
             warn(message)
         return bind_numbers(transform, dtype)
-    messages = tuple(_check(transform, params))
+    messages = tuple(_check(transform, params, is_whole))
     for message in messages:
         warn(message)
     transform = bound(transform, dtype)
@@ -51,7 +59,7 @@ def checked(
     return transform
 
 
-def _key(transform: AbstractTransform[Any], params: Params, dtype: Any | None) -> Hashable:
+def _key(transform: AbstractTransform[Any], params: Params, options: Hashable) -> Hashable:
     """All that the checks depend on, or `None` if it has no hash, as with arrays."""
     numbers, rule = jax.tree.flatten(transform)
     leaves, structure = jax.tree.flatten(params)
@@ -61,7 +69,7 @@ def _key(transform: AbstractTransform[Any], params: Params, dtype: Any | None) -
     key = (
         (rule, *((type(x), x) for x in numbers)),
         (structure, *((np.shape(x), x.dtype) for x in leaves)),
-        (dtype, canonical_float()),
+        (options, canonical_float()),
     )
     try:
         hash(key)
@@ -70,7 +78,7 @@ def _key(transform: AbstractTransform[Any], params: Params, dtype: Any | None) -
     return key
 
 
-def _check(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) -> Iterator[str]:
     """Raises an error for a transform that does not suit the parameters; yields warnings."""
     for part in transforms(transform):
         for where in part.module.selectors():
@@ -82,41 +90,82 @@ def _check(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
                 f"`{operand(part.module)} | rest`, and wrap only the rest."
             )
     check_loss_scale(transform)
+    _check_objective(transform)
     yield from _idle_steps(transform)
     yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
+    yield from _late_clips(transform)
+    yield from _two_linearizations(transform, params)
     for part in transforms(transform, params=params):
         yield from part.module.warnings(part.params)
+    ascent = _ascent(transform, params)
+    if ascent is not None:
+        if is_whole:
+            raise ValueError(ascent)
+        yield (
+            f"{ascent} If another transform of Optax flips their sign later, convert both together "
+            "to silence this warning: `sl.interop.to_optax(first | second)`."
+        )
+
+
+def _ascent(transform: AbstractTransform[Any], params: Params) -> str | None:
+    """The message for an optimizer that would ascend for some leaves or in some steps, if any."""
     signs = transform.signs(params)
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
         listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
         # Parts come depth first, so the last one that mixes is the innermost.
-        *_, culprit = (
-            part
-            for part in transforms(transform, params=params)
-            if {1, -1}.issubset(part.module.signs(part.params))
-        )
-        raise ValueError(
-            f"Raw gradients would be added to {listed}, so these parameters would ascend: "
-            f"'{culprit.name}' passes their gradients through unchanged, and flips the sign of all "
-            "others. To leave these parameters unchanged, use `.only(where)` instead of "
-            "`.mask(where)`, or `sl.SetToZero()` in a partition. To train them too, mask only the "
-            "links before the learning rate, and let the learning rate act on all parameters."
+        culprit = _parts_where(transform, params, {1, -1}.issubset)[-1]
+        ascending = f"Raw gradients would be added to {listed}, so these parameters would ascend: "
+        if isinstance(culprit.module, Partition):
+            groups = culprit.module.children(params=culprit.params)
+            group = next(g for g in groups if 1 in g.module.signs(g.params))
+            return (
+                f"{ascending}their group '{'.'.join((culprit.name, *group.group))}' does not flip "
+                "the sign of the gradients, and other groups do. To descend, end the group with "
+                "`sl.ScaleByLearningRate(1e-3)`. To ascend on purpose, use `.maximize()` on a "
+                "group that descends: `sl.sgd(1e-3).maximize()`. To leave these parameters "
+                "unchanged, use `sl.SetToZero()`."
+            )
+        return (
+            f"{ascending}'{culprit.name}' passes their gradients through unchanged, and flips the "
+            "sign of all others. To leave these parameters unchanged, use `.only(where)` instead "
+            "of `.mask(where)`. To train them too, mask only the links before the learning rate, "
+            "and let the learning rate act on all parameters."
         )
     if MIXED in signs:
-        *_, culprit = (
-            part
-            for part in transforms(transform, params=params)
-            if MIXED in part.module.signs(part.params)
-        )
-        raise ValueError(
+        culprit = _parts_where(transform, params, lambda signs: MIXED in signs)[-1]
+        return (
             "Raw gradients would be added in every step in which the condition of "
             f"'{culprit.name}' is false, so the parameters would ascend: it passes the gradients "
             "through unchanged in these steps, and flips their sign in all others. To leave the "
             'parameters unchanged in these steps, use `.when(condition, otherwise="zero")`. To '
             "descend in these steps too, apply `.when` only to the links before the learning rate."
         )
+    return None
+
+
+def _parts_where(
+    transform: AbstractTransform[Any], params: Params, condition: Callable[[Any], bool]
+) -> list[Part]:
+    """The parts with such signs, depth first."""
+    found = transforms(transform, params=params)
+    return [part for part in found if condition(part.module.signs(part.params))]
+
+
+def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> None:
+    """Raises an error for a wrapper that sees the loss where its inner transform ascends."""
+    if isinstance(transform, Maximized) and around is not None:
+        method = around.fluent_method
+        raise ValueError(
+            f"{type(around).__name__} is outside of `.maximize()`, so it would follow the loss "
+            f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "
+            f"`tx.{method}(...).maximize()`."
+        )
+    if isinstance(transform, Mechanized | Sam | Driven):
+        around = transform
+    for inner in inner_transforms(transform):
+        _check_objective(inner, around)
 
 
 def _idle_steps(transform: AbstractTransform[Any]) -> Iterator[str]:
@@ -168,6 +217,39 @@ def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[st
                     descending[i] = part.name
 
 
+def _late_clips(transform: AbstractTransform[Any]) -> Iterator[str]:
+    """The warnings of links that clip what a learning rate has scaled already."""
+    for outer in transforms(transform):
+        if not isinstance(outer.module, Chain):
+            continue
+        rate: str | None = None
+        for part in outer.module.children():
+            if rate is not None and part.module.clips:
+                name = ".".join(outer.path + part.path)
+                yield (
+                    f"'{name}' comes after '{rate}', so it clips the step, not the gradient. To "
+                    f"clip the gradient, put it first: `{operand(part.module)} | ...`."
+                )
+            if any(inner.module.sets_learning_rate for inner in transforms(part.module)):
+                rate = ".".join(outer.path + part.path)
+
+
+def _two_linearizations(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warning of two rules that each linearize the loss in some of the parameters."""
+    parts = transforms(transform, params=params)
+    found = [
+        part.name
+        for part in parts
+        if "residuals" in part.module.needs and jax.tree.leaves(part.params)
+    ]
+    if len(found) > 1:
+        yield (
+            f"'{found[0]}' and '{found[1]}' each compute a step that would reduce all residuals if "
+            "the parameters of the other one were fixed, so together they overshoot. Use one rule "
+            "for both groups, and a first-order rule for the rest."
+        )
+
+
 def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
     """The warnings of learning rates whose own sign undoes the flip."""
     for part in transforms(transform):
@@ -175,8 +257,7 @@ def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
         if isinstance(rate, float) and rate < 0:
             yield (
                 f"The learning rate of '{part.name}' is {rate}, so each step ascends the loss. "
-                f"Write {-rate}. To ascend on purpose, use "
-                f"`sl.ScaleByLearningRate({-rate}, flip_sign=False)`."
+                f"Write {-rate}. To ascend on purpose, write {-rate} and use `tx.maximize()`."
             )
 
 
@@ -190,7 +271,7 @@ def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
         warn(
             f"A step of this optimizer ascends the loss: nothing in '{names[-1]}' flips the sign "
             "of the gradients. Add a learning rate, `tx | sl.ScaleByLearningRate(1e-3)`. To ascend "
-            "on purpose, write `tx | sl.Scale(1.0)`."
+            "on purpose, use `.maximize()` on the result."
         )
 
 

@@ -48,7 +48,7 @@ def sweep(
 ) -> SweepResult:
     """Trains one run for each point of a grid of hyperparameters, all at once.
 
-    All runs start from the same model and see the same batches. The training step is vectorised
+    All runs start from the same model and see the same batches. The training step is vectorized
     over the runs with `jax.vmap`, so it is compiled once, and each step is one call.
 
     ```python

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_COLOURS = 6
-"""The number of colours that a legend explains."""
+"""The number of colors that a legend explains."""
 
 MOST_LABELS = 64
 """The number of cells of a heat map up to which each shows its number."""
@@ -68,7 +68,7 @@ class SweepResult:
     def plot(self) -> "Figure":
         """Plots the loss of each run, and the final losses over the grid, with matplotlib.
 
-        The colours of the losses show the first hyperparameter. The final losses are a line for one
+        The colors of the losses show the first hyperparameter. The final losses are a line for one
         hyperparameter, and a heat map of the first two otherwise, of the best values of the others.
 
         **Returns:** a `matplotlib.figure.Figure`. `.savefig(path)` saves it, and a notebook shows
@@ -101,16 +101,16 @@ def _draw_losses(axes: "Axes", result: SweepResult) -> None:
     from matplotlib import colormaps
 
     first, values = next(iter(result.grid.items()))
-    colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(values)))
+    colors = colormaps["viridis"](np.linspace(0.0, 0.9, len(values)))
     *_, steps = result.losses.shape
     window = max(1, steps // 20)
     smooth = np.lib.stride_tricks.sliding_window_view(result.losses, window, axis=-1).mean(axis=-1)
     middles = np.arange(steps - window + 1) + (window - 1) / 2
     every = math.ceil(len(values) / MOST_COLOURS)
-    for i, (runs, value, colour) in enumerate(zip(smooth, values, colours, strict=True)):
+    for i, (runs, value, color) in enumerate(zip(smooth, values, colors, strict=True)):
         for j, run in enumerate(runs.reshape(-1, len(middles))):
             label = f"{value:.3g}" if j == 0 and i % every == 0 else None
-            axes.plot(middles, run, color=colour, linewidth=1, label=label)
+            axes.plot(middles, run, color=color, linewidth=1, label=label)
     finite = smooth[np.isfinite(smooth)]
     if finite.size:
         # The losses of diverging runs would flatten all others.
@@ -169,9 +169,9 @@ def _draw_heat_map(figure: "Figure", axes: "Axes", result: SweepResult) -> None:
         for (i, j), value in np.ndenumerate(best_of_others):
             text = f"{value:.2g}" if np.isfinite(value) else "×"
             shade = float(np.asarray(image.norm(value))) if np.isfinite(value) else 0.0
-            colour = "white" if shade > 0.5 else "black"
+            color = "white" if shade > 0.5 else "black"
             size = "small" if len(rows) <= 8 else "x-small"
-            axes.text(i, j, text, ha="center", va="center", fontsize=size, color=colour)
+            axes.text(i, j, text, ha="center", va="center", fontsize=size, color=color)
     if shown.count():
         i, j = result.best_index[:2]
         axes.plot(i, j, "s", ms=26, mfc="none", mec="tab:orange", mew=2)

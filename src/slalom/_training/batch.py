@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .._paths import candidates, dotted
+from ..losses import AbstractCurvatureLoss
 from ..tree import is_array
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -33,13 +34,24 @@ class Batch(NamedTuple):
 
     - `leaves`, `structure`: the leaves and the structure of the arguments.
     - `roles`: the role of each leaf.
-    - `size`: the number of examples.
+    - `sizes`: the numbers of examples: one, or several if the blocks of a loss differ.
     """
 
     leaves: list[Any]
     structure: Any
     roles: tuple[Role, ...]
-    size: int
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of examples. Raises an error if there are several."""
+        if len(self.sizes) > 1:
+            raise ValueError(
+                f"The blocks of this loss have {', '.join(map(str, self.sizes))} examples, so "
+                "there are no gradients per example. Use one block, or a rule that does not need "
+                "them."
+            )
+        return self.sizes[0]
 
     @property
     def arguments(self) -> Arguments:
@@ -63,7 +75,7 @@ class Batch(NamedTuple):
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
         """Part i of `number`: the examples i, i + number, i + 2·number, …
 
-        These are not neighbours, so that a batch which is sharded over devices does not move.
+        These are not neighbors, so that a batch which is sharded over devices does not move.
         """
 
         def part(x: Any, role: Role) -> Any:
@@ -75,7 +87,7 @@ class Batch(NamedTuple):
             return jax.lax.dynamic_index_in_dim(rows, i, axis=1, keepdims=False)
 
         leaves = list(map(part, self.leaves, self.roles))
-        return self._replace(leaves=leaves, size=self.size // number)
+        return self._replace(leaves=leaves, sizes=tuple(n // number for n in self.sizes))
 
     def example(self, rows: list[Array]) -> "Batch":
         """A batch of one example, from the entry of each of `arrays`."""
@@ -87,7 +99,7 @@ class Batch(NamedTuple):
             # The loss is called as for any batch, so its key is a single one.
             return next(remaining) if role is Role.EXAMPLE_KEYS else x
 
-        return self._replace(leaves=list(map(entry, self.leaves, self.roles)), size=1)
+        return self._replace(leaves=list(map(entry, self.leaves, self.roles)), sizes=(1,))
 
     def _with_keys(self, number: int, role: Role) -> "Batch":
         keys = [r is Role.KEY for r in self.roles]
@@ -123,10 +135,19 @@ def batch_of(
     else:
         keys = [_passed_as(which, names, passed) for which in batch_args]
     leaves, structure = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    roles, size, first = [], None, ""
-    for (_, key, *rest), x in leaves:
+    axes: Any = None
+    if isinstance(loss_fn, AbstractCurvatureLoss):
+        if batch_args is not None:
+            raise ValueError(
+                f"{type(loss_fn).__name__} knows itself which arguments hold the batch. Remove "
+                "`batch_args`."
+            )
+        axes = jax.tree.leaves(loss_fn.axes(args, kwargs))
+    roles = []
+    sizes: dict[str, tuple[int, str]] = {}
+    for i, ((_, key, *rest), x) in enumerate(leaves):
         index: Any = getattr(key, "idx", getattr(key, "key", None))
-        role = _role(x, index in keys)
+        role = _role(x, index in keys if axes is None else bool(axes[i]))
         roles.append(role)
         if role is not Role.ROWS:
             continue
@@ -140,8 +161,7 @@ def batch_of(
                 f"The argument '{path}' has no leading axis, so it cannot be divided into {parts}. "
                 f"{advice}"
             )
-        if size is None:
-            size, first = x.shape[0], path
+        size, first = sizes.setdefault(axes[i] if axes else "", (x.shape[0], path))
         if x.shape[0] != size:
             raise ValueError(
                 f"The leading axis of the argument '{path}' has {x.shape[0]} entries and that of "
@@ -153,20 +173,26 @@ def batch_of(
                 f"The argument '{_name(key, names)}' contains no arrays, so it cannot be divided "
                 f"into {parts}. Remove it from `batch_args`."
             )
-    if size is None:
+    if not sizes:
         raise TypeError(
             f"There are no arrays among the arguments after `opt` to divide into {parts}. "
             "Pass the batch to the step: `step(model, opt, x, y)`."
         )
-    return Batch([x for _, x in leaves], structure, tuple(roles), size)
+    different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
+    return Batch([x for _, x in leaves], structure, tuple(roles), different)
 
 
 def _role(x: Any, holds_batch: bool) -> Role:
     if not is_array(x):
         return Role.WHOLE
-    if x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_single_key(x):
         return Role.KEY
     return Role.ROWS if holds_batch else Role.WHOLE
+
+
+def is_single_key(x: Any) -> bool:
+    """Whether a leaf is one PRNG key, which every part or step gets its own of."""
+    return is_array(x) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _positional_names(loss_fn: Callable[..., Any]) -> list[str]:

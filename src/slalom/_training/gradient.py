@@ -24,12 +24,15 @@ from .._types import Params, Scalar, Updates
 from ..tree import accumulation_dtype, cast, map_leaves
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
+from .curvature import curvature_loss
 from .loss import (
+    NEEDS_A_VALUE,
     LossGradient,
     LossResult,
     checked_loss,
     gather_microbatches,
     map_examples,
+    needs_a_value,
     scan_microbatches,
 )
 from .options import Options
@@ -69,6 +72,9 @@ def training_step(
         result = gradient.result
         needs = {name for part in transforms(opt.transform) for name in part.module.needs}
         known = {"value": result.loss} | arguments["context"]
+        source = curvature_loss(batch_loss.loss_fn, needs, current)
+        if source is not None:
+            known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
         if options.has_weight:
             known["weight"] = result.weight
         if "grad" in needs:
@@ -117,7 +123,10 @@ class BatchLoss(NamedTuple):
             dtype = self.options.compute_dtype
             model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
-        returned = self.loss_fn(model, *args, **kwargs)
+        try:
+            returned = self.loss_fn(model, *args, **kwargs)
+        except NEEDS_A_VALUE as error:
+            raise TypeError(needs_a_value(error)) from error
         return checked_loss(returned, self.options.has_aux, self.options.has_weight)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:

@@ -10,6 +10,7 @@ from jaxtyping import Array, PyTree
 
 from .._compile.program import Packed, pack, unpack
 from .._core.context import Context
+from .._core.messages import place
 from .._core.per_example import AbstractPerExampleTransform, Gathered
 from .._types import Params, Scalar, Updates
 from ..tree import accumulation_dtype, cast_like, is_array, map_leaves
@@ -62,6 +63,25 @@ def checked_loss(returned: Any, has_aux: bool, has_weight: bool) -> LossResult:
             f"{weight.shape} and dtype {weight.dtype}."
         )
     return LossResult(loss, jnp.asarray(weight, canonical_float()), aux)
+
+
+NEEDS_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What JAX raises where a traced array would have to have a value."""
+
+
+def needs_a_value(error: Exception) -> str:
+    """The message for a loss that asks for the value of an array while it is traced."""
+    return (
+        f"The loss needs the value of an array, {place(error)}. It is compiled, so its arrays have "
+        "no values while Python runs it. Instead of `float(x)` or `x.item()`, return the array, "
+        "with `has_aux=True` beside the loss, and convert what the step returns. Instead of "
+        "`if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of NumPy's functions those of "
+        "`jax.numpy`. To print a value, use `jax.debug.print`."
+    )
 
 
 def _unpacked(returned: Any, has_aux: bool, has_weight: bool) -> tuple[Any, Any, Any]:
@@ -193,8 +213,9 @@ def gather_microbatches(
 
 def _check_divides(batch: Batch, number: int, advice: str = "") -> None:
     """Raises an error if a batch cannot be divided into this number of equal parts."""
-    if batch.size % number:
-        raise ValueError(
-            f"The batch has {batch.size} examples, which cannot be divided into {number} "
-            f"microbatches of equal size. Pass a multiple of {number}{advice}."
-        )
+    for size in batch.sizes:
+        if size % number:
+            raise ValueError(
+                f"The batch has {size} examples, which cannot be divided into {number} "
+                f"microbatches of equal size. Pass a multiple of {number}{advice}."
+            )

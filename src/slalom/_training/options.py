@@ -5,6 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 from jaxtyping import PyTree
 
+from .._types import is_function
+
 Donate = Literal["opt", "all", False]
 
 
@@ -48,12 +50,12 @@ class Options(NamedTuple):
                 raise ValueError(
                     f"train_step.microbatches must be at least 1, got {self.microbatches}."
                 )
-        if self.transform_grads is not None and not callable(self.transform_grads):
+        if self.transform_grads is not None and not is_function(self.transform_grads):
             raise TypeError(
                 "train_step.transform_grads must be a function of the gradients, got "
                 f"{self.transform_grads!r}."
             )
-        if self.sampled_loss_fn is not None and not callable(self.sampled_loss_fn):
+        if self.sampled_loss_fn is not None and not is_function(self.sampled_loss_fn):
             raise TypeError(
                 "train_step.sampled_loss_fn must be a function of the model, a key and the batch, "
                 f"got {self.sampled_loss_fn!r}."

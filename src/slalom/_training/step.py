@@ -3,19 +3,22 @@
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from .._compile.callables import as_tree, without_function
 from .._compile.interrupts import HeldInterrupts
 from .._compile.program import Program
 from .._optimizer.compiled import carried, check_guards, homes
 from .._optimizer.optimizer import Optimizer
+from .._optimizer.recompiled import watch
 from .._optimizer.step import as_keywords, check_one_run
+from .._types import Tracer
 from .gradient import training_step
 from .options import Options
+from .scan import check_guarded, check_scan, scanned_steps
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -41,6 +44,7 @@ class TrainStep(Generic[P, R]):
         sampled = options.sampled_loss_fn
         self._sampled_loss = None if sampled is None else as_tree(sampled)
         self._program = _program(function, options)
+        self._scan_program = _program(function, options, scanned_steps)
 
     if TYPE_CHECKING:
         # A `ParamSpec` allows no keyword such as `context` between its `args` and `kwargs`.
@@ -100,6 +104,103 @@ class TrainStep(Generic[P, R]):
     ) -> jax.stages.Lowered:
         """The lowered program, as `jax.jit(...).lower(...)` returns it, to see what is compiled."""
         return self._program.lower(self._arguments(model, opt, args, kwargs, context))
+
+    @overload
+    def scan(
+        self,
+        model: Model,
+        opt: Optimizer,
+        /,
+        *batches: Any,
+        length: int | None = None,
+        unroll: int = 1,
+        model_state: PyTree = None,
+        with_metrics: Literal[False] = False,
+        context: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> tuple[Model, Optimizer, Any]: ...
+    @overload
+    def scan(
+        self,
+        model: Model,
+        opt: Optimizer,
+        /,
+        *batches: Any,
+        length: int | None = None,
+        unroll: int = 1,
+        model_state: PyTree = None,
+        with_metrics: Literal[True],
+        context: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> tuple[Model, Optimizer, Any, dict[str, Array]]: ...
+    def scan(
+        self,
+        model: PyTree,
+        opt: Optimizer,
+        /,
+        *batches: Any,
+        length: int | None = None,
+        unroll: int = 1,
+        model_state: PyTree = None,
+        with_metrics: bool = False,
+        context: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> Any:
+        """Takes many steps in one compiled program, a `jax.lax.scan`.
+
+        Python starts one program instead of one for each step, which matters for small models. The
+        model may have functions inside. `opt` is donated as by a single step.
+
+        ```python
+        >>> @sl.train_step
+        ... def step(model, x, y):
+        ...     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+        >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
+        >>> opt = sl.Optimizer(sl.adam(1e-3), model)
+        >>> x, y = jnp.ones((100, 4, 2)), jnp.zeros((100, 4, 1))
+        >>> model, opt, losses = step.scan(model, opt, x, y)
+        >>> losses.shape
+        (100,)
+
+        ```
+
+        On a CPU, XLA compiles convolutions inside of a scan to slow code. There a loop over `step`
+        is faster, or a scan with `unroll=10`.
+
+        **Arguments:**
+
+        - `model`, `opt`: as for a single step.
+        - `batches`: the arguments of the loss after the model, where all arrays have a leading axis
+            of steps.
+        - `length`: the number of steps, an int ≥ 0. Only needed if no array is passed by position.
+        - `unroll`: the number of steps in one iteration of the compiled loop, an int ≥ 1.
+        - `model_state`: the state of the model, such as an `eqx.nn.State`. The loss is then called
+            as `loss_fn(model, model_state, *batch)`, and returns the new state as its `aux`, with
+            `has_aux=True`.
+        - `with_metrics`: whether to return `opt.metrics` after each step too.
+        - `context`: what the transforms need, as for a single step, the same in every step.
+        - `same`: other arguments of the loss, the same in every step.
+
+        A single PRNG key among any of these is split into one for each step.
+
+        **Returns:** `(model, opt, losses)`. The third result is that of a single step with a
+        leading axis of steps. With `model_state`, the last state takes the place of `aux`. With
+        `with_metrics`, a dict of stacked metrics by path follows.
+
+        **Raises:** `ValueError` for different numbers of steps. If the optimizer limits the steps
+        that are not finite, as `.if_finite(on_limit="raise")` does, a `FloatingPointError` after
+        all steps, with what the scan returns in `error.results`.
+        """
+        scan = {"length": length, "unroll": unroll, "with_metrics": with_metrics}
+        check_scan(self.options, scan, model_state)
+        arguments = self._arguments(model, opt, batches, same, context)
+        arguments |= {"model_state": model_state, "scan": scan}
+        after, (returned, measured, guarded) = self._scan_program(arguments)
+        results = (after["model"], after["opt"], returned)
+        results = (*results, measured) if with_metrics else results
+        if guarded and not any(isinstance(x, Tracer) for x in jax.tree.leaves(guarded)):
+            check_guarded(after["opt"], guarded, results)
+        return results
 
     def _arguments(
         self,
@@ -162,7 +263,7 @@ _programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, Program]]] =
 methods of objects with 1 and with True, may differ.)"""
 
 
-def _program(function: Any, options: Options) -> Program:
+def _program(function: Any, options: Options, body: Any = training_step) -> Program:
     """One program per loss and options, so that calling `train_step` in a loop compiles once."""
     # A method is a new object each time it is looked up.
     is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
@@ -174,22 +275,28 @@ def _program(function: Any, options: Options) -> Program:
         try:
             get_function = reference(function, lambda _: _programs.pop(own, None))
         except TypeError:  # the loss does not support weak references
-            return _new_program(lambda: function, options)
+            return _new_program(lambda: function, options, body)
         _programs[own] = get_function, {}
     get_function, known = _programs[own]
     # The other functions are arguments of the program.
     options = options._replace(transform_grads=None, sampled_loss_fn=None)
     # Types are part of the key because 1 == True.
-    key = (*options, *map(type, options.batch_args or ()))
+    key = (body, *options, *map(type, options.batch_args or ()))
     if key not in known:
-        known[key] = _new_program(get_function, options)
+        known[key] = _new_program(get_function, options, body)
     return known[key]
 
 
-def _new_program(get_function: Callable[[], Any], options: Options) -> Program:
+def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -> Program:
     donated = {
         "all": carried,
         "opt": functools.partial(carried, model=False),
         False: None,
     }[options.donate]
-    return Program(training_step(get_function, options), carried, homes=homes, donated=donated)
+    return Program(
+        body(get_function, options),
+        carried,
+        homes=homes,
+        donated=donated,
+        watch=functools.partial(watch, "sl.train_step", get_function),
+    )

@@ -6,6 +6,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, ove
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
+from .._core.advice import advise_positions
+from .._types import is_function
 from .compute_dtype import as_compute_dtype
 from .options import Donate, Options
 from .step import TrainStep
@@ -145,6 +147,10 @@ def train_step(
     compute_dtype: DTypeLike | None = None,
     sampled_loss_fn: SampledLossFn = None,
 ) -> TrainStep[P, Any]: ...
+@advise_positions(
+    "Make the step of the loss, `step = sl.train_step(loss_fn)`, and then call it: "
+    "`model, opt, loss = step(model, opt, x, y)`."
+)
 def train_step(
     loss_fn: Any = None,
     *,
@@ -287,6 +293,6 @@ def train_step(
 
 
 def _step_of(loss_fn: Any, options: Options) -> TrainStep[Any, Any]:
-    if not callable(loss_fn):
+    if not is_function(loss_fn):
         raise TypeError(f"train_step takes a loss function, got {loss_fn!r}.")
     return TrainStep(loss_fn, options)

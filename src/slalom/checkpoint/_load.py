@@ -5,6 +5,7 @@ import os
 
 from jaxtyping import PyTree
 
+from .._core.advice import advise_positions
 from . import _file
 from ._assemble import Loaded, Source, assemble
 from ._optimizers import Layout
@@ -12,6 +13,7 @@ from ._save import given
 from ._saving import settle
 
 
+@advise_positions("Name the others: `sl.checkpoint.load(path, model=model, opt=opt)`.")
 def load(
     path: str | os.PathLike[str],
     *,

@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxtyping import PyTree
 
 from .. import tree
+from .._core.advice import advise_positions
 from .._optimizer.compiled import check_readable
 from .._optimizer.optimizer import Optimizer
 from . import _file
@@ -23,6 +24,7 @@ _PACKAGE = __name__.partition(".")[0]
 _RESERVED = ("path", "background", "strict", "hyperparams")
 
 
+@advise_positions("Name the others: `sl.checkpoint.save(path, model=model, opt=opt)`.")
 def save(
     path: str | os.PathLike[str],
     *,

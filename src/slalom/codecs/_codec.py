@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
+from .. import tree
 from .._core.encoded import Spec, uniform
 from .._core.printing import AbstractPrinted, code
 
@@ -97,13 +98,8 @@ def stochastic_bits(chosen: bool | None, spec: Spec, bits: Any) -> Any:
     return bits if (spec.nonnegative if chosen is None else chosen) else None
 
 
-def rounded(x: Float[Array, "*shape"], bits: Any) -> Int32[Array, "*shape"]:
-    """Whole numbers: the nearest, or with bits one of the two next to `x`, unbiased.
-
-    Anything for NaN, and for what is not below 2²².
-    """
-    if bits is not None:
-        x = x + (uniform(bits) - 0.5)
+def rounded(x: Float[Array, "*shape"]) -> Int32[Array, "*shape"]:
+    """The nearest whole numbers. Anything for NaN, and for what is not below 2²²."""
     # The addition rounds, and its last bits are the number. A conversion would take longer, since
     # it also minds NaN and the largest integer.
     one_and_a_half = np.float32(1.5 * 2**23)
@@ -130,18 +126,28 @@ def from_blocks(x: Array, length: int) -> Array:
     return flat if flat.shape[-1] == length else flat[..., :length]
 
 
+def rounded_root(x: Float[Array, "*shape"], bits: Any) -> Int32[Array, "*shape"]:
+    """Whole numbers ≥ 0 next to x ≥ 0: the nearest, or with bits such that the mean of their
+    squares is x²."""
+    if bits is None:
+        return rounded(x)
+    below = jnp.floor(x)
+    up = uniform(bits) * (2 * below + 1) < (x - below) * (x + below)
+    return rounded(below + up.astype(jnp.float32))
+
+
 def largest(blocks: Array) -> Array:
-    """The largest absolute value of each block. Where a block has a NaN, it is NaN."""
+    """The largest absolute value of each block; NaN if not all of the block is finite."""
     # As integers, which XLA:CPU vectorizes. It would hand the maximum of floats to a library, and
     # write the blocks to memory before.
     bits = jax.lax.bitcast_convert_type(jnp.abs(blocks), jnp.int32)
-    return jax.lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=0), jnp.float32)
+    found = jax.lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=0), jnp.float32)
+    return jnp.where(found < jnp.inf, found, jnp.nan)
 
 
-def inverse(scale: Array) -> Array:
-    """1 / scale, and 0 where that would overflow."""
-    small = scale < np.finfo(np.float32).tiny
-    return jnp.where(small, 0, 1 / jnp.where(small, 1, scale))
+def relative(blocks: Array, scales: Array) -> Array:
+    """Blocks divided by their scales."""
+    return tree.divided(blocks, scales.astype(jnp.float32)[..., None])
 
 
 def as_float32(x: Array) -> Float[Array, "*shape"]:

@@ -5,19 +5,20 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
-from .._core.encoded import Spec
+from .._core.encoded import Spec, uniform
 from ._codec import (
     AbstractCodec,
     as_float32,
     from_blocks,
     in_blocks,
-    inverse,
     largest,
     refuse_linear,
+    relative,
     root,
     rounded,
+    rounded_root,
     stochastic_bits,
     up_to_bfloat16,
 )
@@ -33,9 +34,9 @@ class int8(AbstractCodec):
         round(127·2z / (1 + |z|)),   z = x/s,
 
     which resolves small numbers more finely than large ones. A field that must stay ≥ 0 is stored
-    as round(255·√x / s), with s the largest root, rounded stochastically; what is positive never
-    becomes 0. The errors are at most 0.8 % of the largest number of the group, and 0.4 % of the
-    largest root.
+    as round(255·√x / s), with s the largest root, rounded stochastically, so that the mean of x is
+    right; what is positive never becomes 0, but at least s²/65025. The errors are at most 0.8 % of
+    the largest number of the group, and 0.4 % of the largest root.
 
     Differs from the paper: the scale is a bfloat16, because a float16 holds no scale below 6·10⁻⁸,
     and rounding is stochastic where a field must stay ≥ 0, because the nearest code would never
@@ -64,14 +65,25 @@ class int8(AbstractCodec):
         x = as_float32(x)
         blocks = in_blocks(root(x) if spec.nonnegative else x, _BLOCK)
         scales = up_to_bfloat16(largest(blocks))
-        z = blocks * inverse(scales.astype(jnp.float32))[..., None]
+        z = relative(blocks, scales)
         if spec.nonnegative:
-            codes = jnp.clip(rounded(255 * z, bits), 1, 255)
+            codes = jnp.clip(rounded_root(255 * z, bits), 1, 255)
             codes = jnp.where(blocks > 0, codes, 0).astype(jnp.uint8)
         else:
-            z = 2 * z / (1 + jnp.abs(z)) if self.companded else z
-            codes = jnp.clip(rounded(127 * z, bits), -127, 127).astype(jnp.int8)
+            codes = jnp.clip(self._signed(z, bits), -127, 127).astype(jnp.int8)
         return {"codes": from_blocks(codes, x.shape[-1]), "scales": scales}
+
+    def _signed(self, z: Float[Array, "*shape"], bits: Any) -> Int32[Array, "*shape"]:
+        size = jnp.abs(z)
+        y = 127 * (2 * size / (1 + size) if self.companded else size)
+        if bits is not None:
+            below = jnp.floor(y)
+            # How far z is from the number of the code below to the next one.
+            share = y - below
+            if self.companded:
+                share = (size * (254 - below) - below) * ((253 - below) * np.float32(1 / 254))
+            y = below + (uniform(bits) < share).astype(jnp.float32)
+        return rounded(jnp.where(z < 0, -y, y))
 
     def decode(self, arrays: dict[str, Any], spec: Spec) -> Float[Array, "*shape"]:
         codes = in_blocks(arrays["codes"], _BLOCK).astype(jnp.float32)

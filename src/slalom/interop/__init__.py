@@ -1,6 +1,6 @@
 """Slalom's transforms in code for Optax, and Optax's in Slalom.
 
-Optax is imported when one of these functions is called: `pip install 'slalom[optax]'`.
+Optax is imported when one of these functions is called: `pip install optax`.
 """
 
 from ._from_optax import from_optax as from_optax

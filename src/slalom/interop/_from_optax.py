@@ -68,7 +68,8 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
         if context is None:
             return {}
         known = {name: getattr(context, name) for name in _ALWAYS}
-        return {k: x for k, x in known.items() if x is not None} | dict(context.extra)
+        known = {k: x for k, x in known.items() if x is not None}
+        return dict(context.per_param or {}) | known | dict(context.extra)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (None,) * len(jax.tree.leaves(params))
@@ -117,7 +118,8 @@ def from_optax(
         `optax.MultiSteps`.
     - `needs`: the names of extra arguments that `gt` needs, for `opt.step(..., name=...)`. Those
         that its functions require, such as `value` and `value_fn` of `optax.lbfgs`, are found
-        without.
+        without. Pass trees like the parameters as `opt.step(..., per_param={name: tree})`: `.mask`
+        and `.partition` cut them to the parameters that `gt` sees.
 
     **Returns:** a transform.
 

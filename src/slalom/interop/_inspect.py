@@ -1,5 +1,6 @@
-"""What can be seen of a transform of Optax, which is a pair of closures."""
+"""What can be seen of a transform of Optax, which is a pair of functions, mostly closures."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ Function = Callable[..., Any]
 
 def name_of(update: Function) -> str:
     """A name such as `chain(scale_by_adam, scale)`, from the names of functions."""
-    name = update.__qualname__.partition(".<locals>")[0].partition(".")[0]
+    name = _own_name(update).partition(".<locals>")[0].partition(".")[0]
     factory = _cells(update).get("inner_factory")
     if callable(factory):
         return f"{name}({getattr(factory, '__name__', '...')})"
@@ -33,10 +34,17 @@ def required_keywords(update: Function) -> tuple[str, ...]:
 def injected(update: Function) -> dict[str, float]:
     """The numbers of `optax.inject_hyperparams` that its state holds, with their initial values."""
     cells = _cells(update)
-    if not update.__qualname__.startswith("inject_hyperparams."):
+    if not _own_name(update).startswith("inject_hyperparams."):
         return {}
-    # Only the function that initialises the state knows the initial values.
+    # Only the function that initializes the state knows the initial values.
     return {k: x for k, x in cells.get("numeric_hps", {}).items() if _is_real(x)}
+
+
+def _own_name(function: Function) -> str:
+    """The qualified name of a function, or that of the class of another callable object."""
+    if isinstance(function, functools.partial):
+        return _own_name(function.func)
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _is_real(x: Any) -> bool:
@@ -62,8 +70,12 @@ def _updates_in(x: Any) -> Iterator[Function]:
     elif isinstance(x, dict):
         for y in x.values():
             yield from _updates_in(y)
-    elif (inspect.isfunction(x) or inspect.ismethod(x)) and _is_update(x):
+    elif _is_function(x) and _is_update(x):
         yield x
+
+
+def _is_function(x: Any) -> bool:
+    return inspect.isfunction(x) or inspect.ismethod(x) or isinstance(x, functools.partial)
 
 
 def _is_update(function: Function) -> bool:
@@ -72,6 +84,9 @@ def _is_update(function: Function) -> bool:
 
 def _cells(function: Function) -> dict[str, Any]:
     """What a closure closes over, or a bound method finds in its object, by name."""
+    if isinstance(function, functools.partial):
+        bound = dict(enumerate(function.args)) | function.keywords
+        return _cells(function.func) | {str(name): x for name, x in bound.items()}
     if inspect.ismethod(function):
         return vars(function.__self__) if hasattr(function.__self__, "__dict__") else {}
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())

@@ -19,6 +19,4 @@ def import_optax(who: str) -> Any:
     try:
         return importlib.import_module("optax")
     except ImportError as error:
-        raise ImportError(
-            f"`sl.interop.{who}` needs Optax: pip install 'slalom[optax]'."
-        ) from error
+        raise ImportError(f"`sl.interop.{who}` needs Optax: pip install optax.") from error

@@ -1,5 +1,6 @@
 """The state of `to_optax`: what it holds, and how to read and change it."""
 
+import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from .._optimizer.binding import Binding, bind
 from .._optimizer.model import Model, split
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.readings import Readings
+from ..wrappers.flatten import Joined
 from ._flax import pure
 
 State = TypeVar("State")
@@ -93,6 +95,44 @@ def renamed(state: ToOptaxState, arrays: Mapping[str, Any]) -> ToOptaxState:
     """Undoes `names`: the state with other arrays."""
     opt = as_optimizer(state)
     return updated(state, Optimizer(arrays=Arrays(tuple(arrays.values()), opt.binding)))
+
+
+# --- without parameters ---------------------------------------------------------------------
+
+
+class _Anything:
+    """Equal to everything, as a static field of a state for any parameters."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def for_any_params(state: Any) -> Any:
+    """A prefix of the states for all parameters, from the state for a tree without arrays.
+
+    `optax.tree.map_params` compares the two. The static fields of a state, such as the shapes in
+    `FlattenState`, depend on the parameters.
+    """
+
+    def is_module(node: Any) -> bool:
+        return isinstance(node, eqx.Module)
+
+    def visit(node: Any) -> Any:
+        if not is_module(node):
+            return node
+        if isinstance(node, Joined):
+            return node.apart
+        new = object.__new__(type(node))
+        for field in dataclasses.fields(node):
+            static = field.metadata.get("static", False)
+            value = _Anything() if static else for_any_params(getattr(node, field.name))
+            object.__setattr__(new, field.name, value)
+        return new
+
+    return jax.tree.map(visit, state, is_leaf=is_module)
 
 
 # --- reading and changing it ----------------------------------------------------------------

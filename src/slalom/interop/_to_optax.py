@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
@@ -14,17 +15,29 @@ from .._core.fields import bind_numbers
 from .._core.transform import AbstractTransform, require_transform
 from .._core.walk import transforms
 from .._core.write import RETURN
+from .._optimizer.binding import init_state, is_abstract, on_param_devices
 from .._optimizer.compiled import carried, check_guards, homes
-from .._optimizer.model import split
+from .._optimizer.model import checked_split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.step import KEYWORDS, as_keywords, run
+from .._optimizer.transform_checks import checked
 from .._types import Updates
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax
-from ._state import ToOptaxState, as_optimizer, as_state, names, renamed, updated
+from ._state import (
+    ToOptaxState,
+    as_optimizer,
+    as_state,
+    for_any_params,
+    names,
+    renamed,
+    updated,
+)
 
 
-def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
+def to_optax(
+    tx: AbstractTransform[Any], *, hyperparam_dtype: Any | None = None
+) -> GradientTransformationExtraArgs:
     """Makes a transform usable wherever Optax's are.
 
     Its `update` returns what `opt.update` returns, and costs the same under your own `jit`. Flax,
@@ -56,13 +69,15 @@ def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
     **Arguments:**
 
     - `tx`: the transform.
+    - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to float32 (float64 under x64).
 
     **Returns:** an `optax.GradientTransformationExtraArgs`. Its `init` takes any tree of arrays, or
     a whole model. Its `update` needs `params` only if a link of `tx` does. If they are passed, the
     updates have their dtypes.
 
     **Raises:** `TypeError` for anything but a transform. `init` and `update` raise what
-    `sl.Optimizer` and `opt.update` raise.
+    `sl.Optimizer` and `opt.update` raise. But a transform that passes some gradients on, such as
+    `sl.adam(1e-3).mask(where)`, is a warning only: another one may follow it in an `optax.chain`.
     """
     optax = import_optax("to_optax")
     if isinstance(tx, Optimizer):
@@ -77,12 +92,12 @@ def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
         _flax.register(ToOptaxState, names, renamed)
         plain = _flax.pure(params)
         if jax.tree.leaves(plain):
-            opt = Optimizer(tx, plain)
-            transform, inner, count = opt.transform, opt.state, opt.arrays.leaves[-1]
+            transform, inner, count = _bound(tx, plain, hyperparam_dtype)
         else:
             # A group of `optax.partition` may be empty, and `optax.tree.map_params` passes no
             # arrays. An optimizer would be refused.
-            transform, inner, count = bind_numbers(tx), tx.init(plain), tree.fresh_count()
+            transform, count = bind_numbers(tx, hyperparam_dtype), tree.fresh_count()
+            inner = for_any_params(tx.init(plain))
         inner = _flax.with_variables(inner, params)
         return as_state(transform, inner, count, _given(tx, transform))
 
@@ -99,6 +114,16 @@ def to_optax(tx: AbstractTransform[Any]) -> GradientTransformationExtraArgs:
         return _in_containers_of(updates, grads, new), _in_containers_of(state, own, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _bound(tx: AbstractTransform[Any], params: PyTree, dtype: Any | None) -> tuple[Any, Any, Any]:
+    """The transform with its numbers as arrays, its state and its count, as in an optimizer."""
+    if is_abstract(params):
+        return eqx.filter_eval_shape(_bound, tx, params, dtype)
+    params = jax.tree.map(strong, checked_split(params, None).params)
+    transform = checked(tx, params, dtype, is_whole=False)
+    parts = (transform, init_state(transform, params), tree.fresh_count())
+    return on_param_devices(parts, params)
 
 
 # --- one update -----------------------------------------------------------------------------
@@ -206,7 +231,7 @@ def _keywords(state: ToOptaxState, params: PyTree, given: Mapping[str, Any]) -> 
         needs = {*part.module.needs} - {"step"}
         if params is None and part.module.per_example:
             needs.add("params")
-        absent = needs - known.keys()
+        absent = needs - known.keys() - set(known.get("per_param", ()))
         if "grad_fn" in absent:
             # It is the gradient of the loss.
             absent = absent - {"grad_fn"} | ({"value_fn"} - known.keys())

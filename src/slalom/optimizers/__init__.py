@@ -32,6 +32,11 @@ from .adam_variants import (
     radam as radam,
     yogi as yogi,
 )
+from .curvature import (
+    gauss_newton as gauss_newton,
+    levenberg_marquardt as levenberg_marquardt,
+    natural_gradient as natural_gradient,
+)
 from .factored import adafactor as adafactor
 from .first_order import rmsprop as rmsprop, sgd as sgd
 from .gradient import (

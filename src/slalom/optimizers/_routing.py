@@ -39,8 +39,8 @@ def with_adam_elsewhere(
 
     - `rule`, `name`: the rule, and the label of its group.
     - `where`: the matrices that it trains, as `chosen` returns them.
-    - `learning_rate`: that of the rule.
-    - `adam_learning_rate`: that of AdamW; `None` for the same.
+    - `learning_rate`: the default of the learning rate of AdamW.
+    - `adam_learning_rate`: what the user gave, or `None`.
     - `b1`, `b2`, `weight_decay`: as in `adamw`.
     """
     rate = learning_rate if adam_learning_rate is None else adam_learning_rate

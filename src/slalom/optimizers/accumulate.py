@@ -15,6 +15,7 @@ from ..transforms import (
 )
 from ..where.resolve import WhereLike
 from ._decay import decayed
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -24,12 +25,14 @@ def adagrad(
     eps: Hyperparameter = 1e-7,
     *,
     accumulator_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adagrad: p ↦ p − η·g / √(s + ε), where s is the sum of all squared gradients.
 
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRss`.
 
     **Returns:** a chain of `ScaleByRss` and `ScaleByLearningRate`.
@@ -37,9 +40,12 @@ def adagrad(
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
     """
-    return chain(
-        ScaleByRss(initial_accumulator_value, eps, accumulator_dtype=accumulator_dtype),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByRss(initial_accumulator_value, eps, accumulator_dtype=accumulator_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -52,6 +58,7 @@ def adadelta(
     decay_where: WhereLike | None = None,
     *,
     accumulator_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adadelta: p ↦ p − η·√(x + ε) / √(v + ε)·g, where v and x are
     decaying means of the squares of the gradients and of the updates.
@@ -62,18 +69,22 @@ def adadelta(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdadelta`.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByAdadelta` and `ScaleByLearningRate`.
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
-    return chain(
-        decayed(weight_decay, decay_where),
-        ScaleByAdadelta(rho, eps, accumulator_dtype=accumulator_dtype),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            decayed(weight_decay, decay_where),
+            ScaleByAdadelta(rho, eps, accumulator_dtype=accumulator_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -84,6 +95,8 @@ def madgrad(
     weight_decay: Hyperparameter | None = None,
     eps: Hyperparameter = 1e-6,
     decay_where: WhereLike | None = None,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """MADGRAD: p ↦ γ·p + (1 − γ)·(p₀ − s / (∛v + ε)), where s and v are weighted sums of the
     gradients and of their squares.
@@ -93,9 +106,10 @@ def madgrad(
     **Arguments:**
 
     - `learning_rate`: η, ≥ 0.
-    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularisation. Defaults to
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization. Defaults to
         no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMadgrad`.
 
     **Returns:** a chain of `AddDecayedWeights`, if there is a decay, and `ScaleByMadgrad`.
@@ -106,8 +120,8 @@ def madgrad(
     """
     rule = ScaleByMadgrad(learning_rate, momentum, eps)
     if weight_decay is None:
-        return rule
-    return chain(decayed(weight_decay, decay_where), rule)
+        return maximized_if(maximize, rule)
+    return maximized_if(maximize, chain(decayed(weight_decay, decay_where), rule))
 
 
 @advise_keywords
@@ -116,6 +130,7 @@ def sm3(
     momentum: Hyperparameter = 0.9,
     *,
     mu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """SM3: Adagrad with momentum that keeps one number per row and column.
 
@@ -125,10 +140,13 @@ def sm3(
     - `momentum`: the decay of the momentum, in [0, 1).
     - `mu_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleBySM3` and `ScaleByLearningRate`.
 
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
     """
-    return chain(ScaleBySM3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))
+    return maximized_if(
+        maximize, chain(ScaleBySM3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))
+    )

@@ -8,6 +8,7 @@ from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import ScaleByAdam, ScaleByLearningRateWithCorrectedDecay
 from ..where.resolve import WhereLike
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -24,6 +25,7 @@ def adamc(
     *,
     nesterov: bool = False,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """AdamC, Adam with corrected weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·(η / η_max)·p).
 
@@ -38,6 +40,7 @@ def adamc(
     - `max_learning_rate`: η_max, the largest value of the schedule, > 0.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRateWithCorrectedDecay`.
@@ -51,9 +54,12 @@ def adamc(
     ??? cite "Defazio, [Why Gradients Rapidly Increase Near the End of
         Training](https://arxiv.org/abs/2506.02285), 2025"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-        ScaleByLearningRateWithCorrectedDecay(
-            learning_rate, max_learning_rate, weight_decay, decay_where=decay_where
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+            ScaleByLearningRateWithCorrectedDecay(
+                learning_rate, max_learning_rate, weight_decay, decay_where=decay_where
+            ),
         ),
     )

@@ -19,6 +19,7 @@ from ..transforms import (
 )
 from ..where.resolve import WhereLike, as_where
 from ._decay import decayed_descent
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -36,6 +37,7 @@ def ademamix(
     *,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """AdEMAMix: p ↦ p − η·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p), where m₂ is a very slow mean.
 
@@ -48,6 +50,7 @@ def ademamix(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdemamix`.
 
     **Returns:** a chain of `ScaleByAdemamix`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -55,9 +58,12 @@ def ademamix(
     ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
         Older](https://arxiv.org/abs/2409.03137), 2024"
     """
-    return chain(
-        ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -75,6 +81,7 @@ def simplified_ademamix(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Simplified AdEMAMix: p ↦ p − η·((m + α·g) / (√v̂ + ε) + λ·p), where m is a sum.
 
@@ -85,6 +92,7 @@ def simplified_ademamix(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleBySimplifiedAdemamix`.
 
     **Returns:** a chain of `ScaleBySimplifiedAdemamix`, `AddDecayedWeights` and
@@ -94,9 +102,12 @@ def simplified_ademamix(
         Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
     """
     dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return chain(
-        ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, **dtypes),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, **dtypes),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -115,6 +126,7 @@ def adopt(
     decay_where: WhereLike | None = None,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """ADOPT: p ↦ p − η·(m + λ·p), where m is a mean of g / max(√v, ε), with v from before g.
 
@@ -127,6 +139,7 @@ def adopt(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdopt`.
 
     **Returns:** a chain of `ScaleByAdopt`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -136,9 +149,12 @@ def adopt(
     """
     options: dict[str, Any] = {} if clip_value_fn is None else {"clip_value_fn": clip_value_fn}
     options |= {"nesterov": nesterov, "use_clipping": use_clipping, "nu_dtype": nu_dtype}
-    return chain(
-        ScaleByAdopt(b1, b2, eps, mu_dtype, **options),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdopt(b1, b2, eps, mu_dtype, **options),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -154,6 +170,7 @@ def laprop(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """LaProp: p ↦ p − η·(m̂ + λ·p), where m is a mean of g / (√v̂ + ε).
 
@@ -164,6 +181,7 @@ def laprop(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByLaprop`.
 
     **Returns:** a chain of `ScaleByLaprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -171,9 +189,12 @@ def laprop(
     ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in
         Adam](https://arxiv.org/abs/2002.04839), 2020"
     """
-    return chain(
-        ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -190,6 +211,7 @@ def mars(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """MARS-AdamW: AdamW on gradients that are corrected by their change, and clipped to norm 1.
 
@@ -208,6 +230,7 @@ def mars(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMars`.
 
     **Returns:** a chain of `ScaleByMars`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -215,9 +238,12 @@ def mars(
     ??? cite "Yuan et al., [MARS: Unleashing the Power of Variance Reduction for Training Large
         Models](https://arxiv.org/abs/2411.10438), 2024"
     """
-    return chain(
-        ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -233,6 +259,7 @@ def stable_adamw(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """StableAdamW: AdamW whose step is shortened where squares lag behind gradients.
 
@@ -243,6 +270,7 @@ def stable_adamw(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByStableAdam`.
 
     **Returns:** a chain of `ScaleByStableAdam` and `ScaleByLearningRate`. With `decay_where`, the
@@ -257,7 +285,7 @@ def stable_adamw(
         # The step shortens the decay too, so it cannot be a separate link.
         others = ScaleByStableAdam(b1, b2, eps, **options)
         rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return chain(rule, ScaleByLearningRate(learning_rate))
+    return maximized_if(maximize, chain(rule, ScaleByLearningRate(learning_rate)))
 
 
 @advise_keywords
@@ -273,6 +301,7 @@ def acprop(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """ACProp: p ↦ p − η·(g / (√ŝ + ε) + λ·p), where s is a mean of |g − m|² from before g.
 
@@ -285,6 +314,7 @@ def acprop(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAcprop`.
 
     **Returns:** a chain of `ScaleByAcprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -292,7 +322,10 @@ def acprop(
     ??? cite "Zhuang et al., [Momentum Centering and Asynchronous Update for Adaptive Gradient
         Methods](https://arxiv.org/abs/2110.05454), 2021"
     """
-    return chain(
-        ScaleByAcprop(b1, b2, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAcprop(b1, b2, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )

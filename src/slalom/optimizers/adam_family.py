@@ -9,6 +9,7 @@ from .._core.transform import AbstractTransform
 from ..transforms import ScaleByAdam, ScaleByAdamax, ScaleByAmsgrad, ScaleByLearningRate
 from ..where.resolve import WhereLike
 from ._decay import decayed_descent
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -22,12 +23,14 @@ def adam(
     *,
     nesterov: bool = False,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam: p ↦ p − η·m̂ / (√v̂ + ε).
 
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
@@ -40,9 +43,12 @@ def adam(
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -60,6 +66,7 @@ def adamw(
     nesterov: bool = False,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam with decoupled weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p).
 
@@ -73,6 +80,7 @@ def adamw(
         `sl.where.ndim(min=2)` selects weight matrices and excludes biases and norms.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -86,9 +94,12 @@ def adamw(
     ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
         Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -102,6 +113,7 @@ def nadam(
     mu_dtype: Any | None = None,
     *,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam with Nesterov momentum: `sl.adam` with `nesterov=True`.
 
@@ -110,6 +122,7 @@ def nadam(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
@@ -122,7 +135,10 @@ def nadam(
 
     ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016"
     """
-    return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True, nu_dtype=nu_dtype)
+    return maximized_if(
+        maximize,
+        adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True, nu_dtype=nu_dtype),
+    )
 
 
 @advise_keywords
@@ -138,6 +154,7 @@ def nadamw(
     *,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam with Nesterov momentum and decoupled weight decay: `sl.adamw` with `nesterov=True`.
 
@@ -148,6 +165,7 @@ def nadamw(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -155,18 +173,21 @@ def nadamw(
     ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016; Loshchilov & Hutter,
         [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return adamw(
-        learning_rate,
-        b1,
-        b2,
-        eps,
-        eps_root,
-        mu_dtype,
-        weight_decay,
-        decay_where,
-        nesterov=True,
-        nu_dtype=nu_dtype,
-        independent_decay=independent_decay,
+    return maximized_if(
+        maximize,
+        adamw(
+            learning_rate,
+            b1,
+            b2,
+            eps,
+            eps_root,
+            mu_dtype,
+            weight_decay,
+            decay_where,
+            nesterov=True,
+            nu_dtype=nu_dtype,
+            independent_decay=independent_decay,
+        ),
     )
 
 
@@ -182,12 +203,14 @@ def amsgrad(
     bias_correction_nu: bool = True,
     *,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """AMSGrad: p ↦ p − η·m̂ / (√w + ε), where w is the running maximum of v̂.
 
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAmsgrad`.
 
     **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
@@ -196,9 +219,12 @@ def amsgrad(
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
     """
     corrections = bias_correction_mu, bias_correction_nu
-    return chain(
-        ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections, nu_dtype=nu_dtype),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -211,21 +237,26 @@ def adamax(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adamax: p ↦ p − η·m̂ / v, where v is a decaying maximum of |g|.
 
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax` and `ScaleByLearningRate`.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
-    return chain(
-        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -241,6 +272,7 @@ def adamaxw(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adamax with decoupled weight decay: p ↦ p − η·(m̂ / v + λ·p).
 
@@ -251,6 +283,7 @@ def adamaxw(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -258,7 +291,10 @@ def adamaxw(
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Loshchilov & Hutter,
         [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return chain(
-        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )

@@ -16,6 +16,7 @@ from ..transforms import (
 )
 from ..where.resolve import WhereLike, as_where
 from ._decay import decayed_descent
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -29,12 +30,14 @@ def adabelief(
     nesterov: bool = False,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """AdaBelief: p ↦ p − η·m̂ / (√ŝ + ε), where s is a decaying mean of |g − m|².
 
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByBelief`.
 
     **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
@@ -42,9 +45,12 @@ def adabelief(
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
     dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return chain(
-        ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov, **dtypes),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov, **dtypes),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -57,6 +63,7 @@ def yogi(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v changes by at most (1 − β₂)·|g|².
 
@@ -65,6 +72,7 @@ def yogi(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByYogi`.
 
     **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
@@ -73,9 +81,12 @@ def yogi(
         Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
         2018"
     """
-    return chain(
-        ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -91,12 +102,14 @@ def radam(
     nesterov: bool = False,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """RAdam: p ↦ p − η·r·m̂ / (√v̂ + ε), and p ↦ p − η·m̂ during the first steps.
 
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRadam`.
 
     **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
@@ -105,9 +118,12 @@ def radam(
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
     """
     dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return chain(
-        ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, **dtypes),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, **dtypes),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -122,6 +138,7 @@ def novograd(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """NovoGrad: p ↦ p − η·m, where m is the momentum of g / (√v + ε) + λ·p.
 
@@ -130,6 +147,7 @@ def novograd(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByNovograd`.
 
     **Returns:** a chain of `ScaleByNovograd` and `ScaleByLearningRate`. With `decay_where`, the
@@ -143,7 +161,7 @@ def novograd(
         # The decay enters the momentum, so it cannot be a separate link.
         others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
         rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return chain(rule, ScaleByLearningRate(learning_rate))
+    return maximized_if(maximize, chain(rule, ScaleByLearningRate(learning_rate)))
 
 
 @advise_keywords
@@ -160,6 +178,7 @@ def adan(
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
 
@@ -173,13 +192,17 @@ def adan(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdan`.
 
     **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
 
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
-    return chain(
-        ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )

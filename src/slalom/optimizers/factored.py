@@ -11,6 +11,7 @@ from .._core.transform import AbstractTransform
 from ..transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRMS
 from ..where.resolve import WhereLike
 from ._decay import decayed
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -27,6 +28,8 @@ def adafactor(
     eps: Hyperparameter = 1e-30,
     factored: bool = True,
     decay_where: WhereLike | None = None,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adafactor: p ↦ p − η·rms(p)·û − λ·p with û = u·min(1, d / rms(u)), leaf by leaf.
 
@@ -53,6 +56,7 @@ def adafactor(
     - `eps`: ε, > 0, added to the squares.
     - `factored`: whether to store rows and columns instead of full means of squares.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByFactoredRms`, which also clips, `ScaleByLearningRate`,
     `ScaleByParamBlockRMS`, `Ema`, `AddDecayedWeights` and `Scale`. Links that are switched off are
@@ -78,4 +82,4 @@ def adafactor(
         links.append(Ema(momentum, debias=False, accumulator_dtype=dtype_momentum))
     if weight_decay is not None:
         links.append(decayed(weight_decay, decay_where))
-    return chain(*links, Scale(-1.0))
+    return maximized_if(maximize, chain(*links, Scale(-1.0)))

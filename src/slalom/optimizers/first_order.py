@@ -7,6 +7,7 @@ from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import ScaleByLearningRate, ScaleByRms, ScaleByStddev, Trace
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -15,6 +16,8 @@ def sgd(
     momentum: Hyperparameter | None = None,
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Stochastic gradient descent: p ↦ p − η·g, or with momentum p ↦ p − η·t, t ↦ g + γ·t.
 
@@ -25,6 +28,7 @@ def sgd(
     - `nesterov`: whether to use Nesterov momentum.
     - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `Trace`, with momentum only, and `ScaleByLearningRate`.
 
@@ -35,7 +39,7 @@ def sgd(
     ```
     """
     links = [] if momentum is None else [Trace(momentum, nesterov, accumulator_dtype)]
-    return chain(*links, ScaleByLearningRate(learning_rate))
+    return maximized_if(maximize, chain(*links, ScaleByLearningRate(learning_rate)))
 
 
 @advise_keywords
@@ -51,6 +55,7 @@ def rmsprop(
     bias_correction: bool = False,
     *,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """RMSProp: p ↦ p − η·g / √(v + ε), or with momentum a decaying sum of these updates.
 
@@ -60,6 +65,7 @@ def rmsprop(
     - `centered`: whether to divide by the standard deviation instead, as in `ScaleByStddev`.
     - `momentum`: the decay of the sum, in [0, 1]. Defaults to no momentum.
     - `nesterov`: whether to use Nesterov momentum.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRms`.
 
     **Returns:** a chain of `ScaleByRms` (or `ScaleByStddev` if centered), `ScaleByLearningRate`
@@ -69,8 +75,11 @@ def rmsprop(
     """
     links = [] if momentum is None else [Trace(momentum, nesterov)]
     rule = ScaleByStddev if centered else ScaleByRms
-    return chain(
-        rule(decay, eps, initial_scale, eps_in_sqrt, bias_correction, nu_dtype=nu_dtype),
-        ScaleByLearningRate(learning_rate),
-        *links,
+    return maximized_if(
+        maximize,
+        chain(
+            rule(decay, eps, initial_scale, eps_in_sqrt, bias_correction, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+            *links,
+        ),
     )

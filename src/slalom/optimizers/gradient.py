@@ -13,6 +13,7 @@ from ..transforms import (
     ScaleByOptimisticGradient,
     ScaleByPolyak,
 )
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -20,12 +21,15 @@ def optimistic_gradient_descent(
     learning_rate: Hyperparameter,
     alpha: Hyperparameter = 1.0,
     beta: Hyperparameter = 1.0,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Optimistic gradient descent: p ↦ p − η·((α + β)·gₜ − β·gₜ₋₁).
 
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByOptimisticGradient`.
 
     **Returns:** a chain of `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
@@ -33,7 +37,9 @@ def optimistic_gradient_descent(
     ??? cite "Mokhtari et al., [A Unified Analysis of Extra-gradient and Optimistic Gradient
         Methods](https://arxiv.org/abs/1901.08511), 2019"
     """
-    return chain(ScaleByOptimisticGradient(alpha, beta), ScaleByLearningRate(learning_rate))
+    return maximized_if(
+        maximize, chain(ScaleByOptimisticGradient(alpha, beta), ScaleByLearningRate(learning_rate))
+    )
 
 
 @advise_keywords
@@ -49,6 +55,7 @@ def optimistic_adam_v2(
     mu_dtype: Any | None = None,
     nesterov: bool = True,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Optimistic Adam: p ↦ p − η·((α + β)·uₜ − β·uₜ₋₁), where u is Adam's update.
 
@@ -57,6 +64,7 @@ def optimistic_adam_v2(
     - `learning_rate`: η.
     - `alpha`: α, the coefficient of Adam's update.
     - `beta`: β, the coefficient of the change since the previous update.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
@@ -64,10 +72,13 @@ def optimistic_adam_v2(
     ??? cite "Daskalakis et al., [Training GANs with Optimism](https://arxiv.org/abs/1711.00141),
         2017"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-        ScaleByOptimisticGradient(alpha, beta),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+            ScaleByOptimisticGradient(alpha, beta),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -77,6 +88,8 @@ def noisy_sgd(
     eta: Hyperparameter = 0.01,
     gamma: Hyperparameter = 0.55,
     key: Any = 0,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Gradient descent with decaying noise: p ↦ p − η_lr·(g + σₙ·ξ), σₙ² = η / (n + 1)^γ.
 
@@ -85,6 +98,7 @@ def noisy_sgd(
     **Arguments:**
 
     - `learning_rate`: η_lr.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `AddNoise`.
 
     **Returns:** a chain of `AddNoise` and `ScaleByLearningRate`.
@@ -92,7 +106,9 @@ def noisy_sgd(
     ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
         Networks](https://arxiv.org/abs/1511.06807), 2015"
     """
-    return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
+    return maximized_if(
+        maximize, chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
+    )
 
 
 @advise_keywords
@@ -102,6 +118,8 @@ def polyak_sgd(
     f_min: Hyperparameter = 0.0,
     eps: Hyperparameter = 0.0,
     variant: str = "sps",
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """SGD with Polyak's step size: p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g.
 
@@ -113,6 +131,7 @@ def polyak_sgd(
 
     - `max_learning_rate`: η_max, > 0.
     - `scaling`: s.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByPolyak`.
 
     **Returns:** a chain of `ScaleByPolyak` and `ScaleByLearningRate`.
@@ -120,6 +139,7 @@ def polyak_sgd(
     ??? cite "Loizou et al., [Stochastic Polyak Step-size for
         SGD](https://arxiv.org/abs/2002.10542), 2020"
     """
-    return chain(
-        ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)
+    return maximized_if(
+        maximize,
+        chain(ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)),
     )

@@ -9,6 +9,7 @@ from .._core.transform import AbstractTransform
 from ..transforms import ScaleByAdam, ScaleByFromage, ScaleByLearningRate, ScaleByTrustRatio, Trace
 from ..where.resolve import WhereLike
 from ._decay import decayed
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -23,6 +24,7 @@ def lamb(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """LAMB: p ↦ p − η·(‖p‖ / ‖u‖)·u with u = m̂ / (√v̂ + ε) + λ·p, for each leaf.
 
@@ -31,6 +33,7 @@ def lamb(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights`, `ScaleByTrustRatio` and
@@ -39,11 +42,14 @@ def lamb(
     ??? cite "You et al., [Large Batch Optimization for Deep Learning: Training BERT in 76
         minutes](https://arxiv.org/abs/1904.00962), 2019"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByTrustRatio(),
-        ScaleByLearningRate(learning_rate),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
+            decayed(weight_decay, decay_where),
+            ScaleByTrustRatio(),
+            ScaleByLearningRate(learning_rate),
+        ),
     )
 
 
@@ -57,6 +63,8 @@ def lars(
     trust_ratio_where: WhereLike | None = None,
     momentum: Hyperparameter = 0.9,
     nesterov: bool = False,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """LARS: momentum over p ↦ p − η·c·(‖p‖ / (‖u‖ + ε))·u with u = g + λ·p, for each leaf.
 
@@ -73,6 +81,7 @@ def lars(
     - `trust_ratio_where`: which updates are scaled by the ratio. Defaults to all.
     - `momentum`: the decay of the sum of these updates, in [0, 1].
     - `nesterov`: whether to use Nesterov momentum.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByTrustRatio`, `ScaleByLearningRate` and
     `Trace`.
@@ -81,11 +90,14 @@ def lars(
         Networks](https://arxiv.org/abs/1708.03888), 2017"
     """
     ratio = ScaleByTrustRatio(trust_coefficient=trust_coefficient, eps=eps)
-    return chain(
-        decayed(weight_decay, decay_where),
-        ratio if trust_ratio_where is None else ratio.mask(trust_ratio_where),
-        ScaleByLearningRate(learning_rate),
-        Trace(momentum, nesterov),
+    return maximized_if(
+        maximize,
+        chain(
+            decayed(weight_decay, decay_where),
+            ratio if trust_ratio_where is None else ratio.mask(trust_ratio_where),
+            ScaleByLearningRate(learning_rate),
+            Trace(momentum, nesterov),
+        ),
     )
 
 
@@ -93,6 +105,8 @@ def lars(
 def fromage(
     learning_rate: Hyperparameter,
     min_norm: Hyperparameter = 1e-6,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Fromage: p ↦ (p − η·(‖p‖ / ‖g‖)·g) / √(1 + η²), for each leaf.
 
@@ -103,10 +117,11 @@ def fromage(
 
     - `learning_rate`: η. 0.01 is a good first guess.
     - `min_norm`: a lower bound on both norms, ≥ 0.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByTrustRatio` and `ScaleByFromage`.
 
     ??? cite "Bernstein et al., [On the distance between two neural networks and the stability of
         learning](https://arxiv.org/abs/2002.03432), 2020"
     """
-    return chain(ScaleByTrustRatio(min_norm), ScaleByFromage(learning_rate))
+    return maximized_if(maximize, chain(ScaleByTrustRatio(min_norm), ScaleByFromage(learning_rate)))

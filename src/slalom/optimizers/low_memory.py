@@ -10,6 +10,7 @@ from ..transforms import ScaleByAdamMini, ScaleByApollo, ScaleByGalore
 from ..where.layout import LayoutLike
 from ..where.resolve import WhereLike
 from ._decay import decayed_descent
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -24,6 +25,7 @@ def adam_mini(
     mu_dtype: Any | None = None,
     layout: LayoutLike = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam-mini: AdamW with one mean of squares for each block of parameters.
 
@@ -37,6 +39,7 @@ def adam_mini(
         The authors exclude biases and norms: `sl.where.ndim(min=2)`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdamMini`.
 
     **Returns:** a chain of `ScaleByAdamMini`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -44,9 +47,12 @@ def adam_mini(
     ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain
         More](https://arxiv.org/abs/2406.16793), 2024"
     """
-    return chain(
-        ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -66,6 +72,7 @@ def galore(
     nu_dtype: Any | None = None,
     layout: LayoutLike = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """GaLore: AdamW on gradients of matrices that are projected to a low rank.
 
@@ -78,6 +85,7 @@ def galore(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByGalore`.
 
     **Returns:** a chain of `ScaleByGalore`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -86,9 +94,12 @@ def galore(
         Projection](https://arxiv.org/abs/2403.03507), 2024"
     """
     options = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return chain(
-        ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
@@ -111,6 +122,7 @@ def apollo(
     nu_dtype: Any | None = None,
     layout: LayoutLike = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """APOLLO: gradients of matrices, scaled as AdamW scales a random projection of them.
 
@@ -128,6 +140,7 @@ def apollo(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByApollo`.
 
     **Returns:** a chain of `ScaleByApollo`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -137,7 +150,10 @@ def apollo(
     """
     numbers = {"b1": b1, "b2": b2, "eps": eps, "max_growth": max_growth}
     options = {**numbers, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "layout": layout}
-    return chain(
-        ScaleByApollo(rank, update_proj_gap, scale, per_tensor, seed, **options),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByApollo(rank, update_proj_gap, scale, per_tensor, seed, **options),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )

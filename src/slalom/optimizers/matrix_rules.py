@@ -6,7 +6,9 @@ from typing import Any
 from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
+from .._core.schedule import as_schedule
 from .._core.transform import AbstractTransform
+from .._types import is_function
 from ..transforms import (
     Ema,
     NormalizeColumns,
@@ -21,6 +23,7 @@ from ..transforms import (
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
+from ._objective import maximized_if
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -45,6 +48,7 @@ def muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Muon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -55,8 +59,9 @@ def muon(
     `where=~sl.where.path("head.**")` to train an output layer with AdamW, as the authors advise.
     `opt.describe(model)` shows which is which.
 
-    With the original scale η is much larger than for AdamW, such as 0.02, and
-    `adam_learning_rate` should be given. With `scale="match_rms_adamw"` both are equal.
+    With the original scale η is much larger than for AdamW, such as 0.02, so that AdamW gets
+    0.015·η by default, the ratio of 0.02 to 0.0003 in the original code. With
+    `scale="match_rms_adamw"` both rates are η.
 
     Differs from Optax: weights of Equinox's layers are outputs × inputs, so s is √(outputs /
     inputs) of the right numbers; convolutions and stacks of layers are matrices too; the momentum
@@ -75,15 +80,17 @@ def muon(
         `coefficients`, `steps` and so on in `Orthogonalize`. Optax's `consistent_rms=0.2` is
         `scale="match_rms_adamw"`.
     - `where`: which matrices are trained with Muon. Defaults to all.
-    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
+        `scale="match_rms_adamw"`, and to 0.015·η otherwise.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
 
     ```python
-    >>> sl.muon(0.02, adam_learning_rate=1e-3)
-    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)).partition(
+    >>> sl.muon(0.02)
+    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.0003)).partition(
         {
             sl.where.matrix(): (
                 sl.Trace(0.95, nesterov=True)
@@ -114,7 +121,11 @@ def muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "muon", chosen(where, layout), learning_rate, *adam_numbers)
+    default = _default_adam_rate(learning_rate, scale)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers),
+    )
 
 
 @advise_keywords
@@ -139,6 +150,7 @@ def norm_muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """NorMuon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -149,6 +161,7 @@ def norm_muon(
 
     - `learning_rate`: η.
     - `beta2`: the decay of the mean of squares of each row, in [0, 1).
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`,
         up to the deviation of the singular values from 1.
 
@@ -173,9 +186,19 @@ def norm_muon(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(
-        rule, "norm_muon", chosen(where, layout), learning_rate, *adam_numbers
+    default = _default_adam_rate(learning_rate, scale)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers),
     )
+
+
+def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
+    """The learning rate of AdamW beside Muon, if the user gives none."""
+    if scale == "match_rms_adamw":
+        return learning_rate
+    rate = as_schedule(learning_rate) if is_function(learning_rate) else learning_rate
+    return 0.015 * rate
 
 
 @advise_keywords
@@ -196,6 +219,7 @@ def scion(
     compute_dtype: Any | None = None,
     where: WhereLike | None = None,
     layout: LayoutLike = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Scion: each layer takes the steepest step of a fixed norm, in a norm that suits the layer.
 
@@ -221,6 +245,7 @@ def scion(
     - `mu_dtype`: the dtype of the mean.
     - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in `muon`.
     - `where`: which matrices belong to hidden layers. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of three chains: with `Orthogonalize`, with `ScaleBySign` and
     `ScaleByFanIn`, and with `NormalizeColumns`.
@@ -254,5 +279,5 @@ def scion(
     matrices = matrix(layout)
     groups: Mapping[Where, AbstractTransform] = {chosen(where, layout): hidden, matrices: output}
     if where is None:
-        return rest.partition({matrices: hidden}, names=("hidden",))
-    return rest.partition(groups, names=("hidden", "output"))
+        return maximized_if(maximize, rest.partition({matrices: hidden}, names=("hidden",)))
+    return maximized_if(maximize, rest.partition(groups, names=("hidden", "output")))

@@ -7,7 +7,6 @@ from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import (
-    ClipByBlockRms,
     Ema,
     ScaleByKron,
     ScaleByLearningRate,
@@ -17,6 +16,7 @@ from ..transforms import (
 )
 from ..where.layout import LayoutLike
 from ..where.resolve import WhereLike
+from ._objective import maximized_if
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -40,6 +40,7 @@ def soap(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """SOAP for the matrices of hidden layers, and AdamW for everything else.
 
@@ -58,6 +59,7 @@ def soap(
     - `where`: which matrices are trained with SOAP. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `ScaleBySoap`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -90,7 +92,10 @@ def soap(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers),
+    )
 
 
 @advise_keywords
@@ -113,6 +118,7 @@ def kron(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """PSGD Kron for the matrices of hidden layers, and AdamW for everything else.
 
@@ -128,15 +134,15 @@ def kron(
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which of the matrices decay. Defaults to all.
     - `mu_dtype`: the dtype of the mean of gradients.
-    - `clip`: the largest root mean square of the update of a matrix, ≥ 0.
-    - `update_probability`, `preconditioner_lr`, `preconditioner_init_scale`, `max_size`, `key`,
-        `layout`: as in `ScaleByKron`.
+    - `update_probability`, `preconditioner_lr`, `preconditioner_init_scale`, `max_size`, `clip`,
+        `key`, `layout`: as in `ScaleByKron`.
     - `where`: which matrices are trained with Kron. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
-    **Returns:** a partition of the chain of `Ema`, `ScaleByKron`, `ClipByBlockRms`,
-    `AddDecayedWeights` and `ScaleByLearningRate`, and of AdamW.
+    **Returns:** a partition of the chain of `Ema`, `ScaleByKron`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
 
     ??? cite "Li, [Preconditioned Stochastic Gradient
         Descent](https://arxiv.org/abs/1512.04202), 2015; Pooladzandi & Li, [Curvature-Informed SGD
@@ -150,14 +156,17 @@ def kron(
             preconditioner_init_scale,
             max_size,
             key,
+            clip=clip,
             layout=layout,
         ),
-        ClipByBlockRms(clip),
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers),
+    )
 
 
 @advise_keywords
@@ -179,6 +188,7 @@ def shampoo(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Shampoo for the matrices of hidden layers, and AdamW for everything else.
 
@@ -199,6 +209,7 @@ def shampoo(
     - `where`: which matrices are trained with Shampoo. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `ScaleByShampoo`, `Ema`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -223,4 +234,7 @@ def shampoo(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers)
+    return maximized_if(
+        maximize,
+        with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers),
+    )

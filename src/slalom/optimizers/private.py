@@ -7,6 +7,7 @@ from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import DifferentiallyPrivateAggregate, ScaleByLearningRate, Trace
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -17,6 +18,8 @@ def dpsgd(
     key: Any,
     momentum: Hyperparameter | None = None,
     nesterov: bool = False,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Differentially private SGD: clips the gradient of each example, and adds noise to their mean.
 
@@ -31,6 +34,7 @@ def dpsgd(
     - `key`: an int in [0, 2³¹), or a PRNG key.
     - `momentum`: the decay of the momentum, in [0, 1]. Defaults to no momentum.
     - `nesterov`: whether to use Nesterov momentum.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `DifferentiallyPrivateAggregate`, with momentum `Trace`, and
     `ScaleByLearningRate`.
@@ -46,6 +50,5 @@ def dpsgd(
     links = [] if momentum is None else [Trace(momentum, nesterov)]
     return chain(
         DifferentiallyPrivateAggregate(l2_norm_clip, noise_multiplier, key),
-        *links,
-        ScaleByLearningRate(learning_rate),
+        maximized_if(maximize, chain(*links, ScaleByLearningRate(learning_rate))),
     )

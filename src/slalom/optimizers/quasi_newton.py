@@ -5,6 +5,7 @@ from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
 from ..transforms import Scale, ScaleByLbfgs, ScaleByLearningRate, ScaleByZoomLinesearch
+from ._objective import maximized_if
 
 _ZOOM = ScaleByZoomLinesearch(20, initial_guess_strategy="one")
 
@@ -15,6 +16,8 @@ def lbfgs(
     memory_size: int = 10,
     scale_init_precond: bool = True,
     linesearch: AbstractTransform | None = _ZOOM,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """L-BFGS: p ↦ p − η·P·g, where P approximates the inverse Hessian and a line search finds η.
 
@@ -43,6 +46,7 @@ def lbfgs(
     - `linesearch`: the line search, such as `ScaleByZoomLinesearch` or
         `ScaleByBacktrackingLinesearch`; `None` for no search. Defaults to a zoom line search of at
         most 20 steps with the initial guess 1.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByLbfgs`, `Scale` or `ScaleByLearningRate`, and the line search.
 
@@ -51,4 +55,6 @@ def lbfgs(
     """
     scale = Scale(-1.0) if learning_rate is None else ScaleByLearningRate(learning_rate)
     links = () if linesearch is None else (linesearch,)
-    return chain(ScaleByLbfgs(memory_size, scale_init_precond), scale, *links)
+    return maximized_if(
+        maximize, chain(ScaleByLbfgs(memory_size, scale_init_precond), scale, *links)
+    )

@@ -18,6 +18,7 @@ from ..transforms import (
 )
 from ..where.resolve import WhereLike
 from ._decay import decayed
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -36,14 +37,16 @@ def prodigy(
     bias_correction: bool = True,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
-    """Prodigy: AdamW whose learning rate grows to the distance travelled.
+    """Prodigy: AdamW whose learning rate grows to the distance traveled.
 
     p ↦ p − γ·d·(m / (√v + d·ε) + λ·p), where d is an estimate of the distance to the solution.
 
     **Arguments:**
 
     - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByProdigy`.
 
     **Returns:** a `ScaleByProdigy`.
@@ -57,20 +60,23 @@ def prodigy(
     ??? cite "Mishchenko & Defazio, [Prodigy: An Expeditiously Adaptive Parameter-Free
         Learner](https://arxiv.org/abs/2306.06101), 2023"
     """
-    return ScaleByProdigy(
-        learning_rate,
-        b1,
-        b2,
-        b3,
-        eps,
-        estim_lr0,
-        estim_lr_coef,
-        weight_decay,
-        safeguard_warmup,
-        bias_correction=bias_correction,
-        decay_where=decay_where,
-        mu_dtype=mu_dtype,
-        nu_dtype=nu_dtype,
+    return maximized_if(
+        maximize,
+        ScaleByProdigy(
+            learning_rate,
+            b1,
+            b2,
+            b3,
+            eps,
+            estim_lr0,
+            estim_lr_coef,
+            weight_decay,
+            safeguard_warmup,
+            bias_correction=bias_correction,
+            decay_where=decay_where,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+        ),
     )
 
 
@@ -87,6 +93,7 @@ def dadapt_adamw(
     bias_correction: bool = True,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """D-Adaptation: AdamW whose learning rate grows with the sum of its steps.
 
@@ -96,6 +103,7 @@ def dadapt_adamw(
     **Arguments:**
 
     - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDAdaptAdam`.
 
     **Returns:** a `ScaleByDAdaptAdam`.
@@ -103,17 +111,20 @@ def dadapt_adamw(
     ??? cite "Defazio & Mishchenko, [Learning-Rate-Free Learning by
         D-Adaptation](https://arxiv.org/abs/2301.07733), 2023"
     """
-    return ScaleByDAdaptAdam(
-        learning_rate,
-        b1,
-        b2,
-        eps,
-        estim_lr0,
-        weight_decay,
-        bias_correction=bias_correction,
-        decay_where=decay_where,
-        mu_dtype=mu_dtype,
-        nu_dtype=nu_dtype,
+    return maximized_if(
+        maximize,
+        ScaleByDAdaptAdam(
+            learning_rate,
+            b1,
+            b2,
+            eps,
+            estim_lr0,
+            weight_decay,
+            bias_correction=bias_correction,
+            decay_where=decay_where,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+        ),
     )
 
 
@@ -126,8 +137,9 @@ def dog(
     decay_where: WhereLike | None = None,
     *,
     init_step_type: str = "heuristic",
+    maximize: bool = False,
 ) -> AbstractTransform:
-    """DoG: p ↦ p − η·r / √(G + ε)·g, with the distance r travelled and the sum G of ‖g‖².
+    """DoG: p ↦ p − η·r / √(G + ε)·g, with the distance r traveled and the sum G of ‖g‖².
 
     With weight decay, g is the gradient plus λ·p. The authors recommend evaluating an average of
     the parameters: `sl.dog().average()`.
@@ -137,6 +149,7 @@ def dog(
     - `learning_rate`: η, a factor of the step size. 1 is that of the paper.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDog`.
 
     **Returns:** a chain of `AddDecayedWeights`, with weight decay only, `ScaleByDog` and
@@ -145,8 +158,11 @@ def dog(
     ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
     """
     links = [] if weight_decay is None else [decayed(weight_decay, decay_where)]
-    return chain(
-        *links, ScaleByDog(init_step, eps, init_step_type), ScaleByLearningRate(learning_rate)
+    return maximized_if(
+        maximize,
+        chain(
+            *links, ScaleByDog(init_step, eps, init_step_type), ScaleByLearningRate(learning_rate)
+        ),
     )
 
 
@@ -157,6 +173,8 @@ def dowg(
     eps: Hyperparameter = 1e-4,
     weight_decay: Hyperparameter | None = None,
     decay_where: WhereLike | None = None,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """DoWG: p ↦ p − η·D / (√V + ε)·g, with the squared distance D and the sum V of D·‖g‖².
 
@@ -167,6 +185,7 @@ def dowg(
     - `learning_rate`: η, a factor of the step size. 1 is that of the paper.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDowg`.
 
     **Returns:** a chain of `AddDecayedWeights`, with weight decay only, `ScaleByDowg` and
@@ -175,7 +194,10 @@ def dowg(
     ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
     """
     links = [] if weight_decay is None else [decayed(weight_decay, decay_where)]
-    return chain(*links, ScaleByDowg(init_estim_sq_dist, eps), ScaleByLearningRate(learning_rate))
+    return maximized_if(
+        maximize,
+        chain(*links, ScaleByDowg(init_estim_sq_dist, eps), ScaleByLearningRate(learning_rate)),
+    )
 
 
 @advise_keywords
@@ -188,6 +210,7 @@ def momo(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """MoMo: momentum with a step size from the loss: p ↦ (p − τ·m) / (1 + η·λ), τ ≤ η.
 
@@ -196,6 +219,7 @@ def momo(
     **Arguments:**
 
     - `learning_rate`: η, the largest step size. The authors recommend a large one.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMomo`.
 
     **Returns:** a `ScaleByMomo`.
@@ -203,14 +227,17 @@ def momo(
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
-    return ScaleByMomo(
-        learning_rate,
-        b1,
-        lower_bound,
-        weight_decay,
-        adapt_lower_bound,
-        decay_where=decay_where,
-        mu_dtype=mu_dtype,
+    return maximized_if(
+        maximize,
+        ScaleByMomo(
+            learning_rate,
+            b1,
+            lower_bound,
+            weight_decay,
+            adapt_lower_bound,
+            decay_where=decay_where,
+            mu_dtype=mu_dtype,
+        ),
     )
 
 
@@ -227,6 +254,7 @@ def momo_adam(
     *,
     mu_dtype: Any | None = None,
     nu_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """MoMo-Adam: Adam with a step size from the loss: p ↦ (p − τ·m / (√v̂ + ε)) / (1 + η·λ).
 
@@ -235,6 +263,7 @@ def momo_adam(
     **Arguments:**
 
     - `learning_rate`: η, the largest step size: τ ≤ η / (1 − β₁ᵗ).
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMomoAdam`.
 
     **Returns:** a `ScaleByMomoAdam`.
@@ -242,17 +271,20 @@ def momo_adam(
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
-    return ScaleByMomoAdam(
-        learning_rate,
-        b1,
-        b2,
-        eps,
-        lower_bound,
-        weight_decay,
-        adapt_lower_bound,
-        decay_where=decay_where,
-        mu_dtype=mu_dtype,
-        nu_dtype=nu_dtype,
+    return maximized_if(
+        maximize,
+        ScaleByMomoAdam(
+            learning_rate,
+            b1,
+            b2,
+            eps,
+            lower_bound,
+            weight_decay,
+            adapt_lower_bound,
+            decay_where=decay_where,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+        ),
     )
 
 
@@ -263,6 +295,8 @@ def cocob(
     eps: Hyperparameter = 1e-8,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """COCOB: each number bets on the sign of its next gradient, without a learning rate.
 
@@ -274,6 +308,7 @@ def cocob(
         depend on it, as far as ε is small beside the gradients; a schedule weighs them.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByCocob`.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByLearningRate` and `ScaleByCocob`.
@@ -281,8 +316,11 @@ def cocob(
     ??? cite "Orabona & Tommasi, [Training Deep Networks without Learning Rates Through Coin
         Betting](https://arxiv.org/abs/1705.07795), 2017"
     """
-    return chain(
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate, flip_sign=False),
-        ScaleByCocob(alpha, eps),
+    return maximized_if(
+        maximize,
+        chain(
+            decayed(weight_decay, decay_where),
+            ScaleByLearningRate(learning_rate, flip_sign=False),
+            ScaleByCocob(alpha, eps),
+        ),
     )

@@ -6,10 +6,12 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter, check_step
 from .._core.transform import AbstractTransform
+from .._types import is_function
 from ..schedules import warmup_constant
 from ..transforms import ScaleByLearningRate, ScaleByRms
 from ..where.resolve import WhereLike
 from ._decay import decayed
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -23,6 +25,7 @@ def schedule_free_sgd(
     weight_lr_power: Hyperparameter = 2.0,
     r: Hyperparameter = 0.0,
     state_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """SGD that averages its iterates in place of momentum and of a schedule.
 
@@ -41,6 +44,7 @@ def schedule_free_sgd(
         `learning_rate`.
     - `weight_decay`: λ, ≥ 0. Defaults to none.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScheduleFree`.
 
     Differs from Optax: the warm-up is the paper's; that of Optax has the rate 0 in the first step.
@@ -58,7 +62,9 @@ def schedule_free_sgd(
     """
     rate = ScaleByLearningRate(_with_warmup(learning_rate, warmup_steps))
     decay = () if weight_decay is None else (decayed(weight_decay, decay_where),)
-    return chain(*decay, rate).schedule_free(b1, weight_lr_power, r, state_dtype)
+    return maximized_if(
+        maximize, chain(*decay, rate).schedule_free(b1, weight_lr_power, r, state_dtype)
+    )
 
 
 @advise_keywords
@@ -75,6 +81,7 @@ def schedule_free_adamw(
     r: Hyperparameter = 0.0,
     nu_dtype: Any | None = None,
     state_dtype: Any | None = None,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """AdamW that averages its iterates in place of momentum and of a schedule.
 
@@ -98,6 +105,7 @@ def schedule_free_adamw(
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `nu_dtype`: as in `ScaleByRms`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScheduleFree`.
 
     The paper also multiplies η by √(1 − β₂ᵗ), in the step and in the weights, so that its v has no
@@ -122,7 +130,7 @@ def schedule_free_adamw(
         decayed(weight_decay, decay_where),
         ScaleByLearningRate(_with_warmup(learning_rate, warmup_steps)),
     )
-    return inner.schedule_free(b1, weight_lr_power, r, state_dtype)
+    return maximized_if(maximize, inner.schedule_free(b1, weight_lr_power, r, state_dtype))
 
 
 def _with_warmup(learning_rate: Any, warmup_steps: int | None) -> Any:
@@ -130,7 +138,7 @@ def _with_warmup(learning_rate: Any, warmup_steps: int | None) -> Any:
     if warmup_steps is None:
         return learning_rate
     length: int = check_step("warmup_steps", warmup_steps, "[1, inf)")
-    if callable(learning_rate):
+    if is_function(learning_rate):
         raise TypeError(
             f"`learning_rate` is the schedule {learning_rate!r}, so `warmup_steps` has nothing to "
             "warm up to. Let the schedule begin with the warm-up, and remove `warmup_steps`."

@@ -9,6 +9,7 @@ from .._core.transform import AbstractTransform
 from ..transforms import ScaleBySophia
 from ..where.resolve import WhereLike
 from ._decay import decayed_descent
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -27,6 +28,7 @@ def sophia(
     key: Any = 0,
     mu_dtype: Any | None = None,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Sophia: p ↦ p − η·(clip(m̂ / max(γ·h, ε), ±ρ) + λ·p), where h estimates the curvature.
 
@@ -67,6 +69,7 @@ def sophia(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleBySophia`.
 
     **Returns:** a chain of `ScaleBySophia`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -75,7 +78,10 @@ def sophia(
         Pre-training](https://arxiv.org/abs/2305.14342), 2023"
     """
     numbers = b1, b2, eps, gamma, clip_threshold
-    return chain(
-        ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )

@@ -9,6 +9,7 @@ from .._core.transform import AbstractTransform
 from ..transforms import Scale, ScaleByLearningRate, ScaleByLion, ScaleByRprop, ScaleBySign, Trace
 from ..where.resolve import WhereLike
 from ._decay import decayed_descent
+from ._objective import maximized_if
 
 
 @advise_keywords
@@ -21,6 +22,7 @@ def lion(
     decay_where: WhereLike | None = None,
     *,
     independent_decay: bool = False,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Lion: p ↦ p − η·(sign(β₁·m + (1 − β₁)·g) + λ·p).
 
@@ -34,6 +36,7 @@ def lion(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByLion`.
 
     **Returns:** a chain of `ScaleByLion`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -41,14 +44,17 @@ def lion(
     ??? cite "Chen et al., [Symbolic Discovery of Optimization
         Algorithms](https://arxiv.org/abs/2302.06675), 2023"
     """
-    return chain(
-        ScaleByLion(b1, b2, mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByLion(b1, b2, mu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
     )
 
 
 @advise_keywords
-def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
+def sign_sgd(learning_rate: Hyperparameter, *, maximize: bool = False) -> AbstractTransform:
     """Sign descent: p ↦ p − η·sign(g).
 
     Every parameter changes by η per step, so it converges only if η decays.
@@ -56,12 +62,13 @@ def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
     **Arguments:**
 
     - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleBySign` and `ScaleByLearningRate`.
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
-    return chain(ScaleBySign(), ScaleByLearningRate(learning_rate))
+    return maximized_if(maximize, chain(ScaleBySign(), ScaleByLearningRate(learning_rate)))
 
 
 @advise_keywords
@@ -69,6 +76,8 @@ def signum(
     learning_rate: Hyperparameter,
     beta: Hyperparameter = 0.9,
     accumulator_dtype: Any | None = None,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Sign descent with momentum: p ↦ p − η·sign(t), t ↦ g + β·t.
 
@@ -80,13 +89,16 @@ def signum(
     - `beta`: β, the decay of the momentum, in [0, 1].
     - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `Trace`, `ScaleBySign` and `ScaleByLearningRate`.
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
     momentum = Trace(beta, accumulator_dtype=accumulator_dtype)
-    return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
+    return maximized_if(
+        maximize, chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
+    )
 
 
 @advise_keywords
@@ -96,6 +108,8 @@ def rprop(
     eta_plus: Hyperparameter = 1.2,
     min_step_size: Hyperparameter = 1e-6,
     max_step_size: Hyperparameter = 50.0,
+    *,
+    maximize: bool = False,
 ) -> AbstractTransform:
     """Rprop: p ↦ p − η·sign(g), with a step size η for each parameter.
 
@@ -106,6 +120,7 @@ def rprop(
     **Arguments:**
 
     - `learning_rate`: the initial step size, > 0. Later changes of it have no effect.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRprop`.
 
     **Returns:** a chain of `ScaleByRprop` and `Scale`.
@@ -114,4 +129,4 @@ def rprop(
         1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
     """
     rule = ScaleByRprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size)
-    return chain(rule, Scale(-1.0))
+    return maximized_if(maximize, chain(rule, Scale(-1.0)))

@@ -2,7 +2,7 @@
 
 import abc
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ class AbstractProjection(AbstractDeclared):
     The numbers are hyperparameters: inside of `tx.project` they are traced and listed in
     `opt.hyperparams`, and they can be schedules.
     """
+
+    compares: ClassVar[bool] = False
+    """Whether it compares numbers, which complex ones do not allow."""
 
     @abc.abstractmethod
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
@@ -47,21 +50,27 @@ class AbstractProjection(AbstractDeclared):
         **Returns:** a tree like `x`.
         """
         tree.check_inexact(x)
+        self.check(x)
         if not jax.tree.leaves(x):
             return x
         names = [field.name for field in hyperparameter_fields(self)]
         now = SimpleNamespace(**{name: read_number(self, name, context) for name in names})
         return tree.cast_like(self.nearest(now, tree.widened(x)), x)
 
+    def check(self, x: PyTree) -> None:
+        """Raises an error for a tree that cannot be projected. `tx.project` calls it at binding.
 
-def check_real(projection: AbstractProjection, x: PyTree) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        if jnp.iscomplexobj(leaf):
-            raise TypeError(
-                f"{code(projection)} compares numbers, and the leaf '{dotted(path)}' is "
-                f"{leaf.dtype}. Select the real parameters, for example with "
-                "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`."
-            )
+        **Arguments:**
+
+        - `x`: the tree, of which only structure, shapes and dtypes count.
+        """
+        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+            if self.compares and jnp.iscomplexobj(leaf):
+                raise TypeError(
+                    f"{code(self)} compares numbers, and the leaf '{dotted(path)}' is "
+                    f"{leaf.dtype}. Select the real parameters, for example with "
+                    "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`."
+                )
 
 
 def leaves_like(name: str, own: PyTree, x: PyTree) -> list[Any]:

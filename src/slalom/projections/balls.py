@@ -2,7 +2,7 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 from .. import tree
 from .._core.fields import Hyperparameter, hyperparameter
 from .._types import Scalar
-from ._projection import AbstractProjection, check_real
+from ._projection import AbstractProjection
 
 
 class simplex(AbstractProjection):
@@ -36,10 +36,11 @@ class simplex(AbstractProjection):
         canonical simplex of ℝⁿ](https://doi.org/10.1007/BF00938486), 1986"
     """
 
+    compares: ClassVar[bool] = True
+
     scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        check_real(self, x)
         return _to_simplex(x, now.scale)
 
 
@@ -208,9 +209,14 @@ def _polar(x: Array) -> tuple[Array, Array]:
     if not jnp.iscomplexobj(x):
         sign = jnp.where(x < 0, -1, 1).astype(x.dtype)
         return sign, sign * x
-    size = tree.root(tree.abs_squared(x))
-    zero = size == 0
-    return jnp.where(zero, 1, x / jnp.where(zero, 1, size)), size
+    # Relative to the larger part, since the squares may overflow or underflow.
+    unit = jax.lax.stop_gradient(jnp.maximum(jnp.abs(x.real), jnp.abs(x.imag)))
+    zero = unit == 0
+    unit = jnp.where(zero, 1, unit)
+    real, imag = x.real / unit, x.imag / unit
+    root = tree.root(jnp.square(real) + jnp.square(imag))
+    divisor = jnp.where(zero, 1, root)
+    return jax.lax.complex(jnp.where(zero, 1, real / divisor), imag / divisor), unit * root
 
 
 def _polar_tree(x: PyTree) -> tuple[PyTree, PyTree]:

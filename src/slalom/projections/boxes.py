@@ -1,7 +1,7 @@
 """Projections that treat every number by itself."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,7 +13,7 @@ from .._core.fields import Hyperparameter, hyperparameter
 from .._core.printing import shortest
 from .._paths import dotted
 from .._types import Tracer
-from ._projection import AbstractProjection, check_real, leaves_like
+from ._projection import AbstractProjection, leaves_like
 
 
 class non_negative(AbstractProjection):
@@ -26,9 +26,10 @@ class non_negative(AbstractProjection):
     ```
     """
 
+    compares: ClassVar[bool] = True
+
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         del now
-        check_real(self, x)
         return jax.tree.map(jax.nn.relu, x)
 
 
@@ -49,6 +50,8 @@ class box(AbstractProjection):
     ```
     """
 
+    compares: ClassVar[bool] = True
+
     lower: Any
     upper: Any
 
@@ -61,7 +64,6 @@ class box(AbstractProjection):
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         del now
-        check_real(self, x)
         lower = _bounds("box.lower", self.lower, x)
         upper = _bounds("box.upper", self.upper, x)
         leaves, structure = jax.tree.flatten(x)
@@ -77,10 +79,11 @@ class hypercube(AbstractProjection):
     - `scale`: the length of an edge, ≥ 0. Defaults to 1.
     """
 
+    compares: ClassVar[bool] = True
+
     scale: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        check_real(self, x)
         return tree.map_leaves(lambda now, x: jnp.clip(x, 0, now.scale), (x,), now)
 
 

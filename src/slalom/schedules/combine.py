@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._core.fields import Hyperparameter, hyperparameter, steps_in_order
 from .._core.printing import Infix
 from .._core.schedule import AbstractSchedule, as_schedule
-from .._types import Scalar, Step
+from .._types import Scalar, Step, is_function
 from ..tree.dtypes import as_canonical
 from ._common import as_step
 from .basic import constant
@@ -41,7 +41,7 @@ class join(AbstractSchedule):
         schedules: Sequence[Hyperparameter],
         boundaries: Sequence[Step],
     ):
-        self.schedules = tuple(as_schedule(s) if callable(s) else constant(s) for s in schedules)
+        self.schedules = tuple(as_schedule(s) if is_function(s) else constant(s) for s in schedules)
         if len(self.schedules) != len(boundaries) + 1:
             raise ValueError(
                 "join takes one boundary fewer than schedules, got "

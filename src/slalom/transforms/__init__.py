@@ -33,6 +33,7 @@ from .adopt import ScaleByAdopt as ScaleByAdopt
 from .apollo import ScaleByApollo as ScaleByApollo, ScaleByApolloState as ScaleByApolloState
 from .apply_every import ApplyEvery as ApplyEvery, ApplyEveryState as ApplyEveryState
 from .cautious import Cautious as Cautious
+from .check_finite import CheckFinite as CheckFinite, CheckFiniteState as CheckFiniteState
 from .clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,
@@ -47,6 +48,12 @@ from .constrain import (
     ZeroNans as ZeroNans,
     ZeroNansState as ZeroNansState,
     freeze as freeze,
+)
+from .curvature import (
+    ScaleByGaussNewton as ScaleByGaussNewton,
+    ScaleByGaussNewtonState as ScaleByGaussNewtonState,
+    ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
+    ScaleByLevenbergMarquardtState as ScaleByLevenbergMarquardtState,
 )
 from .dadapt import (
     ScaleByDAdaptAdam as ScaleByDAdaptAdam,
@@ -160,3 +167,4 @@ from .trust import (
     ScaleByTrustRatio as ScaleByTrustRatio,
 )
 from .unitwise import AdaptiveGradClip as AdaptiveGradClip, UnitwiseClip as UnitwiseClip
+from .zclip import ZClip as ZClip, ZClipState as ZClipState

@@ -1,18 +1,16 @@
 """Code shared by Adam and its variants."""
 
-import abc
-import dataclasses
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.context import Context
 from .._core.marks import param_like, per_leaf
-from .._core.transform import AbstractTransform, State
-from .._types import Params, Updates
+from .._core.rule import AbstractRule
+from .._types import Params
+from ._first_moment import first_moment
 
 
 class ScaleByAdamState(eqx.Module):
@@ -23,43 +21,19 @@ class ScaleByAdamState(eqx.Module):
     nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
-class AbstractAdam(AbstractTransform[State]):
-    """A rule that updates some moments and derives the update from them.
+class AbstractAdam(AbstractRule[ScaleByAdamState]):
+    """A rule with the state of Adam."""
 
-    The first field of its state is `age`, the others are the moments. At each leaf `_moments` and
-    `_direction` see the hyperparameters and what `_add_numbers` adds to them.
-    """
+    wide_mean: ClassVar[bool] = False
+    """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
 
-    elementwise: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
-        """Adds the numbers that follow from hyperparameters and age, such as `now.c1`."""
-
-    @abc.abstractmethod
-    def _moments(self, now: Any, g: Array, *args: Any, **kwargs: Any) -> tuple[Array, ...]:
-        """The new moments: called as `_moments(now, g, *old_moments)`."""
-
-    @abc.abstractmethod
-    def _direction(self, now: Any, g: Array, *args: Any, **kwargs: Any) -> Array:
-        """The update: called as `_direction(now, g, *new_moments)`, with the moments as stored."""
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, Any]:
-        del params
-        age = tree.increment(state.age)
-        now = self.at(context)
-        self._add_numbers(now, age)
-        _, *fields = dataclasses.fields(state)
-        old = tuple(getattr(state, field.name) for field in fields)
-        new = tree.map_leaves(self._moments, (updates, *old), now, like=old)
-        updates = tree.map_leaves(self._direction, (updates, *new), now)
-        return updates, type(state)(age, *new)
+    def init(self, params: Params) -> ScaleByAdamState:
+        return ScaleByAdamState(
+            age=tree.fresh_count(),
+            mu=first_moment(self, params, "b1", wide=self.wide_mean),
+            # A field declared here would come before those of the subclasses.
+            nu=tree.second_moment(params, self.nu_dtype),  # pyright: ignore
+        )
 
 
 def add_mean_numbers(now: SimpleNamespace, age: Int[Array, "*leaves"], nesterov: bool) -> None:

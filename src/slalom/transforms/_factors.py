@@ -21,7 +21,7 @@ from .._core.declared import CHECK
 from .._core.fields import count_field
 from .._core.schedule import AbstractSchedule, as_schedule, call_schedule
 from .._core.transform import missing
-from .._types import Params
+from .._types import Params, is_function
 from ..where.layout import Matrix
 from ._layout import matrices_or_none
 
@@ -42,7 +42,7 @@ def frequency_field(default: int) -> Any:
 
 
 def _as_frequency(value: Any) -> Any:
-    if callable(value) and not tree.is_array(value):
+    if is_function(value) and not tree.is_array(value):
         return as_schedule(value)
     return int(value) if isinstance(value, np.integer) else value
 
@@ -133,13 +133,9 @@ def times_adjoint(x: Inexact[Array, "batch n m"], q: Inexact[Array, "batch m m"]
 def bounded_entries(g: Inexact[Array, "batch n m"]) -> Inexact[Array, "batch n m"]:
     """The matrices with entries so bounded that no product with their adjoint overflows.
 
-    NaN stays NaN.
+    Infinities and NaN become NaN.
     """
-    real = tree.real_dtype(g.dtype)
-    limit = float(np.sqrt(float(jnp.finfo(real).max) / (8 * max(*g.shape, 1))))
-    if jnp.iscomplexobj(g):
-        return jax.lax.complex(jnp.clip(g.real, -limit, limit), jnp.clip(g.imag, -limit, limit))
-    return jnp.clip(g, -limit, limit)
+    return tree.bounded_entries(g, max(g.shape))
 
 
 def scaled_to_one(x: Inexact[Array, "batch n n"]) -> Inexact[Array, "batch n n"]:

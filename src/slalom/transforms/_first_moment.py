@@ -40,7 +40,7 @@ def first_moment(
 
 
 def _check_decay(name: str, decay: float, mean: PyTree, field: str) -> None:
-    # Half the distance between two neighbours. What changes by less is rounded back.
+    # Half the distance between two neighbors. What changes by less is rounded back.
     least = {x.dtype: float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(mean)}
     if decay == 1 or all(1 - decay >= change for change in least.values()):
         return

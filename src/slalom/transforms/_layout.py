@@ -164,6 +164,22 @@ def column_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
     return tuple(layout.axes("o") for layout in _known(rule, params, "columns"))
 
 
+def row_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
+    """For each leaf the axes along which its numbers belong to one output, or to one token.
+
+    None where there is only one number. If the layout is unknown, all axes but the first.
+    """
+    found: list[tuple[int, ...]] = []
+    for layout in _layouts(rule, params):
+        if layout.guessed or layout.letters is None:
+            found.append(tuple(range(1, len(layout.shape))))
+        elif layout.axes("v"):
+            found.append(layout.axes("o"))
+        else:
+            found.append(layout.axes("ik") if layout.axes("o") else ())
+    return tuple(found)
+
+
 def inputs(rule: Any, params: Params) -> tuple[int, ...]:
     """For each leaf the number of inputs, which is 1 for a vector; as in `unit_axes`."""
     found = []

@@ -72,7 +72,7 @@ def newton_schulz(
 
     - `x`: matrices, or a batch of them.
     - `triples`: the coefficients of each step.
-    - `eps`: a number that is added to the Frobenius norm, ≥ 0.
+    - `eps`: by what share the Frobenius norm is increased, ≥ 0.
     - `preconditioning`: how the singular values are brought below 1 at first.
     - `margin`: by what they stay below 1.
     - `dtype`: the dtype of the iteration. Defaults to that of `x`.
@@ -159,13 +159,12 @@ def _adjoint(x: Array) -> Array:
 
 
 def divided_by_norm(x: Array, eps: Any, axes: tuple[int, ...] = (-2, -1)) -> Array:
-    """X / (‖X‖ + ε) with the norm over these axes, also where squares overflow or underflow."""
-    largest = jnp.max(jnp.abs(x), axes, keepdims=True)
+    """X / ((1 + ε)·‖X‖) with the norm over these axes, for numbers of any size; 0 / 0 = 0."""
     # The result does not depend on this number.
-    largest = jax.lax.stop_gradient(jnp.where(largest == 0, 1, largest))
-    small = x / largest
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True))
+    small = tree.divided(x, largest)
     norm = tree.root(jnp.sum(tree.abs_squared(small), axes, keepdims=True))
-    divisor = norm + jnp.asarray(eps, norm.dtype) / largest
+    divisor = norm * (1 + jnp.asarray(eps, norm.dtype))
     return small * (1 / jnp.where(divisor == 0, 1, divisor))
 
 

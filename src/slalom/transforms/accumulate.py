@@ -10,8 +10,8 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like
-from .._core.transform import AbstractTransform
-from .._types import Params, Scalar, Updates
+from .._core.rule import AbstractRule
+from .._types import Params, Scalar
 
 
 class ScaleByRssState(eqx.Module):
@@ -20,7 +20,7 @@ class ScaleByRssState(eqx.Module):
     sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
-class ScaleByRss(AbstractTransform[ScaleByRssState]):
+class ScaleByRss(AbstractRule[ScaleByRssState]):
     """Adagrad: divides updates by the root of the sum of all their squares.
 
         sₜ = sₜ₋₁ + |gₜ|²
@@ -42,27 +42,16 @@ class ScaleByRss(AbstractTransform[ScaleByRssState]):
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRssState:
         start = self.at(Context(step=0)).initial_accumulator_value
         return ScaleByRssState(tree.second_moment(params, self.accumulator_dtype, start))
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByRssState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByRssState]:
-        del params
+    def advance(self, now, g, leaf):
+        leaf.sum_of_squares = tree.bounded(leaf.sum_of_squares + tree.abs_squared(g))
 
-        def rule(now, g, total):
-            total = tree.bounded(total + tree.abs_squared(g))
-            return divide_by_root(g, total, now.eps), total
-
-        updates, total = tree.map_leaves(rule, (updates, state.sum_of_squares), self.at(context))
-        return updates, ScaleByRssState(tree.cast_like(total, state.sum_of_squares))
+    def direction(self, now, g, leaf):
+        return divide_by_root(g, leaf.sum_of_squares, now.eps)
 
 
 def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
@@ -77,7 +66,7 @@ class ScaleByAdadeltaState(eqx.Module):
     e_x: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
-class ScaleByAdadelta(AbstractTransform[ScaleByAdadeltaState]):
+class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
     """Adadelta: gives each update the running size of the updates before it.
 
         vₜ = ρ·vₜ₋₁ + (1 − ρ)·|gₜ|²
@@ -101,7 +90,6 @@ class ScaleByAdadelta(AbstractTransform[ScaleByAdadeltaState]):
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdadeltaState:
         return ScaleByAdadeltaState(
@@ -109,28 +97,18 @@ class ScaleByAdadelta(AbstractTransform[ScaleByAdadeltaState]):
             e_x=tree.second_moment(params, self.accumulator_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdadeltaState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdadeltaState]:
-        del params
-        now = self.at(context)
+    def begin(self, now, state):
         now.rest = 1 - now.rho
 
-        def rule(now, g, e_g, e_x):
-            square = tree.bounded_square(g)
-            e_g = now.rho * e_g + now.rest * square
-            # |g|² / v is at most 1 / (1 − ρ), and no product with it overflows or underflows.
-            e_x = now.rho * e_x + now.rest * (square / (e_g + now.eps) * (e_x + now.eps))
-            return _size_ratio(now, square, e_g, e_x) * g, e_g, e_x
+    def advance(self, now, g, leaf):
+        square = tree.bounded_square(g)
+        leaf.e_g = now.rho * leaf.e_g + now.rest * square
+        # |g|² / v is at most 1 / (1 − ρ), and no product with it overflows or underflows.
+        ratio = square / (leaf.e_g + now.eps)
+        leaf.e_x = now.rho * leaf.e_x + now.rest * (ratio * (leaf.e_x + now.eps))
 
-        updates, e_g, e_x = tree.map_leaves(rule, (updates, state.e_g, state.e_x), now)
-        return updates, ScaleByAdadeltaState(
-            tree.cast_like(e_g, state.e_g), tree.cast_like(e_x, state.e_x)
-        )
+    def direction(self, now, g, leaf):
+        return _size_ratio(now, tree.bounded_square(g), leaf.e_g, leaf.e_x) * g
 
 
 def _size_ratio(now: Any, square: Array, e_g: Array, e_x: Array) -> Array:

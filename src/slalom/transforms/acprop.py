@@ -6,15 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
-from ._adam import ScaleByAdamState
-from ._first_moment import first_moment
+from ._adam import AbstractAdam
 
 
-class ScaleByAcprop(AbstractTransform[ScaleByAdamState]):
+class ScaleByAcprop(AbstractAdam):
     """ACProp: divides gradients by their deviation from a mean, as it was before them.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -50,41 +46,21 @@ class ScaleByAcprop(AbstractTransform[ScaleByAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
+    wide_mean: ClassVar[bool] = True
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1", wide=True),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        del params
-        now = self.at(context)
+    def begin(self, now, state):
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         now.first = state.age == 0
         now.nu_scale = tree.bias_correction(now.b2, jnp.maximum(state.age, 1))
+        state.age = tree.increment(state.age)
 
+    def advance(self, now, g, leaf):
         # XLA copies the old mean of squares: from the new one it would have lost digits.
-        def divided(now, g, nu):
-            divisor = tree.root(tree.positive(nu) * now.nu_scale) + now.eps
-            return g / jnp.where(now.first, 1, divisor)
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
+        leaf.divided = g / jnp.where(now.first, 1, divisor)
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        square = tree.bounded_square(g - leaf.mu)
+        leaf.nu = now.b2 * leaf.nu + (now.c2 * square + now.eps_root)
 
-        def moments(now, g, mu, nu):
-            mu = now.b1 * mu + now.c1 * g
-            square = tree.bounded_square(g - mu)
-            return mu, now.b2 * nu + (now.c2 * square + now.eps_root)
-
-        old = (state.mu, state.nu)
-        updates, (mu, nu) = (
-            tree.map_leaves(divided, (updates, state.nu), now),
-            tree.map_leaves(moments, (updates, *old), now, like=old),
-        )
-        return updates, ScaleByAdamState(tree.increment(state.age), mu, nu)
+    def direction(self, now, g, leaf):
+        return leaf.divided

@@ -1,7 +1,5 @@
 """Adam, AMSGrad and Adamax: a mean of gradients over the root of a mean of squares."""
 
-from types import SimpleNamespace
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
+from .._core.rule import AbstractRule
 from .._types import Params
 from ._adam import (
     AbstractAdam,
@@ -20,7 +19,7 @@ from ._adam import (
 from ._first_moment import first_moment
 
 
-class ScaleByAdam(AbstractAdam[ScaleByAdamState]):
+class ScaleByAdam(AbstractAdam):
     """Adam: divides a mean of gradients by the root of a mean of their squares.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -60,24 +59,19 @@ class ScaleByAdam(AbstractAdam[ScaleByAdamState]):
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         add_mean_numbers(now, age, self.nesterov)
         now.c2 = 1 - now.b2
         now.nu_scale = tree.bias_correction(now.b2, age)
 
-    def _moments(self, now, g, mu, nu):
-        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.bounded_square(g)
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
 
-    def _direction(self, now, g, mu, nu):
-        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
-        return debiased_mean(now, g, mu) / divisor
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return debiased_mean(now, g, leaf.mu) / divisor
 
 
 class ScaleByAmsgradState(eqx.Module):
@@ -89,7 +83,7 @@ class ScaleByAmsgradState(eqx.Module):
     nu_max: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
-class ScaleByAmsgrad(AbstractAdam[ScaleByAmsgradState]):
+class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
     """AMSGrad: Adam with the maximum of all means of squares so far.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
@@ -133,22 +127,24 @@ class ScaleByAmsgrad(AbstractAdam[ScaleByAmsgradState]):
             nu_max=tree.second_moment(params, self.nu_dtype),
         )
 
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         one = jnp.ones(age.shape, now.b1.dtype)
         now.mu_scale = tree.bias_correction(now.b1, age) if self.bias_correction_mu else one
         now.nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else one
 
-    def _moments(self, now, g, mu, nu, nu_max):
-        nu = now.b2 * nu + now.c2 * tree.bounded_square(g)
-        return now.b1 * mu + now.c1 * g, nu, jnp.maximum(nu_max, nu * now.nu_scale)
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+        leaf.nu_max = jnp.maximum(leaf.nu_max, leaf.nu * now.nu_scale)
 
-    def _direction(self, now, g, mu, nu, nu_max):
-        del g, nu
-        return mu * now.mu_scale / (tree.root(tree.positive(nu_max) + now.eps_root) + now.eps)
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu_max) + now.eps_root) + now.eps
+        return leaf.mu * now.mu_scale / divisor
 
 
-class ScaleByAdamax(AbstractAdam[ScaleByAdamState]):
+class ScaleByAdamax(AbstractAdam):
     """Adamax: divides a mean of gradients by a decaying maximum of their absolute values.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -175,20 +171,14 @@ class ScaleByAdamax(AbstractAdam[ScaleByAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c1 = 1 - now.b1
         now.mu_scale = tree.bias_correction(now.b1, age)
 
-    def _moments(self, now, g, mu, nu):
-        return now.b1 * mu + now.c1 * g, jnp.maximum(now.b2 * nu, jnp.abs(g) + now.eps)
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = jnp.maximum(now.b2 * leaf.nu, jnp.abs(g) + now.eps)
 
-    def _direction(self, now, g, mu, nu):
-        del g
-        return mu * now.mu_scale / nu
+    def direction(self, now, g, leaf):
+        return leaf.mu * now.mu_scale / leaf.nu

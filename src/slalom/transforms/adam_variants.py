@@ -1,6 +1,6 @@
 """Adam with another mean of squares or another start: Belief, Yogi, RAdam."""
 
-from types import SimpleNamespace
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_me
 from ._first_moment import first_moment
 
 
-class ScaleByBelief(AbstractAdam[ScaleByAdamState]):
+class ScaleByBelief(AbstractAdam):
     """AdaBelief: divides a mean of gradients by their deviation from it.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -47,28 +47,26 @@ class ScaleByBelief(AbstractAdam[ScaleByAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1", wide=True),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
+    wide_mean: ClassVar[bool] = True
 
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         add_mean_numbers(now, age, self.nesterov)
         now.c2 = 1 - now.b2
         now.nu_scale = tree.bias_correction(now.b2, age)
 
-    def _moments(self, now, g, mu, nu):
-        mu = now.b1 * mu + now.c1 * g
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
         # For the order of the sums see `_xla`.
-        return mu, now.b2 * nu + (now.c2 * tree.bounded_square(g - mu) + now.eps_root)
+        square = now.c2 * tree.bounded_square(g - leaf.mu) + now.eps_root
+        leaf.nu = now.b2 * leaf.nu + square
 
-    def _direction(self, now, g, mu, nu):
-        return debiased_mean(now, g, mu) / (tree.root(tree.positive(nu) * now.nu_scale) + now.eps)
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
+        return debiased_mean(now, g, leaf.mu) / divisor
 
 
-class ScaleByYogi(AbstractAdam[ScaleByAdamState]):
+class ScaleByYogi(AbstractAdam):
     """Yogi: Adam with a mean of squares that changes additively, and so falls slowly.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -112,22 +110,23 @@ class ScaleByYogi(AbstractAdam[ScaleByAdamState]):
             nu=tree.second_moment(params, self.nu_dtype, start),
         )
 
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         now.mu_scale = tree.bias_correction(now.b1, age)
         now.nu_scale = tree.bias_correction(now.b2, age)
 
-    def _moments(self, now, g, mu, nu):
+    def advance(self, now, g, leaf):
         square = tree.bounded_square(g)
-        return now.b1 * mu + now.c1 * g, nu - now.c2 * jnp.sign(nu - square) * square
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = leaf.nu - now.c2 * jnp.sign(leaf.nu - square) * square
 
-    def _direction(self, now, g, mu, nu):
-        del g
-        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
-        return mu * now.mu_scale / divisor
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return leaf.mu * now.mu_scale / divisor
 
 
-class ScaleByRadam(AbstractAdam[ScaleByAdamState]):
+class ScaleByRadam(AbstractAdam):
     """RAdam: Adam that rectifies the variance of the first steps.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
@@ -136,8 +135,8 @@ class ScaleByRadam(AbstractAdam[ScaleByAdamState]):
         uₜ = rₜ·m̂ₜ / (√(v̂ₜ + ε_root) + ε)   where ρₜ ≥ threshold,   else   m̂ₜ
 
     with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). In float32 the formula of ρₜ leaves two
-    correct digits at the default β₂; here it is computed without cancellation, at any age. Differs
-    from Optax, which evaluates the formula as it stands.
+    correct digits at the default β₂; here it is computed without cancellation, after any number of
+    steps. Differs from Optax, which evaluates the formula as it stands.
 
     **Arguments:**
 
@@ -166,14 +165,8 @@ class ScaleByRadam(AbstractAdam[ScaleByAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         add_mean_numbers(now, age, self.nesterov)
         now.c2 = 1 - now.b2
         now.nu_scale = tree.bias_correction(now.b2, age)
@@ -184,12 +177,13 @@ class ScaleByRadam(AbstractAdam[ScaleByAdamState]):
         limit = jnp.where(now.rectified, limit, 5)
         now.r = jnp.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
-    def _moments(self, now, g, mu, nu):
-        return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.bounded_square(g)
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
 
-    def _direction(self, now, g, mu, nu):
-        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
-        return debiased_mean(now, g, mu) * jnp.where(now.rectified, now.r / divisor, 1)
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return debiased_mean(now, g, leaf.mu) * jnp.where(now.rectified, now.r / divisor, 1)
 
 
 def _degrees_of_freedom(

@@ -1,6 +1,6 @@
 """Adam with a mean of gradient differences: Adan."""
 
-from types import SimpleNamespace
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
+from .._core.rule import AbstractRule
 from .._types import Params
-from ._adam import AbstractAdam
 from ._first_moment import first_moment
-from ._xla import written_after
 
 
 class ScaleByAdanState(eqx.Module):
@@ -26,7 +25,7 @@ class ScaleByAdanState(eqx.Module):
     g: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByAdan(AbstractAdam[ScaleByAdanState]):
+class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     """Adan: Nesterov momentum from the differences of successive gradients.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -63,6 +62,8 @@ class ScaleByAdan(AbstractAdam[ScaleByAdanState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
+    written_last: ClassVar[tuple[str, ...]] = ("g",)
+
     def init(self, params: Params) -> ScaleByAdanState:
         return ScaleByAdanState(
             age=tree.fresh_count(),
@@ -72,21 +73,21 @@ class ScaleByAdan(AbstractAdam[ScaleByAdanState]):
             g=tree.first_moment(params, self.mu_dtype),
         )
 
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c1, now.c2, now.c3 = 1 - now.b1, 1 - now.b2, 1 - now.b3
         now.m_scale = tree.bias_correction(now.b1, age)
         now.v_scale = now.b2 * tree.bias_correction(now.b2, age)
         now.n_scale = tree.bias_correction(now.b3, age)
         now.has_previous = age > 1
 
-    def _moments(self, now, g, m, v, n, previous):
-        difference = jnp.where(now.has_previous, g - previous, 0)
-        m = now.b1 * m + now.c1 * g
-        v = now.b2 * v + now.c2 * difference
-        n = now.b3 * n + now.c3 * tree.bounded_square(g + now.b2 * difference)
-        return m, v, n, written_after(g, never=(n < 0) & (v == 0))
+    def advance(self, now, g, leaf):
+        difference = jnp.where(now.has_previous, g - leaf.g, 0)
+        leaf.m = now.b1 * leaf.m + now.c1 * g
+        leaf.v = now.b2 * leaf.v + now.c2 * difference
+        leaf.n = now.b3 * leaf.n + now.c3 * tree.bounded_square(g + now.b2 * difference)
+        leaf.g = g
 
-    def _direction(self, now, g, m, v, n, previous):
-        del g, previous
-        divisor = tree.root(tree.positive(n) * now.n_scale + now.eps_root) + now.eps
-        return (now.m_scale * m + now.v_scale * v) / divisor
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.n) * now.n_scale + now.eps_root) + now.eps
+        return (now.m_scale * leaf.m + now.v_scale * leaf.v) / divisor

@@ -1,7 +1,5 @@
 """Adam with a mixture of momenta: AdEMAMix and its simplified form."""
 
-from types import SimpleNamespace
-
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
@@ -9,8 +7,9 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
+from .._core.rule import AbstractRule
 from .._types import Params
-from ._adam import AbstractAdam, ScaleByAdamState
+from ._adam import AbstractAdam
 from ._first_moment import first_moment
 
 
@@ -23,7 +22,7 @@ class ScaleByAdemamixState(eqx.Module):
     nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
-class ScaleByAdemamix(AbstractAdam[ScaleByAdemamixState]):
+class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
     """AdEMAMix: Adam with a second, much slower mean of gradients.
 
         m₁,ₜ = β₁·m₁,ₜ₋₁ + (1 − β₁)·gₜ
@@ -88,23 +87,23 @@ class ScaleByAdemamix(AbstractAdam[ScaleByAdemamixState]):
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c1, now.c2, now.c3 = 1 - now.b1, 1 - now.b2, 1 - now.b3
         now.m1_scale = tree.bias_correction(now.b1, age)
         now.nu_scale = tree.bias_correction(now.b2, age)
 
-    def _moments(self, now, g, m1, m2, nu):
-        m1 = now.b1 * m1 + now.c1 * g
-        m2 = now.b3 * m2 + now.c3 * g
-        return m1, m2, now.b2 * nu + now.c2 * tree.bounded_square(g)
+    def advance(self, now, g, leaf):
+        leaf.m1 = now.b1 * leaf.m1 + now.c1 * g
+        leaf.m2 = now.b3 * leaf.m2 + now.c3 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
 
-    def _direction(self, now, g, m1, m2, nu):
-        del g
-        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
-        return (now.m1_scale * m1 + now.alpha * m2) / divisor
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return (now.m1_scale * leaf.m1 + now.alpha * leaf.m2) / divisor
 
 
-class ScaleBySimplifiedAdemamix(AbstractAdam[ScaleByAdamState]):
+class ScaleBySimplifiedAdemamix(AbstractAdam):
     """Simplified AdEMAMix: Adam whose numerator mixes a long sum of gradients with the newest one.
 
         mₜ = β₁·mₜ₋₁ + gₜ
@@ -141,20 +140,15 @@ class ScaleBySimplifiedAdemamix(AbstractAdam[ScaleByAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c2 = 1 - now.b2
         now.nu_scale = tree.bias_correction(now.b2, age)
 
-    def _moments(self, now, g, mu, nu):
-        return now.b1 * mu + g, now.b2 * nu + now.c2 * tree.bounded_square(g)
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
 
-    def _direction(self, now, g, mu, nu):
-        divisor = tree.root(tree.positive(nu) * now.nu_scale + now.eps_root) + now.eps
-        return (mu + now.alpha * g) / divisor
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return (leaf.mu + now.alpha * g) / divisor

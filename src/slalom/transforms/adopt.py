@@ -9,13 +9,8 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
-from ._adam import ScaleByAdamState
-from ._first_moment import first_moment
-from ._xla import written_after
+from ._adam import AbstractAdam
 
 
 def _fourth_root(step: Real[Array, "*leaves"]) -> Real[Array, "*leaves"]:
@@ -23,7 +18,7 @@ def _fourth_root(step: Real[Array, "*leaves"]) -> Real[Array, "*leaves"]:
     return jnp.sqrt(jnp.sqrt(step))
 
 
-class ScaleByAdopt(AbstractTransform[ScaleByAdamState]):
+class ScaleByAdopt(AbstractAdam):
     """ADOPT: momentum of gradients that are divided by the root of the squares before them.
 
         nₜ = clip(gₜ / max(√vₜ₋₁, ε), −cₜ, cₜ),   n₁ = 0
@@ -64,24 +59,9 @@ class ScaleByAdopt(AbstractTransform[ScaleByAdamState]):
     clip_value_fn: Callable[[Any], Any] = eqx.field(default=_fourth_root, static=True, kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = True
+    written_last: ClassVar[tuple[str, ...]] = ("nu",)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        del params
-        now = self.at(context)
+    def begin(self, now, state):
         now.first = state.age == 0
         now.c1 = 1 - now.b1
         now.keep = jnp.where(now.first, 0, now.b2)
@@ -89,23 +69,16 @@ class ScaleByAdopt(AbstractTransform[ScaleByAdamState]):
         if self.use_clipping:
             limit = self.clip_value_fn(jnp.asarray(state.age, now.b1.dtype))
             now.limit = jnp.asarray(limit, now.b1.dtype)
+        state.age = tree.increment(state.age)
 
-        def moments(now, g, mu, nu):
-            mu = now.b1 * mu + now.c1 * self._divided(now, g, nu)
-            nu = now.keep * nu + now.c2 * tree.bounded_square(g)
-            return mu, written_after(nu, never=(nu < 0) & (mu == 0))
+    def advance(self, now, g, leaf):
+        # With Nesterov, XLA copies the old mean of squares: the new one has lost digits of it.
+        leaf.divided = self._divided(now, g, leaf.nu)
+        leaf.mu = now.b1 * leaf.mu + now.c1 * leaf.divided
+        leaf.nu = now.keep * leaf.nu + now.c2 * tree.bounded_square(g)
 
-        def ahead(now, g, mu, nu):
-            return now.b1 * mu + now.c1 * self._divided(now, g, nu)
-
-        old = (state.mu, state.nu)
-        mu, nu = tree.map_leaves(moments, (updates, *old), now, like=old)
-        if self.nesterov:
-            # XLA copies the old mean of squares: from the new one it would have lost digits.
-            updates = tree.map_leaves(ahead, (updates, mu, state.nu), now)
-        else:
-            updates = tree.widened(mu)
-        return updates, ScaleByAdamState(tree.increment(state.age), mu, nu)
+    def direction(self, now, g, leaf):
+        return now.b1 * leaf.mu + now.c1 * leaf.divided if self.nesterov else leaf.mu
 
     def _divided(self, now: Any, g: Array, nu: Array) -> Array:
         n = g / jnp.maximum(tree.root(tree.positive(nu)), now.eps)

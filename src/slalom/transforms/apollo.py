@@ -1,5 +1,6 @@
 """Gradients that are scaled as Adam scales a random projection of them: APOLLO."""
 
+import zlib
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +14,7 @@ from .._core.context import Context
 from .._core.fields import Hyperparameter, count_field, dtype_field, hyperparameter
 from .._core.marks import per_leaf, per_param
 from .._core.transform import AbstractTransform
+from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
 from ..where.resolve import Where
@@ -40,8 +42,8 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
         uₜ = α·Sₜ·min(1, γ·‖S̃ₜ₋₁‖ / ‖Sₜ‖)
 
     for an m × n matrix with m ≤ n, where S̃ is S after the limit of its growth; of one with m > n,
-    the transpose. Its state has 2·n·r numbers instead of 2·m·n: P is drawn again in each step.
-    Other arrays, such as biases and embeddings, follow Adam.
+    the transpose. Its state has 2·n·r numbers instead of 2·m·n: P is drawn again in each step, from
+    the seed and the path of the array. Other arrays, such as biases and embeddings, follow Adam.
 
     With `per_tensor` there is one factor ‖Nₜ‖ / ‖Rₜ‖ for all columns. APOLLO-Mini is
     `sl.ScaleByApollo(rank=1, scale=128**0.5, per_tensor=True)`.
@@ -118,9 +120,11 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
         sides = sides_of(self, updates)
         key, window = jax.random.key(self.seed), state.age // self.update_proj_gap
         low: list[Array] = []
-        for i, (g, side) in enumerate(zip(leaves, sides, strict=True)):
+        paths = leaf_paths(updates)
+        for i, (path, g, side) in enumerate(zip(paths, leaves, sides, strict=True)):
             if side is not None:
-                own = jax.random.fold_in(key, i)
+                # From the path, as the moments are carried by `rebind`.
+                own = jax.random.fold_in(key, zlib.crc32(path.encode()))
                 own = jax.random.fold_in(own, window if window.ndim == 0 else window[i])
                 g = _projection(own, side, g) @ side.read(g)
             low.append(g)

@@ -53,7 +53,7 @@ class Cautious(AbstractStatelessTransform):
         grads = self.demand("grad", None if context is None else context.grad)
 
         def rule(now, u, g):
-            agree = agreement(u, g) > 0
+            agree = ~(agreement(u, g) <= 0)  # also NaN, which must not become 0
             share = jnp.sum(agree, dtype=now.min_fraction.dtype) / max(u.size, 1)
             return jnp.where(agree, u * (1 / jnp.maximum(share, now.min_fraction)), 0)
 

@@ -8,11 +8,12 @@ from jaxtyping import Array
 from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
+from .._core.rule import AbstractRule
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Scalar, Updates
 
 
-class Clip(AbstractStatelessTransform):
+class Clip(AbstractRule[None]):
     """Clips each number of the updates: u ↦ min(max(u, −δ), δ).
 
     The real and imaginary parts of complex updates are clipped separately.
@@ -25,17 +26,12 @@ class Clip(AbstractStatelessTransform):
     max_delta: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-
-        def rule(now, u):
-            if jnp.iscomplexobj(u):
-                return _clipped(u.real, now.max_delta) + 1j * _clipped(u.imag, now.max_delta)
-            return _clipped(u, now.max_delta)
-
-        return tree.map_leaves(rule, (updates,), self.at(context))
+    def direction(self, now, g, leaf):
+        if jnp.iscomplexobj(g):
+            return _clipped(g.real, now.max_delta) + 1j * _clipped(g.imag, now.max_delta)
+        return _clipped(g, now.max_delta)
 
 
 def _clipped(u: Array, limit: Scalar) -> Array:
@@ -61,6 +57,7 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -72,7 +69,7 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
         return (clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype)),)
 
 
-class ClipByBlockRms(AbstractStatelessTransform):
+class ClipByBlockRms(AbstractRule[None]):
     """Scales the update of each leaf so that its root mean square is at most c.
 
         u ↦ u·min(1, c / rms(u))   with   rms(u) = √(mean |u|²)
@@ -89,15 +86,12 @@ class ClipByBlockRms(AbstractStatelessTransform):
 
     threshold: Hyperparameter = hyperparameter(within="[0, inf]")
 
+    over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-
-        def rule(now, u):
-            return u * clip_factor(tree.rms(u), now.threshold)
-
-        return tree.map_leaves(rule, (updates,), self.at(context))
+    def direction(self, now, g, leaf):
+        return g * clip_factor(tree.rms(g), now.threshold)
 
 
 def clip_factor(size: Any, limit: Any) -> Any:

@@ -11,8 +11,8 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.marks import param_like
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
+from .._core.rule import AbstractRule
+from .._types import Params
 
 
 class ScaleByCocobState(eqx.Module):
@@ -28,7 +28,7 @@ class ScaleByCocobState(eqx.Module):
     reward: PyTree[Float[Array, "..."]] = param_like("exact")
 
 
-class ScaleByCocob(AbstractTransform[ScaleByCocobState]):
+class ScaleByCocob(AbstractRule[ScaleByCocobState]):
     """COCOB: each number bets on the sign of its next gradient; no learning rate.
 
         Lₜ = max(Lₜ₋₁, |gₜ|),   Gₜ = Gₜ₋₁ + |gₜ|,   θₜ = θₜ₋₁ − gₜ
@@ -57,7 +57,6 @@ class ScaleByCocob(AbstractTransform[ScaleByCocobState]):
     eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByCocobState:
         eps = self.at(Context(step=0)).eps
@@ -69,35 +68,19 @@ class ScaleByCocob(AbstractTransform[ScaleByCocobState]):
             reward=tree.second_moment(params),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByCocobState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByCocobState]:
-        params = self.demand("params", params)
-        now = self.at(context)
+    def advance(self, now, g, leaf):
+        size, change = jnp.abs(g), leaf.p - leaf.init_params
+        gain = (jnp.conj(g) * change).real if jnp.iscomplexobj(g) else g * change
+        leaf.cumulative_gradients = leaf.cumulative_gradients - g
+        leaf.scale = jnp.maximum(leaf.scale, size)
+        leaf.subgradients = leaf.subgradients + size
+        # XLA would move a last maximum with 0 into `direction`, which would read the old one.
+        leaf.reward = jnp.maximum(leaf.reward, gain) - gain
 
-        def sums(now, g, p, start, theta, scale, gradients, reward):
-            size, change = jnp.abs(g), p - start
-            gain = (jnp.conj(g) * change).real if jnp.iscomplexobj(g) else g * change
-            return (
-                theta - g,
-                jnp.maximum(scale, size),
-                gradients + size,
-                # XLA would move a last maximum with 0 into `bet`, which would read the old one.
-                jnp.maximum(reward, gain) - gain,
-            )
-
-        def bet(now, p, start, theta, scale, gradients, reward):
-            wealth = (scale + reward) / jnp.maximum(gradients + scale, now.alpha * scale)
-            return (start - p) + theta / scale * wealth
-
-        old = (state.cumulative_gradients, state.scale, state.subgradients, state.reward)
-        new = tree.map_leaves(sums, (updates, params, state.init_params, *old), now, like=old)
-        updates = tree.map_leaves(bet, (params, state.init_params, *new), now)
-        return updates, ScaleByCocobState(state.init_params, *new)
+    def direction(self, now, g, leaf):
+        bound = jnp.maximum(leaf.subgradients + leaf.scale, now.alpha * leaf.scale)
+        wealth = (leaf.scale + leaf.reward) / bound
+        return (leaf.init_params - leaf.p) + leaf.cumulative_gradients / leaf.scale * wealth
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))

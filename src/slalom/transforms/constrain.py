@@ -10,25 +10,23 @@ from jaxtyping import Array, Float, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.marks import per_leaf, per_param
-from .._core.stateless import AbstractStatelessTransform
+from .._core.rule import AbstractRule
 from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.resolve import WhereLike
 
 
-class SetToZero(AbstractStatelessTransform):
+class SetToZero(AbstractRule[None]):
     """Replaces updates, including NaN and infinity, by zeros.
 
     `SetToZero().mask(where)` freezes the selected parameters.
     """
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params, context
-        return tree.zeros_like(updates)
+    def direction(self, now, g, leaf):
+        return jnp.zeros_like(g)
 
     def has_updated(self, state: Any) -> bool:
         del state
@@ -56,7 +54,7 @@ def freeze(where: WhereLike) -> AbstractTransform:
     return SetToZero().mask(where)
 
 
-class KeepParamsNonnegative(AbstractTransform[None]):
+class KeepParamsNonnegative(AbstractRule[None]):
     """Stops parameters at zero that would become negative: u ↦ u, or −p where p + u < 0.
 
     Use it as the last link, since it does not see what later links do to the updates. Parameters
@@ -64,7 +62,6 @@ class KeepParamsNonnegative(AbstractTransform[None]):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
         for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
@@ -75,20 +72,8 @@ class KeepParamsNonnegative(AbstractTransform[None]):
                 )
         return tree.no_state(params)
 
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
-        del state, context
-        params = self.demand("params", params)
-
-        def rule(_, u, p):
-            return jnp.where(p + u < 0, -p, u)
-
-        return tree.map_leaves(rule, (updates, params)), None
+    def direction(self, now, g, leaf):
+        return jnp.where(leaf.p + g < 0, -leaf.p, g)
 
 
 class KeepInitialNormState(eqx.Module):

@@ -8,18 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.marks import param_like
-from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
+from .._core.rule import AbstractRule
+from .._types import Params
 from ..where.resolve import Where
-from ._own_decay import decaying, where_field
+from ._own_decay import decay_mask, where_field
 from .cautious import agreement
 
 
-class AddDecayedWeights(AbstractStatelessTransform):
+class AddDecayedWeights(AbstractRule[None]):
     """Adds weight decay to the updates: u ↦ u + λ·p.
 
     After the rule and before `ScaleByLearningRate`, as in `sl.adamw`, the decay is decoupled from
@@ -42,19 +40,13 @@ class AddDecayedWeights(AbstractStatelessTransform):
     cautious: bool = eqx.field(default=False, static=True, kw_only=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    elementwise: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
-
-        def rule(now, u, p):
-            decayed = u + now.weight_decay * p
-            return jnp.where(agreement(u, p) > 0, decayed, u) if self.cautious else decayed
-
-        return tree.map_leaves(rule, (updates, params), self.at(context))
+    def direction(self, now, g, leaf):
+        decayed = g + now.weight_decay * leaf.p
+        return jnp.where(agreement(g, leaf.p) > 0, decayed, g) if self.cautious else decayed
 
 
-class SubtractDecayedWeights(AbstractStatelessTransform):
+class SubtractDecayedWeights(AbstractRule[None]):
     """Subtracts weight decay from the updates: u ↦ u − λ·p.
 
     After `ScaleByLearningRate`, or after a whole optimizer, the decay does not depend on the
@@ -79,18 +71,12 @@ class SubtractDecayedWeights(AbstractStatelessTransform):
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    elementwise: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
-
-        def rule(now, u, p):
-            return u - now.weight_decay * p
-
-        return tree.map_leaves(rule, (updates, params), self.at(context))
+    def direction(self, now, g, leaf):
+        return g - now.weight_decay * leaf.p
 
 
-class ScaleByLearningRateWithCorrectedDecay(AbstractStatelessTransform):
+class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
     """The last link of AdamC: a learning rate, and a decay that falls with its square.
 
         u ↦ −η·(u + λ·(η / η_max)·p)
@@ -116,20 +102,16 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractStatelessTransform):
     decay_where: Where | None = where_field(kw_only=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    elementwise: ClassVar[bool] = True
     sets_learning_rate: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
-        now = self.at(context)
+    def plan(self, params):
+        return decay_mask(self.decay_where, params)
+
+    def begin(self, now, state):
         now.decay = now.weight_decay * (now.learning_rate / now.max_learning_rate)
 
-        def rule(now, u, decaying):
-            return -now.learning_rate * sum((now.decay * p for p in decaying), u)
-
-        return tree.map_leaves(
-            rule, (updates,), now, per_param=(decaying(self.decay_where, params),)
-        )
+    def direction(self, now, g, leaf):
+        return -now.learning_rate * (g + now.decay * leaf.p if leaf.plan else g)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))
@@ -144,7 +126,7 @@ class AddDecayToInitialParamsState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
-class AddDecayToInitialParams(AbstractTransform[AddDecayToInitialParamsState]):
+class AddDecayToInitialParams(AbstractRule[AddDecayToInitialParamsState]):
     """Adds decay towards the initial parameters to the updates: u ↦ u + λ·(p − p₀).
 
     This is L2-SP, for fine-tuning. In front of a rule it is the regularization λ/2·‖p − p₀‖² of the
@@ -172,21 +154,9 @@ class AddDecayToInitialParams(AbstractTransform[AddDecayToInitialParamsState]):
     weight_decay: Hyperparameter = hyperparameter(within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> AddDecayToInitialParamsState:
         return AddDecayToInitialParamsState(tree.copy(params))
 
-    def update(
-        self,
-        updates: Updates,
-        state: AddDecayToInitialParamsState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, AddDecayToInitialParamsState]:
-        params = self.demand("params", params)
-
-        def rule(now, u, p, start):
-            return u + now.weight_decay * (p - start)
-
-        return tree.map_leaves(rule, (updates, params, state.init_params), self.at(context)), state
+    def direction(self, now, g, leaf):
+        return g + now.weight_decay * (leaf.p - leaf.init_params)

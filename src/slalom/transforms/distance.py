@@ -1,4 +1,4 @@
-"""A step size from the distance travelled: DoG."""
+"""A step size from the distance traveled: DoG."""
 
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ class ScaleByDistanceOverGradientsState(eqx.Module):
 
 
 class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradientsState]):
-    """Layer-wise DoG: the distance travelled over the root of the sum of squared gradients.
+    """Layer-wise DoG: the distance traveled over the root of the sum of squared gradients.
 
         rₜ = max(rₜ₋₁, ‖pₜ − p₀‖)   with   r₋₁ = r·(1 + ‖p₀‖)
         Gₜ = Gₜ₋₁ + ‖gₜ‖²
@@ -82,7 +82,7 @@ class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradient
 
         def rule(now, g, p, start, distance, total):
             distance = jnp.maximum(distance[0], tree.norm(p - start))
-            total = total[0] + jnp.sum(tree.abs_squared(g))
+            total = tree.bounded(total[0] + jnp.sum(tree.abs_squared(g)))
             factor = now.global_scale * distance * jax.lax.rsqrt(total + now.eps)
             return g * factor, distance, total
 

@@ -1,4 +1,4 @@
-"""One step size for all leaves from the distance travelled: DoG and DoWG."""
+"""One step size for all leaves from the distance traveled: DoG and DoWG."""
 
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ class ScaleByDogState(eqx.Module):
 
 
 class ScaleByDog(AbstractTransform[ScaleByDogState]):
-    """DoG: the distance travelled over the root of the sum of squared gradients.
+    """DoG: the distance traveled over the root of the sum of squared gradients.
 
         rₜ = max(rₜ₋₁, ‖pₜ − p₀‖),   Gₜ = Gₜ₋₁ + ‖gₜ‖²
         uₜ = rₜ / √(Gₜ + ε) · gₜ
@@ -100,7 +100,7 @@ class ScaleByDowgState(eqx.Module):
 
 
 class ScaleByDowg(AbstractTransform[ScaleByDowgState]):
-    """DoWG: the squared distance travelled over the root of a weighted sum of squared gradients.
+    """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
 
         Dₜ = max(Dₜ₋₁, ‖pₜ − p₀‖²),   Vₜ = Vₜ₋₁ + Dₜ·‖gₜ‖²
         uₜ = Dₜ / (√Vₜ + ε) · gₜ

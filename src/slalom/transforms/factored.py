@@ -23,7 +23,7 @@ from .clip import clip_factor
 
 
 def _power_decay(step: Real[Array, "*leaves"], decay_rate: Scalar) -> Real[Array, "*leaves"]:
-    """1 − (n + 1)^−c: a uniform mean for c = 1, and one that favours recent squares for c < 1."""
+    """1 − (n + 1)^−c: a uniform mean for c = 1, and one that favors recent squares for c < 1."""
     return 1 - (step + 1) ** -decay_rate
 
 
@@ -53,7 +53,7 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
 
     Differs from Optax: t counts from the start of the accumulators, and stays at 1 for the first
     `step_offset` steps, where it would be zero or negative. 1 − βₜ = t^−c is not rounded to a
-    multiple of the distance between 1 and its neighbours, which Optax loses 5 % to at t = 1e8.
+    multiple of the distance between 1 and its neighbors, which Optax loses 5 % to at t = 1e8.
 
     **Arguments:**
 

@@ -42,7 +42,7 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
     stay as they are when P changes, as in the paper.
 
     Matrices are those of `sl.where.matrix`; the matrices of a stack are projected separately. All
-    singular value decompositions stand in one conditional, which idle steps skip. P is stored in at
+    singular value decompositions run in one `lax.cond`, which idle steps skip. P is stored in at
     least float32.
 
     Differs from Optax, which projects the longer side of a matrix, and takes any transformation

@@ -27,6 +27,7 @@ from ._factors import (
 )
 from ._keys import as_key_data, fresh_key_data, key_field
 from ._layout import layout_field, layout_selectors, matrices
+from .clip import clip_factor
 
 _Pair = tuple[Array, Array]
 """The factors of the rows and of the columns: (batch, n, n), or (batch, n) for a diagonal."""
@@ -47,6 +48,7 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
     """PSGD Kron: preconditions both sides of a matrix by triangular factors that learn.
 
         U = P_L·G·P_Rᵀ   with   P = Qᴴ·Q
+        u = U·min(1, c / rms(U))
 
     A refresh draws V from a normal distribution, and moves each factor towards whitening the
     gradients by a relative step:
@@ -59,7 +61,7 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
     since the last refresh, where p is the update probability. Refreshes are one branch, so the
     steps in between pay nothing for them.
 
-    Put `sl.Ema(0.9)` in front of it and `sl.ClipByBlockRms(1.1)` after it, as `sl.kron` does.
+    The root mean square is that of one matrix. Put `sl.Ema(0.9)` in front of it, as `sl.kron` does.
 
     Follows the authors' code. There, the norms of Q_L and Q_R are balanced in a hundredth of the
     refreshes; here in each, which does not change P. A gradient of zeros leaves the factors as they
@@ -78,6 +80,7 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
     - `preconditioner_init_scale`: the factor of the identity with which Q_L ⊗ Q_R starts, > 0.
     - `max_size`: the longest side that has a triangular factor.
     - `key`: an int in [0, 2³¹), or a PRNG key, for V.
+    - `clip`: c, the largest root mean square of the update of a matrix, ≥ 0; `inf` sets no limit.
     - `layout`: as in `sl.where.matrix`.
 
     ??? cite "Li, [Preconditioned Stochastic Gradient
@@ -91,6 +94,7 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
     max_size: int = size_field(8192)
     key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True)
+    clip: Hyperparameter = hyperparameter(1.1, within="[0, inf]", kw_only=True)
     layout: LayoutLike = layout_field()
 
     keeps_zeros: ClassVar[bool] = True
@@ -103,6 +107,7 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
         max_size: int = 8192,
         key: Any = 0,
         *,
+        clip: Hyperparameter = 1.1,
         layout: LayoutLike = None,
     ):
         self.update_probability = update_probability
@@ -110,6 +115,7 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
         self.preconditioner_init_scale = preconditioner_init_scale
         self.max_size = max_size
         self.key, self.implementation = as_key_data(key)
+        self.clip = clip
         self.layout = layout
 
     def init(self, params: Params) -> ScaleByKronState:
@@ -183,7 +189,7 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
         due = (state.since + 1).astype(wait.dtype) >= wait
         key, factors = jax.lax.cond(due, refresh, idle, state.key, factors, leaves)
         result = tree.map_leaves(
-            _preconditioned, (read(leaves),), per_param=(factors,), in_turn=True
+            _preconditioned, (read(leaves),), now, per_param=(factors,), in_turn=True
         )
         updates = structure.unflatten([m.write(x) for m, x in zip(found, result, strict=True)])
         return updates, ScaleByKronState(
@@ -219,14 +225,16 @@ def _noise(keys: Any, like: Array) -> Array:
 # --- one stack of matrices ------------------------------------------------------------------
 
 
-def _preconditioned(_, g, factors):
-    """P_L·g·P_Rᵀ."""
+def _preconditioned(now, g, factors):
+    """P_L·g·P_Rᵀ, clipped."""
     if not factors:
         return g
     left, right = factors
     g = bounded_entries(g)
     g = _adjoint_times(_times(g, left), left)
-    return _adjoint_times(_times(g.mT, right), right).mT
+    u = _adjoint_times(_times(g.mT, right), right).mT
+    size = tree.root(jnp.mean(tree.abs_squared(u), (-2, -1), keepdims=True))
+    return u * clip_factor(size, now.clip)
 
 
 def _times(x: Array, factor: Array) -> Array:

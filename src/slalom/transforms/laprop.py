@@ -1,18 +1,13 @@
 """Momentum of gradients that were divided first: LaProp."""
 
-from types import SimpleNamespace
-
 import numpy as np
-from jaxtyping import Array, Int
 
 from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._types import Params
-from ._adam import AbstractAdam, ScaleByAdamState
-from ._first_moment import first_moment
+from ._adam import AbstractAdam
 
 
-class ScaleByLaprop(AbstractAdam[ScaleByAdamState]):
+class ScaleByLaprop(AbstractAdam):
     """LaProp: Adam in the other order, dividing by the root of squares before averaging.
 
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
@@ -45,23 +40,16 @@ class ScaleByLaprop(AbstractAdam[ScaleByAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         now.mu_scale = tree.bias_correction(now.b1, age)
         now.nu_scale = tree.bias_correction(now.b2, age)
 
-    def _moments(self, now, g, mu, nu):
-        nu = now.b2 * nu + now.c2 * tree.bounded_square(g)
-        divisor = tree.root(tree.positive(nu) * now.nu_scale) + now.eps
-        return now.b1 * mu + now.c1 * (g / divisor), nu
+    def advance(self, now, g, leaf):
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
+        leaf.mu = now.b1 * leaf.mu + now.c1 * (g / divisor)
 
-    def _direction(self, now, g, mu, nu):
-        del g, nu
-        return now.mu_scale * mu
+    def direction(self, now, g, leaf):
+        return now.mu_scale * leaf.mu

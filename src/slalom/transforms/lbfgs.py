@@ -76,6 +76,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
+    unconstrained: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByLbfgsState:
         size = self.memory_size

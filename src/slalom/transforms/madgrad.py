@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.marks import param_like, per_leaf
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
+from .._core.rule import AbstractRule
+from .._types import Params
 
 
 class ScaleByMadgradState(eqx.Module):
@@ -24,7 +23,7 @@ class ScaleByMadgradState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
-class ScaleByMadgrad(AbstractTransform[ScaleByMadgradState]):
+class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
     """MADGRAD: dual averaging from the start, divided by the cube root of a sum of squares.
 
         λₜ = ηₜ·√t
@@ -56,7 +55,6 @@ class ScaleByMadgrad(AbstractTransform[ScaleByMadgradState]):
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    elementwise: ClassVar[bool] = True
     sets_learning_rate: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByMadgradState:
@@ -67,34 +65,23 @@ class ScaleByMadgrad(AbstractTransform[ScaleByMadgradState]):
             init_params=tree.copy(params),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByMadgradState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByMadgradState]:
-        params = self.demand("params", params)
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.weight = now.learning_rate * jnp.sqrt(age.astype(now.learning_rate.dtype))
         now.share = 1 - now.momentum
 
-        def sums(now, g, total, squares):
-            # Bounded before the sum: XLA would move a minimum after it into the kernel that writes
-            # the parameters, which would then read the old sum (see `_xla`).
-            room = float(jnp.finfo(squares.dtype).max) / 4 - squares
-            square = jnp.minimum(now.weight * tree.bounded_square(g), room)
-            return total + now.weight * g, squares + square
+    def advance(self, now, g, leaf):
+        # Bounded before the sum: XLA would move a minimum after it into the kernel that writes
+        # the parameters, which would then read the old sum (see `_xla`).
+        squares = leaf.grad_sum_of_squares
+        room = float(jnp.finfo(squares.dtype).max) / 4 - squares
+        square = jnp.minimum(now.weight * tree.bounded_square(g), room)
+        leaf.grad_sum = leaf.grad_sum + now.weight * g
+        leaf.grad_sum_of_squares = squares + square
 
-        def update(now, p, start, total, squares):
-            divisor = jnp.cbrt(tree.positive(squares)) + now.eps
-            return now.share * ((start - p) - total / divisor)
-
-        old = (state.grad_sum, state.grad_sum_of_squares)
-        total, squares = tree.map_leaves(sums, (updates, *old), now, like=old)
-        updates = tree.map_leaves(update, (params, state.init_params, total, squares), now)
-        return updates, ScaleByMadgradState(age, squares, total, state.init_params)
+    def direction(self, now, g, leaf):
+        divisor = jnp.cbrt(tree.positive(leaf.grad_sum_of_squares)) + now.eps
+        return now.share * ((leaf.init_params - leaf.p) - leaf.grad_sum / divisor)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))

@@ -1,6 +1,5 @@
 """Adam on gradients whose variance is reduced by the gradient before: MARS."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import equinox as eqx
@@ -11,10 +10,9 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from .. import tree
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
+from .._core.rule import AbstractRule
 from .._types import Params
-from ._adam import AbstractAdam
 from ._first_moment import first_moment
-from ._xla import written_after
 from .clip import clip_factor
 
 
@@ -27,7 +25,7 @@ class ScaleByMarsState(eqx.Module):
     previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByMars(AbstractAdam[ScaleByMarsState]):
+class ScaleByMars(AbstractRule[ScaleByMarsState]):
     """MARS: Adam on gradients that are corrected by their change, which reduces their variance.
 
         cₜ = gₜ + γ·β₁ / (1 − β₁)·(gₜ − gₜ₋₁)   with   g₀ = g₁
@@ -69,7 +67,8 @@ class ScaleByMars(AbstractAdam[ScaleByMarsState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    elementwise: ClassVar[bool] = False
+    over: ClassVar[str] = "leaf"
+    written_last: ClassVar[tuple[str, ...]] = ("previous_gradient",)
 
     def init(self, params: Params) -> ScaleByMarsState:
         return ScaleByMarsState(
@@ -79,20 +78,21 @@ class ScaleByMars(AbstractAdam[ScaleByMarsState]):
             previous_gradient=tree.first_moment(params, self.mu_dtype),
         )
 
-    def _add_numbers(self, now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         now.correction = jnp.where(age > 1, now.gamma * now.b1 / now.c1, 0)
         now.mu_scale = tree.bias_correction(now.b1, age)
         now.nu_scale = tree.bias_correction(now.b2, age)
 
-    def _moments(self, now, g, mu, nu, previous):
-        c = g + now.correction * (g - previous)
+    def advance(self, now, g, leaf):
+        # Bounded, so that the square of the norm does not overflow.
+        c = tree.bounded_entries(g + now.correction * (g - leaf.previous_gradient), g.size)
         c = c * clip_factor(tree.norm(c), 1)
-        mu = now.b1 * mu + now.c1 * c
-        nu = now.b2 * nu + now.c2 * tree.bounded_square(c)
-        return mu, nu, written_after(g, never=(nu < 0) & (mu == 0))
+        leaf.mu = now.b1 * leaf.mu + now.c1 * c
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(c)
+        leaf.previous_gradient = g
 
-    def _direction(self, now, g, mu, nu, previous):
-        del g, previous
-        divisor = tree.root(tree.positive(nu) * now.nu_scale) + now.eps
-        return now.mu_scale * mu / divisor
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
+        return now.mu_scale * leaf.mu / divisor

@@ -116,7 +116,7 @@ class ScaleByRowRms(AbstractTransform[ScaleByRowRmsState]):
 
 
 class NormalizeColumns(AbstractStatelessTransform):
-    """Scales each column to a root mean square of 1: u ↦ u / (rms(u) + ε) for each input.
+    """Scales each column to a root mean square of 1: u ↦ u / ((1 + ε)·rms(u)) for each input.
 
     A column holds the weights from one input to all outputs, such as the vector of one token in an
     embedding. A vector, such as a bias, is one column, and a scalar becomes its sign. This is the
@@ -124,7 +124,8 @@ class NormalizeColumns(AbstractStatelessTransform):
 
     **Arguments:**
 
-    - `eps`: ε, ≥ 0. Columns that are much smaller stay small, and zeros stay zero.
+    - `eps`: ε, ≥ 0, relative to the root mean square, so that the result does not depend on the
+        size of the updates. Zeros stay zero.
     - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
 
     ??? cite "Pethick et al., [Training Deep Learning Models with Norm-Constrained
@@ -151,7 +152,7 @@ class NormalizeColumns(AbstractStatelessTransform):
             if u.size == 0:
                 return (u,)
             root = math.sqrt(math.prod(u.shape[a] for a in axes))
-            return (divided_by_norm(u, root * now.eps, axes) * root,)
+            return (divided_by_norm(u, now.eps, axes) * root,)
 
         axes = column_axes(self, updates)
         (updates,) = map_by(axes, rule, (updates,), self.at(context))

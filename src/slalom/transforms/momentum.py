@@ -1,17 +1,14 @@
 """Momentum and exponential moving averages."""
 
-from typing import Any, ClassVar
-
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
+from .._core.rule import AbstractRule
+from .._types import Params
 from ._first_moment import first_moment
 
 
@@ -21,7 +18,7 @@ class TraceState(eqx.Module):
     trace: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class Trace(AbstractTransform[TraceState]):
+class Trace(AbstractRule[TraceState]):
     """Momentum: a decaying sum of updates.
 
         tₙ = gₙ + γ·tₙ₋₁,   uₙ = tₙ,   or, with `nesterov`,   uₙ = gₙ + γ·tₙ
@@ -42,30 +39,14 @@ class Trace(AbstractTransform[TraceState]):
     nesterov: bool = eqx.field(default=False, static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> TraceState:
         return TraceState(first_moment(self, params, "decay", dtype="accumulator_dtype"))
 
-    def update(
-        self,
-        updates: Updates,
-        state: TraceState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, TraceState]:
-        del params
-        now = self.at(context)
+    def advance(self, now, g, leaf):
+        leaf.trace = g + now.decay * leaf.trace
 
-        def add_trace(now, g, trace):
-            return g + now.decay * trace
-
-        trace = tree.map_leaves(add_trace, (updates, state.trace), now, like=(state.trace,))
-        if self.nesterov:
-            updates = tree.map_leaves(add_trace, (updates, trace), now)
-        else:
-            updates = tree.widened(trace)
-        return updates, TraceState(trace)
+    def direction(self, now, g, leaf):
+        return g + now.decay * leaf.trace if self.nesterov else leaf.trace
 
 
 class EmaState(eqx.Module):
@@ -76,7 +57,7 @@ class EmaState(eqx.Module):
     ema: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class Ema(AbstractTransform[EmaState]):
+class Ema(AbstractRule[EmaState]):
     """Replaces updates by their exponential moving average.
 
         eₜ = γ·eₜ₋₁ + (1 − γ)·gₜ,   uₜ = eₜ,   or, with `debias`,   uₜ = eₜ / (1 − γᵗ)
@@ -100,42 +81,28 @@ class Ema(AbstractTransform[EmaState]):
     accumulator_dtype: np.dtype | None = dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> EmaState:
         return EmaState(
             age=tree.fresh_count() if self.debias else None,
             ema=first_moment(self, params, "decay", dtype="accumulator_dtype"),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: EmaState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, EmaState]:
-        del params
-        now = self.at(context)
+    def begin(self, now, state):
         now.c = 1 - now.decay
-        age = None if state.age is None else tree.increment(state.age)
-
-        def mean(now, g, ema):
-            return now.decay * ema + now.c * g
-
-        ema = tree.map_leaves(mean, (updates, state.ema), now, like=(state.ema,))
+        now.from_ema, now.from_g = None, None
         if self.nesterov:
             now.from_ema, now.from_g = now.decay, now.c
-            if age is not None:
+        if state.age is not None:
+            age = state.age = tree.increment(state.age)
+            now.from_ema = tree.bias_correction(now.decay, age)
+            if self.nesterov:
+                now.from_g = now.c * now.from_ema
                 now.from_ema = now.decay * tree.bias_correction(now.decay, tree.increment(age))
-                now.from_g = now.c * tree.bias_correction(now.decay, age)
-            updates = tree.map_leaves(_look_ahead, (updates, ema), now)
-        elif age is None:
-            updates = tree.widened(ema)
-        else:
-            updates = tree.scale(ema, tree.bias_correction(now.decay, age))
-        return updates, EmaState(age, ema)
 
+    def advance(self, now, g, leaf):
+        leaf.ema = now.decay * leaf.ema + now.c * g
 
-def _look_ahead(now: Any, g: Array, ema: Array) -> Array:
-    return now.from_ema * ema + now.from_g * g
+    def direction(self, now, g, leaf):
+        if self.nesterov:
+            return now.from_ema * leaf.ema + now.from_g * g
+        return leaf.ema if now.from_ema is None else leaf.ema * now.from_ema

@@ -17,7 +17,7 @@ from .._core.printing import Call, constructor_call
 from .._core.transform import AbstractTransform
 from .._core.write import RETURN
 from .._paths import leaf_paths
-from .._types import Params, Updates
+from .._types import Params, Updates, is_function
 from ..tree.means import moved
 
 
@@ -85,8 +85,8 @@ class MeasureWithEma(_AbstractMonitor):
 
         mₜ = mₜ₋₁ + wₜ·(measure(gₜ) − mₜ₋₁),   m₀ = 0
 
-    with wₜ = (1 − d) / (1 − dᵗ), or wₜ = 1 − d with `debias=False`. Use it as a link of a chain or
-    as a measure of a `Monitor`.
+    with wₜ = (1 − d) / (1 − dᵗ), or wₜ = 1 − d with `debias=False`. A measurement that is not
+    finite is left out. Use it as a link of a chain or as a measure of a `Monitor`.
 
     **Arguments:**
 
@@ -130,8 +130,10 @@ class MeasureWithEma(_AbstractMonitor):
         def rule(now, mean, new):
             return moved(mean, new, now.weight)
 
-        ema = tree.map_leaves(rule, (state.ema, new), now)
-        return updates, MeasureWithEmaState(age, tree.cast_like(ema, state.ema))
+        ema = tree.cast_like(tree.map_leaves(rule, (state.ema, new), now), state.ema)
+        measured = MeasureWithEmaState(age, ema)
+        good = tree.all_finite(new)
+        return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), measured, state)
 
     def metrics(self, state: MeasureWithEmaState) -> dict[str, Array]:
         return _by_name("", state.ema)
@@ -197,7 +199,7 @@ class Monitor(_AbstractMonitor):
 
 
 def _check_measure(who: str, measure: Any) -> None:
-    if not callable(measure):
+    if not is_function(measure):
         raise TypeError(
             f"{who}.measure must be a function of the updates, such as `sl.tree.global_norm`, got "
             f"{measure!r} of type {type(measure).__name__}."

@@ -1,5 +1,6 @@
 """Transforms that normalize updates."""
 
+import math
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -11,33 +12,48 @@ from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
+from ..where.layout import LayoutLike
+from ..where.resolve import Where
+from ._layout import layout_field, layout_selectors, map_by, row_axes
 from .scale import sign_of
 
 
 class Centralize(AbstractStatelessTransform):
-    """Subtracts the mean of each row: u ↦ u − mean over all axes but the first.
+    """Subtracts from the weights of each output their mean: u ↦ u − mean over the inputs.
 
-    The first axis is that of the outputs in the weights of `eqx.nn.Linear` and `eqx.nn.Conv`, as
-    in the paper. Leaves with one number per row pass through unchanged: vectors, scalars, and the
-    biases of `eqx.nn.Conv`, whose shape is (outputs, 1, …).
+    The inputs of a convolution include its kernel, and a stack of layers is that of its layers. In
+    an embedding the vector of each token is centered. Leaves without inputs pass through
+    unchanged: vectors, scalars, the weights of norms, and the biases of `eqx.nn.Conv`, whose shape
+    is (outputs, 1, …). An array of unknown layout has its outputs on the first axis, as in Optax
+    and PyTorch.
 
-    Differs from Optax, where the updates of such biases become zero.
+    Differs from Optax, where the updates of the biases of `eqx.nn.Conv` become zero.
+
+    **Arguments:**
+
+    - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
 
     ??? cite "Yong et al., [Gradient Centralization](https://arxiv.org/abs/2004.01461), 2020"
     """
 
+    layout: LayoutLike = layout_field()
+
     keeps_zeros: ClassVar[bool] = True
+
+    def selectors(self) -> tuple[Where, ...]:
+        return layout_selectors(self)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context
 
-        def rule(_, u):
-            if u.ndim < 2 or u.size <= u.shape[0]:
-                return u
-            mean = jnp.mean(u, axis=tuple(range(1, u.ndim)), keepdims=True)
-            return u - jnp.broadcast_to(mean, u.shape)
+        def rule(axes, _, u):
+            if math.prod(u.shape[a] for a in axes) <= 1:
+                return (u,)
+            mean = jnp.mean(u, axes, keepdims=True)
+            return (u - jnp.broadcast_to(mean, u.shape),)
 
-        return tree.map_leaves(rule, (updates,))
+        (updates,) = map_by(row_axes(self, updates), rule, (updates,))
+        return updates
 
 
 class NormalizeByUpdateNorm(AbstractStatelessTransform):

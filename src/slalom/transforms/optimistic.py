@@ -1,17 +1,14 @@
 """Optimistic gradient descent."""
 
-from typing import ClassVar
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.marks import param_like, per_leaf
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
+from .._core.rule import AbstractRule
+from .._types import Params
 
 
 class ScaleByOptimisticGradientState(eqx.Module):
@@ -21,7 +18,7 @@ class ScaleByOptimisticGradientState(eqx.Module):
     previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByOptimisticGradient(AbstractTransform[ScaleByOptimisticGradientState]):
+class ScaleByOptimisticGradient(AbstractRule[ScaleByOptimisticGradientState]):
     """Optimistic gradient: extrapolates from the previous update to the next one.
 
         uₜ = (α + β)·gₜ − β·gₜ₋₁   with   g₀ = g₁
@@ -41,32 +38,20 @@ class ScaleByOptimisticGradient(AbstractTransform[ScaleByOptimisticGradientState
     alpha: Hyperparameter = hyperparameter(1.0)
     beta: Hyperparameter = hyperparameter(1.0)
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(
             age=tree.fresh_count(), previous_gradient=tree.first_moment(params)
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByOptimisticGradientState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByOptimisticGradientState]:
-        del params
-        now = self.at(context)
-
+    def begin(self, now, state):
         now.first = state.age == 0
+        state.age = tree.increment(state.age)
 
+    def advance(self, now, g, leaf):
         # XLA copies the previous gradient, which is unavoidable: the change cannot be derived from
         # the new state, which is g alone.
-        def rule(now, g, previous):
-            change = jnp.where(now.first, 0, g - previous)
-            return now.alpha * g + now.beta * change, g
+        leaf.change = jnp.where(now.first, 0, g - leaf.previous_gradient)
+        leaf.previous_gradient = g
 
-        updates, previous = tree.map_leaves(rule, (updates, state.previous_gradient), now)
-        return updates, ScaleByOptimisticGradientState(
-            tree.increment(state.age), tree.cast_like(previous, state.previous_gradient)
-        )
+    def direction(self, now, g, leaf):
+        return now.alpha * g + now.beta * leaf.change

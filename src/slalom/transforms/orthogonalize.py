@@ -62,7 +62,7 @@ def _check_scale(name: str, given: Any) -> None:
 class Orthogonalize(AbstractStatelessTransform):
     """Replaces each matrix by the orthogonal matrix nearest to it, approximately: U·S·Vᴴ ↦ s·U·Vᴴ.
 
-        X ← U / (‖U‖ + ε),   X ← a·X + (b·A + c·A²)·X with A = X·Xᴴ in each step,   u = s·X
+        X ← U / ((1 + ε)·‖U‖),   X ← a·X + (b·A + c·A²)·X with A = X·Xᴴ in each step,   u = s·X
 
     This is a Newton–Schulz iteration: a polynomial of the singular values, which brings them near
     1. With the standard coefficients they end between 0.68 and 1.14. Behind a momentum it makes
@@ -102,7 +102,9 @@ class Orthogonalize(AbstractStatelessTransform):
         is closer to the largest singular value, and `"aol"` scales the rows of the shorter side
         separately; both cost nothing and can save a step. `"spectral"` is the largest singular
         value itself, which needs an eigendecomposition.
-    - `eps`: ε, ≥ 0. Updates that are much smaller stay small, and zeros stay zero.
+    - `eps`: ε, ≥ 0. It is relative to the norm, so that the result does not depend on the size of
+        the updates; the authors add it to the norm, which freezes parameters whose gradients are
+        below 1e-7. Zeros stay zero.
     - `layout`: the layout of arrays that are read wrongly otherwise, such as
         `{sl.where.path("w"): "oi"}`, explained in `sl.where.matrix`.
 

@@ -1,4 +1,4 @@
-"""Adam that estimates its learning rate from the distance travelled: Prodigy."""
+"""Adam that estimates its learning rate from the distance traveled: Prodigy."""
 
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ class ScaleByProdigyState(eqx.Module):
 
 
 class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):
-    """Prodigy: Adam with a learning rate d that grows to the distance travelled.
+    """Prodigy: Adam with a learning rate d that grows to the distance traveled.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·d·gₜ
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·d²·|gₜ|²

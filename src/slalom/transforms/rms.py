@@ -12,8 +12,8 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like, per_leaf
-from .._core.transform import AbstractTransform
-from .._types import Params, Scalar, Updates
+from .._core.rule import AbstractRule
+from .._types import Params, Scalar
 from ..tree.means import moved
 from ._first_moment import first_moment
 
@@ -26,7 +26,7 @@ class ScaleByRmsState(eqx.Module):
     nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
-class ScaleByRms(AbstractTransform[ScaleByRmsState]):
+class ScaleByRms(AbstractRule[ScaleByRmsState]):
     """RMSProp: divides updates by the root of a mean of their squares.
 
         vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
@@ -53,7 +53,6 @@ class ScaleByRms(AbstractTransform[ScaleByRmsState]):
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRmsState:
         return ScaleByRmsState(
@@ -61,26 +60,19 @@ class ScaleByRms(AbstractTransform[ScaleByRmsState]):
             nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByRmsState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByRmsState]:
-        del params
-        now = self.at(context)
-        age = None if state.age is None else tree.increment(state.age)
+    def begin(self, now, state):
         now.rest = 1 - now.decay
-        now.debias = None if age is None else tree.bias_correction(now.decay, age)
+        now.debias = None
+        if state.age is not None:
+            state.age = tree.increment(state.age)
+            now.debias = tree.bias_correction(now.decay, state.age)
 
-        def rule(now, g, nu):
-            nu = now.decay * nu + now.rest * tree.bounded_square(g)
-            debiased = nu if now.debias is None else nu * now.debias
-            return _divide(g, debiased, now.eps, self.eps_in_sqrt), nu
+    def advance(self, now, g, leaf):
+        leaf.nu = now.decay * leaf.nu + now.rest * tree.bounded_square(g)
 
-        updates, nu = tree.map_leaves(rule, (updates, state.nu), now)
-        return updates, ScaleByRmsState(age, tree.cast_like(nu, state.nu))
+    def direction(self, now, g, leaf):
+        debiased = leaf.nu if now.debias is None else leaf.nu * now.debias
+        return _divide(g, debiased, now.eps, self.eps_in_sqrt)
 
 
 class ScaleByStddevState(eqx.Module):
@@ -94,7 +86,7 @@ class ScaleByStddevState(eqx.Module):
     """The variance, after bias correction if there is one."""
 
 
-class ScaleByStddev(AbstractTransform[ScaleByStddevState]):
+class ScaleByStddev(AbstractRule[ScaleByStddevState]):
     """Centered RMSProp: divides updates by their running standard deviation.
 
         Vₜ = (1 − wₜ)·(Vₜ₋₁ + wₜ·|gₜ − mₜ₋₁|²),   mₜ = mₜ₋₁ + wₜ·(gₜ − mₜ₋₁),   wₜ = 1 − γ
@@ -136,7 +128,6 @@ class ScaleByStddev(AbstractTransform[ScaleByStddevState]):
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(
@@ -145,31 +136,21 @@ class ScaleByStddev(AbstractTransform[ScaleByStddevState]):
             nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByStddevState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByStddevState]:
-        del params
-        now = self.at(context)
-        age = None if state.age is None else tree.increment(state.age)
-        _add_weights(now, age)
+    def begin(self, now, state):
+        if state.age is not None:
+            state.age = tree.increment(state.age)
+        _add_weights(now, state.age)
 
-        def rule(now, g, mu, nu):
-            mu = moved(mu, g, now.weight)
-            # XLA would copy the old mean, which the variance still reads (see `_xla`).
-            distance = now.back * (g - mu)
-            nu = now.keep * nu + now.spread * tree.bounded_square(distance)
-            # A zero variance says nothing about the size of the gradient.
-            known = jnp.where((nu == 0) & (now.eps == 0), jnp.inf, nu)
-            return _divide(g, known, now.eps, self.eps_in_sqrt), mu, nu
+    def advance(self, now, g, leaf):
+        leaf.mu = moved(leaf.mu, g, now.weight)
+        # XLA would copy the old mean, which the variance still reads (see `_xla`).
+        distance = now.back * (g - leaf.mu)
+        leaf.nu = now.keep * leaf.nu + now.spread * tree.bounded_square(distance)
 
-        updates, mu, nu = tree.map_leaves(rule, (updates, state.mu, state.nu), now)
-        return updates, ScaleByStddevState(
-            age, tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
-        )
+    def direction(self, now, g, leaf):
+        # A zero variance says nothing about the size of the gradient.
+        known = jnp.where((leaf.nu == 0) & (now.eps == 0), jnp.inf, leaf.nu)
+        return _divide(g, known, now.eps, self.eps_in_sqrt)
 
 
 def _add_weights(now: SimpleNamespace, age: Int[Array, "*leaves"] | None) -> None:

@@ -11,10 +11,9 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.marks import param_like
-from .._core.transform import AbstractTransform
+from .._core.rule import AbstractRule
 from .._paths import dotted
-from .._types import Params, Updates
-from ._xla import written_after
+from .._types import Params
 
 
 class ScaleByRpropState(eqx.Module):
@@ -25,7 +24,7 @@ class ScaleByRpropState(eqx.Module):
     """The signs of the last gradients; 0 after a change of sign."""
 
 
-class ScaleByRprop(AbstractTransform[ScaleByRpropState]):
+class ScaleByRprop(AbstractRule[ScaleByRpropState]):
     """Rprop: a step size per number, which grows while the gradient keeps its sign.
 
         sₜ = sign(gₜ)·sign(gₜ₋₁)
@@ -57,7 +56,7 @@ class ScaleByRprop(AbstractTransform[ScaleByRpropState]):
     max_step_size: Hyperparameter = hyperparameter(50.0, within="(0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
+    written_last: ClassVar[tuple[str, ...]] = ("signs",)
 
     def init(self, params: Params) -> ScaleByRpropState:
         for path, x in jax.tree_util.tree_leaves_with_path(params):
@@ -72,28 +71,14 @@ class ScaleByRprop(AbstractTransform[ScaleByRpropState]):
             signs=tree.zeros_like(params),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByRpropState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByRpropState]:
-        del params
+    def advance(self, now, g, leaf):
+        sign = jnp.sign(g)
+        # The product of two small gradients could underflow to 0.
+        s = sign * leaf.signs
+        factor = jnp.where(s > 0, now.eta_plus, now.eta_minus)
+        new_size = jnp.clip(leaf.step_sizes * factor, now.min_step_size, now.max_step_size)
+        leaf.step_sizes = jnp.where(s == 0, leaf.step_sizes, new_size)
+        leaf.signs = jnp.where(s < 0, 0, sign)
 
-        def rule(now, g, size, last):
-            sign = jnp.sign(g)
-            # The product of two small gradients could underflow to 0.
-            s = sign * last
-            factor = jnp.where(s > 0, now.eta_plus, now.eta_minus)
-            new_size = jnp.clip(size * factor, now.min_step_size, now.max_step_size)
-            size = jnp.where(s == 0, size, new_size)
-            sign = written_after(jnp.where(s < 0, 0, sign), never=size <= 0)
-            return size * sign, size, sign
-
-        updates, step_sizes, signs = tree.map_leaves(
-            rule, (updates, state.step_sizes, state.signs), self.at(context)
-        )
-        return updates, ScaleByRpropState(
-            tree.cast_like(step_sizes, state.step_sizes), tree.cast_like(signs, state.signs)
-        )
+    def direction(self, now, g, leaf):
+        return leaf.step_sizes * leaf.signs

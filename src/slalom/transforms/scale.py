@@ -5,14 +5,12 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 
-from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, hyperparameter
-from .._core.stateless import AbstractStatelessTransform
-from .._types import Params, Tracer, Updates
+from .._core.rule import AbstractRule
+from .._types import Params, Tracer, is_function
 
 
-class Scale(AbstractStatelessTransform):
+class Scale(AbstractRule[None]):
     """Multiplies updates by a factor: u ↦ s·u.
 
     **Arguments:**
@@ -23,17 +21,15 @@ class Scale(AbstractStatelessTransform):
     step_size: Hyperparameter = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        return tree.scale(updates, self.at(context).step_size)
+    def direction(self, now, g, leaf):
+        return g * now.step_size
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
 
 
-class ScaleByLearningRate(AbstractStatelessTransform):
+class ScaleByLearningRate(AbstractRule[None]):
     """Multiplies updates by the negative learning rate: u ↦ −η·u. The usual last link.
 
     **Arguments:**
@@ -49,18 +45,15 @@ class ScaleByLearningRate(AbstractStatelessTransform):
     sets_learning_rate: ClassVar[bool] = True
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        rate = self.at(context).learning_rate
-        return tree.scale(updates, -rate if self.flip_sign else rate)
+    def direction(self, now, g, leaf):
+        return g * (-now.learning_rate if self.flip_sign else now.learning_rate)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1 if self.flip_sign else 1,) * len(jax.tree.leaves(params))
 
 
-class ScaleBySchedule(AbstractStatelessTransform):
+class ScaleBySchedule(AbstractRule[None]):
     """Multiplies updates by a function of the step: u ↦ s(n)·u.
 
     It does not flip the sign. To descend with a learning-rate schedule, use
@@ -74,11 +67,9 @@ class ScaleBySchedule(AbstractStatelessTransform):
     step_size: Hyperparameter = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        return tree.scale(updates, self.at(context).step_size)
+    def direction(self, now, g, leaf):
+        return g * now.step_size
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
@@ -86,6 +77,6 @@ class ScaleBySchedule(AbstractStatelessTransform):
 
 def sign_of(factor: Hyperparameter) -> int | None:
     """The sign of a factor, or `None` if it is unknown."""
-    if callable(factor) or isinstance(factor, Tracer):
+    if is_function(factor) or isinstance(factor, Tracer):
         return None
     return 0 if factor == 0 else (-1 if factor < 0 else 1)

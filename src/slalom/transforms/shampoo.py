@@ -15,7 +15,7 @@ from .._core.marks import per_leaf, per_param, until_reset
 from .._core.schedule import AbstractSchedule
 from .._core.transform import AbstractTransform, require_transform
 from .._core.wrapper import AbstractComposite
-from .._core.write import RETURN, Write
+from .._core.write import Write
 from .._types import Gradients, Params, Updates
 from ..where.layout import LayoutLike, Matrix
 from ..where.resolve import Where
@@ -130,7 +130,7 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
     ) -> tuple[Any, ScaleByShampooState]:
         grafted, graft = None, state.graft
         for part in self.children(state, context, params):
-            grafted, graft = part.run(RETURN, updates)
+            grafted, graft = part.run(write.returning, updates)
         if jax.tree.leaves(updates):
             updates, state = self._preconditioned(updates, grafted, state, context)
         return write(params, updates), eqx.tree_at(

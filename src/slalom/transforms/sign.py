@@ -8,13 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
 from .._core.marks import param_like
-from .._core.stateless import AbstractStatelessTransform
-from .._core.transform import AbstractTransform
-from .._types import Params, Scalar, Tracer, Updates
+from .._core.rule import AbstractRule
+from .._types import Params, Scalar, Tracer
 from ._first_moment import first_moment
 from ._xla import interpolation_of_new
 
@@ -25,7 +22,7 @@ class ScaleByLionState(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByLion(AbstractTransform[ScaleByLionState]):
+class ScaleByLion(AbstractRule[ScaleByLionState]):
     """Lion: the sign of an interpolation between momentum and gradient.
 
         uₜ = sign(cₜ)   with   cₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -71,39 +68,21 @@ class ScaleByLion(AbstractTransform[ScaleByLionState]):
                 f"ScaleByLion.mode must be 'hard', 'smooth' or 'refined', got {self.mode!r}."
             )
 
-    elementwise: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByLionState:
         return ScaleByLionState(mu=first_moment(self, params, "b2"))
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByLionState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByLionState]:
-        del params
-        now = self.at(context)
-        now.c2 = 1 - now.b2
+    def begin(self, now, state):
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         now.from_mu, now.from_g = interpolation_of_new(now.b1, now.b2)
 
-        def mean(now, g, mu):
-            return now.b2 * mu + now.c2 * g
-
-        def update(now, g, mu):
-            return self._sign(now.from_mu * mu + now.from_g * g, now.smooth_beta)
-
-        def both(now, g, mu):
-            c = now.b1 * mu + now.c1 * g
-            return self._sign(c, now.smooth_beta), mean(now, g, mu)
-
+    def advance(self, now, g, leaf):
         if self._reads_old:
-            now.c1 = 1 - now.b1
-            updates, mu = tree.map_leaves(both, (updates, state.mu), now)
-            return updates, ScaleByLionState(tree.cast_like(mu, state.mu))
-        mu = tree.map_leaves(mean, (updates, state.mu), now, like=(state.mu,))
-        return tree.map_leaves(update, (updates, mu), now), ScaleByLionState(mu)
+            leaf.c = now.b1 * leaf.mu + now.c1 * g
+        leaf.mu = now.b2 * leaf.mu + now.c2 * g
+
+    def direction(self, now, g, leaf):
+        c = leaf.c if self._reads_old else now.from_mu * leaf.mu + now.from_g * g
+        return self._sign(c, now.smooth_beta)
 
     def _sign(self, c: Array, smooth_beta: Scalar) -> Array:
         if self.mode == "hard":
@@ -121,15 +100,13 @@ def _known(x: Any) -> float | None:
     return float(x) if number and np.ndim(x) == 0 else None
 
 
-class ScaleBySign(AbstractStatelessTransform):
+class ScaleBySign(AbstractRule[None]):
     """Keeps only the sign: u ↦ sign(u), which for complex leaves is u / |u|; 0 stays 0.
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params, context
-        return tree.map_leaves(lambda _, u: jnp.sign(u), (updates,))
+    def direction(self, now, g, leaf):
+        return jnp.sign(g)

@@ -199,7 +199,9 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
     def _moments(self, now, rotated, mu, nu):
         new_mu = now.b1 * mu + now.c1 * rotated
         new_nu = now.b2 * nu + now.c2 * tree.bounded_square(rotated)
-        return jnp.where(now.is_new, mu, new_mu), jnp.where(now.is_new, nu, new_nu)
+        # Zero, or NaN where the gradient is not finite: the first step must not hide that.
+        first = jnp.zeros((), mu.dtype) * rotated
+        return jnp.where(now.is_new, mu + first, new_mu), jnp.where(now.is_new, nu, new_nu)
 
     def _direction(self, now, mu, nu):
         divisor = tree.root(tree.positive(nu) * now.nu_scale) + now.eps

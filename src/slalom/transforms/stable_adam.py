@@ -6,16 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import tree
-from .._core.context import Context
 from .._core.fields import Hyperparameter, dtype_field, hyperparameter
-from .._core.transform import AbstractTransform
-from .._types import Params, Updates
 from ..tree.means import moved
-from ._adam import ScaleByAdamState
-from ._first_moment import first_moment
+from ._adam import AbstractAdam
 
 
-class ScaleByStableAdam(AbstractTransform[ScaleByAdamState]):
+class ScaleByStableAdam(AbstractAdam):
     """StableAdamW: AdamW that shortens the step of a leaf whose squares lag behind its gradient.
 
         mₜ = β̂₁·mₜ₋₁ + (1 − β̂₁)·gₜ,   vₜ = β̂₂·vₜ₋₁ + (1 − β̂₂)·|gₜ|²
@@ -53,41 +49,23 @@ class ScaleByStableAdam(AbstractTransform[ScaleByAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
+    over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-        )
-
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamState]:
-        params = self.demand("params", params)
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
         now.w1 = tree.newest_weight(now.b1, age)
         now.w2 = tree.newest_weight(now.b2, age)
         now.least = tree.positive(jnp.square(now.eps))
 
-        def moments(now, g, mu, nu):
-            return moved(mu, g, now.w1), moved(nu, tree.bounded_square(g), now.w2)
+    def advance(self, now, g, leaf):
+        leaf.mu = moved(leaf.mu, g, now.w1)
+        leaf.nu = moved(leaf.nu, tree.bounded_square(g), now.w2)
 
-        def update(now, g, p, mu, nu):
-            # Not the mean of a quotient of squares, which XLA would write to memory. Where the
-            # squares in v are bounded, r is as large as the update by which it divides.
-            r = tree.rms(g * tree.inverse_root(jnp.maximum(nu, now.least)))
-            factor = 1 / jnp.maximum(1, r / now.clipping_threshold)
-            direction = mu / (tree.root(tree.positive(nu)) + now.eps)
-            return factor * (direction + now.weight_decay * p)
-
-        old = (state.mu, state.nu)
-        mu, nu = tree.map_leaves(moments, (updates, *old), now, like=old)
-        updates = tree.map_leaves(update, (updates, params, mu, nu), now)
-        return updates, ScaleByAdamState(age, mu, nu)
+    def direction(self, now, g, leaf):
+        # Not the mean of a quotient of squares, which XLA would write to memory. Where the
+        # squares in v are bounded, r is as large as the update by which it divides.
+        r = tree.rms(g * tree.inverse_root(jnp.maximum(leaf.nu, now.least)))
+        factor = 1 / jnp.maximum(1, r / now.clipping_threshold)
+        direction = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.eps)
+        return factor * (direction + now.weight_decay * leaf.p)

@@ -24,6 +24,7 @@ class _AbstractUnitwise(AbstractStatelessTransform):
     layout: eqx.AbstractVar[LayoutLike]
 
     keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
         tree.check_inexact(params)

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, PyTree
 
@@ -33,8 +32,9 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
     """Zeros with the shape and sharding of `x`, and a strong dtype."""
     if isinstance(x, Tracer):
         zeros = jnp.zeros_like(x, dtype=dtype)
-        # A tracer does not show how automatic axes shard it, but XLA can shard the zeros alike.
-        return shard_alike(x, zeros)[1] if under_jit(x) else zeros
+        # A tracer does not show how automatic axes shard it, but XLA shards what is computed from
+        # it alike. The condition is always false, also for NaN, which XLA does not know.
+        return jnp.where(jnp.real(x) > jnp.inf, zeros + 1, zeros) if under_jit(x) else zeros
     home = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return _compiled_zeros(home)(np.shape(x), np.dtype(dtype))
 

@@ -1,6 +1,7 @@
 """Sums over arrays and trees, in at least float32."""
 
 import functools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,33 @@ def bounded(square: Real[Array, "..."]) -> Real[Array, "..."]:
     return jnp.minimum(square, float(jnp.finfo(square.dtype).max) / 4)
 
 
+def bounded_entries(x: Inexact[Array, "*shape"], size: int) -> Inexact[Array, "*shape"]:
+    """The entries so bounded that no sum of as many of their products as `size` overflows.
+
+    Infinities and NaN become NaN, which does not hide the error.
+    """
+    limit = math.sqrt(float(jnp.finfo(x.dtype).max) / (8 * max(size, 1)))
+
+    def bounded_part(part: Array) -> Array:
+        return jnp.where(jnp.isinf(part), jnp.nan, jnp.clip(part, -limit, limit))
+
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(bounded_part(x.real), bounded_part(x.imag))
+    return bounded_part(x)
+
+
+def divided(x: Inexact[Array, "..."], largest: Real[Array, "..."]) -> Inexact[Array, "..."]:
+    """x / largest for |x| ≤ largest, which broadcasts; 0 / 0 = 0.
+
+    The inverse of the largest numbers is subnormal, which processors treat as 0, so the divisor is
+    brought closer to 1 first. The quotient of subnormal numbers is 0.
+    """
+    power = jnp.where(largest > 1, 0.25, 4.0).astype(largest.dtype)
+    divisor = largest * power
+    small = divisor < float(jnp.finfo(divisor.dtype).tiny)
+    return (x * power) * jnp.where(small, 0, 1 / jnp.where(small, 1, divisor))
+
+
 def positive(square: Real[Array, "..."]) -> Real[Array, "..."]:
     """A mean of squares as a divisor: at least the smallest normal number.
 
@@ -116,19 +144,20 @@ def squared_norm(tree: PyTree) -> Scalar:
     return total
 
 
-def scaled_norm(tree: PyTree) -> Scalar:
+def scaled_norm(tree: PyTree, *, small: bool = True) -> Scalar:
     """The `global_norm`, also where the sum of squares overflows or underflows.
 
     **Arguments:**
 
     - `tree`: a tree of floating or complex arrays.
+    - `small`: as for `leaf_norms`. Zeros cost another pass over the tree, too.
 
     **Returns:** a real scalar; NaN if the tree is not finite, or if the norm itself overflows.
     """
     square = squared_norm(tree)
     # A conditional, since a second pass over the tree is hardly ever needed.
     return jax.lax.cond(
-        _in_range(tree, square, small=True), lambda: root(square), lambda: _scaled_norm(tree)
+        _in_range(tree, square, small=small), lambda: root(square), lambda: _scaled_norm(tree)
     )
 
 
@@ -178,6 +207,10 @@ def _rescaled_norm(x: Array, square: Scalar) -> Scalar:
     power = jnp.asarray(2.0 ** (5 * exponent // 8), square.dtype)
     is_small = square < 2.0 ** (-5 * exponent // 16)
     factor = jnp.where(is_small, power, jnp.where(square < jnp.inf, 1, 1 / power))
+
+    # The square of the power is not in range. XLA would compute it for an array of equal constants,
+    # such as zeros, the gradient of what a loss does not use.
+    x = jax.lax.optimization_barrier(x)
 
     def scaled_square(now, x):
         parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)

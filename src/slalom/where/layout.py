@@ -229,7 +229,7 @@ def _layout(leaf: Leaf, told: str | None) -> Layout:
     nodes = leaf.ancestors()
     tied = told is None and _is_tied(shape, nodes)
     if told is not None:
-        return _stated(leaf, nodes, told, "is told the layout")
+        return _stated(leaf, nodes, told, "is given the layout")
     for depth, node in enumerate(nodes):
         found = _of_class(node, dotted(leaf.key_path[depth:]))
         if found is not None:

@@ -1,7 +1,7 @@
 """The selector of matrices, which reads layouts."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from .layout import LayoutLike, as_layout, check_layout, layout_of
 from .resolve import Leaf, Where
@@ -9,6 +9,12 @@ from .resolve import Leaf, Where
 
 @dataclasses.dataclass(frozen=True)
 class _Matrix(Where):
+    unmatched_among: ClassVar[str | None] = (
+        "selects nothing: none of these parameters is a matrix. Matrices are the weights of "
+        "`Linear` and `Conv` layers and other arrays with two axes; a layout makes matrices of "
+        'others, such as `sl.where.matrix({sl.where.path("experts"): "soi"})`.'
+    )
+
     layout: Where | None
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
@@ -27,7 +33,7 @@ def matrix(layout: LayoutLike = None) -> Where:
     These are the weights of Equinox's `Linear` (also in `MultiheadAttention`), `Conv`,
     `ConvTranspose`, `GRUCell` and `LSTMCell`, also where `eqx.filter_vmap` stacks these layers, and
     other arrays with two axes. Biases, scales, embeddings, and layers that `eqx.nn.Shared` ties to
-    an embedding are none.
+    an embedding are not matrices.
 
     A layout tells outputs from inputs. It is a string with a letter for each axis: `o` for outputs,
     `i` for inputs, `k` for the kernel of a convolution, which belongs to the inputs, `v` for the

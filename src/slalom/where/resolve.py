@@ -16,7 +16,7 @@ import wadler_lindig as wl
 from jaxtyping import PyTree
 
 from .._paths import candidates, dotted, first_difference, leaf_paths, whole
-from .._types import Params, Tracer, Updates
+from .._types import Params, Tracer, Updates, is_function
 
 WhereLike: TypeAlias = Any
 """A selector, a function of the parameter tree to a tree of bools, or a tree of bools."""
@@ -78,6 +78,14 @@ class Where(abc.ABC):
             "`and`, `or` and `not`."
         )
 
+    # JAX sorts the keys of dicts, and Equinox flattens the arguments of every module, such as
+    # those of `sl.Orthogonalize(layout={where: "io", other: "oi"})`. Any order will do.
+    def __lt__(self, other: Any) -> bool:
+        return repr(self) < repr(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return repr(self) > repr(other)
+
     def primitives(self) -> tuple["Where", ...]:
         """The selectors that this one combines; for a primitive selector, itself."""
         return (self,)
@@ -91,6 +99,13 @@ class Where(abc.ABC):
     unmatched: ClassVar[str | None] = None
     """The error message if it selects nothing in a whole model, if that is always a mistake."""
 
+    unmatched_among: ClassVar[str | None] = None
+    """The error message if `self & other` selects nothing, if that is always a mistake."""
+
+    def if_unmatched(self) -> str | None:
+        """The error message if it selects nothing."""
+        return self.unmatched
+
 
 @dataclasses.dataclass(frozen=True)
 class _Both(Where):
@@ -101,7 +116,12 @@ class _Both(Where):
         return [a and b for a, b in _pairs(self.left, self.right, leaves)]
 
     def primitives(self) -> tuple[Where, ...]:
-        return self.left.primitives() + self.right.primitives()
+        among = () if self.if_unmatched() is None else (self,)
+        # It comes last: a path that matches nothing is the better message.
+        return self.left.primitives() + self.right.primitives() + among
+
+    def if_unmatched(self) -> str | None:
+        return self.left.unmatched_among
 
     def __repr__(self) -> str:
         left, right = _operand(self.left, _Either), _operand(self.right, _Either, _Both)
@@ -253,7 +273,7 @@ def as_where(where: WhereLike) -> Where:
     if where is None:
         raise TypeError("None is not a selector. Write `sl.where.everything()` or `.nothing()`.")
     # A callable module is a tree of bools, not a function.
-    if jax.tree_util.all_leaves([where]) and callable(where):
+    if jax.tree_util.all_leaves([where]) and is_function(where):
         return _Function(where)
     return _Tree.freeze(where)
 
@@ -316,9 +336,10 @@ def labels(where: Where, params: Params) -> tuple[Hashable, ...]:
 def check_matches(where: Where, params: Params) -> None:
     """Raises an error if a path or regex selects nothing in the whole bound tree."""
     for primitive in where.primitives():
-        if primitive.unmatched is not None and not any(mask(primitive, params)):
+        message = primitive.if_unmatched()
+        if message is not None and not any(mask(primitive, params)):
             paths = candidates("", leaf_paths(params))
-            raise ValueError(f"{primitive!r} {primitive.unmatched} Paths: {paths}.")
+            raise ValueError(f"{primitive!r} {message} Paths: {paths}.")
 
 
 def resolve_bools(where: Where, leaves: list[Leaf]) -> list[bool]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._paths import glob_pattern
+from .._types import is_function
 from .resolve import ONLY_SHAPES, Leaf, Where, function_name
 
 
@@ -240,7 +241,7 @@ def leaf(function: Callable[[str, Any], bool]) -> Where:
 
     **Returns:** a selector.
     """
-    if not callable(function):
+    if not is_function(function):
         raise TypeError(f"sl.where.leaf takes a function of (path, leaf), got {function!r}.")
     return _PerLeaf(function)
 

@@ -19,7 +19,7 @@ from .._core.schedule import (
 from .._core.transform import AbstractTransform, missing
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
-from .._types import Gradients, Params
+from .._types import Gradients, Params, is_function
 
 
 class DrivenState(eqx.Module):
@@ -153,7 +153,7 @@ def _check_schedule(name: str, given: Any) -> None:
     if isinstance(given, AbstractStatefulSchedule):
         return
     advice = uncalled(given) if isinstance(given, type) else ""
-    if not advice and (isinstance(given, AbstractSchedule) or callable(given)):
+    if not advice and (isinstance(given, AbstractSchedule) or is_function(given)):
         advice = " Pass a stateless schedule as the hyperparameter itself, in place of a number."
     raise TypeError(
         f"`.drive` takes stateful schedules, such as `sl.schedules.ReduceOnPlateau(1e-3)`, got "

@@ -13,23 +13,23 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .. import tree
 from .._core.context import Context
 from .._core.declared import CHECK, Part
-from .._core.encoded import decoded, has_encoded
+from .._core.encoded import decoded
+from .._core.engine.run import advance_tree
 from .._core.fields import dtype_field
 from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
-from .._core.pieces import map_in_pieces
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractPacedTransform, run_if
 from .._core.write import Write
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Updates, is_function
 from ..tree.dtypes import canonical_float
 from .skip import AbstractSkip, as_skip, evaluate_skip
 
 
 def _as_window(k: Any) -> Any:
-    if callable(k) and not tree.is_array(k):
+    if is_function(k) and not tree.is_array(k):
         return as_schedule(k)
     return int(k) if isinstance(k, np.integer) else k
 
@@ -133,6 +133,12 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     def __check_init__(self):
         for part in transforms(self.inner):
+            if "residuals" in part.module.needs:
+                raise ValueError(
+                    f"'{part.name}' inside of `.every_k` would see the linearization of one "
+                    "mini-batch only. Take a larger batch in each step instead, with `chunk=` to "
+                    "save memory."
+                )
             if part.module.computes_gradient:
                 raise ValueError(
                     f"'{part.name}' inside of `.every_k` would compute the gradient of one "
@@ -204,35 +210,22 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, EveryKState]:
-        weight = jnp.ones((), canonical_float())
-        if context is not None and context.weight is not None:
-            weight = jnp.asarray(context.weight, canonical_float())
+        outer = Context() if context is None else context
+        weight, totals = _weights(state, outer)
         # Mini-batches of weight 0 leave no trace, also as the first ones of a window.
         first = (state.mini_step == 0) | (state.weight == 0)
-        totals = jnp.where(state.mini_step == 0, 0, state.weight) + weight
         shares = weight / jnp.where(totals == 0, 1, totals)
-        # Parameters that were reset have seen less of the window than the others.
-        total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
 
         if self.skip is not None:
             refuse_parts("The `skip` of `.every_k`", updates, params)
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        accumulated = self._accumulate(state.accumulated, updates, now, skip, state.mini_step)
-        value = None
-        if context is not None and context.value is not None:
-            loss = jnp.asarray(context.value, canonical_float())
-            begins = (state.mini_step == 0) | (total == weight)
-            share = weight / jnp.where(total == 0, 1, total)
-            value = _unless(skip, _mean(state.value, loss, begins, weight, share), state.value)
-
-        outer = Context() if context is None else context
-        # The weights are already in a sum: an outer mean must not apply them again.
-        window = outer.replace(value=value, weight=total if self.mean else jnp.ones_like(total))
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, outer)
         if outer.grad is not None:
-            window = window.replace(grad=decoded(accumulated))
-        part = self.inner_part(state, window, params)
+            outer = outer.replace(grad=decoded(accumulated))
+        part = self.inner_part(state, outer, params)
+        value = None if part.context is None else part.context.value
 
         def step(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, accumulated)
@@ -246,11 +239,30 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             mini_step=_unless(skip, jnp.where(done, 0, state.mini_step + 1), state.mini_step),
             weight=_unless(skip, totals, state.weight),
             updated=done,
-            value=state.value if value is None else value,
+            value=state.value if value is None else _unless(skip, value, state.value),
             count=jnp.where(done, tree.increment(state.count), state.count),
             skip=report,
             inner=inner_state,
         )
+
+    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, EveryKState]:
+        return self.run(write, decoded(updates), part.state, part.params, part.context)
+
+    def inner_context(self, state: EveryKState, context: Context) -> Context:
+        # Also for what reads the inner hyperparameters from outside: a schedule may follow the loss
+        # of the window, and not that of a mini-batch.
+        weight, totals = _weights(state, context)
+        # Parameters that were reset have seen less of the window than the others.
+        total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
+        value = None
+        if context.value is not None:
+            loss = jnp.asarray(context.value, canonical_float())
+            begins = (state.mini_step == 0) | (total == weight)
+            share = weight / jnp.where(total == 0, 1, total)
+            value = _mean(state.value, loss, begins, weight, share)
+        # The weights are already in a sum: an outer mean must not apply them again.
+        window = context.replace(value=value, weight=total if self.mean else jnp.ones_like(total))
+        return super().inner_context(state, window)
 
     def _accumulate(
         self,
@@ -258,7 +270,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         grads: Updates,
         now: SimpleNamespace,
         skip: Bool[Array, ""] | None,
-        clock: Int[Array, ""],
+        context: Context | None,
     ) -> PyTree:
         def add_to_mean(now: Any, a: Any, g: Any) -> Any:
             return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
@@ -268,10 +280,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
         rule = add_to_mean if self.mean else add_to_sum
-        if has_encoded(accumulated):
-            return map_in_pieces(rule, accumulated, grads, now, clock)
-        new = tree.map_leaves(rule, (accumulated, grads), now)
-        return tree.cast_like(new, accumulated)
+        return advance_tree(rule, accumulated, grads, now, context, "accumulated")
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
         if not isinstance(self.k, AbstractSchedule):
@@ -289,6 +298,14 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             "mean_value": state.value,
         }
         return window | (state.skip or {})
+
+
+def _weights(state: EveryKState, context: Context) -> tuple[Array, Array]:
+    """The weight of this mini-batch, and that of the window with it."""
+    weight = jnp.ones((), canonical_float())
+    if context.weight is not None:
+        weight = jnp.asarray(context.weight, canonical_float())
+    return weight, jnp.where(state.mini_step == 0, 0, state.weight) + weight
 
 
 def _unless(skip: Any, new: Any, before: Any) -> Any:

@@ -14,7 +14,6 @@ from .._core.chain import Chain
 from .._core.context import Context
 from .._core.declared import Part
 from .._core.fields import count_field
-from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
@@ -203,7 +202,7 @@ class Flatten(AbstractWrapper[FlattenState]):
 
 
 def _is_stateless(link: Part) -> bool:
-    return isinstance(link.module, AbstractStatelessTransform)
+    return not jax.tree.leaves(link.state)
 
 
 def _concatenate(group: list[Any]) -> Array:

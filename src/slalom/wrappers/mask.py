@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool
 from .. import tree
 from .._core.context import Context
 from .._core.declared import Part
+from .._core.engine.run import Leafwise
 from .._core.transform import AbstractTransform
-from .._core.walk import segments
+from .._core.walk import segments, transforms
 from .._core.wrapper import AbstractComposite
 from .._core.write import Write
 from .._types import Gradients, Params
@@ -71,6 +72,11 @@ class Masked(_AbstractCut):
 
     fluent_method: ClassVar[str | None] = "mask"
 
+    @property
+    def descends_partly(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it has the learning rate of some leaves."""
+        return any(part.module.sets_learning_rate for part in transforms(self.inner))
+
     def run(
         self,
         write: Write,
@@ -84,6 +90,19 @@ class Masked(_AbstractCut):
         rest = None if params is None else tree.cut(params, others)
         outside = write.cut(others)(rest, tree.cut(updates, others))
         return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        if part.params is None:
+            return None
+        keep = mask(self.where, part.params)
+        (inner,) = self.children(part.state, part.context, part.params)
+        kept = tuple(i for i, k in zip(leaves, keep, strict=True) if k)
+        inner = inner._replace(path=part.path + inner.path)
+        return inner.module.leafwise(inner, kept) if kept else None
+
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        # Before a learning rate for all leaves, the others always change.
+        return self.inner.has_updated(state) if self.descends_partly else True
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=1)

@@ -1,5 +1,6 @@
 """A scale of the updates that is learned while training."""
 
+import math
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.marks import param_like, until_reset
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import Write
 from .._types import Gradients, Params, Updates
 from ..tree.dtypes import as_canonical, canonical_float
 
@@ -103,10 +104,11 @@ class Mechanized(AbstractWrapper[MechanizedState]):
     ) -> tuple[Any, MechanizedState]:
         params = self.demand("params", params)
         grads = updates
-        updates, inner = self.inner_part(state, context, params).run(RETURN, grads)
+        updates, inner = self.inner_part(state, context, params).run(write.returning, grads)
 
         def advance(updates: Updates, old: tuple[Array, ...]) -> tuple[Any, tuple[Array, ...]]:
-            scales, *_ = new = self._scaled(grads, params, state, context)
+            seen = write.full(params)
+            scales, *_ = new = self._scaled(grads, seen, state, context)
             before = jnp.sum(state.scales)
             after = jnp.sum(scales)
             eps = as_canonical(self.at(context).eps)
@@ -116,7 +118,7 @@ class Mechanized(AbstractWrapper[MechanizedState]):
             def rule(now, u, p, start):
                 return now.away * (p - start) + now.scale * u
 
-            change = tree.map_leaves(rule, (updates, params, state.init_params), numbers)
+            change = tree.map_leaves(rule, (updates, seen, state.init_params), numbers)
             return write(params, change), new
 
         old = (state.scales, state.largest, state.variance, state.reward)
@@ -141,17 +143,25 @@ class Mechanized(AbstractWrapper[MechanizedState]):
         # XLA keeps in memory what a sum and the step both read. So these sums read −g² and x₀ − x,
         # where the step has x − x₀ and rules such as Adam have g².
         negative = tree.map_leaves(lambda _, g: -g, (grads,))
-        norm = as_canonical(tree.root(-tree.inner(grads, negative)))
+        # Bounded, as the squares below: one huge gradient must not leave infinity in the state.
+        norm = as_canonical(tree.root(tree.bounded(-tree.inner(grads, negative))))
         size = as_canonical(tree.global_norm(params))
         numbers = SimpleNamespace(decay=decay * total * norm / (size + eps))
-        decayed = tree.map_leaves(lambda now, g, p: g + now.decay * p, (grads, params), numbers)
+        number = sum(g.size for g in jax.tree.leaves(grads))
+
+        def add_decay(now, g, p):
+            return tree.bounded_entries(g + now.decay * p, number)
+
+        decayed = tree.map_leaves(add_decay, (grads, params), numbers)
         back = tree.map_leaves(lambda _, p, start: start - p, (params, state.init_params))
         h = as_canonical(tree.inner(decayed, back)) / (total + eps)
+        limit = math.sqrt(float(jnp.finfo(h.dtype).max) / 4)
+        h = jnp.clip(h, -limit, limit)
 
         betas = 1 - 0.1 ** jnp.arange(1, self.num_betas + 1, dtype=h.dtype)
         clipped = jnp.clip(h, -state.largest, state.largest)
         largest = jnp.maximum(betas * state.largest, jnp.abs(h) + eps)
-        variance = betas**2 * state.variance + h**2
+        variance = tree.bounded(betas**2 * state.variance + h**2)
         reward = betas * state.reward + clipped * state.scales
         wealth = first / self.num_betas * largest + jnp.maximum(reward, 0)
         return wealth / (tree.root(variance) + eps), largest, variance, reward

@@ -196,7 +196,7 @@ def partition(transforms: Mapping[Hashable, AbstractTransform], labels: Any) -> 
 
     **Returns:** a transform.
 
-    **Raises:** `ValueError`, when the state is initialised, for a leaf without a label or with a
+    **Raises:** `ValueError`, when the state is initialized, for a leaf without a label or with a
     label that has no transform. Labels without leaves are allowed.
 
     ```python

@@ -1,6 +1,6 @@
 """Parameters that stay in a set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -14,12 +14,12 @@ from .._core.declared import CHECK, Part
 from .._core.messages import uncalled
 from .._core.printing import AbstractPrinted, code
 from .._core.transform import AbstractTransform
-from .._core.walk import segments
+from .._core.walk import segments, transforms
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Updates, is_function
 from ..projections import AbstractProjection
 from ..where.resolve import Where, as_where, mask
 from .write import refuse_written
@@ -39,12 +39,12 @@ class FunctionProjection(AbstractPrinted):
 
 def _as_function(fn: Any) -> Any:
     """A plain function wrapped. A function that is a tree, such as a module, stays as it is."""
-    is_plain = callable(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
+    is_plain = is_function(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
     return FunctionProjection(fn) if is_plain else fn
 
 
 def _check_function(name: str, fn: Any) -> None:
-    if not callable(fn) or isinstance(fn, type):
+    if not is_function(fn) or isinstance(fn, type):
         raise TypeError(
             f"{name} must be a function from the parameters to a tree like them, such as "
             f"`sl.projections.l2_ball(1.0)`, got {fn!r}.{uncalled(fn)}"
@@ -64,7 +64,8 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     where the sum is projected in the accumulation dtype and rounded once. `fn` receives one tree
     with all selected parameters, so it can act on all of them together; the others get p + u. Where
-    the inner transform is idle, nothing is written. `update` returns fn(p + u) − p.
+    the inner transform is idle, nothing is written. `update` returns fn(p + u) − p. L-BFGS is
+    refused inside: it needs to know the set.
 
     Put `.project` inside of wrappers that skip steps, which then skip the projection too, and
     inside of `.average` and `.lookahead`: an average of parameters in a convex set is in it.
@@ -96,6 +97,20 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def __check_init__(self):
         refuse_written(self, ".project(...)")
+        for part in transforms(self.inner):
+            if part.module.unconstrained:
+                raise ValueError(
+                    f"`.project(...)` cannot be around '{part.name}', which mixes parameters as if "
+                    "each could move freely: it would end in wrong points. Use a first-order rule, "
+                    "such as `sl.adam(1e-3).project(...)`."
+                )
+
+    def warnings(self, params: Params) -> Iterable[str]:
+        if isinstance(self.fn, AbstractProjection):
+            keep = (True,) * len(jax.tree.leaves(params))
+            keep = keep if self.where is None else mask(self.where, params)
+            self.fn.check(tree.cut(params, keep))
+        return ()
 
     def init(self, params: Params) -> Any:
         return self.inner.init(params)

@@ -81,10 +81,10 @@ class Recorded(AbstractWrapper[RecordedState]):
         result, update_norm, lost = measured.split(result)
         param_norm = jnp.nan
         if params is not None:
-            param_norm = tree.global_norm(write.new_params(params, result))
+            param_norm = tree.scaled_norm(write.new_params(params, result), small=False)
         return result, RecordedState(
             inner,
-            _as(state.grad_norm, tree.global_norm(updates)),
+            _as(state.grad_norm, tree.scaled_norm(updates, small=False)),
             _as(state.update_norm, update_norm),
             _as(state.param_norm, param_norm),
             _as(state.lost_updates, lost),

@@ -11,6 +11,7 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.transform import AbstractTransform, missing
+from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._types import Gradients, Params, Updates
@@ -46,9 +47,9 @@ class Sam(AbstractWrapper[Any]):
     **Arguments:**
 
     - `inner`: the transform.
-    - `rho`: ρ, the size of the neighbourhood, ≥ 0. The paper uses 0.05, and 0.5 to 2 with
+    - `rho`: ρ, the size of the neighborhood, ≥ 0. The paper uses 0.05, and 0.5 to 2 with
         `adaptive`.
-    - `adaptive`: whether the neighbourhood scales with the parameters.
+    - `adaptive`: whether the neighborhood scales with the parameters.
     - `every`: the number of steps from one perturbation to the next, an int ≥ 1. The steps between
         use the plain gradient, and cost one.
 
@@ -67,6 +68,14 @@ class Sam(AbstractWrapper[Any]):
     rho: Hyperparameter = hyperparameter(0.05, within="[0, inf)")
     adaptive: bool = eqx.field(default=False, static=True)
     every: int = count_field(1)
+
+    def __check_init__(self):
+        for part in transforms(self.inner):
+            if "residuals" in part.module.needs:
+                raise ValueError(
+                    f"'{part.name}' computes its updates from the residuals of the loss, so `.sam` "
+                    "around it would have no effect. Remove `.sam`."
+                )
 
     def init(self, params: Params) -> Any:
         return self.inner.init(params)

@@ -1,29 +1,23 @@
 """Dynamic scaling of the loss, for gradients in float16."""
 
-import functools
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .. import tree
-from .._core.chain import Chain
 from .._core.context import Context
 from .._core.declared import CHECK
+from .._core.encoded import scaled
 from .._core.fields import count_field
 from .._core.loss_scale import AbstractLossScale
-from .._core.stateless import AbstractStatelessTransform
 from .._core.transform import AbstractTransform
 from .._core.wrapper import run_if
 from .._core.write import Write
-from .._types import Gradients, Params, Scalar, Updates
-from ._stored import Coded
-from .store import Stored
-from .write import Written
+from .._types import Gradients, Params
 
 # The inverse of each scale in between is a normal float32.
 SMALLEST, LARGEST = 2.0**-126, 2.0**126
@@ -147,10 +141,7 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
             if known.grad is not None:
                 known = known.replace(grad=tree.scale(known.grad, inverse))
             inner = part._replace(state=inner_state, context=known)
-            unscaled = _unscaled(inner.module, inverse)
-            if unscaled is not None:
-                return inner._replace(module=unscaled).run(write, updates)
-            return inner.run(write, tree.scale(updates, inverse))
+            return inner.run(write, scaled(updates, inverse))
 
         # Gradients that are finite stay so when they are unscaled, unless s < 1.
         finite = tree.all_finite(updates)
@@ -189,78 +180,3 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
             "last_finite": state.last_finite,
             "total_notfinite": state.total_notfinite,
         }
-
-
-# --- gradients that are divided where they are used ----------------------------------------------
-
-
-class _UnscaledRule(AbstractTransform[Any]):
-    """A rule on gradients that are divided by the scale.
-
-    XLA writes gradients to memory that are divided before, if a norm of them is measured or a loop
-    over pieces of a leaf reads them.
-    """
-
-    inner: AbstractTransform
-    inverse: Float[Array, ""]
-
-    @property
-    def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.elementwise
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.needs
-
-    def init(self, params: Params) -> Any:
-        return self.inner.init(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, Any]:
-        return self.inner.update(tree.scale(updates, self.inverse), state, params, context)
-
-
-class _UnscaledFactor(AbstractStatelessTransform):
-    """As `_UnscaledRule`, for a rule that multiplies all updates by the same numbers."""
-
-    inner: AbstractStatelessTransform
-    inverse: Float[Array, ""]
-
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        return functools.reduce(tree.scale, self.factors(updates, context), updates)
-
-    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
-        # Behind a barrier, these are other products than those that are used afterwards, each with
-        # a number of its own: XLA would write a number that they share to memory, once per entry.
-        leaves, structure = jax.tree.flatten(updates)
-        own = jax.lax.optimization_barrier([self.inverse] * len(leaves))
-        measured = [tree.scale(g, s) for g, s in zip(leaves, own, strict=True)]
-        return self.inverse, *self.inner.factors(structure.unflatten(measured), context)
-
-
-def _unscaled(transform: AbstractTransform, inverse: Any) -> AbstractTransform | None:
-    """A transform that divides its gradients by the scale where its first link reads them, or
-    `None` if it must be given divided ones."""
-    if isinstance(transform, Stored | Coded | Written):
-        inner = _unscaled(transform.inner, inverse)
-        return inner and eqx.tree_at(lambda outer: outer.inner, transform, inner)
-    if not isinstance(transform, Chain):
-        return None
-    first, names = transform.links[0], tuple(part.name for part in transform.children())
-    if isinstance(first, AbstractStatelessTransform) and not first.elementwise:
-        first = _UnscaledFactor(first, inverse) if _is_factor(first) else None
-    elif first.elementwise and not (first.per_example or first.children()):
-        first = _UnscaledRule(first, inverse)
-    else:
-        first = None
-    return first and Chain((first, *transform.links[1:]), names)
-
-
-def _is_factor(rule: AbstractStatelessTransform) -> bool:
-    return type(rule).factors is not AbstractStatelessTransform.factors

@@ -17,7 +17,7 @@ from .._core.fields import Hyperparameter, hyperparameter
 from .._core.messages import uncalled
 from .._core.numbers import read_number
 from .._core.printing import Infix
-from .._types import Params, Updates
+from .._types import Params, Updates, is_function
 
 RESERVED = ("mini_step", "gradient_step")
 """The metrics of `EveryK`, whose names conditions must not use."""
@@ -181,7 +181,7 @@ class AnySkip(AbstractSkip):
 
 def as_skip(condition: Any) -> Any:
     """Converts a function to a condition. Modules are returned as is."""
-    if not callable(condition) or isinstance(condition, type):
+    if not is_function(condition) or isinstance(condition, type):
         raise TypeError(
             "EveryK.skip must be a condition such as `sl.SkipNotFinite()`, or a function of "
             f"(updates, gradient_step, params), got {condition!r}.{uncalled(condition)}"

@@ -1,4 +1,4 @@
-"""State that rests in fewer bits."""
+"""Stores state in fewer bits."""
 
 import math
 from collections.abc import Mapping
@@ -7,11 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from .. import tree
 from .._compile.memory import to_device, to_host, to_memory_of
 from .._core.context import Context
+from .._core.declared import Part
 from .._core.encoded import encoded_form, has_encoded, is_encoded
 from .._core.fields import count_field
 from .._core.fluent import AbstractFluent
@@ -23,11 +24,10 @@ from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._paths import candidates, glob_pattern, has_suffix, leaf_paths
-from .._types import Gradients, Params, Tracer
+from .._types import Params, Tracer
 from ..codecs.names import as_codec
 from ..codecs.offloading import offload
 from ..where.resolve import Where, as_where, mask
-from ._stored import run_stored
 
 
 class StoredState(eqx.Module):
@@ -83,6 +83,7 @@ class Stored(AbstractWrapper[StoredState]):
     needs_whole_params: ClassVar[bool | None] = False
     elementwise: ClassVar[bool] = True
     passes_gradients: ClassVar[bool] = True
+    reads_rest: ClassVar[bool] = True
 
     inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)
@@ -118,17 +119,21 @@ class Stored(AbstractWrapper[StoredState]):
     def run(
         self,
         write: Write,
-        updates: Gradients,
+        updates: PyTree,
         state: StoredState,
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, StoredState]:
         if has_encoded(state.inner):
             refuse_shards("Stored", updates if params is None else params)
-        part = self.inner_part(state, context, params)._replace(state=to_device(state.inner))
         count = tree.increment(state.count)
-        result, inner = run_stored(part, write, updates, count)
+        known = (Context() if context is None else context).replace(stored_clock=count)
+        part = self.inner_part(state, known, params)._replace(state=to_device(state.inner))
+        result, inner = part.run(write, updates)
         return result, StoredState(to_memory_of(state.inner, inner), count)
+
+    def run_at_rest(self, part: Part, write: Write, updates: PyTree) -> tuple[Any, StoredState]:
+        return self.run(write, updates, part.state, part.params, part.context)
 
     def has_updated(self, state: StoredState) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(state.inner)

@@ -17,7 +17,7 @@ from .._core.traits import MIXED
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper, run_if
 from .._core.write import Write
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Updates, is_function
 
 
 class WhenState(eqx.Module):
@@ -32,7 +32,7 @@ class WhenState(eqx.Module):
 
 
 def _check_condition(name: str, condition: Any) -> None:
-    if not callable(condition):
+    if not is_function(condition):
         raise TypeError(
             f"{name} must be a function `condition(context, updates)` that returns a bool scalar, "
             f"got {condition!r} of type {type(condition).__name__}."

@@ -21,7 +21,7 @@ from .._core.wrapper import AbstractWrapper
 from .._core.write import Write
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import leaf_paths
-from .._types import Gradients, Params
+from .._types import Params
 from ..transforms._keys import as_key_data, key_field
 from ..tree import rounding
 
@@ -103,6 +103,7 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
 
     needs_whole_params: ClassVar[bool | None] = False
     passes_gradients: ClassVar[bool] = True
+    reads_rest: ClassVar[bool] = True
 
     inner: AbstractTransform
     policy: str = eqx.field(static=True, metadata={CHECK: _check_policy})
@@ -140,7 +141,7 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
     def run(
         self,
         write: Write,
-        updates: Gradients,
+        updates: PyTree,
         state: WrittenState,
         params: Params | None,
         context: Context | None,
@@ -217,10 +218,14 @@ def _with_kept(state: WrittenState, kept: list[Array | None]) -> WrittenState:
 
 def _with_rounded_loss(context: Context, params: Params | None) -> Context:
     """The context with a loss of full parameters: that of the model, which holds them rounded."""
-    of_model = context.value_fn
-    if of_model is None:
-        return context
-    return context.replace(value_fn=lambda full: of_model(tree.cast_like(full, params)))
+
+    def of_full(function: Any) -> Any:
+        if function is None:
+            return None
+        return lambda full, *key: function(tree.cast_like(full, params), *key)
+
+    names = ("value_fn", "grad_fn", "sampled_grad_fn")
+    return context.replace(**{name: of_full(getattr(context, name)) for name in names})
 
 
 def _seeds(numbers: list[Any], paths: list[str]) -> list[Seeds]:

@@ -1,0 +1,253 @@
+"""Leaves that are read and written as they rest, large ones piece by piece and in place.
+
+A codec needs the largest number of each block before it can encode the first, so XLA writes new
+values to memory before it encodes them. Of a whole leaf they would take as much memory as the
+parameters. A loop over pieces of it needs the memory of one piece.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ... import tree
+from ..encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape
+
+Store: TypeAlias = Callable[[int, Any], Any]
+"""Stores a new value of the leaf with this number, and returns it as later phases see it."""
+Body: TypeAlias = Callable[[list[Any], list[Any], Store], None]
+"""What happens to some leaves of equal shape: called with the decoded leaves that are only read,
+those that may be written, and a function that stores."""
+
+_SIZES = {"cpu": 2**17}
+"""The number of entries in a piece, by platform: few enough for the cache of a CPU."""
+_SIZE = 2**22
+"""On other platforms: many enough for all cores of a GPU."""
+_SMALL = 2**15
+"""From this number of entries on, leaves wait for each other, so that they share scratch memory."""
+
+
+def run_at_rest(
+    body: Body,
+    read: Sequence[AtRest],
+    written: Sequence[AtRest | None],
+    seeds: Sequence[Any],
+    after: Any = None,
+) -> list[Any]:
+    """Runs phases on some leaves of equal shape.
+
+    **Arguments:**
+
+    - `body`: the phases, which act on each number separately if a leaf is in a codec of blocks.
+    - `read`, `written`: the leaves. `None` stands for a result that overwrites nothing.
+    - `seeds`: for each written leaf the seed of its stochastic rounding, or `None`.
+    - `after`: a number that is computed before. It keeps XLA from cutting out the first pieces of
+        all leaves, or from decoding all smaller leaves, at once.
+
+    **Returns:** the written leaves. Those that `body` has not stored are as they were.
+    """
+    if all(e.codec.is_elementwise(e.spec) for e in (*read, *written) if is_encoded(e)):
+        return run_whole(body, read, written, seeds)
+    shape = tuple(read[0].shape)
+    rows, width = _as_matrix(shape)
+    size = _rows_per_piece(rows, width)
+    if size >= rows or _is_sharded([*read, *(x for x in written if x is not None)]):
+        return run_whole(body, read, tree.after(list(written), after), seeds)
+    filled = [x if x is not None else _zeros(body, read, written, seeds) for x in written]
+    return _in_pieces(body, read, filled, seeds, after, (rows, width, size))
+
+
+def run_whole(
+    body: Body, read: Sequence[AtRest], written: Sequence[AtRest | None], seeds: Sequence[Any]
+) -> list[Any]:
+    """As `run_at_rest`, on whole leaves."""
+    results: list[Any] = list(written)
+
+    def store(i: int, value: Any) -> Any:
+        like = written[i]
+        value = value if like is None else _cast_like(value, like)
+        if not is_encoded(like):
+            results[i] = value
+            return value
+        bits = None if seeds[i] is None else like.bits(seeds[i], like.rows)
+        results[i] = new = like.encode(value, bits)
+        # XLA:CPU makes a kernel of each result. If later ones read what is stored, they need not
+        # compute the new values again, and the old ones can be overwritten.
+        return new.decode() if like.codec.is_elementwise(like.spec) else value
+
+    own, old = ([x.decode() if rests(x) else x for x in leaves] for leaves in (read, written))
+    body(own, old, store)
+    return results
+
+
+def _zeros(
+    body: Body, read: Sequence[AtRest], written: Sequence[AtRest | None], seeds: Sequence[Any]
+) -> Array:
+    """An array in place of the result that overwrites nothing."""
+    i = list(written).index(None)
+    shape = jax.eval_shape(
+        lambda read, written: run_whole(body, read, written, seeds)[i], read, written
+    )
+    return jnp.zeros(shape.shape, shape.dtype)
+
+
+def _in_pieces(
+    body: Body,
+    read: Sequence[AtRest],
+    written: Sequence[AtRest],
+    seeds: Sequence[Any],
+    after: Any,
+    cuts: tuple[int, int, int],
+) -> list[AtRest]:
+    rows, width, size = cuts
+    shorter = rows % size != 0
+    given = [_matrix(x, rows, width) for x in read]
+    matrices = _as_integers(given)
+    forms = [_matrix(x, rows, width) for x in written]
+    # Where this makes other arrays, they are made one leaf after the other.
+    wholes = jax.tree.map(
+        lambda x, y: x if x.dtype == y.dtype else tree.after(x, after), _as_integers(forms), forms
+    )
+
+    def first_row(i: Any) -> Any:
+        return jnp.minimum(i * size, rows - size)
+
+    def cut(wholes: list[Any], i: Any) -> list[Any]:
+        start = first_row(i)
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), wholes)
+
+    def new_piece(i: Any, old: list[Any]) -> list[Any]:
+        pieces = (_as_they_were(cut(matrices, i), given), _as_they_were(old, forms))
+        results = list(pieces[1])
+
+        def store(n: int, value: Array) -> Array:
+            like = written[n]
+            value = _cast_like(value, like)
+            if not is_encoded(like):
+                results[n] = value
+                return value
+            entries = width * (2 if jnp.issubdtype(like.dtype, jnp.complexfloating) else 1)
+            offset = first_row(i).astype(jnp.uint32) * np.uint32(entries)
+            bits = None if seeds[n] is None else like.bits(seeds[n], (size, width), offset)
+            results[n] = new = like.encode_rows(value, bits)
+            elementwise = like.codec.is_elementwise(like.spec)
+            return like.decode_rows(new, (size, width)) if elementwise else value
+
+        own, now = (
+            [_decoded(e, x, (size, width)) for e, x in zip(leaves, xs, strict=True)]
+            for leaves, xs in zip((read, written), pieces, strict=True)
+        )
+        body(own, now, store)
+        new = _as_integers(results)
+        if shorter:
+            # The last piece overlaps the one before, whose rows are done.
+            fresh = first_row(i) + jnp.arange(size) >= i * size
+            new = jax.tree.map(lambda x, y: jnp.where(fresh[:, None], x, y), new, old)
+        return new
+
+    def put(wholes: list[Any], pieces: list[Any], i: Any) -> list[Any]:
+        start = first_row(i)
+        return jax.tree.map(
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), wholes, pieces
+        )
+
+    def go_on(i: Any, carry: Any) -> Any:
+        # A piece is put back in the next round, before that one is cut out. If it were read and
+        # written in the same round, kernels would read the old leaf after others have written it,
+        # so XLA would copy it. And XLA:CPU would compute a piece in the kernel that puts it back,
+        # which runs on one thread.
+        wholes, done = carry
+        wholes = put(wholes, done, jnp.maximum(i - 1, 0))
+        return wholes, new_piece(i, cut(wholes, i))
+
+    number = -(-rows // size)
+    first = tree.after(cut(wholes, jnp.int32(0)), after)
+    wholes, last = jax.lax.fori_loop(0, number, go_on, (wholes, first))
+    wholes = _as_they_were(put(wholes, last, jnp.int32(number - 1)), forms)
+    return [_like(e, x) for e, x in zip(written, wholes, strict=True)]
+
+
+def _cast_like(value: Any, like: Any) -> Any:
+    """A new value in the dtype of the old one."""
+    if is_encoded(like):
+        return tree.cast(value, like.dtype)
+    return tree.cast_like(value, like)
+
+
+def last_of(result: AtRest, after: Any) -> Any:
+    """What the next leaf comes `after`: a number of this result, if it is large enough."""
+    if math.prod(result.shape) < _SMALL or _is_sharded([result]):
+        return after
+    x = jax.tree.leaves(result)[-1]
+    return x[(0,) * x.ndim].real.astype(jnp.float32)
+
+
+# --- leaves as matrices ---------------------------------------------------------------------
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows = row_shape(shape)
+    return math.prod(rows[:-1]), rows[-1]
+
+
+def _matrix(x: Any, rows: int, width: int) -> Any:
+    """A leaf as a matrix; of one at rest, its arrays."""
+    if isinstance(x, Scaled):
+        return _matrix(x.leaf, rows, width)
+    if is_encoded(x):
+        return {name: jnp.reshape(a, (rows, -1)) for name, a in x.arrays.items()}
+    return jnp.reshape(x, (rows, width))
+
+
+def _like(like: AtRest, x: Any) -> AtRest:
+    """Undoes `_matrix`."""
+    if is_encoded(like):
+        arrays = {name: jnp.reshape(a, like.arrays[name].shape) for name, a in x.items()}
+        return Encoded(arrays, *like.form)
+    return jnp.reshape(x, like.shape)
+
+
+def _as_integers(arrays: PyTree) -> PyTree:
+    """The bits of arrays such as bfloat16 ones: on a CPU, XLA cannot write a piece of these without
+    converting all of the array."""
+
+    def bits(x: Array) -> Array:
+        info = jnp.finfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else None
+        if info is None or x.dtype == jnp.float16 or info.bits > 16:
+            return x
+        return jax.lax.bitcast_convert_type(x, f"uint{info.bits}")
+
+    return jax.tree.map(bits, arrays)
+
+
+def _as_they_were(arrays: PyTree, like: PyTree) -> PyTree:
+    """Undoes `_as_integers`."""
+    return jax.tree.map(
+        lambda x, y: x if x.dtype == y.dtype else jax.lax.bitcast_convert_type(x, y.dtype),
+        arrays,
+        like,
+    )
+
+
+def _decoded(like: AtRest, x: Any, shape: tuple[int, int]) -> Array:
+    if isinstance(like, Scaled):
+        return like.times_factors(_decoded(like.leaf, x, shape))
+    return like.decode_rows(x, shape) if is_encoded(like) else x
+
+
+def _rows_per_piece(rows: int, width: int) -> int:
+    """How many rows a piece has. A number that divides the rows spares a last, shorter piece."""
+    most = max(1, _SIZES.get(jax.default_backend(), _SIZE) // max(1, width))
+    if rows <= 2 * most:
+        return rows
+    return next((n for n in range(most, most // 4, -1) if rows % n == 0), most)
+
+
+def _is_sharded(leaves: Sequence[AtRest]) -> bool:
+    """Whether leaves are on a mesh of several devices, whose partitioner would gather a leaf to cut
+    it."""
+    return any(jax.typeof(x).sharding.mesh.size > 1 for x in jax.tree.leaves(leaves))

@@ -1,0 +1,324 @@
+"""The phases of rules at every leaf.
+
+Each leaf is decoded, advanced, encoded and asked for its direction before the next one, so that at
+most one of them is in memory in full precision. Rules that follow each other in a chain do so
+together where leaves are encoded: what passes between them is then never written to memory.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ... import tree
+from ..._paths import leaf_paths
+from ..._types import under_jit
+from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
+from ..declared import Part
+from ..encoded import AtRest, is_encoded, rests, seed_of
+from ..marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
+from ..write import ADD, Write
+from .pieces import Store, last_of, run_at_rest, run_whole
+
+
+class RuleAt(NamedTuple):
+    """A rule, what it sees, and where it acts."""
+
+    part: Part
+    leaves: tuple[int, ...]
+    """The positions of its leaves among those of the updates."""
+
+
+class Leafwise(NamedTuple):
+    """A transform as rules that can run leaf by leaf, one after the other."""
+
+    rules: list[RuleAt]
+    join: Callable[[list[Any]], Any]
+    """From their new states to that of the transform."""
+
+
+def run_rule(part: Part, write: Write, updates: PyTree) -> tuple[Any, Any]:
+    """The result of one rule, and its new state."""
+    number = len(jax.tree.leaves(updates, is_leaf=rests))
+    result, (state,) = run_rules([RuleAt(part, tuple(range(number)))], write, updates, part)
+    return result, state
+
+
+def run_rules(
+    rules: Sequence[RuleAt], write: Write, updates: PyTree, outer: Part, *, computed: bool = False
+) -> tuple[Any, list[Any]]:
+    """Runs rules at every leaf, one rule after the other.
+
+    **Arguments:**
+
+    - `rules`: the rules, first to last.
+    - `write`: as for `AbstractTransform.run`.
+    - `updates`: the gradients, which may rest in another form.
+    - `outer`: the parameters and the context that the rules see.
+    - `computed`: whether other transforms compute the updates. They then do so leaf by leaf, too.
+
+    **Returns:** the result of `write`, and the new states of the rules.
+    """
+    leaves, structure = jax.tree.flatten(updates, is_leaf=rests)
+    runs = [_Run(rule, updates) for rule in rules]
+    place = None
+    if outer.params is not None and (write is ADD or any(run.is_in_blocks for run in runs)):
+        # Elsewhere a policy has its own way to split a sum in place.
+        place = write.in_place(outer.params)
+    params: list[Any] = [None] * len(leaves)
+    if place is not None:
+        params = structure.flatten_up_to(place)
+    elif any("params" in run.rule.needs for run in runs):
+        params = structure.flatten_up_to(write.at_rest(outer.params))
+
+    def at_leaf(plan: _Plan, numbers: Any, u: Any, p: Any, fields: Any, seeds: Any, after: Any):
+        return _at_leaf(runs, plan, numbers, u, p, fields, seeds, after)
+
+    if any(under_jit(x) for x in jax.tree.leaves((updates, [run.columns for run in runs]))):
+        # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
+        # `inline=True` would copy its equations for every leaf). Outside of a trace it would
+        # compile once per call instead, since `at_leaf` is new in every call.
+        at_leaf = jax.jit(at_leaf, static_argnums=0)
+    clock = None if outer.context is None else outer.context.stored_clock
+    paths = leaf_paths(_shapes(updates)) if clock is not None else [""] * len(leaves)
+    results: list[Any] = []
+    after = jnp.zeros((), jnp.float32)
+    for i, u in enumerate(leaves):
+        active = [k for k, run in enumerate(runs) if i in run.positions]
+        places = [runs[k].positions[i] for k in active]
+        own = [(runs[k], n) for k, n in zip(active, places, strict=True)]
+        plan = _Plan(tuple(active), tuple(run.plan[n] for run, n in own), place is not None)
+        fields = [[column[n] for column in run.columns.values()] for run, n in own]
+        seeds = [
+            [
+                seed_of(f"{run.part.name}.{name}.{paths[i]}", clock) if is_encoded(x) else None
+                for name, x in zip(run.columns, values, strict=True)
+            ]
+            for (run, _), values in zip(own, fields, strict=True)
+        ]
+        if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
+            u = tree.after(u, after)
+        result, new = at_leaf(
+            plan, [run.numbers_of(n) for run, n in own], u, params[i], fields, seeds, after
+        )
+        results.append(result)
+        # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
+        coded = [x for x in jax.tree.leaves(new, is_leaf=is_encoded) if is_encoded(x)]
+        after = last_of(coded[0], after) if coded else after
+        for (run, n), values in zip(own, new, strict=True):
+            run.take(n, values)
+    result = structure.unflatten(results)
+    if place is not None:
+        result = write.from_place(result)
+    elif not write.returns:
+        result = write(outer.params, result)
+    return result, [run.new_state() for run in runs]
+
+
+class _Plan(NamedTuple):
+    """What is known of a leaf before anything is computed."""
+
+    active: tuple[int, ...]
+    """The numbers of the rules that act on it."""
+    plans: tuple[Any, ...]
+    """What their `plan` says of it."""
+    adds: bool
+    """Whether the result is the new parameter."""
+
+
+class _Run:
+    """One step of a rule: its numbers, and its state by fields and leaves."""
+
+    def __init__(self, at: RuleAt, updates: PyTree):
+        part = at.part
+        self.part, self.rule = part, part.module
+        self.positions = {leaf: n for n, leaf in enumerate(at.leaves)}
+        inside = jax.tree.structure(updates, is_leaf=rests)
+        whole = len(at.leaves) == inside.num_leaves
+        inside = inside if whole else jax.tree.structure(part.params)
+        if "params" in self.rule.needs:
+            self.rule.demand("params", part.params)
+        known = marks(part.state)
+        children = children_by_name(part.state)
+        shaped = {n: x for n, x in children.items() if known.get(n) in (PARAM_LIKE, PER_PARAM)}
+        likes = [x for n, x in shaped.items() if known[n] == PARAM_LIKE and jax.tree.leaves(x)]
+        if whole:
+            others = [part.params] if "params" in self.rule.needs else []
+            tree.check_same_structure(tuple(map(_as_if_decoded, (updates, *others, *likes))))
+        self.columns = {
+            name: inside.flatten_up_to(x) for name, x in shaped.items() if jax.tree.leaves(x)
+        }
+        self.structures = dict.fromkeys(self.columns, inside)
+        self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})
+        self.now = self.rule.at(part.context)
+        self.rule.begin(self.now, self.scalars)
+        self.plan = self.rule.plan(part.params) or (None,) * len(at.leaves)
+        self.new = {name: list(column) for name, column in self.columns.items()}
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether a field of the state is in a codec that needs more than one number at once."""
+        leaves = jax.tree.leaves(self.columns, is_leaf=is_encoded)
+        return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
+
+    def numbers_of(self, n: int) -> dict[str, Any]:
+        """The numbers of this step for the leaf at this position."""
+        return {name: x if x is None or x.ndim == 0 else x[n] for name, x in vars(self.now).items()}
+
+    def take(self, n: int, values: list[Any]) -> None:
+        """Takes the new state of the leaf at this position."""
+        for column, x in zip(self.new.values(), values, strict=True):
+            column[n] = x
+
+    def new_state(self) -> Any:
+        """The new state."""
+        shaped = {name: self.structures[name].unflatten(x) for name, x in self.new.items()}
+        return with_fields(self.part.state, vars(self.scalars) | shaped)
+
+
+def _at_leaf(
+    runs: Sequence[_Run],
+    plan: _Plan,
+    numbers: Sequence[dict[str, Any]],
+    u: AtRest,
+    p: Any,
+    fields: Sequence[Sequence[Any]],
+    seeds: Sequence[Sequence[Any]],
+    after: Any,
+) -> tuple[Any, list[list[Any]]]:
+    """The result of all rules at one leaf, and their new fields there."""
+    counts = [len(values) for values in fields]
+    starts = np.cumsum([1, *counts])
+
+    def body(read: list[Any], old: list[Any], store: Store) -> None:
+        u, target = read[0], old[0]
+        seen = target if plan.adds else (read[1] if len(read) > 1 else None)
+        for k, own, here, start in zip(plan.active, plan.plans, numbers, starts, strict=False):
+            values = dict(zip(runs[k].columns, old[start:], strict=False))
+            u = _phases(runs[k].part, own, here, u, seen, values, int(start), store)
+        store(0, tree.add(seen, u) if plan.adds else u)
+
+    read = [u, *([] if plan.adds or p is None else [p])]
+    written = [p if plan.adds else None, *(x for values in fields for x in values)]
+    all_seeds = [None, *(seed for values in seeds for seed in values)]
+    if any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
+        new = run_at_rest(body, read, written, all_seeds, after)
+    else:
+        new = run_whole(body, read, written, all_seeds)
+    return new[0], [new[a:b] for a, b in itertools.pairwise(starts)]
+
+
+def _phases(
+    part: Part,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    p: Any,
+    values: dict[str, Any],
+    start: int,
+    store: Store,
+) -> Array:
+    """The phases of one rule at one leaf."""
+    rule = part.module
+    shaped = [x for x in values.values() if isinstance(x, jax.Array | np.ndarray)]
+    others = [p] if "params" in rule.needs else []
+    dtype = accumulation_dtype(*(x.dtype for x in (u, *others, *shaped)))
+    real = real_dtype(dtype)
+    now = SimpleNamespace(
+        **{n: x if x is None or x.dtype == bool else cast(x, real) for n, x in numbers.items()}
+    )
+
+    def wide(x: Any) -> Any:
+        return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
+
+    u, others = wide((u, others))
+    old = {name: wide(x) for name, x in values.items()}
+    leaf = SimpleNamespace(**old, p=others[0] if others else None, plan=plan)
+    # Under strict promotion, which users may choose, real times complex would be refused.
+    promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
+    with jax.named_scope("/".join(part.path)), promoting:
+        rule.advance(now, u, leaf)
+        changed = [name for name in old if getattr(leaf, name) is not old[name]]
+        first = [name for name in changed if name not in rule.written_last]
+        new = {name: getattr(leaf, name) for name in changed}
+        for name in changed:
+            if name in rule.written_last:
+                new[name] = _written_after([new[other] for other in first], new[name])
+        for i, name in enumerate(values, start):
+            if name in new:
+                setattr(leaf, name, wide(store(i, new[name])))
+        return rule.direction(now, u, leaf)
+
+
+def _written_after(others: list[Array], x: Array) -> Array:
+    """`x`, written after others.
+
+    The condition never holds, and XLA does not know. Thus `x` seems to depend on these arrays, so
+    XLA writes it last and in place. Otherwise it would copy the array that `x` replaces, which the
+    others still read.
+    """
+    never = jnp.bool_(True)
+    for other in others:
+        never = never & (other.real > jnp.inf)
+    return jnp.where(never, 0, x)
+
+
+def advance_tree(
+    rule: Callable[[Any, Array, Array], Array],
+    old: PyTree,
+    new: PyTree,
+    now: SimpleNamespace,
+    context: Any,
+    name: str,
+) -> PyTree:
+    """New values of a tree that a wrapper keeps, stored as the old ones.
+
+    **Arguments:**
+
+    - `rule`: `rule(now, old, new)`, a function of numbers.
+    - `old`: the values before, which may be encoded.
+    - `new`: a tree of arrays like it.
+    - `now`: numbers by name, or vectors with an entry for each leaf.
+    - `context`: the context, which knows the clock of stored state.
+    - `name`: the name of the tree, so that different ones are rounded differently.
+    """
+    tree.check_same_structure(tuple(map(_as_if_decoded, (old, new))))
+    leaves, structure = jax.tree.flatten(old, is_leaf=rests)
+
+    def at_leaf(numbers: Any, a: Any, g: Any, seed: Any, after: Any) -> Any:
+        def body(read: list[Any], written: list[Any], store: Store) -> None:
+            here = SimpleNamespace(**numbers)
+            store(0, tree.map_leaves(rule, (written[0], read[0]), here))
+
+        return run_at_rest(body, [g], [a], [seed], after)[0]
+
+    if any(map(under_jit, jax.tree.leaves((old, new)))):
+        at_leaf = jax.jit(at_leaf)
+    paths = leaf_paths(_shapes(old))
+    results, after = [], jnp.zeros((), jnp.float32)
+    for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
+        numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
+        seed = seed_of(f"{name}.{paths[i]}", context.stored_clock) if is_encoded(a) else None
+        results.append(at_leaf(numbers, a, g, seed, after))
+        after = last_of(results[-1], after) if is_encoded(a) else after
+    return structure.unflatten(results)
+
+
+def _as_if_decoded(updates: PyTree) -> PyTree:
+    """A tree with the structure, shapes and dtypes of the decoded one, for checks."""
+
+    def like(x: Any) -> Any:
+        return np.broadcast_to(np.zeros((), x.dtype), x.shape) if rests(x) else x
+
+    return jax.tree.map(like, updates, is_leaf=rests)
+
+
+def _shapes(updates: PyTree) -> PyTree:
+    """The updates without their values."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), updates, is_leaf=rests)

@@ -1,0 +1,8 @@
+"""Descent or ascent."""
+
+from .._core.transform import AbstractTransform
+
+
+def maximized_if(maximize: bool, tx: AbstractTransform) -> AbstractTransform:
+    """What a recipe returns: the transform, with `.maximize()` if the user asked for it."""
+    return tx.maximize() if maximize else tx

@@ -1,0 +1,10 @@
+"""Rules that use the curvature of a loss."""
+
+from .gauss_newton import (
+    ScaleByGaussNewton as ScaleByGaussNewton,
+    ScaleByGaussNewtonState as ScaleByGaussNewtonState,
+)
+from .levenberg_marquardt import (
+    ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
+    ScaleByLevenbergMarquardtState as ScaleByLevenbergMarquardtState,
+)

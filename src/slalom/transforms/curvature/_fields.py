@@ -1,0 +1,56 @@
+"""Fields and checks that the rules of this folder share."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from ... import tree
+from ..._core.declared import CHECK
+from ..._types import Params
+from ._system import SOLVERS
+
+
+def solver_field() -> Any:
+    """Declares how systems are solved."""
+    return eqx.field(default="auto", static=True, metadata={CHECK: _check_solver})
+
+
+def chunk_field() -> Any:
+    """Declares an optional number of examples."""
+    return eqx.field(default=None, static=True, metadata={CHECK: _check_chunk})
+
+
+def _check_solver(name: str, solver: Any) -> None:
+    if solver not in SOLVERS and not callable(solver):
+        *most, last = map(repr, SOLVERS)
+        raise ValueError(
+            f"{name} must be {', '.join(most)}, {last} or a function of a matrix and a right-hand "
+            f"side, got {solver!r}."
+        )
+
+
+def _check_chunk(name: str, chunk: Any) -> None:
+    if not isinstance(chunk, int) or isinstance(chunk, bool):
+        raise TypeError(f"{name} must be an int, a number of examples, got {chunk!r}.")
+    if chunk < 1:
+        raise ValueError(f"{name} must be at least 1, got {chunk}.")
+
+
+def same(a: Params, b: Params) -> Bool[Array, ""]:
+    """Whether two trees are equal."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    flags = [jnp.all(jnp.asarray(x, y.dtype) == y) for x, y in pairs]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
+
+
+def kept(params: Params, like: Params) -> Params:
+    """A copy for the state: outside of a trace, a cast may return the caller's buffer."""
+    return jax.tree.map(lambda p, k: jnp.array(p, k.dtype, copy=True), params, like)
+
+
+def zeros(params: Params) -> Params:
+    """Zeros like the parameters, in their accumulation dtypes."""
+    return tree.zeros_like(params, tree.accumulation_dtype)

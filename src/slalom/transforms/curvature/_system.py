@@ -1,0 +1,198 @@
+"""Damped least squares problems: (JᵀJ + λ·D²)·x = g for several λ."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg as linalg
+from jaxtyping import Array, Float
+
+from ..._core.residuals import Linearization
+from ..._types import Scalar
+
+FORMS = ("auto", "residuals", "parameters")
+SOLVERS = ("auto", "cholesky", "qr")
+
+LARGEST = 16 * 2**30
+"""The largest system in bytes. A larger one would run out of memory without a clear message."""
+
+
+class System:
+    """A linear least squares problem whose damping changes.
+
+    **Arguments:**
+
+    - `linear`: J, and the products with it.
+    - `vector`: what Jx approximates, or `None` if only the gradient is known.
+    - `gradient`: g, which is Jᵀ·vector if there is one.
+    - `form`, `solver`: `"residuals"` or `"parameters"`, and `"cholesky"`, `"qr"` or a function.
+    - `chunk`: the number of examples at a time.
+    - `diagonal`: D, only for `"parameters"`. Defaults to 1.
+    """
+
+    def __init__(
+        self,
+        linear: Linearization,
+        vector: Float[Array, " rows"] | None,
+        gradient: Float[Array, " params"],
+        form: str,
+        solver: Any,
+        chunk: int | None,
+        diagonal: Float[Array, " params"] | None = None,
+    ):
+        self.linear, self.vector, self.gradient = linear, vector, gradient
+        self.form, self.solver = form, solver
+        ones = jnp.ones(linear.num_params, linear.dtype)
+        self.diagonal = ones if diagonal is None else diagonal
+        if solver == "qr":
+            self._reduce(chunk)
+            self.trace = jnp.sum(self._triangle**2)
+        else:
+            self._gram = linear.kernel(chunk) if form == "residuals" else _gram(linear, chunk)
+            self.trace = jnp.trace(self._gram)
+
+    def _reduce(self, chunk: int | None) -> None:
+        """J as an orthogonal matrix times a small one, on either side."""
+        linear = self.linear
+        if self.form == "residuals":
+            self._basis, self._triangle = jnp.linalg.qr(linear.jacobian().T)
+            return
+        size = linear.num_params + 1
+        vector = self.vector
+        if vector is None:
+            vector = jnp.zeros(linear.num_rows, linear.dtype)
+
+        def body(triangle: Array, rows: Array, part: Array) -> Array:
+            new = jnp.concatenate([rows, part[:, None]], axis=1)
+            return jnp.linalg.qr(jnp.concatenate([triangle, new]), mode="r")
+
+        joined = linear.fold(body, jnp.zeros((size, size), linear.dtype), vector, chunk)
+        self._triangle, self._projected = joined[:-1, :-1], joined[:-1, -1]
+
+    def solve(self, damping: Scalar) -> tuple[Float[Array, " params"], Callable[[Array], Array]]:
+        """x for this damping, and a function from other g to their x (with `"parameters"`).
+
+        They are not finite if the factorization fails.
+        """
+        damping = jnp.asarray(damping, self.linear.dtype)
+        if self.solver == "qr":
+            return self._solve_qr(damping)
+        number = self._gram.shape[0]
+        diagonal = damping * self.diagonal**2 if self.form == "parameters" else damping
+        index = jnp.arange(number)
+        matrix = self._gram.at[index, index].add(diagonal)
+        if self.solver == "cholesky":
+            factor = (jnp.linalg.cholesky(matrix), True)
+
+            def again(b: Array) -> Array:
+                return linalg.cho_solve(factor, b)
+        else:
+
+            def again(b: Array) -> Array:
+                return jnp.asarray(self.solver(matrix, b), b.dtype)
+
+        if self.form == "parameters":
+            return again(self.gradient), again
+        if self.vector is not None:
+            return self.linear.pull(again(self.vector)), again
+        return self._woodbury(again, damping), again
+
+    def _solve_qr(self, damping: Scalar) -> tuple[Array, Callable[[Array], Array]]:
+        root = jnp.sqrt(damping)
+        if self.form == "residuals":
+            vector, small = self.vector, self._triangle.T
+            assert vector is not None
+            size = small.shape[1]
+            stacked = jnp.concatenate([small, root * jnp.eye(size, dtype=small.dtype)])
+            target = jnp.concatenate([vector, jnp.zeros(size, small.dtype)])
+        else:
+            size = self._triangle.shape[0]
+            stacked = jnp.concatenate([self._triangle, root * jnp.diag(self.diagonal)])
+            target = jnp.concatenate([self._projected, jnp.zeros(size, stacked.dtype)])
+        joined = jnp.linalg.qr(jnp.concatenate([stacked, target[:, None]], axis=1), mode="r")
+        upper = joined[:size, :size]
+
+        def again(b: Array) -> Array:
+            half = linalg.solve_triangular(upper, b, trans="T")
+            return linalg.solve_triangular(upper, half)
+
+        if self.form == "residuals":
+            return self._basis @ linalg.solve_triangular(upper, joined[:size, size]), again
+        if self.vector is None:
+            return again(self.gradient), again
+        return linalg.solve_triangular(upper, joined[:size, size]), again
+
+    def _woodbury(self, again: Callable[[Array], Array], damping: Scalar) -> Array:
+        """(JᵀJ + λ)⁻¹·g from (JJᵀ + λ)⁻¹."""
+        inside = self.linear.pull(again(self.linear.push(self.gradient)))
+        return (self.gradient - inside) / damping
+
+
+def _gram(linear: Linearization, chunk: int | None) -> Float[Array, "params params"]:
+    size = linear.num_params
+    zeros = jnp.zeros((size, size), linear.dtype)
+    vector = jnp.zeros(linear.num_rows, linear.dtype)
+    return linear.fold(lambda total, rows, _: total + rows.T @ rows, zeros, vector, chunk)
+
+
+def chosen_form(who: str, form: str, linear: Linearization) -> str:
+    """The form that `"auto"` stands for. Raises an error for a system that is too large."""
+    if form == "auto":
+        form = "residuals" if linear.num_rows < linear.num_params else "parameters"
+    size = linear.num_rows if form == "residuals" else linear.num_params
+    needed = size**2 * linear.dtype.itemsize
+    if needed > LARGEST:
+        what = "residuals" if form == "residuals" else "parameters"
+        other = "parameters" if form == "residuals" else "residuals"
+        fewer = min(linear.num_rows, linear.num_params) < size
+        advice = (
+            f'Write `form="{other}"`, whose system is smaller.'
+            if fewer
+            else "Use fewer examples in a step, train fewer parameters with `trainable=`, or use "
+            "`sl.soap`."
+        )
+        raise ValueError(
+            f"{who} would solve a system of {size} × {size} for {size} {what}, which needs "
+            f"{needed} bytes ({needed / 2**30:.0f} GiB); the limit is {LARGEST / 2**30:.0f} GiB. "
+            f"{advice}"
+        )
+    return form
+
+
+def check_qr(who: str, solver: Any, form: str, vector: Any, chunk: int | None) -> None:
+    """Raises an error where QR would need a matrix that is not there."""
+    if solver == "qr" and form == "residuals" and (chunk is not None or vector is None):
+        reason = "`chunk`" if chunk is not None else "a loss of outputs"
+        raise ValueError(
+            f'{who}(solver="qr") with {reason} needs `form="parameters"`. In the form of the '
+            'residuals, use `solver="cholesky"`.'
+        )
+
+
+def by_condition(
+    linear: Linearization,
+    vector: Float[Array, " rows"] | None,
+    gradient: Float[Array, " params"],
+    form: str,
+    chunk: int | None,
+) -> tuple[Callable[[Scalar], Float[Array, " params"]], Scalar]:
+    """From a damping to x, by Cholesky where it has enough digits, else by QR; and the trace of
+    JᵀJ.
+
+    The Gram matrix has half the digits of J: the relative error of x is about ε·trace/λ.
+    """
+    fast = System(linear, vector, gradient, form, "cholesky", chunk)
+    least = 1e3 * jnp.finfo(linear.dtype).eps * fast.trace
+    exact = form == "parameters" or (vector is not None and chunk is None)
+
+    def by_cholesky(damping: Scalar) -> Array:
+        return fast.solve(damping)[0]
+
+    def by_qr(damping: Scalar) -> Array:
+        return System(linear, vector, gradient, form, "qr", chunk).solve(damping)[0]
+
+    def solve(damping: Scalar) -> Array:
+        return jax.lax.cond(damping >= least, by_cholesky, by_qr, damping)
+
+    return solve if exact else by_cholesky, fast.trace

@@ -1,0 +1,184 @@
+"""Damped Gauss–Newton directions, with momentum."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.context import Context
+from ..._core.fields import Hyperparameter, choice_field, hyperparameter
+from ..._core.marks import param_like, per_leaf
+from ..._core.residuals import Linearization, Residuals, to_vector
+from ..._core.transform import AbstractTransform
+from ..._types import Params, Scalar, Updates
+from ...tree.dtypes import canonical_float
+from ._fields import chunk_field, kept, same, solver_field, zeros
+from ._system import FORMS, System, by_condition, check_qr, chosen_form
+
+MOST_TRIES = 30
+"""How often the damping is raised in one step."""
+
+
+class ScaleByGaussNewtonState(eqx.Module):
+    """The state of `ScaleByGaussNewton`."""
+
+    damping: Float[Array, ""]
+    """λ of the last step."""
+    num_failures: Int[Array, ""]
+    """How many factorizations failed in the last step."""
+    stuck: Bool[Array, ""]
+    """Whether the parameters had not moved since the step before the last one."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """The number of updates of each parameter."""
+    params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The parameters of the last update."""
+    direction: PyTree[Inexact[Array, "..."]] | None = param_like("exact")
+    """φ; `None` without momentum."""
+
+
+class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
+    """Gauss–Newton: solves the damped normal equations of the linearized loss.
+
+    For a loss ½‖ρ‖² with the Jacobian J of ρ (see `sl.LeastSquares`),
+
+        φₜ = (JᵀJ + λ)⁻¹·Jᵀ·(ρ − μ·J·φₜ₋₁) + μ·φₜ₋₁ = Jᵀ·(JJᵀ + λ)⁻¹·(ρ − μ·J·φₜ₋₁) + μ·φₜ₋₁
+
+    The second form solves a system of the size of the residuals. With μ = 0 this is damped
+    Gauss–Newton, minSR, or in other words energy natural gradient descent; with μ > 0 it is SPRING.
+    The gradients that come in are not used. For losses of outputs JᵀJ is the generalized
+    Gauss–Newton matrix.
+
+    `sl.train_step` passes the linearization if the loss is an `sl.LeastSquares`, `sl.OutputLoss`
+    or `sl.VariationalEnergy`. By hand, write
+    `opt.step(model, grads, residuals=loss_fn.on(x, y))`. For complex parameters J holds the
+    derivatives with respect to real and imaginary parts.
+
+    If a factorization fails, λ is raised tenfold until one succeeds. If the parameters did not move
+    in the last step, as after a failed line search, λ starts at ten times its last value, and
+    φₜ₋₁ counts as 0. Otherwise it returns to `damping` by a factor of ten per step. `opt.metrics`
+    has `damping`, `num_failures` (failed factorizations of the last step) and `stuck`.
+
+    A step costs N·P² + P³ operations with `form="parameters"`, and N²·P + N³ with
+    `form="residuals"`, for N residuals and P parameters. Without `chunk` it needs memory for the
+    Jacobian, N·P numbers. With `chunk=c` it needs that of c examples and of the system: P² with
+    `"parameters"`, and N² with `"residuals"`, where Jacobians are then computed once for each pair
+    of chunks.
+
+    **Arguments:**
+
+    - `damping`: λ, ≥ 0.
+    - `momentum`: μ, in [0, 1), or `None` for none.
+    - `form`: `"residuals"`, `"parameters"`, or `"auto"` for the smaller system.
+    - `solver`: `"cholesky"` of the Gram matrix, which has half the digits of the Jacobian; `"qr"`
+        of the Jacobian, at about five times the cost, which has all of them; `"auto"`, QR where
+        Cholesky would have fewer than about three digits; or a function `(matrix, rhs) -> x` for
+        the damped Gram matrix. With `form="residuals"`, QR does not work with `chunk`, nor with a
+        loss of outputs.
+    - `chunk`: the number of examples that are differentiated at a time. Defaults to all.
+
+    ??? cite "Guzmán-Cordero et al., [Improving Energy Natural Gradient Descent through Woodbury,
+        Momentum, and Randomization](https://arxiv.org/abs/2505.12149), 2025; Goldshlager et al.,
+        [A Kaczmarz-inspired approach to accelerate the optimization of neural network
+        wavefunctions](https://arxiv.org/abs/2401.10190), 2024"
+    """
+
+    damping: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
+    momentum: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
+    form: str = choice_field(*FORMS)
+    solver: Any = solver_field()
+    chunk: int | None = chunk_field()
+
+    needs: ClassVar[tuple[str, ...]] = ("params", "residuals")
+    computes_gradient: ClassVar[bool] = True
+    unconstrained: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByGaussNewtonState:
+        tree.check_inexact(params)
+        return ScaleByGaussNewtonState(
+            damping=jnp.zeros((), canonical_float()),
+            num_failures=tree.fresh_count(),
+            stuck=jnp.array(False),
+            age=tree.fresh_count(),
+            params=zeros(params),
+            direction=None if self.momentum is None else zeros(params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByGaussNewtonState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByGaussNewtonState]:
+        params = self.demand("params", params)
+        residuals: Residuals = self.demand("residuals", context and context.residuals)
+        if not jax.tree.leaves(params):
+            return updates, state
+        now, linear = self.at(context), residuals.at(params)
+        dtype = linear.dtype
+        stuck = same(params, state.params) & jnp.any(state.age > 0)
+
+        def number(x: Any) -> Scalar:
+            return jnp.asarray(x, dtype)
+
+        vector, gradient, before = linear.vector, linear.gradient, None
+        if state.direction is not None:
+            before = to_vector(state.direction, dtype)
+            before = jnp.where(stuck, 0, number(now.momentum)) * before
+            moved = linear.push(before)
+            vector = None if vector is None else vector - moved
+            gradient = gradient - linear.pull(moved)
+        solve, trace = self._solver(linear, vector, gradient)
+
+        # What the largest eigenvalue still feels. A loss without curvature has none.
+        floor = jnp.where(trace > 0, jnp.finfo(dtype).eps * trace, 1)
+        last = number(state.damping)
+        raised = jnp.where(stuck, jnp.maximum(10 * last, floor), last / 10)
+        damping = jnp.maximum(number(now.damping), jnp.where(raised >= floor, raised, 0))
+
+        def failed(x: Array) -> Array:
+            return ~jnp.all(jnp.isfinite(x))
+
+        def again(carry: Any) -> Any:
+            tried, damping, _ = carry
+            damping = jnp.maximum(10 * damping, floor)
+            return tried + 1, damping, solve(damping)
+
+        failures, damping, direction = jax.lax.while_loop(
+            lambda carry: failed(carry[2]) & (carry[0] < MOST_TRIES) & jnp.isfinite(trace),
+            again,
+            (jnp.zeros((), state.num_failures.dtype), damping, solve(damping)),
+        )
+        if before is not None:
+            direction = direction + before
+        result = linear.updates(direction)
+        return result, ScaleByGaussNewtonState(
+            damping=damping.astype(state.damping.dtype),
+            num_failures=failures,
+            stuck=stuck,
+            age=tree.increment(state.age),
+            params=kept(params, state.params),
+            direction=None if state.direction is None else tree.cast_like(result, state.direction),
+        )
+
+    def _solver(
+        self, linear: Linearization, vector: Array | None, gradient: Array
+    ) -> tuple[Callable[[Scalar], Array], Scalar]:
+        """From a damping to the direction; and the trace of JᵀJ."""
+        form = chosen_form("ScaleByGaussNewton", self.form, linear)
+        if self.solver == "auto":
+            return by_condition(linear, vector, gradient, form, self.chunk)
+        check_qr("ScaleByGaussNewton", self.solver, form, vector, self.chunk)
+        system = System(linear, vector, gradient, form, self.solver, self.chunk)
+        return lambda damping: system.solve(damping)[0], system.trace
+
+    def metrics(self, state: ScaleByGaussNewtonState) -> dict[str, Array]:
+        return {
+            "damping": state.damping,
+            "num_failures": state.num_failures,
+            "stuck": state.stuck,
+        }

@@ -1,0 +1,307 @@
+"""Levenberg–Marquardt: Gauss–Newton steps whose damping follows the loss."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.context import Context
+from ..._core.declared import CHECK
+from ..._core.fields import Hyperparameter, choice_field, count_field, hyperparameter
+from ..._core.marks import param_like, per_leaf
+from ..._core.residuals import Linearization, Residuals, to_vector
+from ..._core.transform import AbstractTransform
+from ..._types import Params, Scalar, Updates
+from ...tree.dtypes import canonical_float
+from ._fields import chunk_field, solver_field
+from ._radius import bounded
+from ._system import FORMS, System, check_qr, chosen_form
+
+ACCEPTED = 1e-4
+"""The ratio of the actual to the predicted decrease from which a step is accepted."""
+
+FIRST_RADIUS = 100.0
+"""The first radius, relative to the scaled length of the parameters."""
+
+
+class ScaleByLevenbergMarquardtState(eqx.Module):
+    """The state of `ScaleByLevenbergMarquardt`."""
+
+    damping: Float[Array, ""]
+    """λ of the next step."""
+    growth: Float[Array, ""]
+    """The factor by which λ grows at the next rejection; with `scaling`, not used."""
+    radius: Float[Array, ""]
+    """The longest ‖D·d‖ of the next step; with `scaling=None`, infinite."""
+    ratio: Float[Array, ""]
+    """The actual over the predicted decrease of the loss of the last try."""
+    num_rejected: Int[Array, ""]
+    """How many tries the last step rejected."""
+    accepted: Bool[Array, ""]
+    """Whether the last step changed the parameters."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """The number of updates of each parameter."""
+    scale: PyTree[Inexact[Array, "..."]] | None = param_like("exact")
+    """D: the largest norm so far of each column of the Jacobian; `None` with `scaling=None`."""
+
+
+class _Try(NamedTuple):
+    tried: Any
+    damping: Scalar
+    growth: Scalar
+    radius: Scalar
+    ratio: Scalar
+    accepted: Any
+    step: Array
+
+
+class _Outcome(NamedTuple):
+    actual: Scalar
+    predicted: Scalar
+    ratio: Scalar
+
+
+class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState]):
+    """Levenberg–Marquardt: Gauss–Newton steps with a damping that follows the loss.
+
+    For a loss f = ½‖ρ‖² with the Jacobian J of ρ (see `sl.LeastSquares`), a try is
+
+        d = −(JᵀJ + λ·D²)⁻¹·Jᵀρ,   r = (f(w) − f(w + d)) / (½‖J·d‖² + λ·‖D·d‖²)
+
+    It is accepted if r ≥ 10⁻⁴. Otherwise λ is raised, and only the system is solved again, until
+    `max_tries` in one step were rejected; the parameters then do not change, and the next step goes
+    on with that λ.
+
+    With `scaling=None`, D = 1. λ starts at `damping` times the trace of JᵀJ, is multiplied by
+    max(1/3, 1 − (2r − 1)³) if a try is accepted, and by 2, 4, 8, … for rejections in a row. With
+    `scaling="columns"`, D holds the largest norm so far of each column of J, so that the result
+    does not depend on the units of the parameters, and λ is chosen such that ‖D·d‖ is at most a
+    radius, which follows r, as in MINPACK. This suits fits with a few parameters of very different
+    sizes.
+
+    The updates are a descent already: no learning rate follows. The gradients that come in are not
+    used. `sl.train_step` passes the linearization if the loss is an `sl.LeastSquares` or
+    `sl.OutputLoss`. By hand, write `opt.step(model, grads, residuals=loss_fn.on(x, y))`.
+
+    `opt.metrics` has `damping`, `ratio`, `num_rejected` and `accepted`. For the costs of a step and
+    its memory see `sl.ScaleByGaussNewton`.
+
+    **Arguments:**
+
+    - `damping`: the first λ relative to the trace of JᵀJ, > 0.
+    - `scaling`: `None` or `"columns"`.
+    - `max_tries`: the most tries in one step, an int ≥ 1.
+    - `form`: `"residuals"` for systems of their size, `"parameters"`, or `"auto"` for the smaller
+        one. With `scaling="columns"` always `"parameters"`.
+    - `solver`: as in `sl.ScaleByGaussNewton`. `"auto"` is Cholesky in float64, and QR in
+        float32 and with `scaling="columns"`.
+    - `chunk`: the number of examples that are differentiated at a time. Defaults to all.
+
+    ??? cite "Moré, [The Levenberg–Marquardt algorithm: implementation and
+        theory](https://doi.org/10.1007/BFb0067700), 1978; Nielsen, [Damping parameter in
+        Marquardt's method](https://orbit.dtu.dk/en/publications/damping-parameter-in-marquardts-method),
+        1999"
+    """
+
+    damping: Hyperparameter = hyperparameter(1e-3, within="(0, inf)")
+    scaling: str | None = eqx.field(
+        default=None, static=True, metadata={CHECK: lambda name, x: _check_scaling(name, x)}
+    )
+    max_tries: int = count_field(10)
+    form: str = choice_field(*FORMS)
+    solver: Any = solver_field()
+    chunk: int | None = chunk_field()
+
+    needs: ClassVar[tuple[str, ...]] = ("params", "residuals")
+    computes_gradient: ClassVar[bool] = True
+    unconstrained: ClassVar[bool] = True
+
+    def __check_init__(self):
+        if self.scaling is not None and self.form == "residuals":
+            raise ValueError(
+                'ScaleByLevenbergMarquardt(scaling="columns") solves systems of the size of the '
+                'parameters. Remove `form="residuals"`.'
+            )
+
+    def init(self, params: Params) -> ScaleByLevenbergMarquardtState:
+        tree.check_inexact(params)
+        dtype = canonical_float()
+        return ScaleByLevenbergMarquardtState(
+            damping=jnp.zeros((), dtype),
+            growth=jnp.full((), 2, dtype),
+            radius=jnp.full((), jnp.inf, dtype),
+            ratio=jnp.zeros((), dtype),
+            num_rejected=tree.fresh_count(),
+            accepted=jnp.array(False),
+            age=tree.fresh_count(),
+            scale=None
+            if self.scaling is None
+            else tree.zeros_like(params, tree.accumulation_dtype),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByLevenbergMarquardtState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByLevenbergMarquardtState]:
+        params = self.demand("params", params)
+        residuals: Residuals = self.demand("residuals", context and context.residuals)
+        if not residuals.searchable:
+            raise TypeError(
+                "ScaleByLevenbergMarquardt compares losses at different parameters, which this "
+                "loss does not know: its data are those of the present parameters. Use "
+                "`sl.natural_gradient`."
+            )
+        if not jax.tree.leaves(params):
+            return updates, state
+        linear = residuals.at(params)
+        dtype, first = linear.dtype, jnp.all(state.age == 0)
+        scale = self._scale(linear, state)
+        system = self._system(linear, scale)
+
+        start = jnp.asarray(self.at(context).damping, dtype) * system.trace
+        # A loss without curvature has no scale of its own.
+        start = jnp.where(start > 0, start, 1)
+        damping = jnp.where(first, 0 if self.scaling else start, state.damping.astype(dtype))
+        radius = state.radius.astype(dtype)
+        if self.scaling is not None:
+            length = FIRST_RADIUS * jnp.linalg.norm(system.diagonal * to_vector(params, dtype))
+            length = jnp.where(length > 0, length, FIRST_RADIUS)
+            radius = jnp.where(first, length, radius)
+
+        def outcome(step: Array, damping: Scalar) -> _Outcome:
+            there = tree.add(params, linear.updates(step))
+            value = residuals.value(there).astype(dtype)
+            along = linear.push(step)
+            size = jnp.linalg.norm(system.diagonal * step)
+            # NaN from a failed factorization counts as a rejection.
+            actual = linear.value.astype(dtype) - value
+            predicted = jnp.vdot(along, along) / 2 + damping * size**2
+            actual = jnp.where(jnp.isfinite(actual), actual, -jnp.inf)
+            ratio = jnp.where(predicted > 0, actual / jnp.where(predicted > 0, predicted, 1), -1)
+            return _Outcome(actual, predicted, jnp.where(jnp.isfinite(ratio), ratio, -1))
+
+        try_again = self._with_radius if self.scaling else self._with_damping
+
+        def body(t: _Try) -> _Try:
+            return try_again(system, outcome, t, first)
+
+        end = jax.lax.while_loop(
+            lambda t: ~t.accepted & (t.tried < self.max_tries),
+            body,
+            _Try(
+                jnp.zeros((), state.num_rejected.dtype),
+                damping,
+                state.growth.astype(dtype),
+                radius,
+                jnp.zeros((), dtype),
+                jnp.array(False),
+                jnp.zeros(linear.num_params, dtype),
+            ),
+        )
+        step = jnp.where(end.accepted, end.step, 0)
+        float_ = state.damping.dtype
+        return linear.updates(step), ScaleByLevenbergMarquardtState(
+            damping=end.damping.astype(float_),
+            growth=end.growth.astype(float_),
+            radius=end.radius.astype(float_),
+            ratio=end.ratio.astype(float_),
+            num_rejected=end.tried - end.accepted.astype(end.tried.dtype),
+            accepted=end.accepted,
+            age=tree.increment(state.age),
+            scale=None
+            if state.scale is None
+            else tree.cast_like(linear.updates(scale), state.scale),
+        )
+
+    def _scale(
+        self, linear: Linearization, state: ScaleByLevenbergMarquardtState
+    ) -> Float[Array, " params"] | None:
+        """D at these parameters, without the ones in the place of zeros."""
+        if state.scale is None:
+            return None
+        squares = linear.fold(
+            lambda total, rows, _: total + jnp.sum(rows**2, axis=0),
+            jnp.zeros(linear.num_params, linear.dtype),
+            jnp.zeros(linear.num_rows, linear.dtype),
+            self.chunk,
+        )
+        return jnp.maximum(to_vector(state.scale, linear.dtype), jnp.sqrt(squares))
+
+    def _system(self, linear: Linearization, scale: Array | None) -> System:
+        form, solver = self.form, self.solver
+        if scale is not None:
+            form = "parameters"
+            scale = jnp.where(scale > 0, scale, 1)
+        form = chosen_form("ScaleByLevenbergMarquardt", form, linear)
+        vector = linear.vector
+        exact = form == "parameters" or (vector is not None and self.chunk is None)
+        if solver == "auto":
+            narrow = jnp.finfo(linear.dtype).bits < 64
+            solver = "qr" if exact and (narrow or scale is not None) else "cholesky"
+        check_qr("ScaleByLevenbergMarquardt", solver, form, vector, self.chunk)
+        return System(linear, vector, linear.gradient, form, solver, self.chunk, scale)
+
+    def _with_damping(
+        self, system: System, outcome: Callable[..., _Outcome], t: _Try, first: Any
+    ) -> _Try:
+        """A try with λ, which follows the ratio."""
+        del first
+        step = -system.solve(t.damping)[0]
+        ratio = outcome(step, t.damping).ratio
+        accepted = ratio >= ACCEPTED
+        eps = jnp.finfo(step.dtype).eps
+        trace = jnp.where(system.trace > 0, system.trace, 1)
+        lowered = t.damping * jnp.maximum(1 / 3, 1 - (2 * jnp.minimum(ratio, 1) - 1) ** 3)
+        damping = jnp.where(accepted, lowered, t.damping * t.growth)
+        damping = jnp.clip(damping, eps**2 * trace, trace / eps)
+        growth = jnp.where(accepted, 2, jnp.minimum(2 * t.growth, 1e6))
+        return _Try(t.tried + 1, damping, growth, t.radius, ratio, accepted, step)
+
+    def _with_radius(
+        self, system: System, outcome: Callable[..., _Outcome], t: _Try, first: Any
+    ) -> _Try:
+        """A try with a bounded length, which follows the ratio as in MINPACK."""
+        step, damping, length = bounded(system, t.radius, t.damping)
+        # The first radius is a guess.
+        radius = jnp.where(first, jnp.minimum(t.radius, length), t.radius)
+        found = outcome(step, damping)
+        accepted = found.ratio >= ACCEPTED
+
+        # The derivative of the loss along the step.
+        slope = damping * length**2 / 2 - found.predicted
+        shrink = 0.5 * slope / (slope + 0.5 * found.actual)
+        worse = ~jnp.isfinite(shrink) | (shrink < 0.1)
+        shrink = jnp.where(found.actual >= 0, 0.5, jnp.where(worse, 0.1, shrink))
+        short = found.ratio <= 0.25
+        grow = ~short & ((damping == 0) | (found.ratio >= 0.75))
+        tiny = jnp.finfo(radius.dtype).tiny
+        shorter = jnp.maximum(shrink * jnp.minimum(radius, 10 * length), tiny)
+        radius = jnp.where(short, shorter, jnp.where(grow, 2 * length, radius))
+        factor = jnp.where(short, 1 / shrink, jnp.where(grow, 0.5, 1))
+        return _Try(t.tried + 1, damping * factor, t.growth, radius, found.ratio, accepted, step)
+
+    def has_updated(self, state: ScaleByLevenbergMarquardtState) -> Bool[Array, "*runs"]:
+        return state.accepted
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))
+
+    def metrics(self, state: ScaleByLevenbergMarquardtState) -> dict[str, Array]:
+        return {
+            "damping": state.damping,
+            "ratio": state.ratio,
+            "num_rejected": state.num_rejected,
+            "accepted": state.accepted,
+        }
+
+
+def _check_scaling(name: str, scaling: Any) -> None:
+    if scaling not in (None, "columns"):
+        raise ValueError(f"{name} must be None or 'columns', got {scaling!r}.")

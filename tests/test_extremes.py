@@ -1,0 +1,142 @@
+"""Numbers at the ends of the range, through every row of the table: zeros, huge numbers, NaN, ∞."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import slalom_trajectory, slow_except
+from table import EVERYTHING
+from test_table import known
+
+EVERYDAY = ("ScaleByTrustRatio", "ScaleBySoap", "Mechanized")
+
+
+class Row:
+    """A step of a row, compiled once. The loss does not use one of the parameters."""
+
+    def __init__(self, name):
+        self.name = name
+        self.start = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "unused": jnp.ones((2, 2))}
+        self.opt = sl.Optimizer(EVERYTHING[name], self.start)
+
+    @functools.cached_property
+    def step(self):
+        def step(params, opt, g):
+            # The zeros are a constant of the program, as where the loss does not use a parameter.
+            grads = {"w": g, "unused": jnp.zeros((2, 2))}
+            return opt.step(params, grads, **known(params, grads))
+
+        return jax.jit(step)
+
+    def after(self, *entries):
+        """Parameters and optimizer after steps whose gradient has this first entry."""
+        params, opt = self.start, self.opt
+        for entry in entries:
+            params, opt = self.step(params, opt, jnp.full((2, 3), 0.5).at[0, 0].set(entry))
+        return params, opt
+
+
+@pytest.fixture(params=slow_except(EVERYTHING, *EVERYDAY), scope="module")
+def row(request):
+    return Row(request.param)
+
+
+def not_finite(tree):
+    """The paths of arrays that are not finite."""
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_inexact_array))
+    return [jax.tree_util.keystr(path) for path, x in leaves if not jnp.isfinite(x).all()]
+
+
+def test_parameters_that_the_loss_does_not_use_stay_finite(row):
+    params, opt = row.after(0.5, 0.5)
+    assert not_finite((params, opt.state)) == []
+
+
+OVERFLOWS = (
+    *("ClipByGlobalNorm", "ClipByBlockRms", "UnitwiseClip", "AdaptiveGradClip"),
+    *("PerExampleGlobalNormClip", "ScaleByParamBlockNorm", "ScaleByParamBlockRMS"),
+)
+"""Rules whose result is not finite if a sum of squares overflows, as their docstrings say."""
+
+
+def test_one_huge_gradient_does_no_lasting_harm(row):
+    if any(f"sl.{name}(" in repr(row.opt.transform) for name in OVERFLOWS):
+        pytest.skip("an overflowing norm must not go unnoticed")
+    params, opt = row.after(0.5, 1e20, 0.5, 0.5)
+    assert not_finite((params, opt.state)) == []
+
+
+HIDDEN = {
+    "no gradient counts": ("SetToZero(", "freeze("),
+    "this is its purpose": ("ZeroNans(", "if_finite(", "SkipNotFinite(", "scale_loss("),
+    "it looks for a lower loss": ("Linesearch(",),
+    "infinity has a sign": ("Sign(", "Rprop(", "Lion(", "Clip(", "Sophia("),
+}
+"""Why a gradient that is not finite may go unnoticed, and what does so."""
+
+
+@pytest.mark.parametrize("entry", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_shows_in_the_parameters(row, entry):
+    if any(name in repr(row.opt.transform) for name in sum(HIDDEN.values(), ())):
+        pytest.skip("one of the reasons that `HIDDEN` lists")
+    params, _ = row.after(0.5, entry, 0.5, 0.5)
+    assert not_finite(params) != []
+
+
+@pytest.mark.parametrize("rule", [sl.ScaleBySoap(), sl.ScaleByShampoo(), sl.ScaleByKron()])
+def test_a_matrix_rule_returns_nan_for_infinity_in_its_first_step(rule):
+    params = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2)), jnp.float32)
+    grads = params.at[0, 0].set(jnp.inf)
+    update = jax.jit(lambda g, s: rule.update(g, s, params, sl.Context(step=0))[0])
+    assert jnp.isnan(update(grads, rule.init(params))).any()
+
+
+# --- sizes of gradients -----------------------------------------------------------------------
+
+INDEPENDENT = {
+    "Orthogonalize": sl.Orthogonalize() | sl.ScaleByLearningRate(0.1),
+    "aol": sl.Orthogonalize(preconditioning="aol") | sl.ScaleByLearningRate(0.1),
+    "bfloat16": sl.Orthogonalize(compute_dtype="bfloat16") | sl.ScaleByLearningRate(0.1),
+    "muon": sl.muon(0.1),
+    "norm_muon": sl.norm_muon(0.1),
+    "scion": sl.scion(1e-3),
+    "NormalizeColumns": sl.NormalizeColumns() | sl.ScaleByLearningRate(0.1),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(INDEPENDENT, "muon"))
+def test_an_orthogonal_update_does_not_depend_on_the_size_of_the_gradient(name):
+    random = np.random.default_rng(0)
+    params = jnp.asarray(random.standard_normal((5, 3)), jnp.float32)
+    grads = jnp.asarray(random.standard_normal((3, 5, 3)), jnp.float32)
+    run = jax.jit(lambda grads: slalom_trajectory(INDEPENDENT[name], params, grads)[0])
+    expected = run(grads)
+    for power in (-100, -30, 30, 100):
+        np.testing.assert_allclose(run(grads * 2.0**power), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_whose_inverse_is_subnormal_are_orthogonalized():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 5)), jnp.float32)
+    x = x / jnp.max(jnp.abs(x))
+    expected, _ = sl.Orthogonalize().update(x, None)
+    for size in (3.4e38, 2.0**127, 2.0**126, 2.0**-100):
+        got, _ = jax.jit(sl.Orthogonalize().update)(x * jnp.float32(size), None)
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+# --- numbers that belong to a path ------------------------------------------------------------
+
+
+def test_the_projection_of_apollo_belongs_to_the_path_of_a_parameter():
+    rule = sl.ScaleByApollo(rank=2)
+    w = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
+    alone, _ = rule.update({"w": w}, rule.init({"w": w}))
+    both = {"added": w, "w": w}
+    beside, _ = rule.update(both, rule.init(both))
+    np.testing.assert_allclose(beside["w"], alone["w"], rtol=1e-5)
+    assert not np.allclose(beside["added"], beside["w"], rtol=1e-2)

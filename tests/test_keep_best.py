@@ -1,0 +1,198 @@
+"""The best model of a run, against a loop in Python."""
+
+import copy
+import pickle
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import slalom as sl
+from helpers import assert_same_bits, mean_square, mlp
+
+VALUES = [np.nan, 0.9, np.inf, 0.5, 0.5, -np.inf, 0.7, np.nan, 0.4, 0.6]
+
+
+def ramp(x):
+    return jnp.maximum(x, 0)
+
+
+def numbered(i):
+    return {"w": jnp.full((2,), float(i)), "act": jax.nn.relu}
+
+
+def by_hand(values, min_delta=0.0, sign=1.0):
+    best, held, stale, rows = np.inf, -1, 0, []
+    for i, v in enumerate(values):
+        if np.isfinite(v) and sign * v < best - min_delta:
+            best, held, stale = sign * v, i, 0
+        else:
+            stale += 1
+        rows.append((held, stale))
+    return rows
+
+
+@pytest.mark.parametrize("min_delta", [0.0, 0.25])
+@pytest.mark.parametrize("minimize", [True, False])
+def test_it_keeps_what_a_loop_by_hand_keeps(min_delta, minimize):
+    best = sl.KeepBest(numbered(-1), patience=3, min_delta=min_delta, minimize=minimize)
+    rows = by_hand(VALUES, min_delta, 1.0 if minimize else -1.0)
+    for i, (value, (held, stale)) in enumerate(zip(VALUES, rows, strict=True)):
+        best = best.update(numbered(i), jnp.asarray(value))
+        assert (float(best.model["w"][0]), int(best.stale)) == (held, stale)
+        assert bool(best.stop) == (stale >= 3)
+    assert best.model["act"] is jax.nn.relu
+
+
+def test_without_a_finite_value_it_holds_the_first_model():
+    best = sl.KeepBest(numbered(-1), patience=2)
+    assert not best.stop
+    for value in (np.nan, np.inf, -np.inf):
+        best = best.update(numbered(5), value)
+    assert_same_bits(best.model, numbered(-1))
+    assert float(best.value) == np.inf
+    assert best.stop
+
+
+def test_without_patience_it_never_stops():
+    best = sl.KeepBest(numbered(0))
+    for _ in range(3):
+        best = best.update(numbered(0), np.nan)
+    assert not best.stop
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int32"])
+def test_values_of_any_dtype(dtype):
+    best = sl.KeepBest(numbered(0)).update(numbered(1), jnp.asarray(3, dtype))
+    assert best.value.dtype == jnp.float32
+    assert float(best.value) == 3
+
+
+def test_double_precision(x64):
+    best = sl.KeepBest({"w": jnp.zeros(2)})
+    best = best.update({"w": jnp.ones(2)}, 1.0)
+    best = best.update({"w": jnp.full(2, 2.0)}, 1.0 - 1e-12)
+    assert float(best.model["w"][0]) == 2
+    assert best.value.dtype == jnp.float64
+
+
+def test_all_kinds_of_leaves():
+    model = {
+        "half": jnp.ones(2, jnp.bfloat16),
+        "complex": jnp.ones(2, jnp.complex64),
+        "key": jax.random.key(0),
+        "numpy": np.arange(3),
+        "rate": 0.5,
+        "flag": True,
+        "hole": None,
+        "weak": jnp.asarray(1.0),
+    }
+    best = sl.KeepBest(model)
+    changed = model | {"half": 2 * model["half"], "key": jax.random.key(1), "weak": jnp.ones(())}
+    best = best.update(changed, 1.0)
+    assert_same_bits(best.model, changed)
+
+
+def test_a_scan_carries_it_next_to_a_training_step():
+    model = mlp()
+    x = jax.random.normal(jax.random.key(1), (6, 8, 2))
+    batches = x, jnp.sum(x, axis=2, keepdims=True)
+    step = sl.train_step(mean_square, donate=False)
+    arrays, static = eqx.partition(model, eqx.is_array)
+
+    def body(carry, batch):
+        arrays, opt, best = carry
+        old = eqx.combine(arrays, static)
+        new, opt, loss = step(old, opt, *batch)
+        return (eqx.filter(new, eqx.is_array), opt, best.update(old, loss)), loss
+
+    start = arrays, sl.Optimizer(sl.sgd(0.5), model), sl.KeepBest(model, patience=2)
+    (_, _, scanned), losses = jax.jit(lambda c, b: jax.lax.scan(body, c, b))(start, batches)
+
+    best, trained, opt = sl.KeepBest(model, patience=2), model, sl.Optimizer(sl.sgd(0.5), model)
+    for i in range(6):
+        new, opt, loss = step(trained, opt, *(b[i] for b in batches))
+        best, trained = best.update(trained, loss), new
+    # The programs of a loop and of a scan may differ in the last bits of the loss.
+    for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(best), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert float(scanned.value) == float(losses.min())
+
+
+def test_it_survives_steps_that_donate_the_model():
+    model = mlp()
+    step = sl.train_step(mean_square, donate="all")
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+    best = sl.KeepBest(model)
+    x = jnp.ones((4, 2))
+    first = jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, model)
+    model, opt, _ = step(model, opt, x, x[:, :1])
+    best = best.update(model, 1.0).update(model, 2.0)
+    second = np.asarray(model.layers[0].weight)
+    model, opt, _ = step(model, opt, x, x[:, :1])
+    np.testing.assert_array_equal(best.model.layers[0].weight, second)
+    # Training goes on from the best model, which is given away too.
+    step(best.model, sl.Optimizer(sl.sgd(0.1), best.model), x, x[:, :1])
+    np.testing.assert_array_equal(best.model.layers[0].weight, second)
+    assert not np.array_equal(first.layers[0].weight, second)
+
+
+def test_under_vmap_each_run_keeps_its_own():
+    start = {"w": jnp.zeros((3, 2))}
+    best = jax.vmap(lambda m: sl.KeepBest(m, patience=2))(start)
+    values = jnp.array([[3.0, 1.0, jnp.nan], [2.0, 2.0, jnp.nan], [2.5, 0.5, jnp.nan]])
+    for i, row in enumerate(values):
+        best = jax.vmap(lambda b, m, v: b.update(m, v))(best, {"w": start["w"] + i + 1}, row)
+    np.testing.assert_array_equal(best.model["w"][:, 0], [2, 3, 0])
+    np.testing.assert_array_equal(best.stale, [1, 0, 3])
+    np.testing.assert_array_equal(best.stop, [False, False, True])
+
+
+def test_an_update_compiles_once_and_selects_by_a_conditional():
+    def run(best, model, value):
+        return best.update(model, value)
+
+    program = jax.jit(run)
+    best = sl.KeepBest(numbered(0)["w"])
+    for i in range(3):
+        best = program(best, numbered(i)["w"], jnp.float32(i))
+    assert program._cache_size() == 1
+    assert "conditional" in program.lower(best, numbered(0)["w"], 1.0).compile().as_text()
+
+
+def test_shardings_stay():
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    model = {"w": jax.device_put(jnp.zeros((8, 2)), split)}
+    best = sl.KeepBest(model)
+    whole = jax.device_put(jnp.ones((8, 2)), NamedSharding(mesh, PartitionSpec()))
+    for new in (model, {"w": whole}):
+        best = best.update(new, 1.0)
+        assert best.model["w"].sharding == split
+
+
+def test_states_of_layers_can_be_kept_too():
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
+    x = jnp.arange(8.0).reshape(4, 2)
+    best = sl.KeepBest((norm, state))
+    _, state = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+    best = best.update((norm, state), 1.0)
+    assert_same_bits(jax.tree.leaves(best.model[1]), jax.tree.leaves(state))
+
+
+def test_copies_and_pickles_are_the_same():
+    model = eqx.nn.Linear(2, 1, key=jax.random.key(0)), ramp
+    best = sl.KeepBest(model, patience=3).update(model, 0.5).update(model, 0.7)
+    for again in (copy.deepcopy(best), pickle.loads(pickle.dumps(best))):
+        assert eqx.tree_equal(again, best)
+    assert repr(best) == "KeepBest(patience=3, value=0.5, stale=1, stop=False)"
+
+
+def test_its_file_is_that_of_any_tree(tmp_path):
+    best = sl.KeepBest({"w": jnp.zeros(2)}, patience=3).update({"w": jnp.ones(2)}, 0.5)
+    eqx.tree_serialise_leaves(tmp_path / "best.eqx", best)
+    like = sl.KeepBest({"w": jnp.zeros(2)}, patience=3)
+    assert eqx.tree_equal(eqx.tree_deserialise_leaves(tmp_path / "best.eqx", like), best)

@@ -1,0 +1,188 @@
+"""`sl.LeastSquares`: blocks, weights, and its linearization."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import slalom as sl
+from slalom._core.residuals import from_vector, to_vector
+
+
+def model_of(key=0):
+    return eqx.nn.MLP(2, 2, 4, 1, jnp.tanh, key=jax.random.key(key))
+
+
+def fit(model, x, y):
+    return model(x) - y
+
+
+def edge(model, x):
+    return jnp.stack([model(x)[0], model(x)[1], jnp.sum(model(x))]).reshape(3, 1)
+
+
+def batch(dtype=jnp.float32):
+    x = jax.random.normal(jax.random.key(1), (7, 2), dtype)
+    z = jax.random.normal(jax.random.key(2), (3, 2), dtype)
+    return {"fit": (x, x**2), "edge": z}
+
+
+BLOCKS = sl.LeastSquares({"fit": fit, "edge": edge}, weights={"edge": 5.0})
+
+
+def dense(model, data, weights=(1.0, 5.0)):
+    """The scaled residuals and their Jacobian, all at once."""
+    params, rest = eqx.partition(model, eqx.is_inexact_array)
+    flat, unflatten = ravel_pytree(params)
+
+    def rho(flat):
+        model = eqx.combine(unflatten(flat), rest)
+        first = jax.vmap(lambda x, y: fit(model, x, y))(*data["fit"])
+        second = jax.vmap(lambda x: edge(model, x))(data["edge"])
+        parts = [
+            r.reshape(-1) * jnp.sqrt(2 * w / r.size)
+            for w, r in zip(weights, (first, second), strict=True)
+        ]
+        return jnp.concatenate(parts)
+
+    return np.asarray(rho(flat)), np.asarray(jax.jacrev(rho)(flat))
+
+
+def test_the_loss_is_the_sum_of_weighted_means(x64):
+    model, data = model_of(), batch(jnp.float64)
+    x, y = data["fit"]
+    first = np.mean((jax.vmap(model)(x) - y) ** 2)
+    second = np.mean(jax.vmap(lambda x: edge(model, x))(data["edge"]) ** 2)
+    np.testing.assert_allclose(BLOCKS(model, data), first + 5 * second, rtol=1e-14)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 7])
+def test_the_linearization_is_that_of_all_residuals_at_once(x64, chunk):
+    model, data = model_of(), batch(jnp.float64)
+    params = eqx.filter(model, eqx.is_inexact_array)
+    linear = BLOCKS.on(data).of(lambda p: eqx.combine(p, model)).at(params)
+    rho, jacobian = dense(model, data)
+    v, y = np.linspace(-1, 1, jacobian.shape[1]), np.linspace(-1, 1, rho.size)
+    close = {"rtol": 1e-11, "atol": 1e-12}
+    np.testing.assert_allclose(linear.value, rho @ rho / 2, **close)
+    np.testing.assert_allclose(linear.vector, rho, **close)
+    np.testing.assert_allclose(linear.gradient, jacobian.T @ rho, **close)
+    np.testing.assert_allclose(linear.jacobian(chunk), jacobian, **close)
+    np.testing.assert_allclose(linear.push(jnp.asarray(v)), jacobian @ v, **close)
+    np.testing.assert_allclose(linear.pull(jnp.asarray(y)), jacobian.T @ y, **close)
+    np.testing.assert_allclose(linear.product(jnp.asarray(v)), jacobian.T @ jacobian @ v, **close)
+    np.testing.assert_allclose(linear.kernel(chunk), jacobian @ jacobian.T, **close)
+    gram, rhs = linear.fold(
+        lambda carry, rows, part: (carry[0] + rows.T @ rows, carry[1] + rows.T @ part),
+        (jnp.zeros((v.size, v.size)), jnp.zeros(v.size)),
+        linear.vector,
+        chunk,
+    )
+    np.testing.assert_allclose(gram, jacobian.T @ jacobian, **close)
+    np.testing.assert_allclose(rhs, jacobian.T @ rho, **close)
+
+
+def test_complex_residuals_and_parameters_count_as_pairs(x64):
+    z = jnp.array([1.0 + 2j, -1j, 0.5])
+    params = {"a": jnp.array(0.3 - 0.2j), "b": jnp.array([0.1, 0.2])}
+
+    def residual(p, z):
+        b = p["b"].astype(complex)
+        return p["a"] * z + jnp.conj(p["a"]) * b[0] + b[1]
+
+    loss_fn = sl.LeastSquares(residual)
+    r = jax.vmap(lambda z: residual(params, z))(z)
+    np.testing.assert_allclose(loss_fn(params, z), np.mean(np.abs(r) ** 2), rtol=1e-14)
+
+    def rho(flat):
+        p = {"a": jax.lax.complex(flat[0], flat[1]), "b": flat[2:]}
+        r = jax.vmap(lambda z: residual(p, z))(z)
+        return jnp.stack([r.real, r.imag], axis=1).reshape(-1) * jnp.sqrt(2 / 3)
+
+    flat = jnp.array([0.3, -0.2, 0.1, 0.2])
+    linear = loss_fn.on(z).at(params)
+    np.testing.assert_allclose(linear.vector, rho(flat), rtol=1e-13)
+    np.testing.assert_allclose(linear.jacobian(), jax.jacobian(rho)(flat), rtol=1e-13, atol=1e-15)
+    # The gradient as a tree is that of `jax.grad`, conjugated.
+    expected = jax.tree.map(jnp.conj, jax.grad(lambda p: loss_fn(p, z))(params))
+    found = linear.updates(linear.gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)
+    again = from_vector(to_vector(params, np.dtype(float)), params)
+    assert eqx.tree_equal(again, params)
+
+
+def test_a_residual_of_all_data_at_once(x64):
+    def trajectory(p, t, y):
+        return jnp.exp(-p["rate"] * t) * p["start"] - y
+
+    p = {"rate": jnp.array(0.5), "start": jnp.array(2.0)}
+    t = jnp.linspace(0, 1, 6)
+    y = jnp.sin(t)
+    whole = sl.LeastSquares(trajectory, per_example=False)
+    each = sl.LeastSquares(trajectory)
+    np.testing.assert_allclose(whole(p, t, y), each(p, t, y), rtol=1e-14)
+    one, other = whole.on(t, y).at(p), each.on(t, y).at(p)
+    np.testing.assert_allclose(one.jacobian(), other.jacobian(), rtol=1e-13)
+
+
+def test_arguments_without_examples_and_weights_of_examples(x64):
+    def residual(p, x, scale, key, power):
+        return p * x * scale + jax.random.normal(key) ** power
+
+    x, key = jnp.arange(1.0, 5.0), jax.random.key(3)
+    loss_fn = sl.LeastSquares(residual, in_axes=(0, None, None, None))
+    p, omega = jnp.array(0.5), jnp.array([1.0, 0.0, 2.0, 0.5])
+    r = p * x * 3.0 + jax.random.normal(key) ** 2
+    found = loss_fn(p, x, jnp.array(3.0), key, 2, example_weights=omega)
+    np.testing.assert_allclose(found, np.sum(omega * r**2) / 4, rtol=1e-14)
+    linear = loss_fn.on(x, jnp.array(3.0), key, 2, example_weights=omega).at(p)
+    np.testing.assert_allclose(linear.value, np.sum(linear.vector**2) / 2, rtol=1e-14)
+
+
+def test_new_weights_reuse_the_program():
+    traces = []
+
+    def counted(model, x, y):
+        traces.append(None)
+        return fit(model, x, y)
+
+    def loss_with(weight):
+        return sl.LeastSquares({"fit": counted, "edge": edge}, weights={"edge": weight})
+
+    model, data = model_of(), batch()
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    model, opt, first = sl.train_step(loss_with(1.0))(model, opt, data)
+    before = len(traces)
+    model, opt, second = sl.train_step(loss_with(100.0))(model, opt, data)
+    assert len(traces) == before
+    assert second > first
+
+
+def test_microbatches_of_several_blocks_are_the_whole_batch(x64):
+    data = batch(jnp.float64)
+    data = {"fit": tuple(x[:6] for x in data["fit"]), "edge": data["edge"]}
+    weights = {"fit": jnp.arange(6.0)}
+    for tx in (sl.sgd(0.1), sl.levenberg_marquardt()):
+        opt = sl.Optimizer(tx, model_of())
+        whole = sl.train_step(BLOCKS, donate=False)
+        parts = sl.train_step(BLOCKS, donate=False, microbatches=3)
+        a = whole(model_of(), opt, data, example_weights=weights)
+        b = parts(model_of(), opt, data, example_weights=weights)
+        np.testing.assert_allclose(a[2], b[2], rtol=1e-12)
+        models = (jax.tree.leaves(eqx.filter(m[0], eqx.is_array)) for m in (a, b))
+        for x, y in zip(*models, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-10)
+
+
+def test_per_example_gradients_of_one_block_are_those_of_its_examples():
+    loss_fn = sl.LeastSquares(fit)
+    data = batch()["fit"]
+    tx = sl.PerExampleGlobalNormClip(1e6) | sl.sgd(0.1 / 7)
+    model, _, loss = sl.train_step(loss_fn)(model_of(), sl.Optimizer(tx, model_of()), *data)
+    plain, _, same = sl.train_step(loss_fn)(
+        model_of(), sl.Optimizer(sl.sgd(0.1), model_of()), *data
+    )
+    np.testing.assert_allclose(loss, same, rtol=1e-6)
+    np.testing.assert_allclose(model.layers[0].weight, plain.layers[0].weight, rtol=1e-5)

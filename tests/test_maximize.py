@@ -1,0 +1,127 @@
+"""Ascent on purpose: `.maximize()` is descent of the negative loss, for every transform."""
+
+import inspect
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, slow_except
+from slalom._core.walk import transforms
+from table import EVERYTHING
+
+model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.linspace(0.5, 1, 3)}
+is_matrix = sl.where.ndim(2)
+
+
+def loss_fn(params):
+    return sum(jnp.sum(0.5 * x + 0.05 * x**2) for x in jax.tree.leaves(params))
+
+
+def three_steps(tx, sign):
+    """Steps along or against the loss, given all that a step may know."""
+
+    def value_fn(params):
+        return sign * loss_fn(params)
+
+    def body(carry, _):
+        params, opt = carry
+        value, grads = jax.value_and_grad(value_fn)(params)
+        params, opt = opt.step(params, grads, value=value, grad=grads, value_fn=value_fn)
+        return (params, opt), params
+
+    run = jax.jit(lambda opt: jax.lax.scan(body, (model, opt), None, 3))
+    (_, opt), path = run(sl.Optimizer(tx, model))
+    return path, opt
+
+
+QUICK = ("adamw", "lbfgs", "Average", "EveryK, skip")
+
+
+@pytest.mark.filterwarnings("ignore:A step of this optimizer ascends")
+@pytest.mark.parametrize("name", slow_except(EVERYTHING, *QUICK))
+def test_to_maximize_is_to_minimize_the_negative(name):
+    expected, descended = three_steps(EVERYTHING[name], -1)
+    path, opt = three_steps(EVERYTHING[name].maximize(), 1)
+    assert_same_bits(path, expected)
+    assert_same_bits(opt.state, descended.state)
+
+
+# --- recipes --------------------------------------------------------------------------------
+
+RECIPES = {
+    name: public
+    for name, public in vars(sl).items()
+    if inspect.isfunction(public) and "sl.optimizers" in public.__module__.replace("slalom", "sl")
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_every_recipe_can_maximize(recipe):
+    needed = {"learning_rate": 0.1, "l2_norm_clip": 1.0, "noise_multiplier": 1.0, "key": 0}
+    parameters = inspect.signature(recipe).parameters
+    given = {
+        name: needed.get(name, 0.1)
+        for name, p in parameters.items()
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+    }
+    assert repr(recipe(**given, maximize=False)) == repr(recipe(**given))
+    maximized = recipe(**given, maximize=True)
+    assert sum(isinstance(part.module, sl.Maximized) for part in transforms(maximized)) == 1
+    if recipe is not sl.dpsgd:  # per-example gradients are only taken outside of wrappers
+        assert repr(maximized) == repr(recipe(**given).maximize())
+
+
+# --- compositions ---------------------------------------------------------------------------
+
+
+def saddle(model):
+    return 0.5 * jnp.sum((model["w"] - 1) ** 2) - 0.5 * jnp.sum((model["b"] - 2) ** 2)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1, maximize=True)}),
+        sl.partition({"min": sl.sgd(0.1), "max": sl.sgd(0.1).maximize()}, {"w": "min", "b": "max"}),
+        sl.sgd(0.1).only(sl.where.path("w")) | sl.Identity(),
+        sl.ClipByGlobalNorm(100.0)
+        | sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1).maximize().every_k(1)}),
+    ],
+    ids=["recipe", "labels", "only", "chain"],
+)
+def test_groups_may_ascend_without_a_warning(tx):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step, opt, params = sl.train_step(saddle), sl.Optimizer(tx, model), model
+        for _ in range(100):
+            params, opt, _ = step(params, opt)
+    np.testing.assert_allclose(params["w"], 1, atol=1e-3)
+    if "only" not in repr(tx):
+        np.testing.assert_allclose(params["b"], 2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    slow_except(
+        [
+            lambda tx: tx.scale_loss(),
+            lambda tx: tx.every_k(2),
+            lambda tx: tx.schedule_free(),
+            lambda tx: tx.store("int8"),
+            lambda tx: tx.write("master"),
+        ]
+    ),
+)
+def test_other_wrappers_may_be_outside(wrap):
+    def run(loss_fn, tx):
+        step, opt, params = sl.train_step(loss_fn), sl.Optimizer(wrap(tx), model), model
+        for _ in range(3):
+            params, opt, _ = step(params, opt)
+        return params
+
+    ascended = run(saddle, sl.adam(0.1, maximize=True))
+    assert_same_bits(ascended, run(lambda model: -saddle(model), sl.adam(0.1)))

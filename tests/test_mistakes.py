@@ -1,0 +1,142 @@
+"""Warnings of what may be meant, and what looks like a function but is none."""
+
+import pickle
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import slalom as sl
+from slalom._types import is_function
+
+
+def model():
+    return {"w": jnp.ones(2)}
+
+
+def total(model):
+    return jnp.sum(model["w"])
+
+
+def compiled_in_a_loop(make_step, times=3):
+    """The warnings of a loop that makes a step and calls it once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            make_step()
+    return [str(w.message) for w in caught]
+
+
+def test_a_training_step_of_a_lambda_in_a_loop():
+    def make_step():
+        sl.train_step(lambda model: total(model))(model(), sl.Optimizer(sl.sgd(0.1), model()))
+
+    assert compiled_in_a_loop(make_step, times=2) == []
+    assert compiled_in_a_loop(make_step, times=3) == [
+        "`sl.train_step` was compiled three times for arguments that look the same, and each "
+        "program ran once: the function `<lambda>` is a new one each time. Create it once, before "
+        "the loop, with what it is part of: `step = sl.train_step(loss_fn)`."
+    ]
+
+
+@pytest.mark.parametrize("name", ["sl.train_step", "opt.step"])
+def test_an_optimizer_with_a_new_schedule_in_a_loop(name):
+    step = sl.train_step(total)
+
+    def make_step():
+        opt = sl.Optimizer(sl.sgd(lambda step: 0.1), model())
+        step(model(), opt) if name == "sl.train_step" else opt.step(model(), model())
+
+    place = "test_an_optimizer_with_a_new_schedule_in_a_loop.<locals>.make_step.<locals>.<lambda>"
+    assert compiled_in_a_loop(make_step) == [
+        f"`{name}` was compiled three times for arguments that look the same, and each program ran "
+        f"once: `{place}` in its arguments is a new one each time. Create it once, before the "
+        "loop, with what it is part of: `opt = sl.Optimizer(tx, model)`."
+    ]
+
+
+def test_programs_that_are_used_again_are_no_mistake():
+    def make_and_use():
+        step = sl.train_step(lambda model: 2 * total(model))
+        trained, opt = model(), sl.Optimizer(sl.sgd(0.1), model())
+        for _ in range(2):
+            trained, opt, _ = step(trained, opt)
+
+    def make_with_a_known_function():
+        opt = sl.Optimizer(sl.adam(0.1), model())
+        sl.train_step(total)(model(), opt)
+        opt = sl.Optimizer(sl.adam(0.1), model())
+        opt.step(model(), model())
+
+    assert compiled_in_a_loop(make_and_use) == []
+    assert compiled_in_a_loop(make_with_a_known_function) == []
+
+
+CLIPS = [
+    sl.Clip(1.0),
+    sl.ClipByGlobalNorm(1.0),
+    sl.ClipByBlockRms(1.0),
+    sl.AdaptiveGradClip(0.1),
+    sl.UnitwiseClip(0.1),
+]
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: type(clip).__name__)
+def test_a_clip_after_the_learning_rate(clip):
+    with pytest.warns(UserWarning, match="clips the step") as caught:
+        sl.Optimizer(sl.adam(0.1) | clip, model())
+    assert f"put it first: `{clip!r} | ...`." in str(caught[0].message)
+    sl.Optimizer(clip | sl.adam(0.1), model())
+    sl.Optimizer(sl.ScaleByAdam() | clip | sl.ScaleByLearningRate(0.1), model())
+
+
+def test_transforms_and_optimizers_are_no_functions():
+    tx = sl.adam(0.1)
+    assert not is_function(tx)
+    assert not is_function(sl.Optimizer(tx, model()))
+    assert is_function(sl.schedules.constant(1.0))
+    assert is_function(eqx.nn.Identity())
+    with pytest.raises(TypeError, match="condition"):
+        tx.when(sl.Clip(1.0))  # pyright: ignore[reportArgumentType]
+
+
+def test_an_attribute_that_is_missing_is_missing():
+    tx = sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)
+    assert not hasattr(tx, "every")
+    assert getattr(tx, "accumulate", None) is None
+    assert pickle.loads(pickle.dumps(tx)) == tx
+
+
+def test_the_check_for_finite_numbers_passes_updates_through():
+    opt = sl.Optimizer(sl.CheckFinite() | sl.adam(0.1), model())
+    plain = sl.Optimizer(sl.adam(0.1), model())
+    one = two = model()
+    for _ in range(3):
+        one, opt = opt.step(one, model(), value=1.0)
+        two, plain = plain.step(two, model())
+    assert (one["w"] == two["w"]).all()
+    assert opt.state_of(sl.CheckFinite).first == -1
+
+
+def test_the_check_works_under_jit_and_vmap():
+    opt = sl.Optimizer(sl.CheckFinite() | sl.sgd(0.1), model())
+    grads = {"w": jnp.array([1.0, jnp.inf])}
+
+    @jax.jit
+    def twice(model, opt):
+        model, opt = opt.step(model, grads)
+        return opt.step(model, grads)
+
+    trained, after = twice(model(), opt)
+    assert after.state_of(sl.CheckFinite).first == 0
+    with pytest.raises(FloatingPointError, match=r"In step 0 the gradient was not finite at 'w'\."):
+        after.step(trained, grads)
+
+    def run(rate):
+        opt = sl.Optimizer(sl.CheckFinite() | sl.sgd(rate), model())
+        trained, opt = opt.step(model(), model())
+        return opt.step(trained, model())[1].state_of(sl.CheckFinite).first
+
+    assert jax.vmap(run)(jnp.array([0.1, jnp.inf])).tolist() == [-1, 1]

@@ -1,0 +1,211 @@
+"""Many training steps in one program, `step.scan`, against a loop over the step."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, kind_of, mean_square, mlp, slow_except
+
+x = jax.random.normal(jax.random.key(1), (5, 8, 2))
+y = jnp.sum(x, axis=2, keepdims=True)
+step = sl.train_step(mean_square, donate=False)
+TRANSFORMS = {
+    "adamw": sl.ClipByGlobalNorm(1.0) | sl.adamw(sl.schedules.linear(0.1, 0.0, 5)),
+    "every_k, average": sl.adam(0.1).every_k(2).average().record(),
+    "lbfgs": sl.lbfgs(),
+}
+
+
+def looped(step, model, opt, *batches, **same):
+    returned = []
+    for i in range(len(batches[0])):
+        model, opt, out = step(model, opt, *(b[i] for b in batches), **same)
+        returned.append(out)
+    return model, opt, jax.tree.map(lambda *a: jnp.stack(a), *returned)
+
+
+def assert_close(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+        if eqx.is_array(a):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", slow_except(TRANSFORMS, "every_k, average"))
+def test_a_scan_takes_the_steps_of_a_loop(name):
+    model = mlp()
+    opt = sl.Optimizer(TRANSFORMS[name], model)
+    scanned = step.scan(model, opt, x, y)
+    assert_close(scanned, looped(step, model, opt, x, y))
+    assert scanned[0].activation is model.activation
+    assert kind_of(scanned[:2]) == kind_of((model, opt))
+
+
+def test_a_small_network_takes_the_same_bits():
+    model = mlp()
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    assert_same_bits(step.scan(model, opt, x, y)[2], looped(step, model, opt, x, y)[2])
+
+
+@pytest.mark.slow
+def test_unrolled_and_with_the_length():
+    model = mlp()
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    assert_close(step.scan(model, opt, x, y, unroll=2, length=5), step.scan(model, opt, x, y))
+    whole = step.scan(model, opt, x=x[0], y=y[0], length=3)
+    again = looped(step, model, opt, *(jnp.stack([a[0]] * 3) for a in (x, y)))
+    assert_close(whole, again)
+
+
+def test_no_steps_change_nothing():
+    model = mlp()
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    new, after, losses = step.scan(model, opt, x[:0], y[:0])
+    assert eqx.tree_equal((new, after), (model, opt))
+    assert losses.shape == (0,)
+
+
+def test_a_program_serves_all_calls_of_one_shape():
+    traces = []
+
+    def loss_fn(model, x, y):
+        traces.append(None)
+        return mean_square(model, x, y)
+
+    model, counted = mlp(), sl.train_step(loss_fn)
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    new, opt, _ = counted.scan(model, opt, x, y)
+    number = len(traces)
+    new, opt, _ = counted.scan(new, opt, x, y)
+    sl.train_step(loss_fn).scan(new, opt, x, y)
+    assert len(traces) == number
+    assert int(counted.scan(model, sl.Optimizer(sl.adam(0.1), model), x, y)[1].count) == 5
+
+
+@pytest.mark.parametrize("donate", slow_except(["opt", "all"], "all"))
+def test_it_donates_what_a_step_donates(donate):
+    model = mlp()
+    opt = sl.Optimizer(sl.adam(0.1), model)
+    weight, moment = model.layers[0].weight, opt.arrays.leaves[-2]
+    sl.train_step(mean_square, donate=donate).scan(model, opt, x, y)
+    assert weight.is_deleted() == (donate == "all")
+    assert moment.is_deleted()
+
+
+# --- arguments ------------------------------------------------------------------------------
+
+
+def noise(model, x, key, scale=1.0):
+    return jnp.sum(model["w"] * 0) + scale * jax.random.normal(key)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_single_key_is_split(by_keyword):
+    model, key = {"w": jnp.ones(2)}, jax.random.key(3)
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+    noisy = sl.train_step(noise)
+    _, _, losses = (
+        noisy.scan(model, opt, x, scale=2.0, key=key)
+        if by_keyword
+        else noisy.scan(model, opt, x, key, scale=jnp.float32(2))
+    )
+    expected = 2 * jax.vmap(jax.random.normal)(jax.random.split(key, 5))
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    _, _, given = noisy.scan(model, sl.Optimizer(sl.sgd(0.1), model), x, jax.random.split(key, 5))
+    np.testing.assert_allclose(2 * given, expected, rtol=1e-6)
+
+
+def test_what_the_loss_returns_is_stacked():
+    def loss_fn(model, batch, flag):
+        loss = mean_square(model, *batch)
+        return loss, jnp.float32(2), {"loss": loss, "flag": flag}
+
+    full = sl.train_step(loss_fn, has_aux=True, has_weight=True)
+    model = mlp()
+    opt = sl.Optimizer(sl.adam(0.1).record(), model)
+    _, opt, (losses, weights, aux), metrics = full.scan(
+        model, opt, (x, y), flag="static", with_metrics=True
+    )
+    np.testing.assert_array_equal(aux["loss"], losses)
+    assert aux["flag"] == "static"
+    np.testing.assert_array_equal(weights, [2] * 5)
+    assert set(metrics) == set(opt.metrics)
+    assert metrics["recorded.grad_norm"].shape == (5,)
+    assert metrics["recorded.grad_norm"][-1] == opt.metrics["grad_norm"]
+
+
+def test_a_state_of_the_model_is_carried():
+    def loss_fn(net, state, x, y):
+        batched = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        out, state = batched(x, state)
+        return jnp.mean((jnp.sum(out, 1, keepdims=True) - y) ** 2), state
+
+    net, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
+    opt = sl.Optimizer(sl.adam(0.1), net)
+    stateful = sl.train_step(loss_fn, has_aux=True, donate=False)
+    scanned, opt_scanned, (losses, last) = stateful.scan(net, opt, x, y, model_state=state)
+    for i in range(5):
+        net, opt, (loss, state) = stateful(net, opt, state, x[i], y[i])
+        np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
+    assert_close((scanned, opt_scanned, last), (net, opt, state))
+
+
+def test_a_key_for_the_transforms_is_split_too():
+    class Noise(sl.AbstractTransform):
+        needs = ("key",)
+
+        def init(self, params):
+            return None
+
+        def update(self, updates, state, params=None, context=None):
+            return {"w": jax.random.normal(context.key, (1,))}, state
+
+    model, key = {"w": jnp.zeros(1)}, jax.random.key(0)
+    opt = sl.Optimizer(Noise(), model)
+    quiet = sl.train_step(lambda m: jnp.sum(m["w"]))
+    new, _, _ = quiet.scan(model, opt, length=3, context={"key": key})
+    draws = jax.vmap(lambda k: jax.random.normal(k, (1,)))(jax.random.split(key, 3))
+    np.testing.assert_allclose(new["w"], draws.sum(0), rtol=1e-5)
+
+
+# --- inside of other transformations, and errors ---------------------------------------------
+
+
+def test_under_jit_and_vmap():
+    model = {"w": jnp.ones(2)}
+
+    def run(rate, x):
+        opt = sl.Optimizer(sl.sgd(rate), model)
+        linear = sl.train_step(lambda m, x: jnp.mean((x @ m["w"]) ** 2))
+        return linear.scan(model, opt, x)[2]
+
+    rates = jnp.array([0.1, 0.2])
+    together = jax.jit(jax.vmap(run, in_axes=(0, None)))(rates, x)
+    np.testing.assert_allclose(together[1], run(rates[1], x), rtol=1e-5)
+
+
+def test_a_limit_inside_of_a_scan_raises_after_it_and_loses_nothing():
+    tx = sl.sgd(0.1).if_finite(1, on_limit="raise")
+    model = {"w": jnp.ones(())}
+    linear = sl.train_step(lambda m, x: m["w"] * x)
+    rows = jnp.array([1.0, jnp.nan, jnp.nan, 1.0])
+    with pytest.raises(FloatingPointError, match="not finite in 2 steps in a row") as caught:
+        linear.scan(model, sl.Optimizer(tx, model), rows)
+    assert "error.results" in caught.value.__notes__[0]
+    new, opt, losses = caught.value.results
+    np.testing.assert_allclose(new["w"], 0.8, rtol=1e-6)
+    assert int(opt.count) == 4
+    assert losses.shape == (4,)
+    linear.scan(new, opt, rows[:2])  # one in a row is allowed
+
+
+def test_a_runtime_check_raises_as_in_a_step():
+    def checked(model, x):
+        return eqx.error_if(model["w"] * x, x < 0, "negative")
+
+    model = {"w": jnp.ones(())}
+    with pytest.raises(Exception, match="negative"):
+        sl.train_step(checked).scan(model, sl.Optimizer(sl.sgd(0.1), model), jnp.array([1.0, -1.0]))

@@ -1,0 +1,91 @@
+"""A stack of layers is trained as each of its layers would be, by recipes for which that holds."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import slow_except
+from table import RECIPES
+from test_table import known
+
+OF_A_LEAF = {
+    *("novograd", "novograd, decay_where", "lamb", "lars", "fromage", "mars", "stable_adamw"),
+    *("adafactor", "adafactor, momentum"),
+}
+"""Their docstrings speak of the norm or the root mean square of one leaf."""
+
+OF_ALL = {
+    *("lbfgs", "polyak_sgd", "prodigy", "dadapt_adamw", "dog", "dowg", "momo", "momo_adam"),
+}
+"""One number for all parameters together."""
+
+DRAWN = {"noisy_sgd", "apollo"}
+"""Random numbers, which are other ones for another shape."""
+
+
+def is_elementwise(tx):
+    try:
+        tx.flatten()
+    except ValueError:
+        return False
+    return True
+
+
+NAMES = [name for name, tx in RECIPES.items() if not is_elementwise(tx)]
+
+
+def apart(tx):
+    """How far a stack is from its layers after three steps, relative to the way that they went."""
+    layers = eqx.filter_vmap(lambda key: eqx.nn.Linear(3, 5, use_bias=False, key=key))(
+        jax.random.split(jax.random.key(0))
+    )
+    drawn = np.random.default_rng(0).standard_normal((3, *layers.weight.shape))
+    grads = jnp.asarray(drawn * np.array([10, 0.1])[:, None, None], jnp.float32)
+
+    def run(layers, grads):
+        opt = sl.Optimizer(tx, layers)
+        for g in grads:
+            g = eqx.tree_at(lambda layer: layer.weight, layers, g)
+            layers, opt = opt.step(layers, g, **known(layers, g))
+        return layers.weight
+
+    def both(layers, grads):
+        each = [run(jax.tree.map(lambda x, i=i: x[i], layers), grads[:, i]) for i in range(2)]
+        return run(layers, grads), jnp.stack(each)
+
+    together, each = jax.jit(both)(layers, grads)
+    moved = jnp.max(jnp.abs(each - layers.weight), (1, 2), keepdims=True)
+    return float(jnp.max(jnp.abs(together - each) / moved))
+
+
+@pytest.fixture
+def same_noise(monkeypatch):
+    """The same noise for each matrix of a shape."""
+
+    def noise(_, like):
+        drawn = np.random.default_rng(5).standard_normal(like.shape[1:])
+        return jnp.broadcast_to(jnp.asarray(drawn, like.dtype), like.shape)
+
+    monkeypatch.setattr(sl.transforms.kron, "_noise", noise)
+
+
+@pytest.mark.parametrize("name", slow_except(NAMES, "kron"))
+def test_a_stack_is_its_layers(name, same_noise):
+    if name in OF_A_LEAF | OF_ALL | DRAWN:
+        assert apart(RECIPES[name]) > 1e-3
+    else:
+        assert apart(RECIPES[name]) < 1e-4
+
+
+def test_a_stack_that_a_layout_states_is_its_matrices(same_noise):
+    tx = sl.kron(0.1, update_probability=1.0, layout="soi")
+    random = np.random.default_rng(0)
+    params = jnp.asarray(random.standard_normal((2, 6, 4)), jnp.float32)
+    grads = params * jnp.array([10.0, 0.1])[:, None, None]
+    together, _ = sl.Optimizer(tx, params).step(params, grads)
+    for p, g, stepped in zip(params, grads, together, strict=True):
+        alone, _ = sl.Optimizer(sl.kron(0.1, update_probability=1.0, layout="oi"), p).step(p, g)
+        np.testing.assert_allclose(stepped, alone, rtol=1e-5, atol=1e-6)

@@ -20,10 +20,11 @@ _SIGINT, _MAIN = int(signal.SIGINT), threading.main_thread()
 
 
 class HeldInterrupts:
-    """A context in which Ctrl-C waits from the moment when an argument is donated.
+    """A context in which Ctrl-C waits, except while a program is traced and compiled.
 
-    Before, such as while a program is compiled, it interrupts at once: nothing is lost. Other
-    threads than the main one are never interrupted.
+    That takes long, and nothing is donated before it ends. Without it a call takes a moment, and an
+    exception inside of JAX's own callbacks would be ignored or become another one. Other threads
+    than the main one are never interrupted.
 
     **Arguments:**
 
@@ -32,13 +33,16 @@ class HeldInterrupts:
 
     def __init__(self, arguments: PyTree):
         self._arguments = arguments
+        self._outer: HeldInterrupts | None = None
         self._handler: Any = None
         self._frame: FrameType | None = None
-        self._is_finished = False
+        self._is_compiling = self._is_finished = False
         self.has_waited = False
         """Whether there was an interrupt that waits."""
 
     def __enter__(self) -> "HeldInterrupts":
+        global _innermost
+        self._outer, _innermost = _innermost, self
         if threading.get_ident() == _MAIN.ident:
             handler = _c.getsignal(_SIGINT)
             # Otherwise the signal is ignored, ends the process, or is not Python's.
@@ -48,6 +52,8 @@ class HeldInterrupts:
         return self
 
     def __exit__(self, *error: object) -> None:
+        global _innermost
+        _innermost = self._outer
         if self._handler is not None:
             _c.signal(_SIGINT, self._handler)
 
@@ -58,9 +64,7 @@ class HeldInterrupts:
         self._arguments = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_finished or any(
-            getattr(x, "is_deleted", bool)() for x in jax.tree.leaves(self._arguments)
-        ):
+        if not self._is_compiling or self._is_finished or self._has_donated():
             self.has_waited, self._frame = True, frame
         else:
             # It usually raises, and if it does so in `__enter__`, there is no `__exit__`.
@@ -68,7 +72,27 @@ class HeldInterrupts:
             self._handler(number, frame)
             _c.signal(_SIGINT, self._handle)
 
+    def _has_donated(self) -> bool:
+        leaves = jax.tree.leaves(self._arguments)
+        return any(getattr(x, "is_deleted", bool)() for x in leaves)
+
+    def let_through(self) -> None:
+        """Lets interrupts through, since a program is about to be compiled."""
+        self._is_compiling = True
+        if self.has_waited:
+            self.has_waited = False
+            self._handle(_SIGINT, self._frame)
+
     def interrupt(self) -> None:
         """Calls the handler of the interrupt that waited, which usually raises
         `KeyboardInterrupt`."""
         self._handler(_SIGINT, self._frame)
+
+
+_innermost: HeldInterrupts | None = None
+
+
+def compiling() -> None:
+    """Says that a program is being traced, and will be compiled."""
+    if _innermost is not None and threading.get_ident() == _MAIN.ident:
+        _innermost.let_through()

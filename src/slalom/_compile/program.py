@@ -23,6 +23,7 @@ from jaxtyping import PyTree
 
 from .._paths import dotted
 from .._types import Tracer, under_jit
+from .interrupts import compiling
 from .memory import is_on_host, to_device, to_host
 from .mesh import constrain, may_be_at, mesh_sharding
 
@@ -205,6 +206,8 @@ class Program:
         self._signatures: dict[Hashable, Signature] = {}
 
         def program(signature: Signature, donated: Leaves, kept: Leaves) -> Packed:
+            compiling()
+
             # Traced here and inlined below, so that the body runs once and its program can be
             # searched for runtime checks before it is compiled.
             def finished(donated: Leaves, kept: Leaves) -> Packed:

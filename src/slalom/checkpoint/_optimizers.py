@@ -113,7 +113,7 @@ def _leaf_from_json(known: Mapping[str, Any]) -> Leaf:
     owner = given.get("owner", "")
     fields: dict[str, Any] = dict.fromkeys(Slot._fields, "") | given
     slot = Slot(**(fields | {"node": (owner, given.get("node", ""))}))
-    rest = {name: tuple(x) if isinstance(x, list) else x for name, x in known.items()}
+    rest: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in known.items()}
     rest["slot"] = slot
     leaf = Leaf(**rest)
     texts = (*given.values(), *leaf.arrays, *leaf.parts, leaf.codec, leaf.dtype)

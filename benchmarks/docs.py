@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .report import Entry, number, scratch, verdict
+from .report import Entry, number, scratch
 
 BEGIN = "<!-- figures: python -m benchmarks --docs -->"
 END = "<!-- end of figures -->"
@@ -23,6 +23,14 @@ def replace_between(page: Path, begin: str, end: str, figures: Callable[[], str]
     head, _, rest = text.partition(begin)
     _, _, tail = rest.partition(end)
     page.write_text(f"{head}{begin}\n\n{figures()}\n{end}{tail}")
+
+
+NAMES = {
+    "optax": "Optax",
+    "torch fused": "PyTorch fused",
+    "torch foreach": "PyTorch foreach",
+}
+"""The rivals, as the tables call them."""
 
 
 def markdown(report: dict[str, Any], picture: str) -> str:
@@ -51,11 +59,15 @@ def _steps(shape: str, entries: list[Entry]) -> str:
             f"{entry['contenders']['slalom']['ns_per_parameter']:.2f}",
             f"{entry['contenders']['slalom']['share_of_limit']:.0%}",
             *(_ratio(entry, who) for who in rivals),
-            f"{entry['target']} {verdict(entry)}",
         ]
         for entry in entries
     ]
-    heads = ["", "ns per parameter", "of the limit", *(f"{who} takes" for who in rivals), "target"]
+    heads = [
+        "",
+        "ns per parameter",
+        "of the limit",
+        *(f"{NAMES.get(who, who)} ÷ Slalom" for who in rivals),
+    ]
     return f"### {shape}: {size}\n\n" + _table(heads, rows)
 
 
@@ -94,7 +106,7 @@ def _host(entries: list[Entry]) -> str:
             row = f"{entry['row']}, {entry['leaves']} leaves: {who}"
             spent = [f"{1e6 * each[when]['median']:.0f}" for when in ("returned", "done")]
             rows.append([row, *spent, _ratio(entry, who)])
-    heads = ["", "dispatch µs", "total µs", "takes"]
+    heads = ["", "dispatch µs", "total µs", "÷ Slalom"]
     return "### Host time of a call\n\n" + _table(heads, rows)
 
 

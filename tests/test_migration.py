@@ -262,7 +262,7 @@ def test_the_loop_in_pytorch_runs():
     assert loss_fn(model, x, 2.0).item() < before
 
 
-def test_the_figures_of_the_faq_are_those_of_the_benchmarks():
+def test_the_figures_of_the_home_page_are_those_of_the_benchmarks():
     """The FAQ compares times and memory, which `python -m benchmarks` measures."""
     section = (ROOT / "docs" / "performance.md").read_text().partition("### GPT-2 small: ")[2]
     times, costs = ({}, {})
@@ -275,7 +275,7 @@ def test_the_figures_of_the_faq_are_those_of_the_benchmarks():
     optax, fused, foreach = times["AdamW"]
     idle = times["AdamW every 4, idle step"][0]
     scratch, compilation = costs["clip, AdamW"], costs["AdamW"]
-    faq = (ROOT / "docs" / "faq.md").read_text()
+    home = (ROOT / "docs" / "index.md").read_text()
     for row in (
         f"| 1 | {idle}× the time |",
         f"| 1 | {optax}× the time | {fused}× fused, {foreach}× foreach |",
@@ -283,7 +283,7 @@ def test_the_figures_of_the_faq_are_those_of_the_benchmarks():
         f"| {scratch[0]} of the parameters | {scratch[1]} |",
         f"| {compilation[4]} s | {compilation[5]} s |",
     ):
-        assert row in faq, f"docs/performance.md was measured again: write {row} in docs/faq.md"
+        assert row in home, f"docs/performance.md was measured again: write {row} in docs/index.md"
 
 
 def test_nothing_that_exists_here_is_said_to_be_missing():

@@ -68,7 +68,8 @@ def test_every_listed_member_exists(page):
             owner = sl
             for part in name.split("."):
                 owner = getattr(owner, part)
-            assert member in dir(owner), f"{page}: {name} has no {member}"
+            fields = getattr(owner, "__dataclass_fields__", {})
+            assert member in {*dir(owner), *fields}, f"{page}: {name} has no {member}"
 
 
 def test_every_method_of_an_optimizer_is_listed():
@@ -200,3 +201,25 @@ def test_a_good_site_has_no_faults(tmp_path):
 )
 def test_a_fault_is_found(tmp_path, changed, fault):
     assert any(fault in line for line in faults(tmp_path, **changed))
+
+
+def test_labels_in_the_navigation_are_the_titles_of_the_pages():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for label, page in re.findall(r"- ([^:\n]+): (\S+\.md)$", nav, re.MULTILINE):
+        title = re.search(r"^# (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+        assert title, f"{page} has no title"
+        assert title[1] == label, page
+
+
+def test_queries_lead_to_pages_that_exist():
+    pairs = tool("check_search").PAIRS
+    assert len(pairs) >= 20
+    for page in pairs.values():
+        assert (ROOT / "docs" / f"{page.rstrip('/')}.md").exists()
+
+
+def test_every_schedule_has_a_curve():
+    drawn = {type(schedule).__name__ for schedule in tool("schedule_curves").CURVES}
+    page = (ROOT / "docs/api/schedules.md").read_text()
+    for name in re.findall(r"^::: slalom\.schedules\.([a-z_]+)$", page, re.MULTILINE):
+        assert name in drawn or name == "join"

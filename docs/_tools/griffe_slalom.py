@@ -24,6 +24,8 @@ FORMULA = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}[^\n]*(?:\n|\Z))+)")
 EXAMPLE = re.compile(r"^( *)```python\n(.*?)\n\s*```$", re.MULTILINE | re.DOTALL)
 CITATION = re.compile(r"^\?\?\? cite \"(.*?)\"$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?<!\[)`(?:(sl|eqx|opt|tx)\.)?([A-Za-z_][\w.]*)(\([^`]*\))?`(?!\])")
+OTHERS = re.compile(r"^- The others: as in `(\w+)`\.((?:.*)(?:\n +.*)*)", re.MULTILINE)
+ARGUMENT = re.compile(r"^- ((?:`\w+`(?:, )?)+): ((?:.*)(?:\n +.*)*)", re.MULTILINE)
 MODULES = ("checkpoint", "interop", "projections", "schedules", "tree", "where")
 
 
@@ -42,8 +44,11 @@ class Slalom(griffe.Extension):
                 for parameter in thing.parameters:
                     if isinstance(parameter.default, str):
                         parameter.default = _shortest(parameter.default)
-            if thing.docstring is not None:
-                thing.docstring.value = self._docstring(thing)
+        documented = [x for x in _everything(pkg) if x.docstring is not None]
+        texts = {id(x): self._with_others(x) for x in documented}
+        for thing in documented:
+            thing.docstring.value = texts[id(thing)]
+            thing.docstring.value = self._docstring(thing)
 
     # --- signatures -------------------------------------------------------------------------
 
@@ -76,6 +81,27 @@ class Slalom(griffe.Extension):
         return None
 
     # --- docstrings -------------------------------------------------------------------------
+
+    def _with_others(self, thing: griffe.Object) -> str:
+        """The docstring with every argument, in place of "The others: as in `ScaleByAdam`"."""
+        text = thing.docstring.value
+        match = OTHERS.search(text)
+        if match is None:
+            return text
+        own, others = _arguments(text), self._arguments_of(match[1])
+        missing = [p for p in _signature(thing) if p.name not in own and p.name in others]
+        entries = [f"- `{p.name}`: {_with_default(others[p.name], p.default)}" for p in missing]
+        rest = match[2].strip()
+        if rest:
+            entries.append(f"- {rest}")
+        return text[: match.start()] + "\n".join(entries) + text[match.end() :]
+
+    def _arguments_of(self, name: str) -> dict[str, str]:
+        """The arguments that a public function or class explains, or those that it refers to."""
+        value = getattr(slalom, name)
+        text = inspect.getdoc(value) or ""
+        match = OTHERS.search(text)
+        return (self._arguments_of(match[1]) if match else {}) | _arguments(text)
 
     def _docstring(self, thing: griffe.Object) -> str:
         text = thing.docstring.value
@@ -120,6 +146,29 @@ class Slalom(griffe.Extension):
             if path in self.pages.values():
                 return f"[{match[0]}][{path}]"
         return match[0]
+
+
+def _signature(thing: griffe.Object) -> list[Any]:
+    """The parameters of a function or a constructor."""
+    init = thing.members.get("__init__") if isinstance(thing, griffe.Class) else thing
+    return list(init.parameters) if isinstance(init, griffe.Function) else []
+
+
+def _arguments(text: str) -> dict[str, str]:
+    """What a docstring says of each argument."""
+    _, _, section = text.partition("**Arguments:**")
+    section = section.partition("\n\n**")[0]
+    found = {}
+    for names, said in ARGUMENT.findall(section):
+        for name in re.findall(r"`(\w+)`", names):
+            found[name] = said.strip()
+    return found
+
+
+def _with_default(said: str, default: Any) -> str:
+    if default is None or "efault" in said:
+        return said
+    return f"{said.rstrip('.')}. Defaults to `{default}`."
 
 
 def _parameters(thing: griffe.Object) -> set[str]:

@@ -1,8 +1,13 @@
 """Hooks of the build, which `mkdocs.yml` names."""
 
 import re
+import sys
+from pathlib import Path
 
 import slalom as sl
+
+sys.path.append(str(Path(__file__).parent))
+import schedule_curves
 
 ERROR = re.compile(r'<div class="language-text highlight">(?=<pre>(?:<[^>]+>)*[\w.]+Error: )')
 NAMES = re.compile(
@@ -13,11 +18,34 @@ CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 CODE = re.compile(r"<code>[^<]*</code>")
 
 
-def on_page_content(html, **_):
+ROOT = Path(__file__).parents[2]
+SOURCE = '<details class="mkdocstrings-source"'
+
+
+def on_config(config):
+    """Leaves the links to the repository out where its address is not known."""
+    if not config["repo_url"]:
+        config["edit_uri"] = None
+    return config
+
+
+def on_page_markdown(markdown, page, **_):
+    """Shows a file of the repository, with its links changed to lead to the pages."""
+    name = page.meta.get("include")
+    if name is None:
+        return markdown
+    return re.sub(r"\]\(docs/", "](../", (ROOT / name).read_text())
+
+
+def on_page_content(html, page=None, **_):
     """Links public names to the reference, and lets error messages and names in tables wrap."""
+    # The source of an entry can be unfolded, but is not searched.
+    html = html.replace(SOURCE, f"{SOURCE} data-search-exclude")
     html = ERROR.sub('<div class="language-text highlight wrapped">', html)
     html = NAMES.sub(_link, html)
-    return CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), html)
+    html = CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), html)
+    is_schedules = page is not None and page.file.src_uri == "api/schedules.md"
+    return schedule_curves.add(html) if is_schedules else html
 
 
 def _breakable(code):

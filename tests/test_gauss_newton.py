@@ -220,7 +220,7 @@ def test_chunks_bound_the_memory_of_the_residual_form():
     tx = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky", chunk=10)
     assert scratch(tx, 100, 8_000) - scratch(tx, 100, 4_000) < 4_000 * 4 * 60
     whole = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky")
-    assert scratch(whole, 100, 8_000) - scratch(whole, 100, 4_000) > 4_000 * 4 * 100
+    assert scratch(whole, 100, 8_000) - scratch(whole, 100, 4_000) >= 4_000 * 4 * 100
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_COLOURS = 6
+MOST_COLORS = 6
 """The number of colors that a legend explains."""
 
 MOST_LABELS = 64
@@ -106,7 +106,7 @@ def _draw_losses(axes: "Axes", result: SweepResult) -> None:
     window = max(1, steps // 20)
     smooth = np.lib.stride_tricks.sliding_window_view(result.losses, window, axis=-1).mean(axis=-1)
     middles = np.arange(steps - window + 1) + (window - 1) / 2
-    every = math.ceil(len(values) / MOST_COLOURS)
+    every = math.ceil(len(values) / MOST_COLORS)
     for i, (runs, value, color) in enumerate(zip(smooth, values, colors, strict=True)):
         for j, run in enumerate(runs.reshape(-1, len(middles))):
             label = f"{value:.3g}" if j == 0 and i % every == 0 else None

@@ -78,6 +78,7 @@ NOT_TYPECHECKED = {
     "test_schedules",
     "test_shard_state",
     "test_sizes",
+    "test_spikes",
     "test_split_complex",
     "test_sweep",
 }

@@ -457,6 +457,12 @@ def test_params_may_be_left_out_where_none_are_needed():
         (sl.adam(0.1).every_k(2).every_k(2), [False, False, False, True]),
         (sl.adam(0.1).every_k(2).partition({B: sl.SetToZero()}), [False, True, False, True]),
         (sl.Trace(0.9).every_k(2).mask(W) | sl.Scale(-0.1), [True] * 4),
+        (sl.sgd(0.1).every_k(2).mask(W) | sl.sgd(0.1).every_k(2).mask(~W), [False, True] * 2),
+        (
+            sl.sgd(0.1).every_k(2).mask(W) | sl.sgd(0.1).every_k(3).mask(~W) | CLIP,
+            [False, True, True, True],
+        ),
+        (sl.sgd(0.1).every_k(2).mask(W) | sl.sgd(0.1).mask(~W), [True] * 4),
     ],
     ids=repr,
 )

@@ -219,6 +219,32 @@ def test_a_part_is_shown_with_the_schedule_in_its_place():
     assert repr(link) == "sl.ScaleByLearningRate(sl.schedules.ReduceOnPlateau(0.1))"
 
 
+class OfTheLoss(sl.schedules.AbstractStatefulSchedule):
+    """The loss as the value of a schedule."""
+
+    needs = ("value",)
+
+    def init(self):
+        return jnp.zeros(())
+
+    def update(self, state, context):
+        return context.value
+
+    def value(self, state):
+        return state
+
+
+def test_a_reader_outside_of_every_k_sees_the_loss_of_the_window():
+    tx = sl.sgd(0.1).drive({"learning_rate": OfTheLoss()}).every_k(2)
+    opt = sl.Optimizer(tx.schedule_free().record(), PARAMS)
+    params = PARAMS
+    for loss in (1.0, 3.0):
+        params, opt = opt.step(params, GRADS, value=loss)
+    assert float(opt.state.inner.max_rate) == 2
+    (used,) = (x for path, x in opt.metrics.items() if path.endswith("learning_rate"))
+    assert float(used) == 2
+
+
 DRIVEN = sl.adam(0.1).drive({"learning_rate": Plateau(0.1)})
 TAKES = "`.drive` takes stateful schedules, such as `sl.schedules.ReduceOnPlateau(1e-3)`, got "
 

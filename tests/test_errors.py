@@ -14,6 +14,7 @@ import pytest
 import slalom as sl
 from refusals import (
     core,
+    curvature,
     gradients,
     hyperparameters,
     keywords,
@@ -30,6 +31,7 @@ from refusals._table import CASES, bound, params
 
 TOPICS = (
     core,
+    curvature,
     gradients,
     hyperparameters,
     keywords,

@@ -251,11 +251,12 @@ def test_nothing_may_follow_a_writer():
     [
         (
             lambda: sl.adam(0.1).lookahead(0, 0.5),
-            "Lookahead.sync_period must be at least 1, got 0.",
+            "Outer.every must be at least 1, got 0.",
         ),
         (
             lambda: sl.adam(0.1).lookahead(2, 1.5),
-            "Lookahead.slow_step_size must be in [0, 1], got 1.5.",
+            "`slow_step_size` of `.lookahead` must be in [0, 1], got 1.5. For other steps, use "
+            "`.outer`.",
         ),
         (lambda: sl.adam(0.1).average(1.0), "Average.decay must be in [0, 1), got 1.0."),
         (
@@ -272,8 +273,8 @@ def test_bad_input_is_refused_by_name(make, message):
 
 
 def test_a_period_that_is_no_int_is_refused():
-    message = refused(TypeError, lambda: sl.Lookahead(sl.adam(0.1), 2.5, 0.5))
-    assert message == "Lookahead.sync_period must be an int, got 2.5 of type float."
+    message = refused(TypeError, lambda: sl.Outer(sl.adam(0.1), sl.sgd(0.5), 2.5))
+    assert message == "Outer.every must be an int, got 2.5 of type float."
 
 
 def test_a_reset_of_the_fast_state_keeps_clocks_and_counters():

@@ -89,14 +89,15 @@ def test_complex_residuals_and_parameters_count_as_pairs(x64):
     params = {"a": jnp.array(0.3 - 0.2j), "b": jnp.array([0.1, 0.2])}
 
     def residual(p, z):
-        return p["a"] * z + jnp.conj(p["a"]) * p["b"][0] + p["b"][1]
+        b = p["b"].astype(complex)
+        return p["a"] * z + jnp.conj(p["a"]) * b[0] + b[1]
 
     loss_fn = sl.LeastSquares(residual)
     r = jax.vmap(lambda z: residual(params, z))(z)
     np.testing.assert_allclose(loss_fn(params, z), np.mean(np.abs(r) ** 2), rtol=1e-14)
 
     def rho(flat):
-        p = {"a": flat[0] + 1j * flat[1], "b": flat[2:]}
+        p = {"a": jax.lax.complex(flat[0], flat[1]), "b": flat[2:]}
         r = jax.vmap(lambda z: residual(p, z))(z)
         return jnp.stack([r.real, r.imag], axis=1).reshape(-1) * jnp.sqrt(2 / 3)
 

@@ -339,7 +339,7 @@ def test_evaluated_parameters_are_the_model_or_those_of_an_inner_writer():
     model, opt = steps(sl.sgd(0.1).project(fn))
     assert_same_bits(opt.eval_params(model), model)
     model, opt = steps(sl.sgd(0.1).lookahead(3, 0.5).project(fn))
-    assert_same_bits(opt.eval_params(model), opt.state_of("lookahead").slow)
+    assert_same_bits(opt.eval_params(model), opt.state_of("outer").slow)
     model, opt = steps(sl.sgd(0.1).project(fn).average())
     assert float(sl.tree.global_norm(opt.eval_params(model))) <= 0.5 * (1 + 1e-6)
 

@@ -42,7 +42,6 @@ def made_with(cls, name, value):
 # What must be given besides hyperparameters.
 OTHERS = {
     sl.Average: {"inner": sl.sgd(0.1)},
-    sl.Lookahead: {"inner": sl.sgd(0.1), "sync_period": 2},
     sl.DifferentiallyPrivateAggregate: {"key": 0},
     sl.MeasureWithEma: {"measure": sl.tree.global_norm},
     sl.ScaleByBacktrackingLinesearch: {"max_backtracking_steps": 20, "slope_rtol": 0.9},
@@ -53,6 +52,7 @@ OTHERS = {
     sl.ScaleBySophia: {"clip_threshold": None, "update_interval": 2},
     sl.ScheduleFree: {"inner": sl.sgd(0.1)},
     sl.Sam: {"inner": sl.sgd(0.1)},
+    sl.SkipSpikes: {"inner": sl.sgd(0.1), "by": "grad_norm"},
     sl.Mechanized: {"inner": sl.sgd(0.1)},
 }
 

@@ -163,7 +163,7 @@ def test_some_parameters_start_anew_with_both_halves():
 @pytest.mark.parametrize(
     ("tx", "name"),
     [
-        (lambda: sl.adam(0.1).lookahead(2, 0.5).split_complex(), ("Lookahead", "lookahead")),
+        (lambda: sl.adam(0.1).lookahead(2, 0.5).split_complex(), ("Outer", "outer")),
         (lambda: sl.adam(0.1).average().every_k(2).split_complex(), ("Average", "average")),
     ],
 )

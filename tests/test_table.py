@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
-from helpers import kind_of
+from helpers import assert_same_bits, kind_of
 from slalom._core.walk import parts
-from table import EVERYTHING, PER_EXAMPLE, QUICK, everyday
+from table import EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
 QUICK_ROWS = pytest.mark.parametrize("tx", [EVERYTHING[name] for name in QUICK], ids=list(QUICK))
@@ -287,6 +287,21 @@ def test_a_scan_takes_the_same_steps(tx):
     assert int(last.count) == 2
     for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(twice), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tx", WRAPPERS.values(), ids=WRAPPERS.keys())
+def test_observing_changes_no_bit(tx):
+    params = make_params()
+    grads = make_grads(params)
+
+    def run(tx):
+        trained, opt = params, sl.Optimizer(tx, params)
+        for _ in range(3):
+            trained, opt = opt.step(trained, grads, **known(trained, grads))
+        return trained, opt.eval_params(trained)
+
+    assert_same_bits(run(tx.record()), run(tx))
 
 
 mesh = Mesh(np.array(jax.devices()), ("data",))

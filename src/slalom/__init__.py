@@ -63,6 +63,7 @@ with _checked:
         LRRangeTestResult as LRRangeTestResult,
         lr_range_test as lr_range_test,
     )
+    from ._tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
     from ._tools.plots import plot_metrics as plot_metrics
     from ._tools.sweep import sweep as sweep
     from ._tools.sweep_result import SweepResult as SweepResult
@@ -227,6 +228,7 @@ with _checked:
         SubtractDecayedWeights as SubtractDecayedWeights,
         Trace as Trace,
         UnitwiseClip as UnitwiseClip,
+        ZClip as ZClip,
         ZeroNans as ZeroNans,
         freeze as freeze,
         gradient_noise_scale as gradient_noise_scale,
@@ -239,11 +241,11 @@ with _checked:
         EveryK as EveryK,
         Flatten as Flatten,
         IfFinite as IfFinite,
-        Lookahead as Lookahead,
         Masked as Masked,
         Maximized as Maximized,
         Mechanized as Mechanized,
         Only as Only,
+        Outer as Outer,
         Partition as Partition,
         Projected as Projected,
         Recorded as Recorded,
@@ -252,6 +254,7 @@ with _checked:
         ScheduleFree as ScheduleFree,
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
+        SkipSpikes as SkipSpikes,
         SplitRealAndImaginary as SplitRealAndImaginary,
         Stored as Stored,
         When as When,

@@ -387,8 +387,8 @@ def a_simplex_of_complex_parameters():
 @refused(
     ValueError,
     "`.project(...)` cannot be around 'scale_by_lbfgs', which mixes parameters as if each could "
-    "move freely: it would end in wrong points. For bounds, use `sl.lbfgs(bounds=(lower, upper))`; "
-    "for other sets, a first-order rule such as `sl.adam(1e-3).project(...)`.",
+    "move freely: it would end in wrong points. Use a first-order rule, such as "
+    "`sl.adam(1e-3).project(...)`.",
 )
 def a_projection_around_lbfgs():
     sl.lbfgs().project(sl.projections.box(0.0, 1.0))
@@ -520,8 +520,8 @@ def two_write_policies():
 
 @refused(
     ValueError,
-    "`.lookahead(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
-    "which keeps them in full precision. Change the order: `tx.lookahead(...).write('kahan')`. In "
+    "`.outer(...)` changes the parameters itself, so it cannot be around `.write('kahan')`, "
+    "which keeps them in full precision. Change the order: `tx.outer(...).write('kahan')`. In "
     "a partition, do so in each group.",
 )
 def slow_weights_around_a_write_policy():
@@ -546,3 +546,53 @@ def random_rounding_without_a_step():
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
     tx = sl.sgd(0.1).write("stochastic")
     tx.step(half, tx.init(half), half)
+
+
+# --- outer optimizers -------------------------------------------------------------------------
+
+BEHIND = (
+    "`.outer` and `.lookahead` move the parameters, but 'schedule_free' inside of them keeps an "
+    "average that would stay behind. Leave out one of them."
+)
+
+
+@refused(ValueError, BEHIND)
+def lookahead_around_schedule_free():
+    sl.sgd(0.1).schedule_free().lookahead(5, 0.5)
+
+
+@refused(
+    ValueError,
+    "'outer' inside of `.schedule_free` would write the parameters at which gradients are taken, "
+    "and not those that are averaged. Leave out one of them: the average takes the place of slow "
+    "weights.",
+)
+def schedule_free_around_lookahead():
+    sl.sgd(0.1).lookahead(5, 0.5).schedule_free()
+
+
+@refused(
+    ValueError,
+    "Outer.optimizer contains 'average', which writes parameters itself. Write "
+    "`tx.outer(...).average(...)`.",
+)
+def an_average_as_an_outer_optimizer():
+    sl.sgd(0.1).outer(sl.sgd(0.7).average(), 5)
+
+
+@refused(
+    TypeError,
+    "Outer.optimizer is not a transform: got 0.7 of type float.",
+    unchecked=True,
+)
+def a_number_as_an_outer_optimizer():
+    sl.sgd(0.1).outer(0.7, 5)
+
+
+@refused(
+    ValueError,
+    "The optimizer of `.outer` must step against the gradient of every parameter, but "
+    "sl.ScaleByAdam() does not. Use an optimizer such as `sl.sgd(0.7)`.",
+)
+def an_outer_optimizer_that_ascends():
+    bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))

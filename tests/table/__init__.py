@@ -8,6 +8,7 @@ import pytest
 
 from . import (
     adam_like,
+    around,
     averaged,
     catalogue,
     curvature,
@@ -28,6 +29,7 @@ _PARTS = (
     writing,
     loss_scale,
     adam_like,
+    around,
     rate_free,
     averaged,
     curvature,

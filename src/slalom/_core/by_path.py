@@ -69,5 +69,8 @@ def matches(name: str, known: Sequence[str]) -> list[str]:
     """The path of a name, if there is one. An ambiguous name raises an error."""
     found = [name] if name in known else [path for path in known if has_suffix(path, name)]
     if len(found) > 1:
+        # `learning_rate` means that of the optimizer inside of `.outer`, not the outer one.
+        found = [path for path in found if "outer.optimizer." not in path] or found
+    if len(found) > 1:
         raise KeyError(f"'{name}' is ambiguous. Candidates: {candidates(name, found)}.")
     return found

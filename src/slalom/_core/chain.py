@@ -187,11 +187,15 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         # The zeros of an idle link stay zeros through links such as Scale, but Adam turns them into
         # nonzero updates.
         wrote: Any = True
+        some: Any = False
         for link, link_state in zip(self.links, state, strict=True):
             own = link.has_updated(link_state)
+            if link.descends_partly:
+                some = True if own is True else jnp.logical_or(some, own)
+                continue
             quiet = keeps_zeros(link) or own is not True
-            wrote = jnp.logical_and(wrote, own) if quiet else own
-        return wrote
+            wrote, some = (jnp.logical_and(wrote, own), some) if quiet else (own, False)
+        return wrote if some is False or some is True else jnp.logical_and(wrote, some)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         columns = zip(*(link.signs(params) for link in self.links), strict=True)

@@ -31,8 +31,8 @@ class Context(eqx.Module):
         `gradient` and `hessian_product` differentiate `value_fn`.
     - `sampled_grad_fn`: a function of the parameters and a key, which returns the gradient of the
         mean loss for labels that are drawn from the model, and the number of terms of that mean.
-    - `residuals`: the loss as a function of the parameters that can be linearized by rows, an
-        `sl.losses.Residuals`.
+    - `residuals`: the loss as a function of the parameters that can be linearized by rows, as
+        `loss_fn.on(x, y)` of an `sl.LeastSquares` returns it.
     - `key`: a PRNG key for this step.
     - `weight`: the weight of this mini-batch in a mean over several, a scalar.
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves

@@ -216,6 +216,31 @@ class AbstractFluent(AbstractDeclared):
         return IfFinite(self, max_consecutive_errors, on_limit, check)
 
     @advise_keywords
+    def skip_spikes(
+        self,
+        sigma: Hyperparameter = 6.0,
+        window: int = 128,
+        by: Literal["both", "loss", "grad_norm"] = "both",
+        max_consecutive: int = 20,
+    ) -> "slalom.SkipSpikes":
+        """Applies this transform only in steps whose loss and gradient norm are not far above
+        their recent values.
+
+        **Arguments:**
+
+        - `sigma`: how many standard deviations above the mean are too far, > 0.
+        - `window`: the number of recent values, an int ≥ 2.
+        - `by`: what is compared: `"both"`, `"loss"` or `"grad_norm"`.
+        - `max_consecutive`: the number of consecutive spikes that may be skipped, an int ≥ 1. The
+            next one is accepted, as a new level.
+
+        **Returns:** a transform.
+        """
+        from ..wrappers import SkipSpikes
+
+        return SkipSpikes(self, sigma, window, by, max_consecutive)
+
+    @advise_keywords
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
     ) -> "slalom.When":
@@ -275,10 +300,32 @@ class AbstractFluent(AbstractDeclared):
     # --- parameters for evaluation ----------------------------------------------------------
 
     @advise_keywords
+    def outer(
+        self, optimizer: "slalom.AbstractTransform", every: int, reset_state: bool = False
+    ) -> "slalom.Outer":
+        """Keeps slow weights, which another optimizer steps towards this transform's parameters.
+
+        **Arguments:**
+
+        - `optimizer`: the transform that makes the slow steps, such as
+            `sl.sgd(0.7, momentum=0.9, nesterov=True)`.
+        - `every`: the number of fast steps between two slow ones, an int ≥ 1.
+        - `reset_state`: whether to reset this transform's state after each slow step.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        `opt.eval_params(model)` returns the model with the slow weights.
+        """
+        from ..wrappers import Outer
+
+        return Outer(self, optimizer, every, reset_state)
+
+    @advise_keywords
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
-    ) -> "slalom.Lookahead":
+    ) -> "slalom.Outer":
         """Keeps slow weights that move towards this transform's parameters every few steps.
+
+        This is `tx.outer(sl.sgd(slow_step_size), sync_period)`.
 
         **Arguments:**
 
@@ -290,9 +337,9 @@ class AbstractFluent(AbstractDeclared):
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the slow weights.
         """
-        from ..wrappers import Lookahead
+        from ..wrappers.outer import lookahead
 
-        return Lookahead(self, sync_period, slow_step_size, reset_state)
+        return lookahead(self, sync_period, slow_step_size, reset_state)
 
     @advise_keywords
     def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> "slalom.Average":

@@ -111,8 +111,11 @@ class Linearization:
         """The dtype of all its arrays."""
         self.num_params = sum(_real_size(x) for x in leaves)
         """P, the number of real parameters."""
-        evaluate = self._outputs if not linear else lambda p: jax.vjp(self._outputs, p)
-        outputs, self._pullback = evaluate(params) if linear else (evaluate(params), None)
+        self._pullback = None
+        if linear:
+            outputs, self._pullback = jax.vjp(self._outputs, params)
+        else:
+            outputs = self._outputs(params)
         self.outputs: list[Array] = outputs
         self._local = [b.local(z) for b, z in zip(self.blocks, outputs, strict=True)]
         self.num_rows = sum(math.prod(z.shape) for z in outputs)

@@ -29,7 +29,7 @@ class AbstractRule(AbstractTransform[State]):
 
     ```python
     >>> class MomentumState(eqx.Module):
-    ...     mu: Any = sl.param_like()
+    ...     mu: object = sl.param_like()
     >>> class Momentum(sl.AbstractRule):
     ...     b1: sl.Hyperparameter = sl.hyperparameter(0.9)
     ...     def init(self, params):
@@ -102,7 +102,9 @@ class AbstractRule(AbstractTransform[State]):
     def direction(self, now: Any, g: Array, leaf: Any) -> Array:
         """The update of a leaf.
 
-        **Arguments:** as for `advance`; `leaf` has the new state, as it is stored.
+        **Arguments:**
+
+        - `now`, `g`, `leaf`: as for `advance`. `leaf` has the new state, as it is stored.
 
         **Returns:** the update.
         """

@@ -46,6 +46,10 @@ class AbstractTraits(AbstractDeclared):
     """Whether the transform mixes parameters as if each could move freely. A projection after its
     steps would stop at points that are no minimum, so it is refused."""
 
+    descends_partly: ClassVar[bool] = False
+    """Whether the transform sets the learning rate of some leaves, and leaves the others to further
+    links of a chain."""
+
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 

@@ -7,20 +7,25 @@ from ..losses import AbstractCurvatureLoss
 from .options import Options
 
 
-def check_curvature(loss_fn: Callable[..., Any], needs: set[str], options: Options) -> None:
-    """Raises an error for a loss or an option that does not suit a rule that needs residuals."""
-    knows = isinstance(loss_fn, AbstractCurvatureLoss)
-    if knows and loss_fn.fixed_data is not None:
+def curvature_loss(
+    loss_fn: Callable[..., Any], needs: set[str], options: Options
+) -> AbstractCurvatureLoss | None:
+    """The loss, if a rule needs its residuals; else `None`.
+
+    Raises an error for a loss or an option that does not suit such a rule.
+    """
+    known = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
+    if known is not None and known.fixed_data is not None:
         for name in ("value_fn", "grad_fn"):
             if name in needs:
                 raise TypeError(
                     f"A transform of this optimizer needs '{name}', the loss at other parameters, "
-                    f"which {type(loss_fn).__name__} does not know: {loss_fn.fixed_data}. Use a "
+                    f"which {type(known).__name__} does not know: {known.fixed_data}. Use a "
                     "rule without a line search, such as `sl.natural_gradient`."
                 )
     if "residuals" not in needs:
-        return
-    if not knows:
+        return None
+    if known is None:
         raise TypeError(
             "This optimizer needs 'residuals', which this loss does not know. Write the loss as a "
             "function of one example, `sl.train_step(sl.LeastSquares(residual))`, or as an "
@@ -31,6 +36,7 @@ def check_curvature(loss_fn: Callable[..., Any], needs: set[str], options: Optio
             raise ValueError(
                 f"This optimizer uses the residuals of the loss, {reason}. Remove `{name}`."
             )
+    return known
 
 
 _REFUSED = {

@@ -24,7 +24,7 @@ from .._types import Params, Scalar, Updates
 from ..tree import accumulation_dtype, cast, map_leaves
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
-from .curvature import check_curvature
+from .curvature import curvature_loss
 from .loss import (
     NEEDS_A_VALUE,
     LossGradient,
@@ -72,9 +72,9 @@ def training_step(
         result = gradient.result
         needs = {name for part in transforms(opt.transform) for name in part.module.needs}
         known = {"value": result.loss} | arguments["context"]
-        check_curvature(batch_loss.loss_fn, needs, current)
-        if "residuals" in needs:
-            known["residuals"] = batch_loss.loss_fn.on(*batch_loss.args, **batch_loss.kwargs)
+        source = curvature_loss(batch_loss.loss_fn, needs, current)
+        if source is not None:
+            known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
         if options.has_weight:
             known["weight"] = result.weight
         if "grad" in needs:

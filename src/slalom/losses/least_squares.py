@@ -285,7 +285,7 @@ def _like(data: Any, labels: Any) -> Any:
 
 def _as_weight(label: str, weight: Any) -> Scalar:
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    scalar = tree.is_array(weight) and weight.shape == () and not jnp.iscomplexobj(weight)
+    scalar = tree.is_array(weight) and jnp.shape(weight) == () and not jnp.iscomplexobj(weight)
     if not number and not scalar:
         raise TypeError(f"The weight of {label} must be a real number, got {weight!r}.")
     if not isinstance(weight, Tracer) and not float(weight) >= 0:
@@ -294,8 +294,8 @@ def _as_weight(label: str, weight: Any) -> Scalar:
 
 
 def _check_example_weights(label: str, omega: Any, block: _Squares) -> None:
-    if not tree.is_array(omega) or omega.shape != (block.size,):
-        shape = omega.shape if tree.is_array(omega) else type(omega).__name__
+    shape = getattr(omega, "shape", type(omega).__name__)
+    if shape != (block.size,):
         raise ValueError(
             f"The example weights of {label} must be an array of shape ({block.size},), a weight "
             f"for each example, got {shape}."

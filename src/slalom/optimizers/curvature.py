@@ -15,7 +15,8 @@ from ..transforms import (
     ScaleByLevenbergMarquardt,
 )
 
-BACKTRACKING = ScaleByBacktrackingLinesearch(30, decrease_factor=0.5, increase_factor=float("inf"))
+# The factor takes each search back to 1, also after 30 halvings.
+BACKTRACKING = ScaleByBacktrackingLinesearch(30, decrease_factor=0.5, increase_factor=1e10)
 
 
 @advise_keywords
@@ -115,7 +116,7 @@ def levenberg_marquardt(
 
     **Arguments:**
 
-    - all: as in `ScaleByLevenbergMarquardt`.
+    - The arguments: as in `ScaleByLevenbergMarquardt`.
 
     **Returns:** a `ScaleByLevenbergMarquardt`.
     """

@@ -167,3 +167,4 @@ from .trust import (
     ScaleByTrustRatio as ScaleByTrustRatio,
 )
 from .unitwise import AdaptiveGradClip as AdaptiveGradClip, UnitwiseClip as UnitwiseClip
+from .zclip import ZClip as ZClip, ZClipState as ZClipState

@@ -210,35 +210,22 @@ class EveryK(AbstractPacedTransform[EveryKState]):
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, EveryKState]:
-        weight = jnp.ones((), canonical_float())
-        if context is not None and context.weight is not None:
-            weight = jnp.asarray(context.weight, canonical_float())
+        outer = Context() if context is None else context
+        weight, totals = _weights(state, outer)
         # Mini-batches of weight 0 leave no trace, also as the first ones of a window.
         first = (state.mini_step == 0) | (state.weight == 0)
-        totals = jnp.where(state.mini_step == 0, 0, state.weight) + weight
         shares = weight / jnp.where(totals == 0, 1, totals)
-        # Parameters that were reset have seen less of the window than the others.
-        total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
 
         if self.skip is not None:
             refuse_parts("The `skip` of `.every_k`", updates, params)
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        accumulated = self._accumulate(state.accumulated, updates, now, skip, context)
-        value = None
-        if context is not None and context.value is not None:
-            loss = jnp.asarray(context.value, canonical_float())
-            begins = (state.mini_step == 0) | (total == weight)
-            share = weight / jnp.where(total == 0, 1, total)
-            value = _unless(skip, _mean(state.value, loss, begins, weight, share), state.value)
-
-        outer = Context() if context is None else context
-        # The weights are already in a sum: an outer mean must not apply them again.
-        window = outer.replace(value=value, weight=total if self.mean else jnp.ones_like(total))
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, outer)
         if outer.grad is not None:
-            window = window.replace(grad=decoded(accumulated))
-        part = self.inner_part(state, window, params)
+            outer = outer.replace(grad=decoded(accumulated))
+        part = self.inner_part(state, outer, params)
+        value = None if part.context is None else part.context.value
 
         def step(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, accumulated)
@@ -252,7 +239,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             mini_step=_unless(skip, jnp.where(done, 0, state.mini_step + 1), state.mini_step),
             weight=_unless(skip, totals, state.weight),
             updated=done,
-            value=state.value if value is None else value,
+            value=state.value if value is None else _unless(skip, value, state.value),
             count=jnp.where(done, tree.increment(state.count), state.count),
             skip=report,
             inner=inner_state,
@@ -260,6 +247,22 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, EveryKState]:
         return self.run(write, decoded(updates), part.state, part.params, part.context)
+
+    def inner_context(self, state: EveryKState, context: Context) -> Context:
+        # Also for what reads the inner hyperparameters from outside: a schedule may follow the loss
+        # of the window, and not that of a mini-batch.
+        weight, totals = _weights(state, context)
+        # Parameters that were reset have seen less of the window than the others.
+        total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
+        value = None
+        if context.value is not None:
+            loss = jnp.asarray(context.value, canonical_float())
+            begins = (state.mini_step == 0) | (total == weight)
+            share = weight / jnp.where(total == 0, 1, total)
+            value = _mean(state.value, loss, begins, weight, share)
+        # The weights are already in a sum: an outer mean must not apply them again.
+        window = context.replace(value=value, weight=total if self.mean else jnp.ones_like(total))
+        return super().inner_context(state, window)
 
     def _accumulate(
         self,
@@ -295,6 +298,14 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             "mean_value": state.value,
         }
         return window | (state.skip or {})
+
+
+def _weights(state: EveryKState, context: Context) -> tuple[Array, Array]:
+    """The weight of this mini-batch, and that of the window with it."""
+    weight = jnp.ones((), canonical_float())
+    if context.weight is not None:
+        weight = jnp.asarray(context.weight, canonical_float())
+    return weight, jnp.where(state.mini_step == 0, 0, state.weight) + weight
 
 
 def _unless(skip: Any, new: Any, before: Any) -> Any:

@@ -11,7 +11,7 @@ from .._core.context import Context
 from .._core.declared import Part
 from .._core.engine.run import Leafwise
 from .._core.transform import AbstractTransform
-from .._core.walk import segments
+from .._core.walk import segments, transforms
 from .._core.wrapper import AbstractComposite
 from .._core.write import Write
 from .._types import Gradients, Params
@@ -72,6 +72,11 @@ class Masked(_AbstractCut):
 
     fluent_method: ClassVar[str | None] = "mask"
 
+    @property
+    def descends_partly(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it has the learning rate of some leaves."""
+        return any(part.module.sets_learning_rate for part in transforms(self.inner))
+
     def run(
         self,
         write: Write,
@@ -94,6 +99,10 @@ class Masked(_AbstractCut):
         kept = tuple(i for i, k in zip(leaves, keep, strict=True) if k)
         inner = inner._replace(path=part.path + inner.path)
         return inner.module.leafwise(inner, kept) if kept else None
+
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        # Before a learning rate for all leaves, the others always change.
+        return self.inner.has_updated(state) if self.descends_partly else True
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return _signs(self, params, outside=1)

@@ -101,9 +101,8 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             if part.module.unconstrained:
                 raise ValueError(
                     f"`.project(...)` cannot be around '{part.name}', which mixes parameters as if "
-                    "each could move freely: it would end in wrong points. For bounds, use "
-                    "`sl.lbfgs(bounds=(lower, upper))`; for other sets, a first-order rule such as "
-                    "`sl.adam(1e-3).project(...)`."
+                    "each could move freely: it would end in wrong points. Use a first-order rule, "
+                    "such as `sl.adam(1e-3).project(...)`."
                 )
 
     def warnings(self, params: Params) -> Iterable[str]:

@@ -107,6 +107,12 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         for part in parts(self.inner):
             if isinstance(part.module, AbstractParameterWriter):
                 method = part.module.fluent_method
+                if method == "outer":
+                    raise ValueError(
+                        f"'{part.name}' inside of `.schedule_free` would write the parameters at "
+                        "which gradients are taken, and not those that are averaged. Leave out one "
+                        "of them: the average takes the place of slow weights."
+                    )
                 raise ValueError(
                     f"'{part.name}' inside of `.schedule_free` would write the parameters at which "
                     "gradients are taken, and not those that are averaged. Write it outside: "

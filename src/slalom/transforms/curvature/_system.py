@@ -160,6 +160,16 @@ def chosen_form(who: str, form: str, linear: Linearization) -> str:
     return form
 
 
+def check_qr(who: str, solver: Any, form: str, vector: Any, chunk: int | None) -> None:
+    """Raises an error where QR would need a matrix that is not there."""
+    if solver == "qr" and form == "residuals" and (chunk is not None or vector is None):
+        reason = "`chunk`" if chunk is not None else "a loss of outputs"
+        raise ValueError(
+            f'{who}(solver="qr") with {reason} needs `form="parameters"`. In the form of the '
+            'residuals, use `solver="cholesky"`.'
+        )
+
+
 def by_condition(
     linear: Linearization,
     vector: Float[Array, " rows"] | None,

@@ -17,7 +17,7 @@ from ..._core.transform import AbstractTransform
 from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
 from ._fields import chunk_field, kept, same, solver_field, zeros
-from ._system import FORMS, System, by_condition, chosen_form
+from ._system import FORMS, System, by_condition, check_qr, chosen_form
 
 MOST_TRIES = 30
 """How often the damping is raised in one step."""
@@ -172,13 +172,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         form = chosen_form("ScaleByGaussNewton", self.form, linear)
         if self.solver == "auto":
             return by_condition(linear, vector, gradient, form, self.chunk)
-        without_rows = self.chunk is not None or vector is None
-        if self.solver == "qr" and form == "residuals" and without_rows:
-            reason = "`chunk`" if self.chunk is not None else "a loss of outputs"
-            raise ValueError(
-                f'ScaleByGaussNewton(solver="qr") with {reason} needs `form="parameters"`. In '
-                'the form of the residuals, use `solver="cholesky"`.'
-            )
+        check_qr("ScaleByGaussNewton", self.solver, form, vector, self.chunk)
         system = System(linear, vector, gradient, form, self.solver, self.chunk)
         return lambda damping: system.solve(damping)[0], system.trace
 

@@ -19,7 +19,7 @@ from ..._types import Params, Scalar, Updates
 from ...tree.dtypes import canonical_float
 from ._fields import chunk_field, solver_field
 from ._radius import bounded
-from ._system import FORMS, System, chosen_form
+from ._system import FORMS, System, check_qr, chosen_form
 
 ACCEPTED = 1e-4
 """The ratio of the actual to the predicted decrease from which a step is accepted."""
@@ -245,12 +245,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         if solver == "auto":
             narrow = jnp.finfo(linear.dtype).bits < 64
             solver = "qr" if exact and (narrow or scale is not None) else "cholesky"
-        elif solver == "qr" and not exact:
-            reason = "`chunk`" if self.chunk is not None else "a loss of outputs"
-            raise ValueError(
-                f'ScaleByLevenbergMarquardt(solver="qr") with {reason} needs `form="parameters"`. '
-                'In the form of the residuals, use `solver="cholesky"`.'
-            )
+        check_qr("ScaleByLevenbergMarquardt", solver, form, vector, self.chunk)
         return System(linear, vector, linear.gradient, form, solver, self.chunk, scale)
 
     def _with_damping(
@@ -262,10 +257,10 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         ratio = outcome(step, t.damping).ratio
         accepted = ratio >= ACCEPTED
         eps = jnp.finfo(step.dtype).eps
-        most = jnp.where(system.trace > 0, system.trace, 1) / eps
+        trace = jnp.where(system.trace > 0, system.trace, 1)
         lowered = t.damping * jnp.maximum(1 / 3, 1 - (2 * jnp.minimum(ratio, 1) - 1) ** 3)
         damping = jnp.where(accepted, lowered, t.damping * t.growth)
-        damping = jnp.clip(damping, eps**2 * most * eps, most)
+        damping = jnp.clip(damping, eps**2 * trace, trace / eps)
         growth = jnp.where(accepted, 2, jnp.minimum(2 * t.growth, 1e6))
         return _Try(t.tried + 1, damping, growth, t.radius, ratio, accepted, step)
 

@@ -1,0 +1,89 @@
+"""`sl.minimize`: why it stops, what it returns, and restarts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+
+
+def bowl(p):
+    return jnp.sum((p - 3) ** 2) + 1
+
+
+def test_it_takes_the_steps_of_a_loop():
+    found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=5)
+    p, opt, losses = jnp.zeros(2), sl.Optimizer(sl.sgd(0.1), jnp.zeros(2)), []
+    step = sl.train_step(bowl)
+    for _ in range(5):
+        p, opt, loss = step(p, opt)
+        losses.append(loss)
+    np.testing.assert_allclose(found.model, p, rtol=1e-6)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-6)
+    assert (int(found.steps), found.reason, bool(found.stopped)) == (5, "max_steps", False)
+    assert int(found.opt.count) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tol": 1e-2}, "gradient"),
+        ({"rtol": 1e-3}, "change"),
+        ({"stop": lambda p, loss: loss < 5}, "function"),
+    ],
+)
+def test_why_it_stops(options, reason):
+    found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=100, **options)
+    assert found.reason == reason
+    assert found.stopped
+    steps = int(found.steps)
+    assert 0 < steps < 100
+    assert jnp.all(jnp.isfinite(found.losses[:steps]))
+    assert jnp.all(jnp.isnan(found.losses[steps:]))
+    np.testing.assert_allclose(found.loss, bowl(found.model), rtol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_and_one_that_cannot_be_lowered():
+    blown = sl.minimize(lambda p: jnp.sum(p**4), sl.sgd(1.0), 100.0 * jnp.ones(1), max_steps=50)
+    assert (blown.reason, bool(blown.stopped)) == ("not_finite", False)
+    idle = sl.minimize(bowl, sl.SetToZero(), jnp.zeros(1), max_steps=100)
+    assert (idle.reason, bool(idle.stopped), int(idle.steps)) == ("stuck", False, 40)
+
+
+def test_residuals_are_passed_and_it_can_be_continued():
+    loss_fn = sl.LeastSquares(lambda p, x, y: jnp.exp(p["a"] * x) - y)
+    x = jnp.linspace(0, 1, 8)
+    start = {"a": jnp.array(0.0)}
+    tx = sl.levenberg_marquardt()
+    first = sl.minimize(loss_fn, tx, start, x, jnp.exp(2 * x), max_steps=2)
+    rest = sl.minimize(loss_fn, first.opt, first.model, x, jnp.exp(2 * x), max_steps=30, tol=1e-3)
+    assert int(rest.opt.count) == int(first.steps + rest.steps)
+    np.testing.assert_allclose(rest.model["a"], 2, rtol=1e-4)
+
+
+def test_restarts_under_vmap_stop_at_their_own_steps():
+    def run(start):
+        return sl.minimize(bowl, sl.sgd(0.1), start, max_steps=100, tol=1e-2)
+
+    starts = jnp.array([[0.0], [2.9], [3.0]])
+    together = jax.vmap(run)(starts)
+    alone = [run(start) for start in starts]
+    assert together.steps.tolist() == [int(a.steps) for a in alone]
+    assert len(set(together.steps.tolist())) == 3
+    for i, one in enumerate(alone):
+        np.testing.assert_allclose(together.model[i], one.model, rtol=1e-6)
+
+
+def test_reports_come_every_few_steps():
+    seen = []
+    sl.minimize(
+        bowl,
+        sl.sgd(0.1),
+        jnp.zeros(2),
+        max_steps=7,
+        callback=lambda step, loss: seen.append((step, loss)),
+        every=3,
+        progress=False,
+    )
+    assert sorted(step for step, _ in seen) == [0, 3, 6]

@@ -1,0 +1,86 @@
+"""Outer optimizers against the equations of SNOO and DiLoCo."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, slalom_trajectory
+
+nesterov = sl.sgd(0.7, momentum=0.9, nesterov=True)
+
+
+def test_the_golden_slow_steps_of_diloco(x64):
+    # Each fast step moves by the gradient, so that the differences are .1, .05 and .02.
+    opt = sl.Optimizer(sl.sgd(1.0).outer(nesterov, every=1), jnp.ones(()))
+    params, slow = jnp.ones(()), []
+    for way in (0.1, 0.05, 0.02):
+        params, opt = opt.step(params, jnp.asarray(way))
+        slow.append(float(params))
+    np.testing.assert_allclose(slow, [0.867, 0.7438, 0.63782], rtol=1e-12)
+
+
+def test_every_few_steps_with_momentum():
+    params, grads = jnp.array([1.0, -2.0]), np.random.default_rng(0).normal(size=(7, 2))
+    ours, opt = slalom_trajectory(
+        sl.sgd(0.1).outer(nesterov, every=3), params, jnp.asarray(grads, jnp.float32)
+    )
+    fast = slow = np.array([1.0, -2.0])
+    velocity, expected = np.zeros(2), []
+    for i, g in enumerate(grads):
+        fast = fast - 0.1 * g
+        if i % 3 == 2:
+            velocity = 0.9 * velocity + slow - fast
+            slow = fast = slow - 0.7 * (slow - fast + 0.9 * velocity)
+        expected.append(fast)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    np.testing.assert_allclose(opt.eval_params(params), slow, rtol=1e-5)
+    assert int(opt.state.syncs) == 2
+
+
+def test_lookahead_is_an_outer_optimizer():
+    tx = sl.adam(0.1).lookahead(2, 0.5, reset_state=True)
+    assert tx == sl.adam(0.1).outer(sl.sgd(0.5), 2, reset_state=True)
+
+
+def test_a_reset_of_the_inner_state_keeps_that_of_the_outer_one():
+    tx = sl.sgd(0.1, momentum=0.9).outer(nesterov, every=2, reset_state=True)
+    params = jnp.ones(2)
+    opt = sl.Optimizer(tx, params)
+    for _ in range(2):
+        params, opt = opt.step(params, jnp.ones(2))
+    assert not np.any(jax.tree.leaves(opt.state_of("outer.trace").trace)[0])
+    assert np.all(jax.tree.leaves(opt.state_of("optimizer.trace").trace)[0])
+
+
+def test_a_name_without_a_path_is_that_of_the_inner_transform():
+    slow = sl.sgd(sl.schedules.linear(0.7, 0.0, 2))
+    params = jnp.ones(2)
+    opt = sl.Optimizer(sl.sgd(0.1).outer(slow, every=1), params)
+    assert opt.hyperparams["learning_rate"] == np.float32(0.1)
+    opt = opt.with_hyperparams(learning_rate=0.2)
+    outer = "outer.optimizer.scale_by_learning_rate.learning_rate"
+    rates = []
+    for _ in range(3):
+        rates.append(float(opt.hyperparams[outer]))
+        params, opt = opt.step(params, jnp.ones(2))
+    np.testing.assert_allclose(rates, [0.7, 0.35, 0.0], atol=1e-7)
+    assert opt.hyperparams["learning_rate"] == np.float32(0.2)
+    assert opt.describe(params).to_dict()[""]["learning_rate"] == np.float32(0.2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_observing_and_policies_change_no_slow_weight(dtype):
+    params = {"w": jnp.linspace(-1, 1, 6).astype(dtype)}
+    tx = sl.adam(0.1).every_k(2).outer(nesterov, every=2)
+    grads = {"w": jnp.stack([jnp.cos(jnp.arange(6.0) + i) for i in range(9)]).astype(dtype)}
+    plain, opt = slalom_trajectory(tx, params, grads)
+    seen, opt_seen = slalom_trajectory(tx.record(), params, grads)
+    assert_same_bits(seen, plain)
+    assert_same_bits(opt_seen.eval_params(params), opt.eval_params(params))
+    if dtype == "bfloat16":
+        full, opt = slalom_trajectory(tx.write("master"), params, grads)
+        held = opt.eval_params({"w": full["w"][-1]}, full_precision=True)["w"]
+        assert held.dtype == jnp.float32
+        np.testing.assert_allclose(held.astype(dtype), full["w"][7], rtol=1e-2)

@@ -1,0 +1,205 @@
+"""Skipped spikes and clips by recent norms, against loops in NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import slow_except
+
+random = np.random.default_rng(0)
+NOISE = 1 + 0.1 * random.standard_normal(200)
+
+
+@functools.cache
+def program(**options):
+    """A compiled scan of steps with these losses and gradient norms, and what it starts from."""
+    params = {"w": jnp.zeros(2)}
+
+    def body(carry, given):
+        params, opt = carry
+        value, norm = given
+        grads = {"w": jnp.stack([norm, jnp.zeros_like(norm)])}
+        params, opt = opt.step(params, grads, value=value)
+        return (params, opt), (dict(opt.metrics), opt.has_updated)
+
+    start = params, sl.Optimizer(sl.sgd(0.1).skip_spikes(**options), params)
+    return jax.jit(lambda start, given: jax.lax.scan(body, start, given)), start
+
+
+def run(values, norms, **options):
+    """The last optimizer, and the metrics and whether it updated in each step."""
+    scan, start = program(**options)
+    given = jnp.asarray(values, jnp.float32), jnp.asarray(norms, jnp.float32)
+    (_, opt), (metrics, updated) = scan(start, given)
+    return opt, {k.rpartition(".")[2]: np.asarray(v) for k, v in metrics.items()}, updated
+
+
+def reference(values, *, sigma=6.0, window=16, max_consecutive=4):
+    """Which steps are skipped."""
+    kept, streak, skipped = [], 0, []
+    for v in values:
+        last, spike = kept[-window:], False
+        if np.isfinite(v) and 2 * len(kept) >= window:
+            m, s = np.mean(last), np.std(last)
+            spike = v - m > sigma * max(s, abs(m) / 100)
+        accepted = spike and streak >= max_consecutive
+        if accepted:
+            kept = []
+        runs = np.isfinite(v) and (not spike or accepted)
+        if runs:
+            kept.append(v)
+            streak = 0
+        elif spike:
+            streak += 1
+        skipped.append(not runs)
+    return skipped
+
+
+def with_changes(**changes):
+    values = NOISE.copy()
+    for at, value in changes.items():
+        first, _, length = at[1:].partition("_")
+        values[int(first) : int(first) + int(length or 1)] = value
+    return values
+
+
+CASES = {
+    "single": with_changes(a50=9.0, a90=5.0, a120=1e30),
+    "burst": with_changes(a60_4=7.0),
+    "lasting": with_changes(a60_140=7.0 + 0.1 * random.standard_normal(140)),
+    "nan": with_changes(a3=np.nan, a50_9=np.nan, a70=9.0, a71=np.inf, a72=9.0),
+    "constant": np.full(200, 0.25),
+    "a small rise of a constant": np.where(np.arange(200) < 100, 0.25, 0.25 * (1 + 1e-7)),
+    "zero": np.where(np.arange(200) < 100, 0.0, 1e-7),
+    "huge": with_changes(a50=9.0) * 3e37,
+    "tiny": with_changes(a50=9.0) * 1e-35,
+}
+SMALL = {"window": 16, "max_consecutive": 4}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_skips_what_the_rule_says(name):
+    values = CASES[name]
+    opt, metrics, updated = run(values, np.ones(200), by="loss", **SMALL)
+    expected = reference(values.astype(np.float32).astype(float))
+    if name == "zero":
+        expected = [False] * 200
+    np.testing.assert_array_equal(metrics["skipped"], expected)
+    np.testing.assert_array_equal(updated, ~np.array(expected))
+    assert metrics["total_skipped"][-1] == sum(expected)
+    assert int(opt.state.count) == 200 - sum(expected)
+
+
+def test_what_the_cases_show():
+    skipped = {name: reference(values) for name, values in CASES.items()}
+    assert sum(skipped["single"]) == 3
+    assert sum(skipped["burst"]) == 4  # the whole burst
+    assert sum(skipped["lasting"]) == 4  # training goes on
+    assert sum(skipped["nan"]) == 13
+    assert sum(skipped["constant"]) == sum(skipped["a small rise of a constant"]) == 0
+
+
+@pytest.mark.parametrize("by", slow_except(["loss", "grad_norm", "both"], "loss", "both"))
+def test_it_compares_what_it_is_told_to(by):
+    values, norms = with_changes(a50=9.0), with_changes(a90=9.0)
+    _, metrics, _ = run(values, norms, by=by, **SMALL)
+    at = {"loss": [50], "grad_norm": [90], "both": [50, 90]}[by]
+    assert np.flatnonzero(metrics["skipped"]).tolist() == at
+    assert all(metrics["z"][i] > 6 for i in at)
+    assert metrics["z"][:8].max() == 0
+
+
+def test_a_skipped_step_executes_and_changes_nothing():
+    tx = sl.adam(sl.schedules.linear(0.1, 0.0, 10)).skip_spikes(window=4, by="grad_norm")
+    params = {"w": jnp.ones(2)}
+    opt = sl.Optimizer(tx, params)
+    for norm in (1.0, 1.1, 0.9, 1.0):
+        params, opt = opt.step(params, {"w": jnp.array([norm, 0.0])})
+    for norm in (100.0, jnp.nan):
+        after, opt_after = opt.step(params, {"w": jnp.array([norm, 0.0])})
+        np.testing.assert_array_equal(after["w"], params["w"])
+        for a, b in zip(
+            *map(jax.tree.leaves, (opt_after.state.inner, opt.state.inner)), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+        assert opt_after.hyperparams["learning_rate"] == opt.hyperparams["learning_rate"]
+        assert not opt_after.has_updated
+
+
+def test_a_training_step_passes_the_loss():
+    def loss_fn(model, x):
+        return jnp.sum(model["w"] ** 2) * 1e-3 + x
+
+    model = {"w": jnp.ones(2)}
+    opt = sl.Optimizer(sl.sgd(0.1).skip_spikes(window=4), model)
+    rows = jnp.array([1.0, 1.0, 1.0, 50.0, 1.0])
+    _, opt, _, metrics = sl.train_step(loss_fn).scan(model, opt, rows, with_metrics=True)
+    np.testing.assert_array_equal(metrics["skip_spikes.skipped"], rows > 2)
+
+
+def test_inside_of_every_k_it_compares_the_means_of_windows():
+    params = {"w": jnp.zeros(1)}
+    opt = sl.Optimizer(sl.sgd(1.0).skip_spikes(window=2, by="loss").every_k(2), params)
+    skipped = []
+    for value in (1.0, 3.0, 3.0, 1.0, 1.0, 3.0, 1.0, 9.0):
+        params, opt = opt.step(params, {"w": jnp.ones(1)}, value=value)
+        skipped.append(bool(opt.metrics["skipped"]))
+    assert skipped == [False] * 7 + [True]
+    np.testing.assert_allclose(params["w"], -3.0)
+
+
+# --- ZClip ----------------------------------------------------------------------------------
+
+
+def zclip(norms, threshold=2.5, decay=0.97, warmup_steps=25, eps=1e-6):
+    """The norms after the clip, by the equations of the paper."""
+    first, out, mean, var = [], [], 0.0, 0.0
+    for g in norms:
+        c = g
+        if len(first) >= warmup_steps:
+            z = (g - mean) / (np.sqrt(var) + eps)
+            if z > threshold:
+                c = mean + threshold**2 * np.sqrt(var) / z
+            mean = decay * mean + (1 - decay) * c
+            var = decay * var + (1 - decay) * (c - mean) ** 2
+        else:
+            first.append(g)
+            mean, var = np.mean(first), np.var(first)
+        out.append(c)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("scale", slow_except([1.0, 1e-3, 1e30], 1.0))
+def test_zclip_scales_to_the_norms_of_the_paper(scale):
+    norms = with_changes(a10=4.0, a40=9.0, a41_3=5.0, a150=300.0) * scale
+    params = {"w": jnp.zeros(2)}
+
+    def body(carry, norm):
+        params, opt = carry
+        updates, opt = opt.update(params, {"w": jnp.stack([0.6 * norm, -0.8 * norm])})
+        return (params, opt), (updates["w"], opt.metrics["z"])
+
+    start = params, sl.Optimizer(sl.ZClip(eps=1e-6 * scale), params)
+    _, (updates, z) = jax.lax.scan(body, start, jnp.asarray(norms, jnp.float32))
+    expected = zclip(norms, eps=1e-6 * scale)
+    np.testing.assert_allclose(updates[:, 0], 0.6 * expected, rtol=2e-4)
+    np.testing.assert_allclose(updates[:, 1], -0.8 * expected, rtol=2e-4)
+    assert expected[40] < 2 * scale < norms[40]
+    assert z[:25].max() == 0
+    assert z[40] > 2.5
+
+
+def test_a_norm_that_is_not_finite_does_zclip_no_lasting_harm():
+    params = {"w": jnp.zeros(1)}
+    opt = sl.Optimizer(sl.ZClip(warmup_steps=3), params)
+    for norm in (1.0, 2.0, 3.0):
+        _, opt = opt.update(params, {"w": jnp.array([norm])})
+    for bad in (jnp.nan, jnp.inf):
+        updates, after = opt.update(params, {"w": jnp.array([bad])})
+        assert jnp.isnan(updates["w"][0])
+        for name in ("age", "mean", "std"):
+            assert getattr(after.state, name) == getattr(opt.state, name)

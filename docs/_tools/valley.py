@@ -16,7 +16,7 @@ START = (-2.2, 0.9)
 ANGLE = math.radians(30)
 RULES = {
     "sgd(0.04)": sl.sgd(0.04),
-    "sgd(0.02, momentum=0.9)": sl.sgd(0.02, momentum=0.9),
+    "sgd(0.01, momentum=0.8)": sl.sgd(0.01, momentum=0.8),
     "adam(0.1)": sl.adam(0.1),
     "nadam(0.1)": sl.nadam(0.1),
     "amsgrad(0.1)": sl.amsgrad(0.1),

@@ -625,6 +625,7 @@ def test_a_link_that_moves_parameters_on_idle_steps_is_warned_of(name):
     )
 
 
+@pytest.mark.filterwarnings("ignore:'clip' comes after")
 def test_links_that_keep_zeros_or_stand_before_are_not_warned_of():
     # Every warning is an error here.
     params = nested_dict(jax.random.key(0))

@@ -388,7 +388,7 @@ def test_the_scale_can_be_read_after_a_donation():
 
 
 def test_numbers_print_and_compare_as_given():
-    tx = sl.ScaleLoss(sl.sgd(0.1), np.float32(8), 5)
+    tx = sl.wrappers.ScaleLoss(sl.sgd(0.1), np.float32(8), 5)
     assert repr(tx) == "sl.ScaleByLearningRate(0.1).scale_loss(8.0, growth_interval=5)"
     assert tx == copy.deepcopy(tx) == sl.sgd(0.1).scale_loss(8, 5)
 

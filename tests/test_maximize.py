@@ -52,10 +52,13 @@ def test_to_maximize_is_to_minimize_the_negative(name):
 
 # --- recipes --------------------------------------------------------------------------------
 
+# A sum of squares has no maximum.
+LEAST_SQUARES = {"gauss_newton", "levenberg_marquardt", "natural_gradient"}
 RECIPES = {
     name: public
     for name, public in vars(sl).items()
-    if inspect.isfunction(public) and "sl.optimizers" in public.__module__.replace("slalom", "sl")
+    if inspect.isfunction(public) and public.__module__.startswith("slalom.optimizers")
+    if name not in LEAST_SQUARES
 }
 
 
@@ -70,7 +73,7 @@ def test_every_recipe_can_maximize(recipe):
     }
     assert repr(recipe(**given, maximize=False)) == repr(recipe(**given))
     maximized = recipe(**given, maximize=True)
-    assert sum(isinstance(part.module, sl.Maximized) for part in transforms(maximized)) == 1
+    assert sum(isinstance(part.module, sl.wrappers.Maximize) for part in transforms(maximized)) == 1
     if recipe is not sl.dpsgd:  # per-example gradients are only taken outside of wrappers
         assert repr(maximized) == repr(recipe(**given).maximize())
 

@@ -91,7 +91,7 @@ def test_partitioned_state_is_planned_as_the_program_has_it():
 
 
 def test_partitioned_state_is_planned_on_an_abstract_mesh():
-    mesh = AbstractMesh((4,), ("data",))
+    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     shapes = abstract(mesh, SPECS["replicated"])
     whole, parts = sl.plan(ADAM, shapes, mesh), sl.plan(ADAM, shapes, mesh, shard_state="data")
     assert whole.state - parts.state == 2 * 4 * (256 * 512 + 512) * 3 // 4

@@ -27,7 +27,7 @@ WRAPPED = {
     "if_finite": lambda tx: tx.if_finite(),
     "if_finite-all": lambda tx: tx.if_finite(3, on_limit="skip", check="both"),
     "when": lambda tx: tx.when(is_late, otherwise="zero"),
-    "lookahead": lambda tx: tx.lookahead(3, 0.5, reset_state=True),
+    "outer": lambda tx: tx.lookahead(3, 0.5, reset_state=True),
     "average": lambda tx: tx.average(),
     "average-decay": lambda tx: tx.average(0.99, debias=False),
     "drive": lambda tx: tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.1)}),

@@ -27,6 +27,7 @@ def no_blocks():
 @refused(
     TypeError,
     "LeastSquares takes functions of the model and one example, got 3 for block 'fit'.",
+    unchecked=True,
 )
 def a_block_that_is_no_function():
     sl.LeastSquares({"fit": 3})
@@ -52,7 +53,11 @@ def an_unknown_block():
     sl.LeastSquares({"fit": residual, "edge": residual}, weights={"egde": 1.0})
 
 
-@refused(TypeError, "LeastSquares.per_example must be True or False, got 0 for the residual.")
+@refused(
+    TypeError,
+    "LeastSquares.per_example must be True or False, got 0 for the residual.",
+    unchecked=True,
+)
 def a_flag_that_is_none():
     sl.LeastSquares(residual, per_example=0)
 
@@ -242,7 +247,11 @@ def a_chunk_of_nothing():
     sl.gauss_newton(chunk=0)
 
 
-@refused(TypeError, "ScaleByGaussNewton.chunk must be an int, a number of examples, got 1.5.")
+@refused(
+    TypeError,
+    "ScaleByGaussNewton.chunk must be an int, a number of examples, got 1.5.",
+    unchecked=True,
+)
 def a_chunk_that_is_no_int():
     sl.gauss_newton(chunk=1.5)
 

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import tree
 from .._paths import candidates, glob_pattern
@@ -162,8 +163,11 @@ def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
     except ValueError:
         lost = True
     if lost:
+        # Processors compute with subnormal numbers as with 0.
+        small = abs(np.asarray(kept, np.float64)) < float(jnp.finfo(kept.dtype).tiny)
         raise ValueError(
-            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as {shortest(kept)}. "
+            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as "
+            f"{'0.0' if small else shortest(kept)}. "
             "Choose another number or a dtype with more precision."
         )
 

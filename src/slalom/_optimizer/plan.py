@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.chain import first_link
@@ -19,6 +18,7 @@ from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._paths import dotted, example, leaf_paths
+from .._types import PyTree
 from ..where.resolve import WhereLike
 from .arrays import Arrays
 from .optimizer import Optimizer

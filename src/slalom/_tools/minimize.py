@@ -8,16 +8,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from .. import tree
 from .._core.fields import check_number
 from .._core.transform import AbstractTransform
+from .._losses import AbstractCurvatureLoss
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._training.loss import checked_loss
-from .._types import Scalar, Tracer
-from ..losses import AbstractCurvatureLoss
+from .._types import PyTree, Scalar, Tracer
 from ..tree.dtypes import canonical_float
 from ..where.resolve import WhereLike
 from .batches import check_steps

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from .._losses import AbstractCurvatureLoss
 from .._paths import candidates, dotted
-from ..losses import AbstractCurvatureLoss
 from ..tree import is_array
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]

@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.callables import with_function
 from .._compile.program import Packed, pack, unpack
 from .._core.chain import first_link
 from .._core.context import Context
-from .._core.loss_scale import loss_scale
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._optimizer.compiled import advance
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
-from .._types import Params, Scalar, Updates
+from .._types import Params, PyTree, Scalar, Updates
 from ..tree import accumulation_dtype, cast, map_leaves
+from ..wrappers.scale_loss import loss_scale
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .curvature import curvature_loss
@@ -39,9 +39,31 @@ from .options import Options
 from .recall import recalled
 
 
+class TrainingInputs(NamedTuple):
+    """What a call of a training step passes to its program."""
+
+    args: tuple[Any, ...]
+    """The arguments of the loss after the model."""
+    context: dict[str, Any]
+    """The inputs of the transforms that the caller passed."""
+    kwargs: dict[str, Any]
+    """The keywords of the loss."""
+    loss: PyTree
+    """The arrays that the loss carries, as `without_function` returns them."""
+    model: PyTree
+    model_state: PyTree
+    """The state of the model at the start of a scan, if it has one."""
+    opt: Optimizer
+    sampled_loss: Any
+    """The function for labels that are drawn from the model, as a tree, or `None`."""
+    scan: dict[str, Any] | None
+    """The options of a scan, `None` for a single step."""
+    transform_grads: Callable[[Any], Any] | None
+
+
 def training_step(
     get_function: Callable[[], Callable[..., Any]], options: Options
-) -> Callable[[Any], tuple[list[Array], PyTree]]:
+) -> Callable[[TrainingInputs], tuple[list[Array], PyTree]]:
     """The body of the compiled program.
 
     **Arguments:**
@@ -50,16 +72,16 @@ def training_step(
     - `options`: the options of `train_step`.
     """
 
-    def train_step(arguments: Any) -> tuple[list[Array], PyTree]:
-        opt: Optimizer = arguments["opt"]
+    def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+        opt = inputs.opt
         # Steps that differ only in this function share a program.
-        current = options._replace(transform_grads=arguments["transform_grads"])
+        current = options._replace(transform_grads=inputs.transform_grads)
         batch_loss = BatchLoss(
-            loss_fn=with_function(arguments["loss"], get_function()),
+            loss_fn=with_function(inputs.loss, get_function()),
             options=current,
-            model=split(arguments["model"], opt.binding.trainable),
-            args=arguments["args"],
-            kwargs=arguments["kwargs"],
+            model=split(inputs.model, opt.binding.trainable),
+            args=inputs.args,
+            kwargs=inputs.kwargs,
             scale=loss_scale(opt.transform, opt.state),
         )
         if first_link(opt.transform).per_example:
@@ -71,7 +93,7 @@ def training_step(
 
         result = gradient.result
         needs = {name for part in transforms(opt.transform) for name in part.module.needs}
-        known = {"value": result.loss} | arguments["context"]
+        known = {"value": result.loss} | inputs.context
         source = curvature_loss(batch_loss.loss_fn, needs, current)
         if source is not None:
             known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
@@ -83,9 +105,9 @@ def training_step(
             known["value_fn"] = batch_loss.value
         if "grad_fn" in needs:
             known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
-        if "sampled_grad_fn" in needs and arguments["sampled_loss"] is not None:
+        if "sampled_grad_fn" in needs and inputs.sampled_loss is not None:
             known["sampled_grad_fn"] = functools.partial(
-                _sampled_gradient, batch_loss, arguments["sampled_loss"], opt
+                _sampled_gradient, batch_loss, inputs.sampled_loss, opt
             )
         params, state = advance(
             opt, batch_loss.model, gradient.grads, known, transform=gradient.transform

@@ -1,17 +1,33 @@
 """The options of a training step."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
-from jaxtyping import PyTree
+from jax.typing import DTypeLike
 
 from .._types import is_function
 
-Donate = Literal["opt", "all", False]
+Donate: TypeAlias = Literal["opt", "all", False]
+BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
+
+
+class TrainOptions(TypedDict, total=False):
+    """The keywords of `train_step` that do not change what the step returns, as users pass them.
+
+    `train_step` describes them, and has their defaults.
+    """
+
+    donate: Donate
+    microbatches: int | None
+    batch_args: BatchArgs
+    reuse_linesearch: bool
+    transform_grads: Callable[[Any], Any] | None
+    compute_dtype: DTypeLike | None
+    sampled_loss_fn: Callable[..., tuple[Any, Any]] | None
 
 
 class Options(NamedTuple):
-    """The keywords of `train_step`."""
+    """All keywords of `train_step`, converted."""
 
     has_aux: bool = False
     has_weight: bool = False
@@ -19,7 +35,7 @@ class Options(NamedTuple):
     microbatches: int | None = None
     batch_args: tuple[int | str, ...] | None = None
     reuse_linesearch: bool = False
-    transform_grads: Callable[[PyTree], PyTree] | None = None
+    transform_grads: Callable[[Any], Any] | None = None
     compute_dtype: str | None = None
     sampled_loss_fn: Callable[..., Any] | None = None
 

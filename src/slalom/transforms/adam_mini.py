@@ -58,9 +58,7 @@ class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the means of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
 
     ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
-from .._types import Params, Tracer, under_jit
+from .._types import Params, PyTree, Tracer, under_jit
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
 
@@ -34,7 +34,8 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
         zeros = jnp.zeros_like(x, dtype=dtype)
         # A tracer does not show how automatic axes shard it, but XLA shards what is computed from
         # it alike. The condition is always false, also for NaN, which XLA does not know.
-        return jnp.where(jnp.real(x) > jnp.inf, zeros + 1, zeros) if under_jit(x) else zeros
+        never = jnp.real(x) > jnp.inf
+        return jax.lax.select(never, jnp.ones_like(zeros), zeros) if under_jit(x) else zeros
     home = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return _compiled_zeros(home)(np.shape(x), np.dtype(dtype))
 
@@ -213,6 +214,6 @@ def fresh_count() -> Int[Array, ""]:
     leaf would then have a kernel of its own, which reads another entry: XLA compiles equal kernels
     only once, and compiling 200 different ones takes five times as long.
 
-    **Returns:** 0. Mark the field of an age with `sl.per_leaf()`.
+    **Returns:** 0. Mark the field of an age with `sl.fields.per_leaf()`.
     """
     return _compiled_zeros(None)((), np.dtype(np.int32))

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Inexact, PyTree, Real
+from jaxtyping import Array, Bool, Inexact, Real
 
-from .._types import Scalar
+from .._types import PyTree, Scalar
 from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
 from .leaves import map_leaves
 

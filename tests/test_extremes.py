@@ -13,7 +13,7 @@ from helpers import slalom_trajectory, slow_except
 from table import EVERYTHING
 from test_table import known
 
-EVERYDAY = ("ScaleByTrustRatio", "ScaleBySoap", "Mechanized")
+EVERYDAY = ("ScaleByTrustRatio", "ScaleBySoap", "Mechanize")
 
 
 class Row:
@@ -59,7 +59,7 @@ def test_parameters_that_the_loss_does_not_use_stay_finite(row):
 
 OVERFLOWS = (
     *("ClipByGlobalNorm", "ClipByBlockRms", "UnitwiseClip", "AdaptiveGradClip"),
-    *("PerExampleGlobalNormClip", "ScaleByParamBlockNorm", "ScaleByParamBlockRMS"),
+    *("PerExampleGlobalNormClip", "ScaleByParamBlockNorm", "ScaleByParamBlockRms"),
 )
 """Rules whose result is not finite if a sum of squares overflows, as their docstrings say."""
 

@@ -16,7 +16,7 @@ from .._core.walk import parts
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.rebind import Side, in_form_of, transfer
 from .._paths import dotted, example, leaf_paths
-from ..wrappers.store import Stored
+from ..wrappers.store import Store
 from ._file import Unread
 from ._leaves import kind
 
@@ -111,10 +111,19 @@ def _given(known: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
 def _leaf_from_json(known: Mapping[str, Any]) -> Leaf:
     given = dict(known["slot"])
     owner = given.get("owner", "")
-    fields = dict.fromkeys(Slot._fields, "") | given
+    fields: dict[str, Any] = dict.fromkeys(Slot._fields, "") | given
     slot = Slot(**(fields | {"node": (owner, given.get("node", ""))}))
-    rest = {name: tuple(x) if isinstance(x, list) else x for name, x in known.items()}
-    return Leaf(**(rest | {"slot": slot}))
+    rest: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in known.items()}
+    rest["slot"] = slot
+    leaf = Leaf(**rest)
+    texts = (*given.values(), *leaf.arrays, *leaf.parts, leaf.codec, leaf.dtype)
+    if not all(isinstance(x, str) or x is None for x in texts):
+        raise TypeError("a name that is not a string")
+    if not leaf.arrays or (leaf.codec and len(leaf.parts) != len(leaf.arrays)):
+        raise ValueError(f"a leaf with the arrays {leaf.arrays} and the parts {leaf.parts}")
+    if leaf.codec:
+        np.empty(0, leaf.dtype).reshape(0, *leaf.shape)
+    return leaf
 
 
 # --- matching -------------------------------------------------------------------------------
@@ -265,7 +274,7 @@ def _set_aside(
     for i, leaf in enumerate(leaves):
         if i in paired:
             continue
-        if leaf.slot.rule == Stored.__name__:
+        if leaf.slot.rule == Store.__name__:
             # The number of steps for which it was stored.
             if isinstance(new.leaves[i], jax.ShapeDtypeStruct):
                 found.made[leaf.arrays[0]] = np.zeros(new.leaves[i].shape, new.leaves[i].dtype)
@@ -280,7 +289,7 @@ def _set_aside(
                 found.kept.update(leaf.arrays)
                 found.used.update(name for j in same for name in olds[j].arrays)
     for leaf in olds:
-        if leaf.slot.rule == Stored.__name__:
+        if leaf.slot.rule == Store.__name__:
             found.used.update(leaf.arrays)
 
 

@@ -25,6 +25,8 @@ class ScaleByAdamState(eqx.Module):
 class AbstractAdam(AbstractRule[ScaleByAdamState]):
     """A rule with the state of Adam."""
 
+    nu_dtype: eqx.AbstractVar[Any]
+
     wide_mean: ClassVar[bool] = False
     """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
 
@@ -32,8 +34,7 @@ class AbstractAdam(AbstractRule[ScaleByAdamState]):
         return ScaleByAdamState(
             age=tree.fresh_count(),
             mu=first_moment(self, params, "b1", wide=self.wide_mean),
-            # A field declared here would come before those of the subclasses.
-            nu=tree.second_moment(params, self.nu_dtype),  # pyright: ignore
+            nu=tree.second_moment(params, self.nu_dtype),
         )
 
     @abc.abstractmethod

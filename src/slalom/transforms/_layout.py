@@ -1,8 +1,8 @@
 """What rules ask of a layout: units, pairs of axes, and matrices.
 
-A rule that reads layouts declares `layout: LayoutLike = layout_field()`, returns
-`layout_selectors(self)` from `selectors`, and asks the functions below in `init` and in `update`.
-All of them depend only on the structure and the shapes of the parameters, and are memoized.
+A rule that reads layouts declares `layout: LayoutLike = layout_field()`, and asks the functions
+below in `init` and in `update`. All of them depend only on the structure and the shapes of the
+parameters, and are memoized.
 
 A rule for matrices calls `matrices` in `init`, where an array without meaning is refused, and in
 `update`:

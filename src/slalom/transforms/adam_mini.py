@@ -57,9 +57,7 @@ class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the means of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
 
     ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain
@@ -157,7 +155,7 @@ def _mean_of_squares(g: Array, counts: tuple[int, ...]) -> Array:
     """The mean of |g|² over each block."""
     within = _within(g.shape, counts)
     total = jnp.sum(tree.abs_squared(_in_blocks(g, counts)), within)
-    return jnp.reshape(total / max(g.size // max(total.size, 1), 1), counts)
+    return jnp.reshape(total / float(max(g.size // max(total.size, 1), 1)), counts)
 
 
 def _scaled(x: Array, factors: Array) -> Array:

@@ -75,9 +75,7 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
     - `weight_decay`: λ, ≥ 0.
     - `adapt_lower_bound`: whether to estimate f*.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
 
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
         Rates](https://arxiv.org/abs/2305.07583), 2023"
@@ -167,9 +165,7 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     - `weight_decay`: λ, ≥ 0.
     - `adapt_lower_bound`: whether to estimate f*.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

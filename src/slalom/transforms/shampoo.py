@@ -15,7 +15,7 @@ from .._core.marks import per_leaf, per_param, until_reset
 from .._core.schedule import AbstractSchedule
 from .._core.transform import AbstractTransform, require_transform
 from .._core.wrapper import AbstractComposite
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates
 from ..where.layout import LayoutLike, Matrix
 from ._factors import (
@@ -121,7 +121,7 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: ScaleByShampooState,
         params: Params | None,

@@ -86,9 +86,7 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         or a schedule, rounded to the nearest integer ≥ 1.
     - `shampoo_beta`: β_s, the decay of L and R, in [0, 1). Defaults to β₂.
     - `max_size`: the longest side that has a basis.
-    - `mu_dtype`: the floating dtype in which M is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which M is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
     - `layout`: as in `sl.where.matrix`.

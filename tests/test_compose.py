@@ -467,6 +467,7 @@ def test_params_may_be_left_out_where_none_are_needed():
     ids=repr,
 )
 @pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
+@pytest.mark.filterwarnings("ignore:'clip_by_global_norm' comes after")
 def test_has_updated_says_whether_a_parameter_was_written(tx, expected):
     model, opt = params(), sl.Optimizer(tx, params())
     assert not opt.has_updated

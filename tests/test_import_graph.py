@@ -30,7 +30,7 @@ LAYERS = [
     "codecs",
     "schedules",
     "projections",
-    "losses",
+    "_losses",
     "transforms",
     "wrappers",
     "fields",

@@ -508,7 +508,5 @@ def test_errors_of_guards_are_raised_outside_of_jit():
 @pytest.mark.parametrize("name", ["to_optax", "from_optax"])
 def test_a_missing_optax_names_the_extra(name, monkeypatch, unchecked):
     monkeypatch.setitem(sys.modules, "optax", None)
-    with pytest.raises(
-        ImportError, match=rf"`sl.interop.{name}` needs Optax: .* 'slalom\[optax\]'"
-    ):
+    with pytest.raises(ImportError, match=rf"`sl.interop.{name}` needs Optax: pip install optax"):
         getattr(sl.interop, name)(sl.adam(0.1))

@@ -255,6 +255,15 @@ def test_polyak_scales_updates_of_any_size(size, eps):
     np.testing.assert_allclose(out, expected, rtol=2e-6, atol=1e-37)
 
 
+def test_polyak_is_its_formula_to_the_last_digit():
+    tx = sl.ScaleByPolyak(max_learning_rate=10.0)
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        updates, loss = jnp.asarray(random.standard_normal(7), jnp.float32), jnp.float32(1.3)
+        out, _ = tx.update(updates, None, updates, sl.Context(value=loss))
+        np.testing.assert_array_equal(out, updates * (loss / jnp.sum(jnp.square(updates))))
+
+
 def test_polyak_keeps_zeros():
     tx, zeros = sl.ScaleByPolyak(max_learning_rate=float("inf")), jnp.zeros(2)
     out, _ = tx.update(zeros, tx.init(zeros), zeros, sl.Context(value=jnp.float32(1.0)))

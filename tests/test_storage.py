@@ -137,8 +137,11 @@ def run(tx, steps=4, params=PARAMS):
             sl.adam(0.1).every_k(2),
             (sl.ClipByGlobalNorm(0.1) | sl.adam(0.1)).every_k(2).if_finite(),
             sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
+            # Its norm is that of a whole leaf.
+            sl.mars(0.1),
         ],
         sl.lion(0.1),
+        sl.mars(0.1),
     ),
     ids=repr,
 )

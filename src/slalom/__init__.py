@@ -43,6 +43,11 @@ with _checked:
     from ._core.rule import AbstractRule as AbstractRule
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
+    from ._losses import (
+        LeastSquares as LeastSquares,
+        OutputLoss as OutputLoss,
+        VariationalEnergy as VariationalEnergy,
+    )
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
     from ._optimizer.plan import plan as plan
@@ -62,11 +67,6 @@ with _checked:
     from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
-    from .losses import (
-        LeastSquares as LeastSquares,
-        OutputLoss as OutputLoss,
-        VariationalEnergy as VariationalEnergy,
-    )
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,

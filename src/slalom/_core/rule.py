@@ -80,8 +80,8 @@ class AbstractRule(AbstractTransform[State]):
 
         - `now`: the hyperparameters at this step. What is added may be a scalar, or a vector with
             an entry for each leaf, of which a leaf sees its own.
-        - `state`: those fields of the state that are not shaped like the parameters, such as `age`.
-            What is assigned is the new state.
+        - `state`: those fields of the state that are not shaped like the parameters, for example
+            `age`. What is assigned is the new state.
         """
         del now, state
 

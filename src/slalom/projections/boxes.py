@@ -71,7 +71,7 @@ class box(AbstractProjection):
 
 
 class hypercube(AbstractProjection):
-    """The projection onto 0 ≤ p ≤ scale.
+    """The projection onto 0 ≤ p ≤ scale. For a bound of each entry, write `box(0.0, bounds)`.
 
     **Arguments:**
 

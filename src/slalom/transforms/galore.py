@@ -46,7 +46,7 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
     least float32.
 
     Differs from Optax, which projects the longer side of a matrix, and takes any transformation
-    instead of Adam.
+    instead of Adam, and from the authors' code, which projects the columns of square matrices.
 
     **Arguments:**
 

@@ -59,6 +59,11 @@ class Mechanize(AbstractWrapper[MechanizeState]):
     The clip by m' is not in the paper. The authors added it later to their code. Differs from
     Optax: scalars are in at least float32, also for bfloat16 parameters.
 
+    In the first step h is 0, and the paper's formula would leave s at 0. As in Optax, ε is added to
+    |h|, so the first scale is s₀, and so it stays until there is a reward. In the authors' code m
+    starts at 1e-6 instead, and s₀ is 1e-8: with ε = 1e-8 the first scale is 100·s₀, about 1e-6 too,
+    and the second one s₀ and the reward. There, the first step also has no decay in h.
+
     ??? cite "Cutkosky, Defazio & Mehta, [Mechanic: A Learning Rate
         Tuner](https://arxiv.org/abs/2306.00144), 2023"
     """

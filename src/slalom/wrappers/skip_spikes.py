@@ -141,7 +141,7 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
         self, values: Float[Array, " watched"], state: SkipSpikesState
     ) -> Float[Array, " watched"]:
         """How many standard deviations above the mean each value is."""
-        is_held = jnp.arange(self.window) < state.seen
+        is_held = jnp.arange(self.window, dtype=state.seen.dtype) < state.seen
         n = jnp.maximum(jnp.minimum(state.seen, self.window), 1).astype(values.dtype)
         # In units of the largest, whose squares do not overflow.
         largest = jnp.max(jnp.where(is_held, jnp.abs(state.recent), 0), axis=1)

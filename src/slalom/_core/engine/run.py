@@ -207,10 +207,12 @@ def _at_leaf(
     read = [u, *([] if plan.adds or p is None else [p])]
     written = [p if plan.adds else None, *(x for values in fields for x in values)]
     all_seeds = [None, *(seed for values in seeds for seed in values)]
-    if any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
+    if not any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
+        new = run_whole(body, read, written, all_seeds)
+    elif all(runs[k].rule.elementwise for k in plan.active):
         new = run_at_rest(body, read, written, all_seeds, after)
     else:
-        new = run_whole(body, read, written, all_seeds)
+        new = run_whole(body, read, tree.after(written, after), all_seeds)
     return new[0], [new[a:b] for a, b in itertools.pairwise(starts)]
 
 

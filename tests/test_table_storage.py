@@ -66,11 +66,11 @@ def trained(tx):
 
 
 def stores(tx):
-    return any(isinstance(part.module, sl.Stored) for part in parts(tx))
+    return any(isinstance(part.module, sl.wrappers.Store) for part in parts(tx))
 
 
 def writes(tx):
-    return any(isinstance(part.module, sl.Written) for part in parts(tx))
+    return any(isinstance(part.module, sl.wrappers.Write) for part in parts(tx))
 
 
 def assert_same(tx, left, right):

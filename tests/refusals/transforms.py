@@ -209,7 +209,7 @@ def a_group_without_a_learning_rate():
 
 @refused(
     ValueError,
-    "Mechanized is outside of `.maximize()`, so it would follow the loss where the transform "
+    "Mechanize is outside of `.maximize()`, so it would follow the loss where the transform "
     "inside ascends. Call `.maximize()` after `.mechanize(...)`: "
     "`tx.mechanize(...).maximize()`.",
 )

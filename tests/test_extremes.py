@@ -74,8 +74,10 @@ def test_one_huge_gradient_does_no_lasting_harm(row):
 HIDDEN = {
     "no gradient counts": ("SetToZero(", "freeze("),
     "this is its purpose": ("ZeroNans(", "if_finite(", "SkipNotFinite(", "scale_loss("),
+    "spikes are skipped": ("skip_spikes(", "CheckFinite("),
     "it looks for a lower loss": ("Linesearch(",),
-    "infinity has a sign": ("Sign(", "Rprop(", "Lion(", "Clip(", "Sophia("),
+    "it follows the residuals": ("GaussNewton(", "LevenbergMarquardt("),
+    "infinity has a sign": ("Sign(", "Rprop(", "Lion(", "Clip(", "Sophia(", "Adopt("),
 }
 """Why a gradient that is not finite may go unnoticed, and what does so."""
 

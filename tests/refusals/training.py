@@ -18,6 +18,8 @@ NO_OPTIMIZER = "A training step is called as `step(model, opt, *args)` with an `
 DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
 can no longer be used ({}). Use the results of that call:
     model, opt, loss = step(model, opt, ...)
+or, if Ctrl-C interrupted it,
+    model, opt, loss = step.interrupted
 or disable donation, which needs memory for a copy:
     step = sl.train_step(loss_fn, donate={})"""
 

@@ -133,8 +133,9 @@ def write(
     entries, at = {}, 0
     for name in order:
         x = stored[name]
-        dtype, sums = x.dtype.name, (checksum(b""),) * pieces(x.nbytes)
-        entries[name] = Entry(dtype, x.shape, at, x.nbytes, kinds.get(name, dtype), sums)
+        dtype: str = x.dtype.name
+        sums = (checksum(b""),) * pieces(x.nbytes)
+        entries[name] = Entry(dtype, x.shape, at, x.nbytes, kinds.get(name) or dtype, sums)
         at += x.nbytes
     head = encoded(header or {}, entries)
     with replacing(Path(path)) as file:

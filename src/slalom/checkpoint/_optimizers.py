@@ -63,10 +63,11 @@ class Layout(NamedTuple):
                 places[i] = Slot(part.name, rule, local, None, (part.name, ""), "", None)
         rules = [Leaf(places[i], (names[i],)) for i in sorted(places) if i in names]
         # An encoded leaf is one leaf, with its own path.
+        leaves: list[Any]
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
         found = slots(transform, structure.unflatten(range(len(leaves))), params)
         own = [
-            _encoded_leaf(slot, x, names) if is_encoded(x) else Leaf(slot, (names[x],))
+            _encoded_leaf(slot, x, names) if is_encoded(x) else Leaf(slot, (names[int(x)],))
             for slot, x in zip(found, leaves, strict=True)
             if is_encoded(x) or x in names
         ]
@@ -112,7 +113,8 @@ def _leaf_from_json(known: Mapping[str, Any]) -> Leaf:
     given = dict(known["slot"])
     owner = given.get("owner", "")
     fields: dict[str, Any] = dict.fromkeys(Slot._fields, "") | given
-    slot = Slot(**(fields | {"node": (owner, given.get("node", ""))}))
+    fields["node"] = (owner, given.get("node", ""))
+    slot = Slot(**fields)
     rest: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in known.items()}
     rest["slot"] = slot
     leaf = Leaf(**rest)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Real
 
+from .._core import notebook
 from .._core.figures import make_figure
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ MOST_COLORS = 6
 
 MOST_LABELS = 64
 """The number of cells of a heat map up to which each shows its number."""
+
+MOST_ROWS = 20
+"""The number of runs that a notebook lists."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,6 +96,17 @@ class SweepResult:
             return f"{text}, none with a finite loss"
         best = ", ".join(f"{name}={value:.4g}" for name, value in self.best.items())
         return f"{text}, best: {best} with loss {self.final[self.best_index]:.4g}"
+
+    def _repr_html_(self) -> str:
+        final = self.final
+        best_first = np.argsort(np.where(np.isfinite(final), final, np.inf), axis=None)
+        rows = []
+        for run in best_first[:MOST_ROWS]:
+            index = np.unravel_index(run, final.shape)
+            pairs = zip(self.grid.values(), index, strict=True)
+            rows.append([*(f"{values[i]:.4g}" for values, i in pairs), f"{final[index]:.4g}"])
+        header = [*self.grid, "final loss"]
+        return notebook.document(notebook.table(header, rows, repr(self), header))
 
 
 # --- the picture ------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ def test_scores_give_stochastic_reconfiguration(x64, complex_psi):
 
     def log_psi(p, s):
         z = jnp.sum(jnp.tanh(p["w"] @ s + p["b"]))
-        return z + 1j * jnp.sum(p["w"] @ s**2) if complex_psi else z
+        return jax.lax.complex(z, jnp.sum(p["w"] @ s**2)) if complex_psi else z
 
     p, (s, _) = problem(jnp.float64)
     energies = jax.random.normal(jax.random.key(9), (6,))

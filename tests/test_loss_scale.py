@@ -247,6 +247,7 @@ def trained(tx, compute_dtype, steps=60):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The loss is computed in float16")
 def test_a_model_in_float16_trains_with_it_and_not_without():
     tx = sl.adam(0.1)
     without, _ = trained(tx, "float16")

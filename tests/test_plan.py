@@ -129,6 +129,17 @@ print("same")
     assert (done.returncode, done.stdout.strip()) == (0, "same"), done.stderr
 
 
+@pytest.mark.parametrize("name", slow_except(["soap", "shampoo", "kron", "flatten"], "flatten"))
+def test_factors_of_square_matrices_and_buffers_are_planned_as_they_are(name):
+    tx = {"soap": sl.soap(0.1), "shampoo": sl.shampoo(0.1), "kron": sl.kron(0.1)}.get(name)
+    mesh = two_by_two()
+    shapes = abstract(mesh, SPECS["both"], shape=(32, 32))
+    opt = sl.Optimizer(ADAM.flatten() if tx is None else tx, concrete(shapes))
+    assert sl.plan(opt.transform, shapes, mesh.abstract_mesh).state == on_one_device(opt.arrays)
+    _, opt = opt.step(concrete(shapes), concrete(shapes))
+    assert sl.plan(opt.transform, shapes, mesh.abstract_mesh).state == on_one_device(opt.arrays)
+
+
 # Reference that the rules of `plan` are checked against: what binding creates.
 QUICK = [EVERYTHING[name] for name in ("ScaleByAdam", "ScaleByFactoredRms", "Flatten")]
 

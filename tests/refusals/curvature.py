@@ -309,6 +309,11 @@ def batch_args_of_least_squares():
     step(params(), bound(), x)
 
 
+@refused(ValueError, "`max_steps` of `sl.minimize` must be at least 1, got 0.")
+def a_minimization_without_steps():
+    sl.minimize(jnp.square, sl.sgd(0.1), jnp.ones(()), max_steps=0)
+
+
 @refused(
     ValueError,
     "`callback` of `sl.minimize` runs on the host, so it does not work under `vmap`, `jit` or "

@@ -594,3 +594,13 @@ def a_number_as_an_outer_optimizer():
 )
 def an_outer_optimizer_that_ascends():
     bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))
+
+
+@refused(
+    ValueError,
+    "SkipSpikes is outside of `.maximize()`, so it would follow the loss where the transform "
+    "inside ascends. Call `.maximize()` after `.skip_spikes(...)`: "
+    "`tx.skip_spikes(...).maximize()`.",
+)
+def skipped_spikes_of_what_is_maximized():
+    bound(sl.sgd(0.1).maximize().skip_spikes())

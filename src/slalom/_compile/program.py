@@ -23,6 +23,7 @@ from jaxtyping import PyTree
 
 from .._paths import dotted
 from .._types import Tracer, under_jit
+from .interrupts import compiling
 from .memory import is_on_host, to_device, to_host
 from .mesh import constrain, may_be_at, mesh_sharding
 
@@ -51,6 +52,8 @@ _kinds: dict[type, int] = {}
 DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
 can no longer be used ({paths}). Use the results of that call:
     model, opt, loss = step(model, opt, ...)
+or, if Ctrl-C interrupted it,
+    model, opt, loss = step.interrupted
 or disable donation, which needs memory for a copy:
     step = sl.train_step(loss_fn, donate={keeps_it})"""
 
@@ -208,6 +211,8 @@ class Program(Generic[Arguments, Other]):
         self._signatures: dict[Hashable, Signature] = {}
 
         def program(signature: Signature, donated: Leaves, kept: Leaves) -> Packed:
+            compiling()
+
             # Traced here and inlined below, so that the body runs once and its program can be
             # searched for runtime checks before it is compiled.
             def finished(donated: Leaves, kept: Leaves) -> Packed:

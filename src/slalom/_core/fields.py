@@ -85,6 +85,11 @@ def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
     return _declare(_STEPS, default, _as_steps, check)
 
 
+def whole_number(converter: Callable[[Any], Any], check: Callable[[str, Any], None]) -> Any:
+    """Declares an integer leaf that is traced, read and replaced like a hyperparameter."""
+    return _declare(_STEPS, _MISSING, converter, check)
+
+
 def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
     """Declares a static whole number, such as a number of steps: a Python int.
 

@@ -207,7 +207,8 @@ class AbstractFluent(AbstractDeclared):
         **Arguments:**
 
         - `k`: the number of mini-steps in a window: an int ≥ 1, or a schedule, which is called
-            with the number of earlier windows at the start of each window, and rounded.
+            with the number of earlier windows at the start of each window, and rounded. It is a
+            hyperparameter: `opt.with_hyperparams(k=8)` does not recompile.
         - `mean`: whether to use the weighted mean of the window's gradients, or their weighted sum.
         - `accumulator_dtype`: the dtype of the accumulator. Defaults to float32 for
             half-precision leaves, and to the leaf's own dtype for wider ones.

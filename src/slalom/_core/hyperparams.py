@@ -118,7 +118,10 @@ def read(transform: AbstractTransform[Any], state: Any, context: Context | None)
         if isinstance(part.module, AbstractStatefulSchedule):
             continue  # the hyperparameter that it drives is listed at its own path
         for field in hyperparameter_fields(part.module):
-            value = read_number(part.module, field.name, part.context)
+            if isinstance(part.module, AbstractTransform):
+                value = part.module.reading(field.name, part.state, part.context)
+            else:
+                value = read_number(part.module, field.name, part.context)
             if value is not None:
                 values[".".join((*part.path, field.name))] = value
     return ByPath(values)

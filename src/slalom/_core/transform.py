@@ -135,6 +135,11 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         del state
         return {}
 
+    def reading(self, name: str, state: State, context: Context | None) -> Any:
+        """The value of a hyperparameter that the next step uses, for `opt.hyperparams`."""
+        del state
+        return read_number(self, name, context)
+
     # A transform made of others also replaces `children` (in `declared.py`), the one source for
     # everything that inspects or edits a composition, and `run` below. Traits, which checks read
     # when an optimizer is created, are in `traits.py`.

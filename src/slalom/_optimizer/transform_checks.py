@@ -28,6 +28,7 @@ from ..wrappers.mechanize import Mechanize
 from ..wrappers.partitions import Partition
 from ..wrappers.sam import Sam
 from ..wrappers.scale_loss import check_loss_scale
+from ..wrappers.skip_spikes import SkipSpikes
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
 # binds an equal pair in every outer step, and the checks take most of the time of a binding.
@@ -162,7 +163,8 @@ def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> N
             f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "
             f"`tx.{method}(...).maximize()`."
         )
-    if isinstance(transform, Mechanize | Sam | Drive):
+    watches = isinstance(transform, SkipSpikes) and transform.by != "grad_norm"
+    if watches or isinstance(transform, Mechanize | Sam | Drive):
         around = transform
     for inner in inner_transforms(transform):
         _check_objective(inner, around)

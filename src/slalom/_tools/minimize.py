@@ -144,8 +144,8 @@ def minimize(
 
     **Raises:** `ValueError` for `progress=True` or a callback under `vmap`, `jit` or `grad`.
     """
-    check_steps(max_steps, "sl.minimize", 1)
-    check_steps(every, "sl.minimize", 1)
+    check_steps(max_steps, "sl.minimize", 1, "max_steps")
+    check_steps(every, "sl.minimize", 1, "every")
     tolerances = {
         name: jnp.asarray(check_number(f"minimize.{name}", x, "[0, inf)"), canonical_float())
         for name, x in {"tol": tol, "rtol": rtol}.items()

@@ -13,6 +13,7 @@ from .._compile.callables import with_function
 from .._compile.program import Packed, pack, unpack
 from .._core.chain import first_link
 from .._core.context import Context
+from .._core.messages import warn
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
@@ -84,6 +85,12 @@ def training_step(
             kwargs=inputs.kwargs,
             scale=loss_scale(opt.transform, opt.state),
         )
+        if options.compute_dtype == "float16" and batch_loss.scale is None:
+            warn(
+                "The loss is computed in float16, and nothing scales it: gradients below 6e-8 "
+                'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
+                "scale."
+            )
         if first_link(opt.transform).per_example:
             gradient = _per_example_gradient(batch_loss, opt)
         elif options.reuse_linesearch:
@@ -174,9 +181,10 @@ class BatchLoss(NamedTuple):
         if self.options.microbatches is None:
             means, packed = function((self.args, self.kwargs))
             return means, unpack(packed)
-        batch = self.divided("microbatches")
-        number, has_weight = self.options.microbatches, self.options.has_weight
-        return scan_microbatches(function, like, batch, number, has_weight)
+        batch, number = self.divided("microbatches"), self.options.microbatches
+        if number == "split":
+            batch, number = batch._replace(is_split=True), batch.size
+        return scan_microbatches(function, like, batch, number, self.options.has_weight)
 
     def value(self, model: PyTree) -> Scalar:
         """The loss of another model on the same batch."""
@@ -316,6 +324,11 @@ def _check_per_example(options: Options, link: AbstractTransform) -> None:
         raise TypeError(
             f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
+        )
+    if options.microbatches == "split":
+        raise ValueError(
+            "The first link uses per-example gradients, and takes the batch as a whole. Join its "
+            "first two axes, and pass their number: `microbatches=n`."
         )
     for name, reason in NOT_PER_EXAMPLE.items():
         if getattr(options, name):

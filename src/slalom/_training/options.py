@@ -18,7 +18,7 @@ class TrainOptions(TypedDict, total=False):
     """
 
     donate: Donate
-    microbatches: int | None
+    microbatches: int | Literal["split"] | None
     batch_args: BatchArgs
     reuse_linesearch: bool
     transform_grads: Callable[[Any], Any] | None
@@ -32,7 +32,7 @@ class Options(NamedTuple):
     has_aux: bool = False
     has_weight: bool = False
     donate: Donate = "opt"
-    microbatches: int | None = None
+    microbatches: int | Literal["split"] | None = None
     batch_args: tuple[int | str, ...] | None = None
     reuse_linesearch: bool = False
     transform_grads: Callable[[Any], Any] | None = None
@@ -57,10 +57,11 @@ class Options(NamedTuple):
             raise TypeError(
                 f"train_step.donate must be 'opt', 'all' or False, got {self.donate!r}."
             )
-        if self.microbatches is not None:
+        if self.microbatches is not None and self.microbatches != "split":
             if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool):
                 raise TypeError(
-                    f"train_step.microbatches must be an int, got {self.microbatches!r}."
+                    "train_step.microbatches must be an int, or 'split' for batches that are "
+                    f"split already, got {self.microbatches!r}."
                 )
             if self.microbatches < 1:
                 raise ValueError(

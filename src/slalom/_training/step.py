@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array
 
 from .._compile.callables import as_tree, without_function
+from .._compile.interrupts import HeldInterrupts
 from .._compile.program import Program
 from .._optimizer.compiled import carried, check_guards, homes
 from .._optimizer.optimizer import Optimizer
@@ -32,7 +33,12 @@ class TrainStep(Generic[P, R]):
     `P` are the parameters of the loss after the model, and `R` is the third result of the step.
     """
 
+    interrupted: tuple[Any, Any, Any] | None
+    """The results of the last call, if Ctrl-C came before it could return them and after the
+    optimizer had been donated. `None` after a call that returned."""
+
     def __init__(self, loss_fn: Callable[..., Any], options: Options):
+        self.interrupted = None
         self.loss_fn = loss_fn
         self.options = options
         tree = as_tree(loss_fn)
@@ -68,8 +74,26 @@ class TrainStep(Generic[P, R]):
         context: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[PyTree, Optimizer, Any]:
-        after, returned = self._program(self._inputs(model, opt, args, kwargs, context))
-        return after.model, after.opt, returned
+        inputs = self._inputs(model, opt, args, kwargs, context)
+        if self.options.donate is False:
+            after, returned = self._program(inputs)
+            return after.model, after.opt, returned
+        results, held = None, HeldInterrupts(inputs)
+        try:
+            with held:
+                after, returned = self._program(inputs)
+                results = after.model, after.opt, returned
+                self.interrupted = None
+                # From here on, every instruction is a moment to lose the results.
+                del inputs, after
+                held.finish()
+            if held.has_waited:
+                held.interrupt()
+        except BaseException:
+            if results is not None:
+                self.interrupted = results
+            raise
+        return results
 
     def lower(
         self,

@@ -183,9 +183,11 @@ def train_step(
     - `donate`: which memory the step reuses for its result. `"opt"`: that of the optimizer's
         state; the optimizer that was passed cannot be used again. `"all"`: that of the trainable
         parameters too, so that the model cannot be used again either. `False`: none. Frozen leaves,
-        hyperparameters, keys and the batch are never donated.
+        hyperparameters, keys and the batch are never donated. If Ctrl-C interrupts a call that has
+        donated its arguments, `step.interrupted` holds its results.
     - `microbatches`: the number of parts in which the batch is differentiated, an int ≥ 1 that
-        divides the number of examples.
+        divides the number of examples. `"split"`: the batch comes split, and every array in it has
+        the parts along its leading axis and the examples along its second one.
     - `batch_args`: the arguments that contain the batch, by name or by position after `opt`. Every
         array in them has the examples along its leading axis. Defaults to all arguments.
     - `reuse_linesearch`: whether to reuse the loss and gradient that the line search at the end of

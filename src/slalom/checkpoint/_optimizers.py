@@ -111,10 +111,19 @@ def _given(known: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
 def _leaf_from_json(known: Mapping[str, Any]) -> Leaf:
     given = dict(known["slot"])
     owner = given.get("owner", "")
-    fields = dict.fromkeys(Slot._fields, "") | given
+    fields: dict[str, Any] = dict.fromkeys(Slot._fields, "") | given
     slot = Slot(**(fields | {"node": (owner, given.get("node", ""))}))
-    rest = {name: tuple(x) if isinstance(x, list) else x for name, x in known.items()}
-    return Leaf(**(rest | {"slot": slot}))
+    rest: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in known.items()}
+    rest["slot"] = slot
+    leaf = Leaf(**rest)
+    texts = (*given.values(), *leaf.arrays, *leaf.parts, leaf.codec, leaf.dtype)
+    if not all(isinstance(x, str) or x is None for x in texts):
+        raise TypeError("a name that is not a string")
+    if not leaf.arrays or (leaf.codec and len(leaf.parts) != len(leaf.arrays)):
+        raise ValueError(f"a leaf with the arrays {leaf.arrays} and the parts {leaf.parts}")
+    if leaf.codec:
+        np.empty(0, leaf.dtype).reshape(0, *leaf.shape)
+    return leaf
 
 
 # --- matching -------------------------------------------------------------------------------

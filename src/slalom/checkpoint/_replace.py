@@ -134,7 +134,7 @@ def _raise_unwritable(path: Path, error: OSError, in_place: bool) -> NoReturn:
             f"The checkpoint '{path}' is written and in place, but the directory could not be "
             f"synced ({reason}), so it may not outlast a loss of power. Save again",
         ) from error
-    kept = " The old file is intact." if path.is_file() else ""
+    kept = " The old file is intact." if os.path.isfile(path) else ""
     file = next((p for p in path.parents if os.path.isfile(p)), None)
     number = error.errno if file is None else errno.ENOTDIR
     if file is not None:

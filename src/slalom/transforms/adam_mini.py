@@ -159,7 +159,7 @@ def _mean_of_squares(g: Array, counts: tuple[int, ...]) -> Array:
     """The mean of |g|² over each block."""
     within = _within(g.shape, counts)
     total = jnp.sum(tree.abs_squared(_in_blocks(g, counts)), within)
-    return jnp.reshape(total / max(g.size // max(total.size, 1), 1), counts)
+    return jnp.reshape(total / float(max(g.size // max(total.size, 1), 1)), counts)
 
 
 def _scaled(x: Array, factors: Array) -> Array:

@@ -180,5 +180,5 @@ def _rms_clip_factor(now: Any, g: Array, sum_of_squares: Callable[[], Array]) ->
     """The factor that clips an update, shaped like `g`, with this sum of squares."""
     if now.clipping_threshold is None:
         return 1
-    rms = tree.root(sum_of_squares() / max(g.size, 1))
+    rms = tree.root(sum_of_squares() / float(max(g.size, 1)))
     return clip_factor(rms, now.clipping_threshold)

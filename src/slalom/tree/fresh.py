@@ -1,6 +1,8 @@
 """Initial state, shaped like the parameters."""
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -192,6 +194,37 @@ def canonical_spec(mesh: Any, spec: Sequence[Any], ndim: int) -> PartitionSpec:
         while entries and entries[-1] is None:
             entries.pop()
     return PartitionSpec(*entries)
+
+
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """`jnp.reshape`, also of axes that are sharded along explicit axes of a mesh.
+
+    JAX refuses a reshape whose result cannot have the sharding of `x`. Here the axes before and
+    after those that change keep theirs, and the first one that changes keeps what divides it.
+    """
+    sharding = jax.typeof(x).sharding
+    spec, mesh = tuple(sharding.spec), sharding.mesh
+    before = _common(x.shape, shape)
+    after = _common(x.shape[before:][::-1], shape[before:][::-1])
+    changed = spec[before : len(spec) - after]
+    if all(entry is None for entry in changed):
+        return jnp.reshape(x, shape)
+    kept: list[Any] = []
+    for name in changed[0] if isinstance(changed[0], tuple) else (changed[0],):
+        parts = math.prod(mesh.shape[other] for other in (*kept, name) if other is not None)
+        if name is None or len(shape) == before + after or shape[before] % parts:
+            break
+        kept.append(name)
+    middle = [tuple(kept) or None, *(None,) * (len(shape) - before - after - 1)]
+    middle = middle[: len(shape) - before - after]
+    new = PartitionSpec(*spec[:before], *middle, *spec[len(spec) - after :])
+    return jax.lax.reshape(x, shape, out_sharding=sharding.update(spec=new))
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many sizes are equal, from the first one on."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
+    return len(list(pairs))
 
 
 def no_state(params: Params) -> None:

@@ -315,4 +315,4 @@ def norm(x: Inexact[Array, "..."]) -> Scalar:
 
 def rms(x: Inexact[Array, "..."]) -> Scalar:
     """The root mean square of one array, in its own precision; 0 for an empty one."""
-    return root(jnp.sum(abs_squared(x)) / max(x.size, 1))
+    return root(jnp.sum(abs_squared(x)) / float(max(x.size, 1)))

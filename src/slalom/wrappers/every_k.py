@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import CHECK, Part
+from .._core.declared import Part
 from .._core.encoded import decoded
 from .._core.engine.run import advance_tree
-from .._core.fields import dtype_field
+from .._core.fields import dtype_field, whole_number
 from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
 from .._core.schedule import AbstractSchedule, as_schedule
@@ -101,9 +101,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     """
 
     inner: AbstractTransform
-    k: int | Int[Array, "*runs"] | AbstractSchedule = eqx.field(
-        converter=_as_window, metadata={CHECK: _check_window}
-    )
+    k: int | Int[Array, "*runs"] | AbstractSchedule = whole_number(_as_window, _check_window)
     mean: bool = eqx.field(default=True, static=True, kw_only=True)
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
     skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)
@@ -266,6 +264,11 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
 
         rule = add_to_mean if self.mean else add_to_sum
         return advance_tree(rule, accumulated, grads, now, context, "accumulated")
+
+    def reading(self, name: str, state: EveryKState, context: Context | None) -> Any:
+        if name == "k":
+            return jnp.asarray(self._window(state.count), jnp.int32)
+        return super().reading(name, state, context)
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
         if not isinstance(self.k, AbstractSchedule):

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from .. import tree
@@ -19,7 +19,7 @@ from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
 from .._core.write import RETURN, Writer
 from .._paths import leaf_paths
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Tracer, Updates
 
 _MAX_SIZE = 8192
 """The size at which concatenation starts to pay on a CPU. It is larger on a GPU."""
@@ -205,7 +205,12 @@ def _concatenate(group: list[Any]) -> Array:
     # Updates in one buffer may differ in dtype, so they are promoted to a common one.
     dtype = own.pop() if len(own) == 1 else tree.accumulation_dtype(*own, *(x.dtype for x in group))
     whole = [_with_spec(x, x, PartitionSpec(*(None,) * np.ndim(x))) for x in group]
-    return jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in whole])
+    buffer = jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in whole])
+    home = None if isinstance(buffer, Tracer) else buffer.sharding
+    if not isinstance(home, NamedSharding):
+        return buffer
+    # The compiler would choose, depending on the leaves. `sl.plan` must know.
+    return jax.device_put(buffer, home.update(spec=tree.canonical_spec(home.mesh, (), 1)))
 
 
 def _with_spec(x: Any, like: Any, spec: PartitionSpec) -> Any:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import CHECK, Part
+from .._core.declared import Part
 from .._core.encoded import stored_as
 from .._core.fields import Hyperparameter, count_field
 from .._core.marks import param_like
@@ -24,16 +24,6 @@ from .._types import Gradients, Params
 from ..transforms import ScaleByLearningRate
 from .schedule_free import ScheduleFree
 from .write import Write, refuse_written
-
-
-def _check_optimizer(name: str, optimizer: Any) -> None:
-    require_transform(name, optimizer)
-    for part in parts(optimizer):
-        if isinstance(part.module, AbstractParameterWriter | Write):
-            raise ValueError(
-                f"{name} contains '{part.name}', which writes parameters itself. Write "
-                f"`tx.outer(...).{segments(part.module)[0]}(...)`."
-            )
 
 
 class OuterState(eqx.Module):
@@ -91,12 +81,18 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform
-    optimizer: AbstractTransform = eqx.field(metadata={CHECK: _check_optimizer})
+    optimizer: AbstractTransform
     every: int = count_field(least=1)
     reset_state: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
         require_transform("Outer.optimizer", self.optimizer)
+        for part in parts(self.optimizer):
+            if isinstance(part.module, AbstractParameterWriter | Write):
+                raise ValueError(
+                    f"Outer.optimizer contains '{part.name}', which writes parameters itself. "
+                    f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
+                )
         refuse_written(self, ".outer(...)")
         for part in parts(self.inner):
             if isinstance(part.module, ScheduleFree):

@@ -1,0 +1,285 @@
+"""Files that nobody could read: they are not written, or refused, and older ones are found."""
+
+import json
+import os
+import zlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+
+import slalom as sl
+from slalom.checkpoint import _file, _format, _replace
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.safetensors"
+
+
+# --- what no reader would accept ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trees", "message"),
+    [
+        ({"__metadata__": jnp.ones(2)}, "The name '__metadata__' is reserved"),
+        ({"": jnp.ones(2)}, "names must not be empty"),
+        ({"a.b": jnp.ones(2)}, "A tree cannot have the name 'a.b'"),
+        ({"model": {"\ud800": jnp.ones(2)}}, r"The name 'model.\\ud800' has a character"),
+        ({"loader": {"\ud800": 1}}, r"The name 'loader.\\ud800' has a character"),
+        ({"x": np.array(["text"])}, "'x' is an array of dtype <U4"),
+    ],
+    ids=["reserved", "empty", "dotted", "surrogate", "value", "text"],
+)
+def test_names_that_no_file_can_have_are_refused_before_anything_is_written(trees, message, path):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        sl.checkpoint.save(path, **trees)
+    assert message.replace(r"\\", "\\") in str(caught.value)
+    assert not path.exists()
+
+
+def test_a_header_that_is_too_large_is_refused(path, monkeypatch):
+    sl.checkpoint.save(path, n=1)
+    monkeypatch.setattr(_format, "LARGEST_HEADER", 10_000)
+    with pytest.raises(ValueError, match=r"would have 200 arrays and a header of [\d,]+ bytes"):
+        sl.checkpoint.save(path, model=[np.ones(1)] * 200)
+    assert sl.checkpoint.load(path, n=0)["n"] == 1
+
+
+@pytest.mark.parametrize("size", [10**6, pytest.param(101 * 10**6, marks=pytest.mark.slow)])
+def test_long_state_of_a_loader_is_in_the_body(size, path):
+    text = "\ud800ü" + "x" * size
+    sl.checkpoint.save(path, loader={"text": text, "numbers": [3] * 1000, "z": 1 + 2j})
+    like = {"text": "", "numbers": [0] * 1000, "z": 0j}
+    loaded = sl.checkpoint.load(path, loader=like)["loader"]
+    assert loaded["text"] == text
+    assert loaded["numbers"] == [3] * 1000
+    assert loaded["z"] == 1 + 2j
+    with safetensors.safe_open(path, framework="numpy") as file:
+        assert len(str(file.metadata())) < 5000
+
+
+def test_text_of_the_user_in_the_header_is_readable(path):
+    class Odd(sl.AbstractTransform):
+        def init(self, params):
+            return None
+
+        def update(self, updates, state, params=None, context=None):
+            return updates, state
+
+        def __repr__(self):
+            return "\ud800"
+
+    sl.checkpoint.save(path, opt=sl.Optimizer(Odd() | sl.sgd(0.1), {"w": jnp.ones(2)}))
+    with safetensors.safe_open(path, framework="numpy") as file:
+        assert "opt.count" in [*file.keys()]
+
+
+# --- malformed headers ----------------------------------------------------------------------
+
+
+def forged(path, change=lambda text, layout: None, raw=None):
+    """A file with a changed header, whose checksum is right."""
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    layout = json.loads(whole[8 : 8 + length])
+    text = layout.pop("__metadata__")
+    change(text, layout)
+    text = {"header_checksum": "0" * 8} | {k: v for k, v in text.items() if k[:8] != "header_c"}
+    head = json.dumps({"__metadata__": text} | layout).encode() if raw is None else raw
+    at = head.index(b"0" * 8)
+    head = head[:at] + f"{zlib.crc32(head):08x}".encode() + head[at + 8 :]
+    path.write_bytes(len(head).to_bytes(8, "little") + head + whole[8 + length :])
+
+
+START = '{"__metadata__": {"header_checksum": "00000000"'
+
+
+def without(key):
+    return lambda text, layout: text.pop(key)
+
+
+def with_text(**changes):
+    return lambda text, layout: text.update(changes)
+
+
+def with_place(**changes):
+    return lambda text, layout: layout["model.w"].update(changes)
+
+
+MALFORMED = {
+    "no checksums": without("checksums"),
+    "no dtypes": without("dtypes"),
+    "no layouts": without("layouts"),
+    "bad JSON": with_text(checksums="{"),
+    "checksums of nothing": with_text(checksums="{}"),
+    "checksums as a list": with_text(checksums="[1]"),
+    "a number as text": with_text(count=3),
+    "no format": without("format"),
+    "another format": with_text(format="x"),
+    "no version": without("format_version"),
+    "version 0": with_text(format_version="0"),
+    "version -1": with_text(format_version="-1"),
+    "version x": with_text(format_version="x"),
+    "version ²": with_text(format_version="²"),
+    "huge version": with_text(format_version="9" * 5000),
+    "layouts as a list": with_text(layouts="[1]"),
+    "layouts of numbers": with_text(layouts='{"opt": 3}'),
+    "another dtype": with_place(dtype="F16"),
+    "unknown dtype": with_place(dtype="X"),
+    "a dtype that is a list": with_place(dtype=[]),
+    "another shape": with_place(shape=[3]),
+    "negative shape": with_place(shape=[-2, -1]),
+    "float shape": with_place(shape=[2.0]),
+    "huge shape": with_place(shape=[2**70]),
+    "a shape that is a number": with_place(shape=2),
+    "outside": with_place(data_offsets=[10**12, 10**12 + 8]),
+    "no offsets": with_place(data_offsets=[]),
+    "overlapping": lambda text, layout: layout.update(z=dict(layout["model.w"])),
+    "no place": lambda text, layout: layout.update({"model.w": {}}),
+    "a place that is a number": lambda text, layout: layout.update({"model.w": 3}),
+}
+RAW = {
+    "deep": START + '}, "x": ' + "[" * 100_000,
+    "metadata of numbers": '{"__metadata__": {"header_checksum": "00000000", "a": 3}}',
+    "not JSON": START,
+    "not UTF-8": START.encode() + b"\xff",
+    "a huge number": START + '}, "x": ' + "9" * 10_000 + "}",
+}
+
+
+def refused(path):
+    with pytest.raises(sl.checkpoint.DamagedError) as caught:
+        sl.checkpoint.load(path, model={"w": jnp.ones(2)})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", [*MALFORMED, *RAW])
+def test_a_malformed_header_is_refused_and_an_older_file_is_found(case, tmp_path):
+    rolling = sl.checkpoint.Rolling(tmp_path)
+    for n in (1, 2):
+        rolling.save(n, model={"w": jnp.full(2, n, jnp.float32)})
+    path = rolling.latest()
+    if case in MALFORMED:
+        forged(path, MALFORMED[case])
+    else:
+        raw = RAW[case]
+        forged(path, raw=raw if isinstance(raw, bytes) else raw.encode())
+    assert f"'{path}' is damaged: its " in refused(path)
+    with pytest.warns(UserWarning, match="It is skipped"):
+        assert rolling.load(model={"w": jnp.ones(2)})["model"]["w"][0] == 1
+    with pytest.warns(UserWarning, match="It is skipped"):
+        assert rolling.latest().name == "step-00000001.safetensors"
+
+
+def test_codecs_in_a_file_are_never_run(path):
+    model = {"w": jnp.ones(5000)}
+    sl.checkpoint.save(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), model))
+    texts = ["__import__('os').abort()", "sl.codecs.int8(x=1)", "sl.codecs.offload()", "(", "x" * 9]
+    texts += ["sl.codecs.__dir__()", "sl.codecs.cast('nonsense')", "sl.codecs.int8(*[1] * 9)"]
+    for text in texts:
+        swap = lambda t, layout, text=text: t.update(  # noqa: E731
+            layouts=t["layouts"].replace("sl.codecs.int8()", text)
+        )
+        whole = path.read_bytes()
+        forged(path, swap)
+        loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.lion(0.1), model), strict=False)
+        assert loaded.report.retyped == {"opt.scale_by_lion.mu.w": (text, "float32")}
+        path.write_bytes(whole)
+
+
+# --- older files ----------------------------------------------------------------------------
+
+
+def newer(path):
+    path.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_format, "VERSION", 2)
+        sl.checkpoint.save(path, n=2)
+
+
+def flipped(path):
+    whole = path.read_bytes()
+    at = whole.index(b'"format_version": "1"') + 19
+    path.write_bytes(whole[:at] + b"3" + whole[at + 1 :])
+
+
+def directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def dangling(path):
+    path.unlink()
+    path.symlink_to(path.parent / "nowhere")
+
+
+def unreadable(path):
+    if os.geteuid() == 0:
+        path.unlink()
+        path.symlink_to(path)  # root may read everything, but no link to itself
+    else:
+        path.chmod(0)
+
+
+@pytest.mark.parametrize("spoil", [newer, flipped, directory, dangling, unreadable])
+def test_rolling_passes_over_what_it_cannot_read(spoil, tmp_path):
+    rolling = sl.checkpoint.Rolling(tmp_path, keep=2)
+    rolling.save(1, n=1)
+    rolling.save(2, n=2)
+    spoil(tmp_path / "step-00000002.safetensors")
+    with pytest.warns(UserWarning, match="It is skipped"):
+        assert rolling.load(n=0)["n"] == 1
+    with pytest.warns(UserWarning, match="It is skipped"):
+        assert rolling.latest().name == "step-00000001.safetensors"
+
+
+def test_an_older_file_stays_until_the_new_one_is_known_to_be_whole(tmp_path, monkeypatch):
+    rolling = sl.checkpoint.Rolling(tmp_path, keep=1)
+    rolling.save(1, x=np.zeros(10))
+    write = _file.write
+
+    def written_badly(path, *args, **kwargs):
+        write(path, *args, **kwargs)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + b"\1")
+
+    monkeypatch.setattr(_file, "write", written_badly)
+    with pytest.raises(sl.checkpoint.DamagedError, match="does not match its checksum"):
+        rolling.save(2, x=np.zeros(10))
+    assert rolling.steps == (1, 2)
+    with pytest.warns(UserWarning, match="It is skipped"):
+        assert rolling.latest().name == "step-00000001.safetensors"
+
+
+# --- names of files -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["r" * 255, "ü" * 127, "run\nagain"])
+def test_every_name_that_a_file_may_have_can_be_saved_to(name, tmp_path):
+    path = tmp_path / name
+    leftover = tmp_path / f".{_replace._shortened(name)}.00000000.partial"
+    leftover.touch()
+    sl.checkpoint.save(path, n=1)
+    assert sl.checkpoint.load(path, n=0)["n"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path):
+    with pytest.raises(OSError, match=r"its name has 256 bytes, which is too long. Shorten it"):
+        sl.checkpoint.save(tmp_path / ("r" * 256), n=1)
+
+
+def test_a_directory_that_cannot_be_synced_is_no_failed_save(path, monkeypatch):
+    sl.checkpoint.save(path, n=1)
+
+    def fail(directory):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(_replace, "_sync", fail)
+    with pytest.raises(OSError, match="is written and in place") as caught:
+        sl.checkpoint.save(path, n=2)
+    assert "old file" not in str(caught.value)
+    assert sl.checkpoint.load(path, n=0)["n"] == 2

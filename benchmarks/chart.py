@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-COLOURS = {"optax": "#4c72b0", "torch fused": "#dd8452", "torch foreach": "#c9b08f"}
+COLORS = {"optax": "#4c72b0", "torch fused": "#dd8452", "torch foreach": "#c9b08f"}
 
 
 def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
@@ -25,7 +25,7 @@ def draw(report: dict[str, Any], path: Path, shape: str | None = None) -> None:
                 middle - 1,
                 height,
                 left=1,
-                color=COLOURS[who],
+                color=COLORS[who],
                 label=None if who in labeled else who,
                 xerr=[[middle - ratio["low"]], [ratio["high"] - middle]],
                 error_kw={"elinewidth": 0.8},

@@ -233,11 +233,11 @@ def sm3(h, t, g, p, s):
 
 def factored(h, t, g, p, s):
     w, square = t**-h.decay_rate, np.abs(g) ** 2
-    epsilon = h.positive(h.epsilon)
+    eps = h.positive(h.eps)
 
     def mean_of(old, new):
         new = np.minimum(new, h.largest / 4)
-        return old + w * (new + epsilon - old)
+        return old + w * (new + eps - old)
 
     if len(s.nu) == 1:
         nu = (mean_of(s.nu[0], square),)
@@ -333,7 +333,7 @@ ROWS = {
     ),
     "ScaleByRss": Row(sl.ScaleByRss(), rss, {"sum_of_squares": 2}),
     "ScaleByAdadelta": Row(sl.ScaleByAdadelta(), adadelta, DELTA),
-    "ScaleBySM3": Row(sl.ScaleBySM3(), sm3, {"mu": 0, "accumulators": 2}),
+    "ScaleBySm3": Row(sl.ScaleBySm3(), sm3, {"mu": 0, "accumulators": 2}),
     "ScaleByLion": Row(sl.ScaleByLion(mode="smooth"), lion, {"mu": 1}),
     "ScaleByLion, b2=0.01": Row(sl.ScaleByLion(b2=0.01, mode="smooth"), lion, {"mu": 1}),
     "ScaleByRms": Row(sl.ScaleByRms(), rms, {"nu": 2}),
@@ -353,7 +353,7 @@ ROWS = {
     "ClipByBlockRms": Row(sl.ClipByBlockRms(1.0), clip_rms, largest=1e18),
     "NormalizeByUpdateNorm": Row(sl.NormalizeByUpdateNorm(), normalize),
     "ScaleByTrustRatio": Row(sl.ScaleByTrustRatio(), trust_ratio),
-    "ScaleByParamBlockRMS": Row(sl.ScaleByParamBlockRMS(), block_rms),
+    "ScaleByParamBlockRms": Row(sl.ScaleByParamBlockRms(), block_rms),
     "ScaleByFromage": Row(sl.ScaleByFromage(0.1), fromage),
     "AddDecayedWeights": Row(sl.AddDecayedWeights(0.1), decayed),
     "SubtractDecayedWeights": Row(sl.SubtractDecayedWeights(0.1), subtracted),

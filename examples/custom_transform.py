@@ -32,7 +32,7 @@ RATES = np.geomspace(0.03, 3.0, 9, dtype=np.float32)
 
 
 class QuasiHyperbolicState(eqx.Module):
-    mean: PyTree = sl.param_like()
+    mean: PyTree = sl.fields.param_like()
 
 
 class QuasiHyperbolicMomentum(sl.AbstractTransform):
@@ -43,8 +43,8 @@ class QuasiHyperbolicMomentum(sl.AbstractTransform):
     With ν = 0 it is plain gradient descent, with ν = 1 it is momentum.
     """
 
-    nu: sl.Hyperparameter = sl.hyperparameter(0.7, within="[0, 1]")
-    beta: sl.Hyperparameter = sl.hyperparameter(0.999, within="[0, 1)")
+    nu: sl.Hyperparameter = sl.fields.hyperparameter(0.7, within="[0, 1]")
+    beta: sl.Hyperparameter = sl.fields.hyperparameter(0.999, within="[0, 1)")
 
     def init(self, params):
         return QuasiHyperbolicState(mean=sl.tree.zeros_like(params))

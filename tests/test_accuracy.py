@@ -12,13 +12,13 @@ from table import RULES
 # Rules without a row, and why.
 WITHOUT_FORMULA = {
     # They compute nothing.
-    *("Identity", "SetToZero", "Snapshot", "Monitor", "Freeze", "ApplyEvery"),
+    *("Identity", "SetToZero", "Snapshot", "Monitor", "Freeze", "ApplyEvery", "CheckFinite"),
     # One product, or a comparison.
     *("ScaleByLearningRate", "ScaleBySchedule", "ScaleBy", "Clip", "ScaleBySign", "ZeroNans"),
     *("KeepParamsNonnegative", "Stateless", "StatelessPerLeaf"),
     # The same norms as in a rule with a row.
     *("ScaleByParamBlockNorm", "UnitwiseClip", "AdaptiveGradClip"),
-    *("PerExampleGlobalNormClip", "MeasureWithEma"),
+    *("PerExampleGlobalNormClip", "MeasureWithEma", "ZClip"),
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
     "ScaleByMadgrad",

@@ -216,7 +216,7 @@ def test_rprop_refuses_complex_parameters_by_name():
 
 
 def test_sm3_remembers_a_number_for_each_row_and_column():
-    tx = sl.ScaleBySM3(b1=0.0, eps=0.0)
+    tx = sl.ScaleBySm3(b1=0.0, eps=0.0)
     state = tx.init(jnp.zeros((2, 3)))
     assert [a.shape for a in state.accumulators] == [(2, 1), (1, 3)]
     g = jnp.array([[1.0, 2.0, 0.0], [0.0, 3.0, 0.0]])
@@ -229,7 +229,7 @@ def test_sm3_remembers_a_number_for_each_row_and_column():
     np.testing.assert_allclose(state.accumulators[1], [[2.0, 10.0, 1.0]])
 
 
-@pytest.mark.parametrize("tx", [sl.ScaleByRss(), sl.ScaleBySM3()], ids=["rss", "sm3"])
+@pytest.mark.parametrize("tx", [sl.ScaleByRss(), sl.ScaleBySm3()], ids=["rss", "sm3"])
 def test_no_nan_becomes_a_zero(tx):
     grad = jnp.array([jnp.nan, 1.0])
     updates, _ = tx.update(grad, tx.init(jnp.ones(2)))

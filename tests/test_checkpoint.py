@@ -248,7 +248,7 @@ def test_a_weak_type_is_kept_so_that_nothing_recompiles(path):
     assert kind_of(loaded) == kind_of(tree)
 
 
-def test_equinox_serialisation_still_works(tmp_path):
+def test_equinox_serialization_still_works(tmp_path):
     model, opt = after_steps(sl.adam(0.1).every_k(2), 3)
     eqx.tree_serialise_leaves(tmp_path / "run.eqx", (model, opt))
     like = blank(model), sl.Optimizer(sl.adam(0.1).every_k(2), MODEL)

@@ -78,7 +78,7 @@ def test_storage_changes_together_with_a_wrapper(outer, path):
 
 def test_codes_of_a_codec_that_the_program_does_not_have_are_named(path):
     saved(path, sl.lion(0.1).store({"mu": halves()}))
-    name = "opt.stored.scale_by_lion.mu.w.codes is halves() in the file and sl.codecs.int8() here"
+    name = "opt.store.scale_by_lion.mu.w.codes is halves() in the file and sl.codecs.int8() here"
     with pytest.raises(sl.checkpoint.MismatchError, match=re.escape(f"other dtypes: {name}\n")):
         sl.checkpoint.load(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), PARAMS))
     # Its own optimizer has it.

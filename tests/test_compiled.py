@@ -127,14 +127,14 @@ CONDITIONAL_NORMS = {"normalized": 1, "fromage": 2}
 
 @pytest.mark.parametrize("name", slow_except(LEAN, *QUICK))
 def test_there_are_as_many_conditionals_as_decisions(name):
-    kinds = (sl.AbstractPacedTransform, sl.When)
+    kinds = (sl.wrappers.AbstractPacedWrapper, sl.wrappers.When)
     decisions = [part for part in transforms(LEAN[name]) if isinstance(part.module, kinds)]
     assert lean(name).as_text().count(" conditional(") == len(decisions) + CONDITIONAL_NORMS.get(
         name, 0
     )
 
 
-PACED = [name for name, tx in LEAN.items() if isinstance(tx, sl.AbstractPacedTransform)]
+PACED = [name for name, tx in LEAN.items() if isinstance(tx, sl.wrappers.AbstractPacedWrapper)]
 
 
 @pytest.mark.parametrize(

@@ -467,6 +467,7 @@ def test_params_may_be_left_out_where_none_are_needed():
     ids=repr,
 )
 @pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
+@pytest.mark.filterwarnings("ignore:'clip_by_global_norm' comes after")
 def test_has_updated_says_whether_a_parameter_was_written(tx, expected):
     model, opt = params(), sl.Optimizer(tx, params())
     assert not opt.has_updated
@@ -503,14 +504,14 @@ def test_every_name_stands_in_the_program():
 
 
 class AverageState(eqx.Module):
-    average: object = sl.param_like()
+    average: object = sl.fields.param_like()
     seen: jax.Array
 
 
 class Average(sl.AbstractTransform):
     """An exponential average of updates, written as a user would."""
 
-    decay: sl.Hyperparameter = sl.hyperparameter(0.9, within="[0, 1)")
+    decay: sl.Hyperparameter = sl.fields.hyperparameter(0.9, within="[0, 1)")
 
     def init(self, params):
         return AverageState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
@@ -664,7 +665,7 @@ def test_describe_follows_masks():
     tx = sl.Trace(0.9).mask(W) | sl.sgd(0.1)
     table = sl.Optimizer(tx, params()).describe(params()).to_dict()
     assert table["b"]["transform"] == "scale_by_learning_rate"
-    assert table["w"]["transform"] == "masked.trace | scale_by_learning_rate"
+    assert table["w"]["transform"] == "mask.trace | scale_by_learning_rate"
 
 
 # --- any tree, any chain ----------------------------------------------------------------------

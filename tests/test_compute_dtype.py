@@ -39,6 +39,7 @@ def run(step, model=None, steps=2, **known):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The loss is computed in float16")
 @pytest.mark.parametrize("microbatches", slow_except([None, 2], 2))
 @pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16"], "bfloat16"))
 def test_it_is_the_cast_in_the_loss(dtype, microbatches):
@@ -179,3 +180,11 @@ def test_per_example_gradients_and_donation():
         model, _, _ = step(model, sl.Optimizer(tx, model), x, y)
         models.append(eqx.filter(model, eqx.is_array))
     assert_same_bits(*models)
+
+
+def test_float16_without_a_scale_of_the_loss_warns():
+    step = sl.train_step(lambda m: jnp.sum(m["a"] ** 2), compute_dtype="float16")
+    model = {"a": jnp.ones(3)}
+    with pytest.warns(UserWarning, match=r"gradients below 6e-8 become 0. Write `tx.scale_loss"):
+        step(model, sl.Optimizer(sl.sgd(0.1), model))
+    step(model, sl.Optimizer(sl.sgd(0.1).scale_loss(), model))

@@ -168,7 +168,7 @@ def test_raise_is_not_asked_inside_of_a_scan_but_after_it():
 def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     asked = []
     check = lambda self, name, state: asked.append(name)  # noqa: E731
-    monkeypatch.setattr(sl.IfFinite, "_check_limit", check)
+    monkeypatch.setattr(sl.wrappers.IfFinite, "_check_limit", check)
     for on_limit in ("accept", "skip", "raise"):
         opt = sl.Optimizer(sl.adam(0.1).if_finite(on_limit=on_limit), MODEL)
         assert opt.binding.guarded == (on_limit == "raise")
@@ -352,22 +352,22 @@ BAD_INPUTS = [
         "`and` and `or`.",
     ),
     (
-        lambda: sl.When(sl.adam(0.1), odd, "skip"),
+        lambda: sl.wrappers.When(sl.adam(0.1), odd, "skip"),
         ValueError,
         "When.otherwise must be 'pass' or 'zero', got 'skip'.",
     ),
     (
-        lambda: sl.IfFinite(sl.adam(0.1), -1),
+        lambda: sl.wrappers.IfFinite(sl.adam(0.1), -1),
         ValueError,
         "IfFinite.max_consecutive_errors must be at least 0, got -1.",
     ),
     (
-        lambda: sl.IfFinite(sl.adam(0.1), 5, "ignore"),
+        lambda: sl.wrappers.IfFinite(sl.adam(0.1), 5, "ignore"),
         ValueError,
         "IfFinite.on_limit must be 'accept', 'skip' or 'raise', got 'ignore'.",
     ),
     (
-        lambda: sl.IfFinite(sl.adam(0.1), check="updates"),
+        lambda: sl.wrappers.IfFinite(sl.adam(0.1), check="updates"),
         ValueError,
         "IfFinite.check must be 'grads' or 'both', got 'updates'.",
     ),

@@ -1,12 +1,14 @@
 """Tables and trees of optimizers: plain text, rich and HTML."""
 
 import io
+import re
 import sys
 from html.parser import HTMLParser
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import slalom as sl
@@ -213,3 +215,17 @@ def test_a_donated_optimizer_cannot_be_described():
     sl.train_step(lambda model: jnp.sum(model["w"]))(params(), opt)
     with pytest.raises(ValueError, match="This optimizer was donated to a training step"):
         opt.describe(params())
+
+
+def test_numbers_and_sweeps_show_as_tables_in_a_notebook():
+    opt = sl.Optimizer(sl.adam(0.1).record(), {"w": jnp.ones(2)})
+    for numbers in (opt.hyperparams, opt.metrics):
+        html = numbers._repr_html_()
+        assert all(f"<td>{name}</td>" in html for name in numbers)
+        assert html.count('<td class="slalom-number">') == len(numbers)
+
+    losses = np.array([[[3.0], [1.0]], [[2.0], [np.nan]]])
+    grid = {"learning_rate": np.array([0.1, 0.2]), "weight_decay": np.array([0.0, 1.0])}
+    html = sl.SweepResult(grid, losses)._repr_html_()
+    assert re.findall(r'number">([^<]*)</td></tr>', html) == ["1", "2", "3", "nan"]
+    assert "sweep of 4 runs" in html

@@ -80,6 +80,8 @@ def public_names():
     names += [(sl.projections, name) for name in sl.projections.__all__]
     names += [(sl.codecs, name) for name in sl.codecs.__all__]
     names += [(sl.checkpoint, name) for name in sl.checkpoint.__all__]
+    names += [(sl.fields, name) for name in sl.fields.__all__]
+    names += [(sl.wrappers, name) for name in sl.wrappers.__all__]
     for module, name in names:
         value = getattr(module, name)
         own = getattr(value, "__module__", "").startswith("slalom")
@@ -131,10 +133,13 @@ def described(value, owner):
         head = item.partition(":")[0]
         names.update(re.findall(r"`(\w+)`", head))
     # "as for `step`", "the others: as in `ScaleByAdam`": what stands there counts here.
-    for other in re.findall(r"\bas(?: for| in)? `(\w+)`", section):
-        homes = [home for home in (owner, sl.checkpoint, sl) if other in dir(home)]
+    for other in re.findall(r"\bas(?: for| in)? `(?:tx\.)?(\w+)`", section):
+        every = (owner, sl.checkpoint, sl, sl.AbstractTransform)
+        homes = [home for home in every if other in dir(home)]
         found = getattr(homes[0], other)
         names |= described(found, owner)
+    for method in re.findall(r"Made by `tx\.(\w+)`, which", own_docstring(value)):
+        names |= {"inner"} | described(getattr(sl.AbstractTransform, method), None)
     return names
 
 

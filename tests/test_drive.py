@@ -204,7 +204,7 @@ def test_the_numbers_of_a_schedule_are_changed_by_name_without_a_new_program():
     tx = sl.adam(0.1).drive({"learning_rate": Plateau(1.0, 0.5, 2)}).every_k(1)
     opt = sl.Optimizer(tx, PARAMS)
     _, opt = step(opt)
-    opt = opt.with_hyperparams({"every_k.driven.learning_rate.patience": 1, "factor": 0.25})
+    opt = opt.with_hyperparams({"every_k.drive.learning_rate.patience": 1, "factor": 0.25})
     _, opt = step(opt)
     assert float(opt.hyperparams["learning_rate"]) == 0.25
     assert float(opt.with_hyperparams(init_value=8.0).hyperparams["learning_rate"]) == 2.0
@@ -280,25 +280,25 @@ BAD_INPUTS = [
     (
         lambda: sl.sgd(0.1).drive({"learning_rate": Plateau(0.1)}).drive({"**": Plateau(0.2)}),
         ValueError,
-        "'driven.scale_by_learning_rate.learning_rate' is driven by "
+        "'drive.scale_by_learning_rate.learning_rate' is driven by "
         "sl.schedules.ReduceOnPlateau(0.1) already, which '**' would override. Drive it once.",
     ),
     (
         lambda: sl.Optimizer(DRIVEN, PARAMS).step(PARAMS, GRADS),
         TypeError,
-        "Driven ('driven') needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
+        "Drive ('drive') needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
         "`sl.Context(value=loss)`. `sl.train_step` passes value, grad and value_fn itself.",
     ),
     (
         lambda: DRIVEN.update(GRADS, DRIVEN.init(PARAMS)),
         TypeError,
-        "Driven needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
+        "Drive needs 'value': pass the loss: `opt.step(model, grads, value=loss)`, or "
         "`sl.Context(value=loss)`. `sl.train_step` passes value, grad and value_fn itself.",
     ),
     (
         lambda: sl.Optimizer(DRIVEN, PARAMS).with_hyperparams(learning_rate=0.5),
         ValueError,
-        "'driven.scale_by_learning_rate.learning_rate' is driven by "
+        "'drive.scale_by_learning_rate.learning_rate' is driven by "
         "sl.schedules.ReduceOnPlateau(0.1), so a number would have no effect. Change "
         "one of the schedule's own numbers by its name, or bind a transform without `.drive` to "
         "the model with `opt.rebind`.",

@@ -273,7 +273,7 @@ def test_bad_input_is_refused_by_name(make, message):
 
 
 def test_a_period_that_is_no_int_is_refused():
-    message = refused(TypeError, lambda: sl.Outer(sl.adam(0.1), sl.sgd(0.5), 2.5))
+    message = refused(TypeError, lambda: sl.wrappers.Outer(sl.adam(0.1), sl.sgd(0.5), 2.5))
     assert message == "Outer.every must be an int, got 2.5 of type float."
 
 

@@ -625,6 +625,7 @@ def test_a_link_that_moves_parameters_on_idle_steps_is_warned_of(name):
     )
 
 
+@pytest.mark.filterwarnings("ignore:'clip' comes after")
 def test_links_that_keep_zeros_or_stand_before_are_not_warned_of():
     # Every warning is an error here.
     params = nested_dict(jax.random.key(0))
@@ -673,3 +674,31 @@ def test_metrics_have_the_mean_loss_of_the_window():
     for loss in (1.0, 4.0):
         model, opt = opt.step(model, jnp.ones(()), value=loss)
     assert float(opt.metrics["mean_value"]) == 2.5
+
+
+def test_the_window_is_a_hyperparameter():
+    traces = []
+
+    @jax.jit
+    def step(params, opt):
+        traces.append(1)
+        return opt.step(params, {"w": jnp.ones(2)})
+
+    params = {"w": jnp.zeros(2)}
+    opt = sl.Optimizer(sl.sgd(1.0).every_k(2), params)
+    assert opt.hyperparams["k"] == 2
+    assert opt.hyperparams["k"].dtype == jnp.int32
+    opt = opt.with_hyperparams(k=3)
+    for _ in range(3):
+        assert params["w"][0] == 0
+        params, opt = step(params, opt)
+    assert params["w"][0] == -1
+    params, opt = step(params, opt.with_hyperparams(k=lambda k: k // 3))
+    assert params["w"][0] == -2
+    assert len(traces) == 1
+    with pytest.raises(ValueError, match="must be at least 1 mini-step, got 0"):
+        opt.with_hyperparams(k=0)
+    scheduled = sl.Optimizer(sl.sgd(1.0).every_k(lambda n: 1 + n), params)
+    assert scheduled.hyperparams["k"] == 1
+    _, scheduled = scheduled.step(params, params)
+    assert scheduled.hyperparams["k"] == 2

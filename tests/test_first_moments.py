@@ -17,7 +17,7 @@ def means_of(state):
 FIRST_MOMENTS = {
     **{f"{cls.__name__}": cls() for cls in (sl.ScaleByAdam, sl.ScaleByAmsgrad, sl.ScaleByAdamax)},
     **{f"{cls.__name__}": cls() for cls in (sl.ScaleByYogi, sl.ScaleByRadam, sl.ScaleByAdan)},
-    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByNovograd, sl.ScaleBySM3, sl.ScaleByLion)},
+    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByNovograd, sl.ScaleBySm3, sl.ScaleByLion)},
     "Trace": sl.Trace(0.9),
     "Ema": sl.Ema(0.9),
     "ScaleByOptimisticGradient": sl.ScaleByOptimisticGradient(),

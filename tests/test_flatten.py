@@ -210,7 +210,7 @@ REFUSED = {
     "partition": sl.adam(0.1).partition({sl.where.ndim(2): sl.sgd(0.1)}),
     "masked": sl.adamw(0.1, decay_where=sl.where.ndim(2)),
     "every_k.if_finite": sl.adam(0.1).if_finite().every_k(2),
-    "lookahead": sl.adam(0.1).lookahead(2, 0.5),
+    "outer": sl.adam(0.1).lookahead(2, 0.5),
 }
 
 

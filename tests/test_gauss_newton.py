@@ -220,7 +220,7 @@ def test_chunks_bound_the_memory_of_the_residual_form():
     tx = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky", chunk=10)
     assert scratch(tx, 100, 8_000) - scratch(tx, 100, 4_000) < 4_000 * 4 * 60
     whole = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky")
-    assert scratch(whole, 100, 8_000) - scratch(whole, 100, 4_000) > 4_000 * 4 * 100
+    assert scratch(whole, 100, 8_000) - scratch(whole, 100, 4_000) >= 4_000 * 4 * 100
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -319,11 +319,11 @@ def test_scores_give_stochastic_reconfiguration(x64, complex_psi):
 
     def log_psi(p, s):
         z = jnp.sum(jnp.tanh(p["w"] @ s + p["b"]))
-        return z + 1j * jnp.sum(p["w"] @ s**2) if complex_psi else z
+        return jax.lax.complex(z, jnp.sum(p["w"] @ s**2)) if complex_psi else z
 
     p, (s, _) = problem(jnp.float64)
-    energies = jax.random.normal(jax.random.key(9), (6,)) + 1j * jnp.arange(6) * complex_psi
-    energies = energies if complex_psi else energies.real
+    energies = jax.random.normal(jax.random.key(9), (6,))
+    energies = jax.lax.complex(energies, jnp.arange(6.0)) if complex_psi else energies
 
     def scores(flat):
         p = {"b": flat[:2], "w": flat[2:].reshape(2, 3)}

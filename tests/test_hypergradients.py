@@ -26,7 +26,7 @@ SINGULAR = {
     ("ScaleByStddev", "decay", 0.0),
     ("ScaleByStddev", "initial_scale", 0.0),
     # The weight of the newest square is 1 there, and 1 − b2 elsewhere.
-    ("ScaleBySM3", "b2", 1.0),
+    ("ScaleBySm3", "b2", 1.0),
     # A cube root, whose derivative only ε keeps finite, on a scale of 1e-18.
     ("ScaleByMadgrad", "learning_rate", 0.0),
     # The corrected gradient is nearly 0 in one place, and its square is the divisor.

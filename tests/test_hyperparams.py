@@ -88,7 +88,7 @@ def test_full_paths_reach_everywhere():
         "every_k.partition.rest.scale_by_adam.b2": 0.999,
         "every_k.partition.rest.scale_by_adam.eps": 1e-8,
         "every_k.partition.rest.scale_by_adam.eps_root": 0.0,
-        "every_k.partition.rest.masked.add_decayed_weights.weight_decay": 0.1,
+        "every_k.partition.rest.mask.add_decayed_weights.weight_decay": 0.1,
         "every_k.partition.rest.scale_by_learning_rate.learning_rate": 1e-2,
     }
 
@@ -205,7 +205,7 @@ def test_values_are_set_by_suffix_path_glob_and_function():
     opt = opt.with_hyperparams(max_norm=5, b1=lambda b1: b1 / 2)
     opt = opt.with_hyperparams({"every_k.partition.rest.scale_by_adam.b2": 0.5})
     opt = opt.with_hyperparams({"**.learning_rate": lambda rate: rate * 10})
-    opt = opt.with_hyperparams({"**.masked.**": 0.25, "trace.decay": 0.5})
+    opt = opt.with_hyperparams({"**.mask.**": 0.25, "trace.decay": 0.5})
     values = [round(float(value), 6) for value in opt.hyperparams.values()]
     assert values == [5.0, 0.5, 0.01, 0.45, 0.5, 0.0, 0.0, 0.25, 0.1]
 

@@ -30,9 +30,10 @@ LAYERS = [
     "codecs",
     "schedules",
     "projections",
-    "losses",
+    "_losses",
     "transforms",
     "wrappers",
+    "fields",
     "optimizers",
     "_optimizer",
     "_training",
@@ -179,7 +180,17 @@ def test_no_module_has_the_name_of_what_its_package_shows():
 
 @pytest.mark.parametrize(
     "module",
-    [sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint, sl.codecs],
+    [
+        sl,
+        sl.tree,
+        sl.where,
+        sl.schedules,
+        sl.projections,
+        sl.checkpoint,
+        sl.codecs,
+        sl.fields,
+        sl.wrappers,
+    ],
     ids=lambda m: m.__name__,
 )
 def test_a_public_module_shows_only_what_slalom_defines(module):

@@ -127,7 +127,7 @@ def test_parameters_may_be_left_out_where_no_link_needs_them(name):
     [
         (sl.adamw(0.1), r"AddDecayedWeights \('add_decayed_weights'\) needs 'params'"),
         (sl.adam(0.1).average(), "Average needs 'params'"),
-        (sl.sgd(0.1).project(sl.projections.non_negative()), "Projected needs 'params'"),
+        (sl.sgd(0.1).project(sl.projections.non_negative()), "Project needs 'params'"),
     ],
 )
 def test_missing_parameters_are_named(tx, message):
@@ -508,7 +508,5 @@ def test_errors_of_guards_are_raised_outside_of_jit():
 @pytest.mark.parametrize("name", ["to_optax", "from_optax"])
 def test_a_missing_optax_names_the_extra(name, monkeypatch, unchecked):
     monkeypatch.setitem(sys.modules, "optax", None)
-    with pytest.raises(
-        ImportError, match=rf"`sl.interop.{name}` needs Optax: .* 'slalom\[optax\]'"
-    ):
+    with pytest.raises(ImportError, match=rf"`sl.interop.{name}` needs Optax: pip install optax"):
         getattr(sl.interop, name)(sl.adam(0.1))

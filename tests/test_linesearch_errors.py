@@ -204,7 +204,7 @@ def reuse_of_a_gradient_that_is_not_kept():
     sl.train_step(loss_fn, reuse_linesearch=True)(params, sl.Optimizer(BACKTRACKING, params))
 
 
-@refused(TypeError, NONE_KEPT.format("Masked"))
+@refused(TypeError, NONE_KEPT.format("Mask"))
 def reuse_under_a_wrapper():
     params = jnp.ones(3)
     tx = sl.sgd(1.0) | sl.ScaleByZoomLinesearch(9).mask(sl.where.everything())

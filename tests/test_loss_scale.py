@@ -247,6 +247,7 @@ def trained(tx, compute_dtype, steps=60):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The loss is computed in float16")
 def test_a_model_in_float16_trains_with_it_and_not_without():
     tx = sl.adam(0.1)
     without, _ = trained(tx, "float16")
@@ -388,7 +389,7 @@ def test_the_scale_can_be_read_after_a_donation():
 
 
 def test_numbers_print_and_compare_as_given():
-    tx = sl.ScaleLoss(sl.sgd(0.1), np.float32(8), 5)
+    tx = sl.wrappers.ScaleLoss(sl.sgd(0.1), np.float32(8), 5)
     assert repr(tx) == "sl.ScaleByLearningRate(0.1).scale_loss(8.0, growth_interval=5)"
     assert tx == copy.deepcopy(tx) == sl.sgd(0.1).scale_loss(8, 5)
 

@@ -55,7 +55,10 @@ def test_to_maximize_is_to_minimize_the_negative(name):
 RECIPES = {
     name: public
     for name, public in vars(sl).items()
-    if inspect.isfunction(public) and "sl.optimizers" in public.__module__.replace("slalom", "sl")
+    if inspect.isfunction(public)
+    and public.__module__.startswith("slalom.optimizers")
+    # A sum of squares has no maximum, and the curvature of these rules is that of a minimum.
+    and name not in ("gauss_newton", "levenberg_marquardt", "natural_gradient")
 }
 
 
@@ -70,7 +73,7 @@ def test_every_recipe_can_maximize(recipe):
     }
     assert repr(recipe(**given, maximize=False)) == repr(recipe(**given))
     maximized = recipe(**given, maximize=True)
-    assert sum(isinstance(part.module, sl.Maximized) for part in transforms(maximized)) == 1
+    assert sum(isinstance(part.module, sl.wrappers.Maximize) for part in transforms(maximized)) == 1
     if recipe is not sl.dpsgd:  # per-example gradients are only taken outside of wrappers
         assert repr(maximized) == repr(recipe(**given).maximize())
 
@@ -110,7 +113,7 @@ def test_groups_may_ascend_without_a_warning(tx):
         [
             lambda tx: tx.scale_loss(),
             lambda tx: tx.every_k(2),
-            lambda tx: tx.schedule_free(),
+            lambda tx: tx.lookahead(2, 0.5),
             lambda tx: tx.store("int8"),
             lambda tx: tx.write("master"),
         ]

@@ -32,25 +32,25 @@ def test_metrics_are_a_flat_dict_that_takes_suffixes():
     metrics = opt.metrics
     assert isinstance(metrics, Mapping)
     assert list(metrics) == [
-        "recorded.grad_norm",
-        "recorded.update_norm",
-        "recorded.param_norm",
-        "recorded.lost_updates",
-        "recorded.clip.max_delta",
-        "recorded.scale_by_learning_rate.learning_rate",
+        "record.grad_norm",
+        "record.update_norm",
+        "record.param_norm",
+        "record.lost_updates",
+        "record.clip.max_delta",
+        "record.scale_by_learning_rate.learning_rate",
     ]
-    assert metrics["learning_rate"] == metrics["recorded.scale_by_learning_rate.learning_rate"]
+    assert metrics["learning_rate"] == metrics["record.scale_by_learning_rate.learning_rate"]
     assert "grad_norm" in metrics
     assert "loss" not in metrics
     assert metrics.get("loss", 3) == 3
-    with pytest.raises(KeyError, match=r"'norm' is not known. Candidates: 'recorded.grad_norm'"):
+    with pytest.raises(KeyError, match=r"'norm' is not known. Candidates: 'record.grad_norm'"):
         metrics["norm"]
 
 
 def test_metrics_of_twins_are_told_apart():
     opt = sl.Optimizer(sl.Clip(1.0).record() | sl.sgd(0.1).record(), MODEL)
-    assert {"recorded.grad_norm", "recorded_2.grad_norm"} <= set(opt.metrics)
-    with pytest.raises(KeyError, match=r"'grad_norm' is ambiguous. Candidates: 'recorded.grad"):
+    assert {"record.grad_norm", "record_2.grad_norm"} <= set(opt.metrics)
+    with pytest.raises(KeyError, match=r"'grad_norm' is ambiguous. Candidates: 'record.grad"):
         opt.metrics["grad_norm"]
 
 
@@ -205,7 +205,7 @@ def test_monitors_measure_the_leaves_of_their_mask():
     grads = jax.tree.map(jnp.ones_like, params_of(model))
     opt = sl.Optimizer(sl.Snapshot("norm", sl.tree.global_norm).mask(weights) | sl.sgd(0.1), model)
     _, opt = opt.step(model, grads)
-    np.testing.assert_allclose(opt.metrics["masked.snapshot.norm"], np.sqrt(8 + 4), rtol=1e-6)
+    np.testing.assert_allclose(opt.metrics["mask.snapshot.norm"], np.sqrt(8 + 4), rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", [lambda: sl.Snapshot("n", 3), lambda: sl.Monitor({"n": 3})])
@@ -240,7 +240,7 @@ def test_metrics_and_hyperparams_are_plain_numbers_for_loggers():
     opt = sl.Optimizer(sl.adam(0.1).record().if_finite(), params)
     _, opt = opt.step(params, jnp.ones(2))
     logged = json.loads(json.dumps(opt.metrics.to_dict() | opt.hyperparams.to_dict()))
-    assert logged["if_finite.recorded.scale_by_learning_rate.learning_rate"] == 0.1
+    assert logged["if_finite.record.scale_by_learning_rate.learning_rate"] == 0.1
     assert logged["if_finite.last_finite"] is True
 
 

@@ -553,3 +553,21 @@ def test_a_step_prints_as_the_code_that_makes_it():
     shown = "sl.train_step(mean_square, has_weight=True, microbatches=4, batch_args=('x',))"
     assert repr(step) == shown
     assert repr(sl.train_step(mean_square)) == "sl.train_step(mean_square)"
+
+
+def test_a_batch_may_come_split():
+    def loss_fn(w, x, key):
+        return jnp.mean((x @ w - jax.random.uniform(key)) ** 2)
+
+    w, x = jnp.ones(3), jnp.arange(24.0).reshape(4, 2, 3) / 10
+    step = sl.train_step(loss_fn, microbatches="split")
+    new, _, loss = step(w, sl.Optimizer(sl.sgd(0.1), w), x, jax.random.split(jax.random.key(0), 4))
+    # Without "split", part i has the examples i, i + 4, …
+    whole = jnp.swapaxes(x, 0, 1).reshape(8, 3)
+    expected, _, same = sl.train_step(loss_fn, microbatches=4)(
+        w, sl.Optimizer(sl.sgd(0.1), w), whole, jax.random.key(0)
+    )
+    np.testing.assert_allclose(new, expected, rtol=1e-6)
+    np.testing.assert_allclose(loss, same, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"has 4 entries and that of .* has 3"):
+        step(w, sl.Optimizer(sl.sgd(0.1), w), x[:3], jax.random.split(jax.random.key(0), 4))

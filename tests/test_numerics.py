@@ -45,7 +45,7 @@ def test_radam_has_a_finite_derivative_at_any_age(age):
 
 
 def test_adafactor_weighs_the_newest_square_exactly_at_any_age():
-    tx = sl.ScaleByFactoredRms(epsilon=1e-30)
+    tx = sl.ScaleByFactoredRms(eps=1e-30)
     g = jnp.full(4, 3.0)
     for age in (10, 10**5, 10**8):
         _, state = tx.update(g, tx.init(g))
@@ -208,7 +208,7 @@ WITHOUT_EPSILON = {
     "ScaleByNovograd": sl.ScaleByNovograd(eps=0.0),
     "ScaleByAdan": sl.ScaleByAdan(eps=0.0),
     "ScaleByRss": sl.ScaleByRss(0.0, eps=0.0),
-    "ScaleBySM3": sl.ScaleBySM3(eps=0.0),
+    "ScaleBySm3": sl.ScaleBySm3(eps=0.0),
     "ScaleByRms": sl.ScaleByRms(eps=0.0),
     "ScaleByRms, eps outside": sl.ScaleByRms(eps=0.0, eps_in_sqrt=False),
     "ScaleByStddev": sl.ScaleByStddev(eps=0.0),
@@ -253,6 +253,15 @@ def test_polyak_scales_updates_of_any_size(size, eps):
     expected = u * np.float64(loss) / (u @ u + np.float64(np.float32(eps)))
     # Where the result itself is too small for float32, it is 0.
     np.testing.assert_allclose(out, expected, rtol=2e-6, atol=1e-37)
+
+
+def test_polyak_is_its_formula_to_the_last_digit():
+    tx = sl.ScaleByPolyak(max_learning_rate=10.0)
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        updates, loss = jnp.asarray(random.standard_normal(7), jnp.float32), jnp.float32(1.3)
+        out, _ = tx.update(updates, None, updates, sl.Context(value=loss))
+        np.testing.assert_array_equal(out, updates * (loss / jnp.sum(jnp.square(updates))))
 
 
 def test_polyak_keeps_zeros():

@@ -214,10 +214,10 @@ ROWS = [
         sl.ScaleByRprop(0.1, 0.6, 1.5, 0.05, 0.2),
         one_step_earlier(optax.scale_by_rprop(0.1, 0.6, 1.5, 0.05, 0.2)),
     ),
-    Row("scale_by_sm3", sl.ScaleBySM3(), scalars_as_vectors(optax.scale_by_sm3())),
+    Row("scale_by_sm3", sl.ScaleBySm3(), scalars_as_vectors(optax.scale_by_sm3())),
     Row(
         "scale_by_sm3 numbers",
-        sl.ScaleBySM3(0.8, 0.9, 1e-3),
+        sl.ScaleBySm3(0.8, 0.9, 1e-3),
         scalars_as_vectors(optax.scale_by_sm3(0.8, 0.9, 1e-3)),
     ),
     Row("scale_by_lion", sl.ScaleByLion(), optax.scale_by_lion()),
@@ -299,7 +299,7 @@ ROWS = [
     ),
     Row(
         "scale_by_param_block_rms",
-        sl.Scale(-0.1) | sl.ScaleByParamBlockRMS(0.9),
+        sl.Scale(-0.1) | sl.ScaleByParamBlockRms(0.9),
         optax.chain(optax.scale(-0.1), optax.scale_by_param_block_rms(0.9)),
     ),
     Row("lamb", sl.lamb(0.05), optax.lamb(0.05)),

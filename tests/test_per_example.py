@@ -452,7 +452,7 @@ REFUSED = {
     ),
     "masked": (
         lambda: bind(sl.PerExampleLayerNormClip(1.0).mask(sl.where.ndim(2)) | sl.sgd(0.1)),
-        "'masked.per_example_layer_norm_clip' " + FIRST.format("sl.PerExampleLayerNormClip(1.0)"),
+        "'mask.per_example_layer_norm_clip' " + FIRST.format("sl.PerExampleLayerNormClip(1.0)"),
     ),
     "no axis of examples": (
         lambda: feed(b=(2,), w=(2, 3)),

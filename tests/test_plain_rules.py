@@ -74,7 +74,7 @@ def test_trust_ratios_are_finite_at_zero_and_where_squares_overflow(dtype):
     ]:
         made = tx.update({"w": u}, None, {"w": p})[0]["w"]
         np.testing.assert_allclose(made, expected, rtol=1e-2 if dtype == jnp.bfloat16 else 1e-3)
-    for tx in (sl.ScaleByParamBlockNorm(), sl.ScaleByParamBlockRMS()):
+    for tx in (sl.ScaleByParamBlockNorm(), sl.ScaleByParamBlockRms()):
         made = tx.update({"w": one}, None, {"w": zero})[0]["w"]
         np.testing.assert_allclose(made, 1e-3, rtol=1e-5)
 

@@ -91,7 +91,7 @@ def test_partitioned_state_is_planned_as_the_program_has_it():
 
 
 def test_partitioned_state_is_planned_on_an_abstract_mesh():
-    mesh = AbstractMesh((4,), ("data",))
+    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     shapes = abstract(mesh, SPECS["replicated"])
     whole, parts = sl.plan(ADAM, shapes, mesh), sl.plan(ADAM, shapes, mesh, shard_state="data")
     assert whole.state - parts.state == 2 * 4 * (256 * 512 + 512) * 3 // 4
@@ -127,6 +127,17 @@ print("same")
         timeout=900,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "same"), done.stderr
+
+
+@pytest.mark.parametrize("name", slow_except(["soap", "shampoo", "kron", "flatten"], "flatten"))
+def test_factors_of_square_matrices_and_buffers_are_planned_as_they_are(name):
+    tx = {"soap": sl.soap(0.1), "shampoo": sl.shampoo(0.1), "kron": sl.kron(0.1)}.get(name)
+    mesh = two_by_two()
+    shapes = abstract(mesh, SPECS["both"], shape=(32, 32))
+    opt = sl.Optimizer(ADAM.flatten() if tx is None else tx, concrete(shapes))
+    assert sl.plan(opt.transform, shapes, mesh.abstract_mesh).state == on_one_device(opt.arrays)
+    _, opt = opt.step(concrete(shapes), concrete(shapes))
+    assert sl.plan(opt.transform, shapes, mesh.abstract_mesh).state == on_one_device(opt.arrays)
 
 
 # Reference that the rules of `plan` are checked against: what binding creates.

@@ -85,9 +85,9 @@ def test_metrics_are_plotted_by_their_names():
     history = recorded()
     figure = sl.plot_metrics(history)
     assert titles(figure) == [  # the gradients and the bound of the clipping never change
-        "recorded.update_norm",
-        "recorded.param_norm",
-        "recorded.scale_by_learning_rate.learning_rate",
+        "record.update_norm",
+        "record.param_norm",
+        "record.scale_by_learning_rate.learning_rate",
     ]
     ((steps, values),) = data(figure.axes[1])
     np.testing.assert_array_equal(steps, [0, 1, 2])

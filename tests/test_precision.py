@@ -296,7 +296,7 @@ def test_a_norm_that_is_nan_shows():
     assert all(np.all(np.isnan(u)) for u in jax.tree.leaves(clipped(g, 1.0)))
 
 
-@pytest.mark.parametrize("rule", [sl.ScaleByRss(), sl.ScaleBySM3()], ids=["adagrad", "sm3"])
+@pytest.mark.parametrize("rule", [sl.ScaleByRss(), sl.ScaleBySm3()], ids=["adagrad", "sm3"])
 def test_a_sum_of_squares_that_is_nan_shows(rule):
     # It stays NaN, and zeros would leave the parameter where it is, for ever.
     p = {"w": jnp.ones(2)}

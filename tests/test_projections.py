@@ -348,7 +348,7 @@ def test_the_numbers_of_a_projection_are_hyperparameters():
     schedule = sl.schedules.piecewise_constant(0.5, {1: 0.5})
     model, opt = steps(sl.sgd(0.1).project(P.l2_ball(schedule)), number=2)
     assert float(sl.tree.global_norm(model)) == pytest.approx(0.25, rel=1e-6)
-    assert opt.hyperparams["projected.l2_ball.scale"] == 0.25
+    assert opt.hyperparams["project.l2_ball.scale"] == 0.25
     opt = sl.Optimizer(sl.sgd(0.1).project(P.l2_ball()), MODEL).with_hyperparams(scale=0.125)
     model, opt = opt.step(MODEL, at(0))
     assert float(sl.tree.global_norm(model)) == pytest.approx(0.125, rel=1e-6)

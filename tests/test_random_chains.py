@@ -78,7 +78,7 @@ EXCLUDED = (
 
 def decides(tx):
     """Whether a part decides when another one runs: what follows would move on idle steps."""
-    return any(isinstance(part.module, sl.AbstractPacedTransform) for part in transforms(tx))
+    return any(isinstance(part.module, sl.wrappers.AbstractPacedWrapper) for part in transforms(tx))
 
 
 LINKS = [row for row in ROWS if row.name not in EXCLUDED and not decides(row.ours)]

@@ -26,7 +26,7 @@ def batch(n):
     return jax.random.normal(jax.random.fold_in(jax.random.key(1), n), (4, 2))
 
 
-QUICK = ("EveryK", "AddNoise", "Driven", "nested")
+QUICK = ("EveryK", "AddNoise", "Drive", "nested")
 ROWS = EVERYTHING | PER_EXAMPLE
 
 

@@ -133,8 +133,8 @@ def test_what_the_loss_returns_is_stacked():
     assert aux["flag"] == "static"
     np.testing.assert_array_equal(weights, [2] * 5)
     assert set(metrics) == set(opt.metrics)
-    assert metrics["recorded.grad_norm"].shape == (5,)
-    assert metrics["recorded.grad_norm"][-1] == opt.metrics["grad_norm"]
+    assert metrics["record.grad_norm"].shape == (5,)
+    assert metrics["record.grad_norm"][-1] == opt.metrics["grad_norm"]
 
 
 def test_a_state_of_the_model_is_carried():

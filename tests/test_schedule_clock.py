@@ -41,7 +41,7 @@ def made_with(cls, name, value):
 
 # What must be given besides hyperparameters.
 OTHERS = {
-    sl.Average: {"inner": sl.sgd(0.1)},
+    sl.wrappers.Average: {"inner": sl.sgd(0.1)},
     sl.DifferentiallyPrivateAggregate: {"key": 0},
     sl.MeasureWithEma: {"measure": sl.tree.global_norm},
     sl.ScaleByBacktrackingLinesearch: {"max_backtracking_steps": 20, "slope_rtol": 0.9},
@@ -50,10 +50,10 @@ OTHERS = {
     sl.ScaleBySoap: {"precondition_frequency": 2},
     sl.ScaleByShampoo: {"precondition_frequency": 2},
     sl.ScaleBySophia: {"clip_threshold": None, "update_interval": 2},
-    sl.ScheduleFree: {"inner": sl.sgd(0.1)},
-    sl.Sam: {"inner": sl.sgd(0.1)},
-    sl.SkipSpikes: {"inner": sl.sgd(0.1), "by": "grad_norm"},
-    sl.Mechanized: {"inner": sl.sgd(0.1)},
+    sl.wrappers.ScheduleFree: {"inner": sl.sgd(0.1)},
+    sl.wrappers.Sam: {"inner": sl.sgd(0.1)},
+    sl.wrappers.SkipSpikes: {"inner": sl.sgd(0.1), "by": "grad_norm"},
+    sl.wrappers.Mechanize: {"inner": sl.sgd(0.1)},
 }
 
 
@@ -91,7 +91,7 @@ STARTS = {
 # freedom, which grow by 1 a step, past all these thresholds at once. And what changes no update:
 # a mean that is only looked at, and a tolerance for what rounding hides.
 INSENSITIVE = {
-    (sl.Average, "decay"),
+    (sl.wrappers.Average, "decay"),
     (sl.MeasureWithEma, "decay"),
     (sl.MeasureGradientNoise, "decay"),
     (sl.ScaleByRadam, "b2"),
@@ -112,7 +112,7 @@ INSENSITIVE = {
     # G + L is larger than α·L for such small α.
     (sl.ScaleByCocob, "alpha"),
     # It only enters once a reward is positive, as in `test_mechanize.py`.
-    (sl.Mechanized, "weight_decay"),
+    (sl.wrappers.Mechanize, "weight_decay"),
 }
 
 

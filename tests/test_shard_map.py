@@ -1,5 +1,6 @@
 """Inside of `jax.shard_map`: elementwise rules run, and norms that would be local are refused."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,10 +72,33 @@ def test_axes_of_one_device_are_not_refused():
 
 
 def test_without_vma_norms_are_refused_and_other_rules_run():
-    with pytest.raises(ValueError, match=r"`check_vma=False` it is not known .* 'data', 'model'"):
+    with pytest.raises(ValueError, match=r"`check_vma=False`, it is not known .* 'data', 'model'"):
         stepped(CLIP, P(), average="data", check_vma=False)
     new = stepped(sl.sgd(0.1), PARTS, average="data", check_vma=False)
     np.testing.assert_allclose(new["w"], 0.8 * PARAMS["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("pmap", [jax.pmap, eqx.filter_pmap])
+def test_under_pmap_elementwise_rules_run_and_others_name_what_replaces_it(pmap):
+    def gradients(params, x):
+        return jax.lax.pmean(jax.grad(loss_fn)(params, x), "i")
+
+    x, options = jnp.ones(4), {"axis_name": "i", "in_axes": (None, 0), "out_axes": None}
+    for tx, inside in ((sl.adam(0.1), True), (CLIP, False)):
+        opt = sl.Optimizer(tx, PARAMS)
+
+        def step(params, x, opt=opt):
+            return opt.step(params, gradients(params, x))[0]
+
+        expected, _ = opt.step(PARAMS, jax.grad(loss_fn)(PARAMS))
+        if inside:
+            new = pmap(step, **options)(PARAMS, x)
+        else:
+            with pytest.raises(ValueError, match=r"`jax.pmap`.*Instead of `pmap`, shard the batch"):
+                pmap(step, **options)(PARAMS, x)
+            new, _ = opt.step(PARAMS, pmap(gradients, **options)(PARAMS, x))
+        for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_only_the_parameters_that_a_rule_sees_count():

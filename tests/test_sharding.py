@@ -8,6 +8,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import slow_except
+from slalom._core.encoded import encoded_form
+from slalom.codecs.names import as_codec
 
 AXES = {"automatic": (AxisType.Auto,) * 2, "explicit": (AxisType.Explicit,) * 2}
 RULES = {
@@ -152,3 +154,53 @@ def test_what_was_moved_to_another_mesh_stays_there():
     after, _ = jax.jit(lambda p, opt: step(p, opt))(params, opt)
     assert after["w"].sharding.mesh == other
     assert after["w"].sharding.spec == P("model")
+
+
+SHAPES = [(4,), (64,), (256,), (1024,), (4, 4), (8, 3), (8, 2), (3, 8), (16, 1), (4, 130), (8, 64)]
+SHAPES += [(8, 128), (8, 256), (2, 4, 2), (4, 6, 8), (2, 4, 256)]
+SPECS_OF_CODES = [P("a"), P(("a", "b")), P("a", "b"), P(None, "b"), P(None, ("a", "b"))]
+SPECS_OF_CODES += [P(None, None, "b"), P("a", None, "b")]
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "dynamic8"])
+def test_every_shape_is_encoded_along_explicit_axes(codec):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    sizes = {None: 1, "a": 2, "b": 2, ("a", "b"): 4}
+    checked = 0
+    for shape in SHAPES:
+        for spec in SPECS_OF_CODES:
+            parts = [sizes[entry] for entry in spec]
+            if len(parts) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
+                continue
+            home = jax.NamedSharding(mesh, spec)
+            x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=home)
+
+            def there_and_back(x):
+                encoded = encoded_form(x, as_codec("codec", codec), False).encode(x)
+                return encoded, encoded.decode()
+
+            with jax.set_mesh(mesh):
+                encoded, decoded = jax.eval_shape(there_and_back, x)
+            assert decoded.shape == shape
+            assert all(
+                code.sharding.mesh == mesh.abstract_mesh for code in jax.tree.leaves(encoded)
+            )
+            checked += 1
+    assert checked == 60
+
+
+@pytest.mark.slow
+def test_codes_along_explicit_axes_are_those_along_automatic_ones():
+    grads = jnp.linspace(-1, 1, 32).reshape(4, 8)
+    found = []
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind,) * 2)
+        params = {"w": jax.device_put(grads, jax.NamedSharding(mesh, P("a", "b")))}
+        tx = sl.adam(0.1).store("int4", min_size=1)
+        opt = sl.Optimizer(tx, params)
+        assert sl.plan(tx, params, mesh).state > 0
+        for _ in range(2):
+            new, opt = opt.step(params, params)
+        found.append(jax.tree.map(np.asarray, (new, jax.tree.leaves(opt.state))))
+    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(a, b)

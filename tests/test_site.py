@@ -14,7 +14,17 @@ from slalom._core.fluent import FLUENT
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
-MODULES = ["checkpoint", "codecs", "interop", "projections", "schedules", "tree", "where"]
+MODULES = [
+    "checkpoint",
+    "codecs",
+    "fields",
+    "interop",
+    "projections",
+    "schedules",
+    "tree",
+    "where",
+    "wrappers",
+]
 
 
 def tool(name):

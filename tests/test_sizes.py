@@ -89,7 +89,7 @@ def test_adafactor_recovers_from_a_huge_gradient(shape, clipping_threshold):
 
 @pytest.mark.parametrize("shape", [(3,), (4, 4)])
 def test_adafactor_takes_the_smallest_epsilon(shape):
-    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, epsilon=1e-300)
+    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, eps=1e-300)
     updates, _ = tx.update(jnp.zeros(shape), tx.init(jnp.zeros(shape)))
     np.testing.assert_array_equal(updates, jnp.zeros(shape))
 

@@ -137,8 +137,11 @@ def run(tx, steps=4, params=PARAMS):
             sl.adam(0.1).every_k(2),
             (sl.ClipByGlobalNorm(0.1) | sl.adam(0.1)).every_k(2).if_finite(),
             sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
+            # Its norm is that of a whole leaf.
+            sl.mars(0.1),
         ],
         sl.lion(0.1),
+        sl.mars(0.1),
     ),
     ids=repr,
 )
@@ -235,7 +238,7 @@ def test_describe_counts_the_bytes_that_are_stored():
 def test_rebind_changes_the_codec_and_says_so():
     params, opt = run(sl.adam(0.1))
     stored, report = opt.rebind(params, tx=sl.adam(0.1).store("int8"))
-    assert report.recoded == ("stored.scale_by_adam.mu.w", "stored.scale_by_adam.nu.w")
+    assert report.recoded == ("store.scale_by_adam.mu.w", "store.scale_by_adam.nu.w")
     assert "recoded" in repr(report)
     mu, before = stored.state_of("scale_by_adam").mu["w"], opt.state_of("scale_by_adam").mu["w"]
     np.testing.assert_allclose(mu.decode(), before, atol=0.008 * float(jnp.max(jnp.abs(before))))
@@ -278,7 +281,7 @@ def test_state_is_partitioned_along_the_axes_of_its_parameters():
     opt, report = sl.Optimizer(sl.adam(0.1).store("int8"), params).shard_state(mesh)
     mu = opt.state_of("scale_by_adam").mu["w"]
     assert mu.arrays["codes"].sharding.spec == mu.arrays["scales"].sharding.spec == P("data")
-    assert "stored.scale_by_adam.mu.w.codes" in report.partitioned
+    assert "store.scale_by_adam.mu.w.codes" in report.partitioned
     new, opt = opt.step(params, grads)
     assert opt.state_of("scale_by_adam").mu["w"].arrays["codes"].sharding.spec == P("data")
     expected, _ = run(sl.adam(0.1).store("int8"), 1)

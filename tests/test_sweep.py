@@ -63,7 +63,7 @@ def test_the_runs_are_updated_in_place(monkeypatch):
 
     class Recorded(sweep_module.Program):
         def __call__(self, arguments):
-            given.append(jax.tree.leaves(arguments["varying"]))
+            given.append(jax.tree.leaves(arguments.varying))
             return super().__call__(arguments)
 
     monkeypatch.setattr(sweep_module, "Program", Recorded)
@@ -103,7 +103,7 @@ def test_the_model_stays_valid_and_frozen_leaves_are_not_repeated(monkeypatch):
 
     class Watched(sweep_module.Program):
         def __call__(self, arguments):
-            seen.append(jax.tree.map(jnp.shape, arguments["varying"].model))
+            seen.append(jax.tree.map(jnp.shape, arguments.varying.model))
             return super().__call__(arguments)
 
     monkeypatch.setattr(sweep_module, "Program", Watched)
@@ -172,7 +172,7 @@ class Full:
         self.program, self.most, self.tried = program, most, []
 
     def __call__(self, arguments):
-        (runs,) = {x.shape[0] for x in jax.tree.leaves(arguments["varying"])}
+        (runs,) = {x.shape[0] for x in jax.tree.leaves(arguments.varying)}
         self.tried.append(runs)
         if runs > self.most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")

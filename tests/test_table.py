@@ -91,7 +91,9 @@ def pointers(tree):
 
 def returns_updates(tx):
     """Whether half-precision parameters have updates that can be added to them."""
-    policies = [part.module.policy for part in parts(tx) if isinstance(part.module, sl.Written)]
+    policies = [
+        part.module.policy for part in parts(tx) if isinstance(part.module, sl.wrappers.Write)
+    ]
     return set(policies) <= {"nearest"}
 
 

@@ -1,4 +1,4 @@
-"""The types that a static checker infers, compared with the comments of `tests/types/*.py`."""
+"""The types that a static checker infers: those in the comments of `tests/types/*.py`."""
 
 import importlib.util
 import itertools
@@ -55,3 +55,13 @@ def test_revealed_types_are_those_of_the_comments(name):
         revealed = REVEALED.search(message)
         inferred[number] = revealed[2] if revealed else severity
     assert inferred == expected(path)
+
+
+def test_a_strict_file_of_a_user_has_no_error():
+    assert diagnostics(FOLDER / "strict.py") == {}
+
+
+def test_an_unknown_type_in_a_strict_file_is_found(tmp_path):
+    path = tmp_path / "strict.py"
+    path.write_text("# pyright: strict\nfrom jaxtyping import PyTree\n\ntree: PyTree = {}\n")
+    assert diagnostics(path)

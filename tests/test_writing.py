@@ -169,7 +169,7 @@ def test_a_policy_means_the_same_inside_and_outside_of_paced_transforms(policy):
 @pytest.mark.parametrize("policy", slow_except(POLICIES, "stochastic"))
 def test_idle_steps_change_no_bit(policy):
     def kept(opt):
-        state = opt.state_of("written")
+        state = opt.state_of("write")
         return state.master, state.compensation, state.correction
 
     model = start()
@@ -201,7 +201,7 @@ def test_other_dtypes_are_written_as_without_a_policy(policy):
     opt, plain = sl.Optimizer(tx.write(policy), model), sl.Optimizer(tx, model)
     assert_same_bits(opt.step(model, model)[0], plain.step(model, model)[0])
     assert_same_bits(opt.update(model, model)[0], plain.update(model, model)[0])
-    state = opt.state_of("written")
+    state = opt.state_of("write")
     assert not jax.tree.leaves((state.master, state.compensation, state.correction))
 
 
@@ -229,11 +229,11 @@ def test_a_parameter_that_was_changed_outside_keeps_its_new_value(policy):
 def test_a_new_policy_starts_from_the_model():
     model, opt = trained(sl.sgd(1e-4).write("kahan"), start(), gradients(steps=5))
     new, report = opt.rebind(model, tx=sl.sgd(1e-4).write("master"))
-    assert_same_bits(new.state_of("written").master["w"], model["w"].astype(F32))
-    assert "written.compensation.w" in report.dropped
+    assert_same_bits(new.state_of("write").master["w"], model["w"].astype(F32))
+    assert "write.compensation.w" in report.dropped
     again, report = opt.rebind(model)
     assert_same_bits(again.state, opt.state)
-    assert not jnp.any(opt.reset(model).state_of("written").compensation["w"])
+    assert not jnp.any(opt.reset(model).state_of("write").compensation["w"])
 
 
 def test_losses_see_the_dtypes_of_the_model():

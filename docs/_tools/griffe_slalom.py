@@ -26,7 +26,16 @@ CITATION = re.compile(r"^\?\?\? cite \"(.*?)\"$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?<!\[)`(?:(sl|eqx|opt|tx)\.)?([A-Za-z_][\w.]*)(\([^`]*\))?`(?!\])")
 OTHERS = re.compile(r"^- The others: as in `(\w+)`\.((?:.*)(?:\n +.*)*)", re.MULTILINE)
 ARGUMENT = re.compile(r"^- ((?:`\w+`(?:, )?)+): ((?:.*)(?:\n +.*)*)", re.MULTILINE)
-MODULES = ("checkpoint", "interop", "projections", "schedules", "tree", "where")
+MODULES = (
+    "checkpoint",
+    "fields",
+    "interop",
+    "projections",
+    "schedules",
+    "tree",
+    "where",
+    "wrappers",
+)
 
 
 class Slalom(griffe.Extension):

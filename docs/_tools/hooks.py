@@ -8,6 +8,7 @@ import slalom as sl
 
 sys.path.append(str(Path(__file__).parent))
 import schedule_curves
+import valley
 
 ERROR = re.compile(r'<div class="language-text highlight">(?=<pre>(?:<[^>]+>)*[\w.]+Error: )')
 NAMES = re.compile(
@@ -44,8 +45,10 @@ def on_page_content(html, page=None, **_):
     html = ERROR.sub('<div class="language-text highlight wrapped">', html)
     html = NAMES.sub(_link, html)
     html = CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), html)
-    is_schedules = page is not None and page.file.src_uri == "api/schedules.md"
-    return schedule_curves.add(html) if is_schedules else html
+    where = "" if page is None else page.file.src_uri
+    if where == "choosing.md":
+        html = html.replace(valley.PLACE, valley.figure())
+    return schedule_curves.add(html) if where == "api/schedules.md" else html
 
 
 def _breakable(code):

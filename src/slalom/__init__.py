@@ -22,11 +22,13 @@ with _checked:
     from . import (
         checkpoint as checkpoint,
         codecs as codecs,
+        fields as fields,
         interop as interop,
         projections as projections,
         schedules as schedules,
         tree as tree,
         where as where,
+        wrappers as wrappers,
     )
     from ._core.chain import (
         Chain as Chain,
@@ -35,22 +37,17 @@ with _checked:
         named_chain as named_chain,
     )
     from ._core.context import Context as Context
-    from ._core.fields import Hyperparameter as Hyperparameter, hyperparameter as hyperparameter
-    from ._core.marks import (
-        map_params as map_params,
-        param_like as param_like,
-        per_leaf as per_leaf,
-        per_param as per_param,
-    )
+    from ._core.fields import Hyperparameter as Hyperparameter
+    from ._core.marks import map_params as map_params
     from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
     from ._core.rule import AbstractRule as AbstractRule
     from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.transform import AbstractTransform as AbstractTransform
-    from ._core.wrapper import (
-        AbstractPacedTransform as AbstractPacedTransform,
-        AbstractWrapper as AbstractWrapper,
+    from ._losses import (
+        LeastSquares as LeastSquares,
+        OutputLoss as OutputLoss,
+        VariationalEnergy as VariationalEnergy,
     )
-    from ._core.writer import AbstractParameterWriter as AbstractParameterWriter
     from ._optimizer.model import apply_updates as apply_updates
     from ._optimizer.optimizer import Optimizer as Optimizer
     from ._optimizer.plan import plan as plan
@@ -70,11 +67,6 @@ with _checked:
     from ._training.keep_best import KeepBest as KeepBest
     from ._training.train_step import train_step as train_step
     from ._types import Params as Params, Scalar as Scalar, Updates as Updates
-    from .losses import (
-        LeastSquares as LeastSquares,
-        OutputLoss as OutputLoss,
-        VariationalEnergy as VariationalEnergy,
-    )
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,
@@ -201,7 +193,7 @@ with _checked:
         ScaleByNovograd as ScaleByNovograd,
         ScaleByOptimisticGradient as ScaleByOptimisticGradient,
         ScaleByParamBlockNorm as ScaleByParamBlockNorm,
-        ScaleByParamBlockRMS as ScaleByParamBlockRMS,
+        ScaleByParamBlockRms as ScaleByParamBlockRms,
         ScaleByPolyak as ScaleByPolyak,
         ScaleByProdigy as ScaleByProdigy,
         ScaleByRadam as ScaleByRadam,
@@ -213,7 +205,7 @@ with _checked:
         ScaleByShampoo as ScaleByShampoo,
         ScaleBySign as ScaleBySign,
         ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
-        ScaleBySM3 as ScaleBySM3,
+        ScaleBySm3 as ScaleBySm3,
         ScaleBySoap as ScaleBySoap,
         ScaleBySophia as ScaleBySophia,
         ScaleByStableAdam as ScaleByStableAdam,
@@ -235,31 +227,10 @@ with _checked:
         layerwise_decay as layerwise_decay,
         mup as mup,
     )
-    from .wrappers import (
-        Average as Average,
-        Driven as Driven,
-        EveryK as EveryK,
-        Flatten as Flatten,
-        IfFinite as IfFinite,
-        Masked as Masked,
-        Maximized as Maximized,
-        Mechanized as Mechanized,
-        Only as Only,
-        Outer as Outer,
-        Partition as Partition,
-        Projected as Projected,
-        Recorded as Recorded,
-        Sam as Sam,
-        ScaleLoss as ScaleLoss,
-        ScheduleFree as ScheduleFree,
+    from .wrappers.partitions import partition as partition
+    from .wrappers.skip import (
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
-        SkipSpikes as SkipSpikes,
-        SplitRealAndImaginary as SplitRealAndImaginary,
-        Stored as Stored,
-        When as When,
-        Written as Written,
-        partition as partition,
     )
 
 __version__ = "0.1.0"
@@ -268,7 +239,9 @@ if not _TYPE_CHECKING:  # to a type checker it would mean that every name is the
     __getattr__ = _absent(__name__)
     checkpoint.__getattr__ = _absent(f"{__name__}.checkpoint")
     codecs.__getattr__ = _absent(f"{__name__}.codecs")
+    fields.__getattr__ = _absent(f"{__name__}.fields")
     interop.__getattr__ = _absent(f"{__name__}.interop")
     projections.__getattr__ = _absent(f"{__name__}.projections")
     schedules.__getattr__ = _absent(f"{__name__}.schedules")
     where.__getattr__ = _absent(f"{__name__}.where")
+    wrappers.__getattr__ = _absent(f"{__name__}.wrappers")

@@ -142,7 +142,16 @@ def _advice(name: str) -> str:
 
 def _known() -> dict[str, str]:
     """The code for each public name, by the name in lower case without underscores."""
-    public_modules = ("checkpoint", "codecs", "projections", "schedules", "tree", "where")
+    public_modules = (
+        "checkpoint",
+        "codecs",
+        "fields",
+        "projections",
+        "schedules",
+        "tree",
+        "where",
+        "wrappers",
+    )
     top = [
         name
         for name, value in vars(sys.modules[PACKAGE]).items()

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from jax.core import Tracer as Tracer
 from jax.interpreters.partial_eval import DynamicJaxprTracer
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Float, Inexact, Int
+
+if TYPE_CHECKING:
+    # What jaxtyping shows to a type checker is unknown to it, and so would be every signature with
+    # it, in the strict mode of a user.
+    PyTree: TypeAlias = Any
+else:
+    from jaxtyping import PyTree as PyTree
 
 Scalar: TypeAlias = Float[Array, ""]
 """A 0-d real array."""

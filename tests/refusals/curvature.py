@@ -27,6 +27,7 @@ def no_blocks():
 @refused(
     TypeError,
     "LeastSquares takes functions of the model and one example, got 3 for block 'fit'.",
+    unchecked=True,
 )
 def a_block_that_is_no_function():
     sl.LeastSquares({"fit": 3})
@@ -52,7 +53,11 @@ def an_unknown_block():
     sl.LeastSquares({"fit": residual, "edge": residual}, weights={"egde": 1.0})
 
 
-@refused(TypeError, "LeastSquares.per_example must be True or False, got 0 for the residual.")
+@refused(
+    TypeError,
+    "LeastSquares.per_example must be True or False, got 0 for the residual.",
+    unchecked=True,
+)
 def a_flag_that_is_none():
     sl.LeastSquares(residual, per_example=0)
 
@@ -242,7 +247,11 @@ def a_chunk_of_nothing():
     sl.gauss_newton(chunk=0)
 
 
-@refused(TypeError, "ScaleByGaussNewton.chunk must be an int, a number of examples, got 1.5.")
+@refused(
+    TypeError,
+    "ScaleByGaussNewton.chunk must be an int, a number of examples, got 1.5.",
+    unchecked=True,
+)
 def a_chunk_that_is_no_int():
     sl.gauss_newton(chunk=1.5)
 
@@ -298,6 +307,11 @@ def a_line_search_for_an_energy():
 def batch_args_of_least_squares():
     step = sl.train_step(sl.LeastSquares(residual), microbatches=3, batch_args=0)
     step(params(), bound(), x)
+
+
+@refused(ValueError, "`max_steps` of `sl.minimize` must be at least 1, got 0.")
+def a_minimization_without_steps():
+    sl.minimize(jnp.square, sl.sgd(0.1), jnp.ones(()), max_steps=0)
 
 
 @refused(

@@ -244,6 +244,15 @@ def a_new_b2_that_rounds_to_1():
 
 @refused(
     ValueError,
+    "Scale.step_size is 1e-38, which float32 can only keep as 0.0. Choose another number or a "
+    "dtype with more precision.",
+)
+def a_number_that_processors_treat_as_zero():
+    bound(sl.Scale(1e-38))
+
+
+@refused(
+    ValueError,
     "ScaleByAdam.eps is 1e-08, which float16 can only keep as 0.0. Choose another number or a "
     "dtype with more precision.",
 )

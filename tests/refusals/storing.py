@@ -10,14 +10,14 @@ CODECS = (
 )
 
 
-@refused(TypeError, f"Stored.codec {CODECS}'int3'.")
+@refused(TypeError, f"Store.codec {CODECS}'int3'.")
 def an_unknown_codec():
     sl.adam(0.1).store("int3")
 
 
 @refused(
     TypeError,
-    f"Stored.codec {CODECS}slalom.codecs.integers.int8. Call it: `sl.codecs.int8(...)`.",
+    f"Store.codec {CODECS}slalom.codecs.integers.int8. Call it: `sl.codecs.int8(...)`.",
 )
 def a_codec_that_was_not_called():
     sl.adam(0.1).store(sl.codecs.int8)
@@ -51,7 +51,7 @@ def a_linear_map_of_a_mean_of_squares():
 
 @refused(
     ValueError,
-    "'stored.scale_by_adam.mu.b' is stored in sl.codecs.int8() by an inner `.store` already. Store "
+    "'store.scale_by_adam.mu.b' is stored in sl.codecs.int8() by an inner `.store` already. Store "
     "each field once.",
 )
 def a_field_that_is_stored_twice():
@@ -83,4 +83,4 @@ def a_cast_to_integers():
     "field.",
 )
 def a_field_with_an_unknown_declaration():
-    sl.param_like("big")
+    sl.fields.param_like("big")

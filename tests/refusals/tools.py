@@ -41,7 +41,7 @@ def a_plot_of_no_schedules():
 
 @refused(
     ValueError,
-    f"'driven.scale_by_learning_rate.learning_rate' is driven by {DRIVEN!r}, whose values depend "
+    f"'drive.scale_by_learning_rate.learning_rate' is driven by {DRIVEN!r}, whose values depend "
     "on the losses of the run. Record them with `tx.record()`, and plot `opt.metrics` with "
     "`sl.plot_metrics(history)`. `schedule.plot(steps)` plots a schedule without state.",
 )
@@ -84,9 +84,9 @@ def a_plot_of_something_else_than_numbers():
     sl.plot_metrics([{"name": "adam"}, {"name": "sgd"}])
 
 
-@refused(KeyError, "'los' is not in the history. Candidates: 'loss', 'recorded.grad_norm'.")
+@refused(KeyError, "'los' is not in the history. Candidates: 'loss', 'record.grad_norm'.")
 def a_plot_of_an_unknown_metric():
-    sl.plot_metrics([{"loss": 1.0, "recorded.grad_norm": 2.0}], ["los"])
+    sl.plot_metrics([{"loss": 1.0, "record.grad_norm": 2.0}], ["los"])
 
 
 @refused(KeyError, "'norm' is ambiguous. Candidates: <…>.")
@@ -187,7 +187,7 @@ def a_range_test_of_two_learning_rates():
 
 @refused(
     ValueError,
-    f"'driven.scale_by_learning_rate.learning_rate' is driven by {DRIVEN!r}, so a number would "
+    f"'drive.scale_by_learning_rate.learning_rate' is driven by {DRIVEN!r}, so a number would "
     "have no effect. Change one of the schedule's own numbers by its name, or bind a transform "
     "without `.drive` to the model with `opt.rebind`.",
 )

@@ -180,17 +180,17 @@ RAW = (
 )
 
 
-@refused(ValueError, RAW.format("masked"))
+@refused(ValueError, RAW.format("mask"))
 def raw_gradients_out_of_a_mask():
     bound(sl.adam(0.1).mask(sl.where.path("w")))
 
 
-@refused(ValueError, RAW.format("masked"))
+@refused(ValueError, RAW.format("mask"))
 def raw_gradients_out_of_the_last_link():
     bound(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).mask(sl.where.path("w")))
 
 
-@refused(ValueError, RAW.format("every_k.masked"))
+@refused(ValueError, RAW.format("every_k.mask"))
 def raw_gradients_out_of_an_inner_mask():
     bound(sl.adam(0.1).mask(sl.where.path("w")).every_k(2))
 
@@ -209,7 +209,7 @@ def a_group_without_a_learning_rate():
 
 @refused(
     ValueError,
-    "Mechanized is outside of `.maximize()`, so it would follow the loss where the transform "
+    "Mechanize is outside of `.maximize()`, so it would follow the loss where the transform "
     "inside ascends. Call `.maximize()` after `.mechanize(...)`: "
     "`tx.mechanize(...).maximize()`.",
 )
@@ -289,7 +289,7 @@ def a_link_of_optax():
 
 @refused(
     TypeError,
-    "Projected.fn must be a function from the parameters to a tree like them, such as "
+    "Project.fn must be a function from the parameters to a tree like them, such as "
     "`sl.projections.l2_ball(1.0)`, got <…>. Call it first: `non_negative(...)`.",
 )
 def a_projection_that_is_not_called():
@@ -368,7 +368,7 @@ def a_projection_that_makes_parameters_complex():
 
 @refused(
     ValueError,
-    "Projected writes the parameters itself, so nothing may follow it: make it the last link of "
+    "Project writes the parameters itself, so nothing may follow it: make it the last link of "
     "the chain.",
 )
 def a_link_after_a_projection():
@@ -422,12 +422,12 @@ def a_scaled_loss_for_some_parameters():
     bound(sl.adam(0.1).scale_loss().partition({sl.where.path("b"): sl.sgd(0.1)}))
 
 
-@refused(ValueError, scaled_inside("Masked"))
+@refused(ValueError, scaled_inside("Mask"))
 def a_masked_scaled_loss():
     bound(sl.adam(0.1).scale_loss().mask(sl.where.path("b")))
 
 
-@refused(ValueError, scaled_inside("Recorded"))
+@refused(ValueError, scaled_inside("Record"))
 def recorded_norms_of_a_scaled_loss():
     bound(sl.adam(0.1).scale_loss().record())
 
@@ -483,7 +483,7 @@ def a_scaled_line_search_that_is_reused():
 
 @refused(
     ValueError,
-    'Written.policy must be one of "master", "kahan", "ecc", "stochastic", "nearest", got '
+    'Write.policy must be one of "master", "kahan", "ecc", "stochastic", "nearest", got '
     "'bfloat16'.",
     unchecked=True,
 )
@@ -491,9 +491,7 @@ def an_unknown_write_policy():
     sl.sgd(0.1).write("bfloat16")
 
 
-@refused(
-    ValueError, "Written.key must be in [0, 2**31), got -1. Pass `jax.random.key(-1)` instead."
-)
+@refused(ValueError, "Write.key must be in [0, 2**31), got -1. Pass `jax.random.key(-1)` instead.")
 def a_negative_key_of_random_rounding():
     sl.sgd(0.1).write("stochastic", key=-1)
 
@@ -540,7 +538,7 @@ def a_projection_around_a_write_policy():
 
 @refused(
     TypeError,
-    "Written needs 'step': pass `context=sl.Context(step=n)` with the number of updates so far.",
+    "Write needs 'step': pass `context=sl.Context(step=n)` with the number of updates so far.",
 )
 def random_rounding_without_a_step():
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
@@ -596,3 +594,13 @@ def a_number_as_an_outer_optimizer():
 )
 def an_outer_optimizer_that_ascends():
     bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))
+
+
+@refused(
+    ValueError,
+    "SkipSpikes is outside of `.maximize()`, so it would follow the loss where the transform "
+    "inside ascends. Call `.maximize()` after `.skip_spikes(...)`: "
+    "`tx.skip_spikes(...).maximize()`.",
+)
+def skipped_spikes_of_what_is_maximized():
+    bound(sl.sgd(0.1).maximize().skip_spikes())

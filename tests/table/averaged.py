@@ -20,8 +20,8 @@ RECIPES: dict[str, Any] = {
 WRAPPERS: dict[str, Any] = {
     "Sam": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).sam(0.05),
     "Sam, adaptive": sl.sgd(0.1, momentum=0.9).every_k(2).sam(0.5, adaptive=True, every=2),
-    "Mechanized": sl.adam(halving).mechanize(s_init=1e-3),
-    "Mechanized, every_k": sl.sgd(1.0).every_k(2).mechanize(num_betas=2),
+    "Mechanize": sl.adam(halving).mechanize(s_init=1e-3),
+    "Mechanize, every_k": sl.sgd(1.0).every_k(2).mechanize(num_betas=2),
     "ScheduleFree": sl.sgd(halving).schedule_free(0.8, r=1.0),
     "ScheduleFree of Partition": (
         sl.sgd(0.1).partition({matrices: sl.adam(halving, b1=0.0).every_k(2)}).schedule_free()

@@ -40,8 +40,8 @@ RULES = {
     "ScaleByAdadelta": sl.ScaleByAdadelta(),
     "ScaleBySign": sl.ScaleBySign(),
     "ScaleByRprop": sl.ScaleByRprop(0.1),
-    "ScaleBySM3": sl.ScaleBySM3(),
-    "ScaleBySM3, decaying": sl.ScaleBySM3(b2=0.9),
+    "ScaleBySm3": sl.ScaleBySm3(),
+    "ScaleBySm3, decaying": sl.ScaleBySm3(b2=0.9),
     "ScaleByLion": sl.ScaleByLion(),
     "ScaleByLion, smooth": sl.ScaleByLion(mode="smooth", smooth_beta=2.0),
     "ScaleByRms": sl.ScaleByRms(),
@@ -60,7 +60,7 @@ RULES = {
     "ClipByGlobalNorm": sl.ClipByGlobalNorm(1.0),
     "ScaleByTrustRatio": sl.ScaleByTrustRatio(0.1, 0.5, 1e-3),
     "ScaleByParamBlockNorm": sl.ScaleByParamBlockNorm(),
-    "ScaleByParamBlockRMS": sl.ScaleByParamBlockRMS(),
+    "ScaleByParamBlockRms": sl.ScaleByParamBlockRms(),
     "ScaleByFromage": sl.ScaleByFromage(0.1),
     "ClipByBlockRms": sl.ClipByBlockRms(0.1),
     "AdaptiveGradClip": sl.AdaptiveGradClip(0.1),
@@ -139,7 +139,7 @@ RECIPES = {
 
 WRAPPERS = {
     "Chain": sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1),
-    "Masked": sl.Trace(0.9).mask(matrices) | sl.Scale(-0.1),
+    "Mask": sl.Trace(0.9).mask(matrices) | sl.Scale(-0.1),
     "Only": sl.adam(0.1).only(matrices),
     "Partition": sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
     "partition": sl.partition({2: sl.adam(0.1), 1: sl.sgd(0.1)}, {matrices: 2, ~matrices: 1}),
@@ -148,28 +148,28 @@ WRAPPERS = {
     "Outer, reset_state": sl.adam(0.1).lookahead(1, 0.5, reset_state=True),
     "Average": sl.adam(0.1).average(0.9),
     "Average, uniform": sl.adam(0.1).every_k(2).average(),
-    "Projected": sl.adam(0.1).project(sl.projections.l2_ball(halving)),
-    "Projected, every_k": sl.adam(0.1)
+    "Project": sl.adam(0.1).project(sl.projections.l2_ball(halving)),
+    "Project, every_k": sl.adam(0.1)
     .every_k(2)
     .project(sl.projections.l1_ball(0.5), where=matrices)
     .record(),
-    "Recorded": sl.adam(halving).record(),
-    "Recorded, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),
-    "SplitRealAndImaginary": sl.rprop(0.1).split_complex(),
-    "SplitRealAndImaginary, masked": (
+    "Record": sl.adam(halving).record(),
+    "Record, every_k": (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record(),
+    "SplitComplex": sl.rprop(0.1).split_complex(),
+    "SplitComplex, masked": (
         sl.ScaleByFactoredRms(min_dim_size_to_factor=2).mask(matrices) | sl.adam(0.1)
     ).split_complex(),
-    "Driven": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).drive(
+    "Drive": (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).drive(
         {"learning_rate": sl.schedules.ReduceOnPlateau(0.1, 0.5, 1)}
     ),
-    "Driven, every_k": sl.sgd(0.1)
+    "Drive, every_k": sl.sgd(0.1)
     .drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.1, patience=2)})
     .every_k(2),
     "EveryK": sl.adam(0.1).every_k(2),
     "EveryK, scheduled": sl.adam(0.1).every_k(lambda n: n + 1, mean=False),
     "EveryK, skip": sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(9.0)),
     "EveryK in Partition": sl.adam(0.1).every_k(2).partition({matrices: sl.sgd(0.1)}),
-    "Maximized": (sl.Clip(1.0) | sl.sgd(0.1).every_k(2)).maximize(),
+    "Maximize": (sl.Clip(1.0) | sl.sgd(0.1).every_k(2)).maximize(),
     "Flatten": sl.ClipByGlobalNorm(1.0) | sl.adamw(halving).flatten(max_size=4),
     "Flatten, every_k": sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).every_k(2).flatten(),
     "IfFinite": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).if_finite(),

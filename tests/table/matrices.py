@@ -9,11 +9,11 @@ matrices = sl.where.matrix()
 RULES: dict[str, Any] = {
     # Rules for matrices refuse vectors.
     "Orthogonalize": sl.Orthogonalize().mask(matrices),
-    "Orthogonalize, aol": sl.Orthogonalize(4, "tuned", "spectral", preconditioning="aol").mask(
+    "Orthogonalize, aol": sl.Orthogonalize("tuned", 4, "spectral", preconditioning="aol").mask(
         matrices
     ),
     "Orthogonalize, bfloat16": sl.Orthogonalize(
-        coefficients="polar_express", scale="match_rms_adamw", compute_dtype="bfloat16"
+        ns_coeffs="polar_express", scale="match_rms_adamw", compute_dtype="bfloat16"
     ).mask(matrices),
     "ScaleByRowRms": sl.ScaleByRowRms().mask(matrices),
     "NormalizeColumns": sl.NormalizeColumns(),

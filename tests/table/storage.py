@@ -12,24 +12,24 @@ matrices = sl.where.ndim(min=2)
 clip = sl.ClipByGlobalNorm(1.0)
 
 WRAPPERS: dict[str, Any] = {
-    "Stored": (clip | sl.adamw(0.1, decay_where=matrices)).store("int8", min_size=1),
-    "Stored, bfloat16": sl.adam(0.1).store("bfloat16", min_size=1),
-    "Stored, dynamic8": sl.adam(0.1).store("dynamic8", where=matrices, min_size=1),
-    "Stored, by field": sl.adam(0.1).store({"mu": "int4", "**.nu": "float16"}, min_size=1),
-    "Stored, float8": sl.lion(0.01).store("float8_e4m3fn", min_size=1),
-    "Stored, every_k": sl.adam(0.1).every_k(2).store("int8", min_size=1),
-    "Stored in every_k": (clip | sl.adam(0.1).store("int8", min_size=1)).every_k(2),
-    "Stored, if_finite": (clip | sl.adam(0.1)).if_finite().store("int8", min_size=1),
-    "Stored, partition": sl.adam(0.1)
+    "Store": (clip | sl.adamw(0.1, decay_where=matrices)).store("int8", min_size=1),
+    "Store, bfloat16": sl.adam(0.1).store("bfloat16", min_size=1),
+    "Store, dynamic8": sl.adam(0.1).store("dynamic8", where=matrices, min_size=1),
+    "Store, by field": sl.adam(0.1).store({"mu": "int4", "**.nu": "float16"}, min_size=1),
+    "Store, float8": sl.lion(0.01).store("float8_e4m3fn", min_size=1),
+    "Store, every_k": sl.adam(0.1).every_k(2).store("int8", min_size=1),
+    "Store in every_k": (clip | sl.adam(0.1).store("int8", min_size=1)).every_k(2),
+    "Store, if_finite": (clip | sl.adam(0.1)).if_finite().store("int8", min_size=1),
+    "Store, partition": sl.adam(0.1)
     .partition({matrices: sl.sgd(0.1, momentum=0.9)})
     .store("int8", min_size=1),
-    "Stored, average": sl.adam(0.1).average(0.9).store("int8", min_size=1),
-    "Stored, lookahead": sl.adam(0.1).lookahead(1, 0.5, reset_state=True).store("int8", min_size=1),
-    "Stored, flatten": sl.adamw(0.1).flatten(max_size=4).store("int8", min_size=1),
-    "Stored in flatten": clip | sl.adamw(0.1).store("int8", min_size=1).flatten(max_size=4),
-    "Stored, lamb": sl.lamb(0.1).store("int8", min_size=1),
-    "Stored, adafactor": sl.adafactor(0.1, momentum=0.9).store("int8", min_size=1),
-    "Stored, record": sl.adam(0.1).store("int8", min_size=1).record(),
+    "Store, average": sl.adam(0.1).average(0.9).store("int8", min_size=1),
+    "Store, lookahead": sl.adam(0.1).lookahead(1, 0.5, reset_state=True).store("int8", min_size=1),
+    "Store, flatten": sl.adamw(0.1).flatten(max_size=4).store("int8", min_size=1),
+    "Store in flatten": clip | sl.adamw(0.1).store("int8", min_size=1).flatten(max_size=4),
+    "Store, lamb": sl.lamb(0.1).store("int8", min_size=1),
+    "Store, adafactor": sl.adafactor(0.1, momentum=0.9).store("int8", min_size=1),
+    "Store, record": sl.adam(0.1).store("int8", min_size=1).record(),
 }
 
-QUICK: set[str] = {"Stored"}
+QUICK: set[str] = {"Store"}

@@ -25,3 +25,11 @@ reveal_type(sl.apply_updates(model, model))
 reveal_type(opt.reset(model))
 # Optimizer
 reveal_type(opt.with_hyperparams(learning_rate=1e-3))
+# ScaleByAdam
+reveal_type(sl.adam(1e-3)[sl.ScaleByAdam])
+# ClipByGlobalNorm
+reveal_type((sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3))[sl.ClipByGlobalNorm])
+# AbstractTransform[Any]
+reveal_type(sl.adam(1e-3)[0])
+# EveryK
+reveal_type(sl.adam(1e-3).every_k(2))

@@ -13,7 +13,7 @@ the wait is what turns a failed check into Equinox's own error.
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -37,7 +37,12 @@ Positions: TypeAlias = tuple[int, ...]
 
 Homes: TypeAlias = tuple[NamedSharding | None, ...]
 
-Body: TypeAlias = Callable[[PyTree], tuple[Leaves, PyTree]]
+Arguments = TypeVar("Arguments")
+"""The type of all arguments of a program together, such as a named tuple: one tree."""
+
+Other = TypeVar("Other")
+
+Body: TypeAlias = Callable[[Arguments], tuple[Leaves, Other]]
 """From the arguments to the new values of the carried leaves, in order, and any other tree."""
 
 MOST_SIGNATURES = 512
@@ -171,7 +176,7 @@ class _HasRuntimeChecks(Exception):
     """Leaves a trace whose program `eqx.filter_jit` must compile."""
 
 
-class Program:
+class Program(Generic[Arguments, Other]):
     """A function that gives some leaves of its arguments new values, compiled once per structure.
 
     **Arguments:**
@@ -191,11 +196,11 @@ class Program:
 
     def __init__(
         self,
-        body: Body,
-        carried: Callable[[PyTree], PyTree[bool]],
+        body: Body[Arguments, Other],
+        carried: Callable[[Arguments], PyTree[bool]],
         *,
-        homes: Callable[[PyTree], Homes] = lambda arguments: (),
-        donated: Callable[[PyTree], PyTree[bool]] | None = None,
+        homes: Callable[[Arguments], Homes] = lambda arguments: (),
+        donated: Callable[[Arguments], PyTree[bool]] | None = None,
         watch: Callable[[Any], list[int]] | None = None,
     ):
         self._body = body
@@ -226,7 +231,7 @@ class Program:
             self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1)
         self._checked = eqx.filter_jit(lambda signature, arguments: signature.run(body, arguments))
 
-    def __call__(self, arguments: PyTree) -> tuple[PyTree, PyTree]:
+    def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
         """The arguments with new values of the carried leaves, and the body's other result."""
         leaves, structure = jax.tree.flatten(arguments)
         try:
@@ -241,15 +246,15 @@ class Program:
             leaves[i] = array
         return structure.unflatten(leaves), other
 
-    def lower(self, arguments: PyTree) -> jax.stages.Lowered:
+    def lower(self, arguments: Arguments) -> jax.stages.Lowered:
         """The lowered program for these arguments, to see what is compiled."""
         leaves, structure = jax.tree.flatten(arguments)
         signature = self._signature(arguments, leaves, structure, [_leaf_kind(x) for x in leaves])
         return self._compiled.lower(signature, *signature.separate(leaves))
 
     def _run(
-        self, arguments: PyTree, leaves: Leaves, structure: Structure, kinds: list[int]
-    ) -> tuple[Positions, tuple[Leaves, PyTree]]:
+        self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
+    ) -> tuple[Positions, tuple[Leaves, Other]]:
         signature = self._signature(arguments, leaves, structure, kinds)
         carried = signature.carried
         if self._watch is not None:
@@ -272,15 +277,16 @@ class Program:
         except _HasRuntimeChecks:
             signature.has_runtime_checks = True
             return carried, self._checked(signature, arguments)
-        except (RuntimeError, ValueError) as error:
-            message = _donated_earlier(arguments) if "deleted" in str(error) else ""
-            if not message:
-                raise
-            raise ValueError(message) from None
+        except (RuntimeError, ValueError):
+            # This call deletes all arrays that it donates, or none, and no others.
+            lost = [x.is_deleted() for x in donated]
+            if any(getattr(x, "is_deleted", bool)() for x in kept) or any(lost) > all(lost):
+                raise ValueError(_donated_earlier(arguments)) from None
+            raise
 
     def _inline(
-        self, arguments: PyTree, leaves: Leaves, structure: Structure, kinds: list[int]
-    ) -> tuple[Positions, tuple[Leaves, PyTree]]:
+        self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
+    ) -> tuple[Positions, tuple[Leaves, Other]]:
         """A call under an outer transformation, where nothing is donated."""
         traced = (x for x, kind in zip(leaves, kinds, strict=True) if kind == _TRACED)
         if all(map(under_jit, traced)):
@@ -297,7 +303,7 @@ class Program:
 
     def _signature(
         self,
-        arguments: PyTree,
+        arguments: Arguments,
         leaves: Leaves,
         structure: Structure,
         kinds: list[int],
@@ -331,7 +337,7 @@ class Program:
 
     def _make_signature(
         self,
-        arguments: PyTree,
+        arguments: Arguments,
         structure: Structure,
         statics: dict[int, Any],
     ) -> Signature:
@@ -393,14 +399,12 @@ def _unshared(donated: Leaves, kept: Leaves) -> Leaves:
 
 
 def _donated_earlier(arguments: PyTree) -> str:
-    """The message for arguments that were donated earlier, empty if none were."""
+    """The message for arguments that were donated earlier."""
     paths = [
         dotted(path)
         for path, x in jax.tree_util.tree_leaves_with_path(arguments)
         if isinstance(x, jax.Array) and x.is_deleted()
     ]
-    if not paths:
-        return ""
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     keeps_it = '"opt"' if all(path.startswith("model") for path in paths) else "False"
     return DONATED.format(paths=", ".join(paths[:3]) + more, keeps_it=keeps_it)
@@ -412,7 +416,7 @@ def _has_runtime_checks(jaxpr: Any) -> bool:
         if equation.primitive.name == "pure_callback":
             callback = equation.params.get("callback")
             function = getattr(callback, "callback_func", callback)
-            if getattr(function, "__module__", "") == "equinox._errors":
+            if getattr(function, "__module__", "") == eqx.error_if.__module__:
                 return True
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):

@@ -28,6 +28,9 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "should_skip_update_fn": ("skip",),
     "should_transform_fn": ("condition",),
     "projection": ("fn",),
+    "seed": ("key",),
+    "dtype_momentum": ("accumulator_dtype",),
+    "decay_offset": ("step_offset",),
 }
 """Names from Optax and PyTorch, and what they are called here."""
 

@@ -19,9 +19,9 @@ from .printing import Call, Infix
 from .stateless import AbstractStatelessTransform
 from .traits import MIXED
 from .transform import AbstractTransform, require_transform
-from .walk import find, keeps_zeros, parts, segments, transforms
+from .walk import keeps_zeros, parts, segments, transforms
 from .wrapper import AbstractComposite
-from .write import Write
+from .write import Writer
 from .writer import AbstractParameterWriter
 
 
@@ -104,7 +104,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,
@@ -118,7 +118,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         result, new = last.run(write, updates)
         return result, (*states, new)
 
-    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, tuple[Any, ...]]:
+    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, tuple[Any, ...]]:
         links = self.children(part.state, part.context, part.params)
         states: list[Any] = []
         computed = False
@@ -201,10 +201,8 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         columns = zip(*(link.signs(params) for link in self.links), strict=True)
         return tuple(_sign_of_product(column) for column in columns)
 
-    def __getitem__(self, which: Any) -> AbstractTransform:
-        if isinstance(which, int):
-            return self.links[which]
-        return find(self, which).module
+    def _at_position(self, which: int) -> AbstractTransform:
+        return self.links[which]
 
     def __len__(self) -> int:
         return len(self.links)

@@ -8,10 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from jaxtyping import PyTree
 
 from .. import tree
-from .._types import Params, Step, Updates
+from .._types import Params, PyTree, Step, Updates
 from .residuals import Residuals
 
 _OTHER = ("extra", "shardings", "stored_clock")

@@ -19,20 +19,28 @@ CHECK = "slalom.check"
 
 
 class Part(NamedTuple):
-    """A module inside another one: its path, and what it sees there."""
+    """A module inside another one: its path, and what it sees there.
+
+    `AbstractWrapper.inner_part` returns the part for the inner transform of a wrapper.
+
+    **Arguments:**
+
+    - `path`: the segments of its path below the outer module.
+    - `module`: a transform, a skip condition or a stateful schedule.
+    - `state`: its state.
+    - `context`: the `Context` that it sees, with its own clock.
+    - `params`: the parameters that it acts on.
+    - `get`: a function from the outer module to this one, for `eqx.tree_at`.
+    - `group`: the labels of the partition groups around it.
+    """
 
     path: tuple[str, ...]
     module: Any
-    """A transform, a skip condition or a stateful schedule."""
     state: Any
     context: Any
-    """The `Context` that it sees, with its own clock."""
     params: Params | None
-    """The parameters that it acts on."""
     get: Callable[[Any], Any]
-    """From the outer module to this one, for `eqx.tree_at`."""
     group: tuple[str, ...] = ()
-    """The labels of the partition groups around it."""
 
     @property
     def name(self) -> str:
@@ -40,8 +48,15 @@ class Part(NamedTuple):
         return ".".join(self.path)
 
     def run(self, write: Any, updates: Any) -> tuple[Any, Any]:
-        """Runs this transform, under its name in profiles: what `write` makes of its updates, and
-        its new state."""
+        """Runs this transform, under its name in profiles.
+
+        **Arguments:**
+
+        - `write`: the `Writer` for its updates.
+        - `updates`: the incoming updates.
+
+        **Returns:** what `write` makes of the transform's updates, and its new state.
+        """
         module = self.module
         if module.needs_whole_params or (
             module.needs_whole_params is None and not module.elementwise

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PyTree, UInt32
 
 from .._paths import CodeKey, dotted
 from ..tree.dtypes import accumulation_dtype, cast, real_dtype
+from ..tree.fresh import reshaped
 from ..tree.leaves import scale
 from ..tree.rounding import hashed, scramble
 
@@ -79,11 +80,11 @@ class Encoded:
 
     def decode(self) -> Array:
         """The array."""
-        return jnp.reshape(self.decode_rows(self.arrays, self.rows), self.shape)
+        return reshaped(self.decode_rows(self.arrays, self.rows), self.shape)
 
     def encode(self, x: Array, bits: UInt32[Array, "..."] | None = None) -> "Encoded":
         """Another array of the same shape in the same codec."""
-        arrays = self.encode_rows(jnp.reshape(x, self.rows), bits)
+        arrays = self.encode_rows(reshaped(x, self.rows), bits)
         return Encoded(arrays, *self.form)
 
     def decode_rows(self, arrays: dict[str, Any], shape: tuple[int, ...]) -> Array:
@@ -204,7 +205,7 @@ def has_encoded(tree: PyTree) -> bool:
     return any(map(is_encoded, jax.tree.leaves(tree, is_leaf=is_encoded)))
 
 
-def stored_as(before: PyTree, fresh: PyTree) -> PyTree:
+def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
     """A fresh state in the codecs of the one before."""
     like, structure = jax.tree.flatten(before, is_leaf=is_encoded)
 

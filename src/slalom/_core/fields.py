@@ -63,7 +63,7 @@ def hyperparameter(
 
     ```python
     >>> class ScaleByHalfLife(sl.AbstractTransform):
-    ...     half_life: sl.Hyperparameter = sl.hyperparameter(10.0, within="(0, inf)")
+    ...     half_life: sl.Hyperparameter = sl.fields.hyperparameter(10.0, within="(0, inf)")
     ...     def init(self, params):
     ...         return None
     ...     def update(self, updates, state, params=None, context=None):
@@ -85,21 +85,50 @@ def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
     return _declare(_STEPS, default, _as_steps, check)
 
 
+def whole_number(converter: Callable[[Any], Any], check: Callable[[str, Any], None]) -> Any:
+    """Declares an integer leaf that is traced, read and replaced like a hyperparameter."""
+    return _declare(_STEPS, _MISSING, converter, check)
+
+
 def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
-    """Declares a static number of steps: a Python int."""
+    """Declares a static whole number, such as a number of steps: a Python int.
+
+    **Arguments:**
+
+    - `default`: the default value. The field is required if there is none.
+    - `least`: the smallest allowed value.
+
+    **Returns:** a field, for the body of a transform class.
+    """
     check = functools.partial(_check_count, least)
     options: dict[str, Any] = {} if default is _MISSING else {"default": default}
     return eqx.field(static=True, converter=_as_steps, metadata={CHECK: check}, **options)
 
 
 def choice_field(default: str, *others: str, kw_only: bool = False) -> Any:
-    """Declares a static field that is one of several strings."""
+    """Declares a static field that is one of several strings.
+
+    **Arguments:**
+
+    - `default`: the default value.
+    - `others`: the other allowed values.
+    - `kw_only`: whether the field is a keyword-only argument.
+
+    **Returns:** a field, for the body of a transform class.
+    """
     check = functools.partial(_check_choice, (default, *others))
     return eqx.field(default=default, static=True, kw_only=kw_only, metadata={CHECK: check})
 
 
 def dtype_field(*, kw_only: bool = False) -> Any:
-    """Declares an optional dtype, kept as a `numpy.dtype`, so that equal dtypes compare equal."""
+    """Declares an optional static dtype, kept as a `numpy.dtype` so that equal ones compare equal.
+
+    **Arguments:**
+
+    - `kw_only`: whether the field is a keyword-only argument.
+
+    **Returns:** a field, for the body of a transform class. Its default is `None`.
+    """
     return eqx.field(
         default=None,
         static=True,

@@ -1,8 +1,14 @@
-"""The methods that wrap a transform, such as `.mask` and `.every_k`."""
+"""The methods that wrap a transform, such as `.mask` and `.every_k`.
+
+A method and the class that it returns share a name: `.every_k` returns a `wrappers.EveryK`. The
+method has the signature and describes the arguments, for editors and type checkers; the class
+describes what it computes. A test compares the two signatures.
+"""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from .._paths import snake_case
 from ..where.resolve import WhereLike
 from .advice import advise_keywords
 from .declared import AbstractDeclared
@@ -12,25 +18,29 @@ from .printing import constructor_call, method_call
 if TYPE_CHECKING:
     import slalom
 
-# The joint between a transform and its wrappers: each method imports, when it is called, the class
-# that it returns. Those classes are subclasses of this one, in files above, so imports at the top
-# would be a cycle. Only the arithmetic of schedules, in `schedule.py`, does the same.
+_PACKAGE = __name__.partition(".")[0]
+
+# The one circle of the library closes here, when a method is called, and not when it is imported.
+# Every transform has these methods, and each method needs the class that it returns, which is a
+# transform. So the methods import their classes when they are called. (The arithmetic of schedules
+# in `schedule.py` does the same.) `tests/test_import_graph.py` allows it in no other file.
 
 # Every `self` here is an `AbstractTransform`, which is the only subclass of this class.
 # pyright: reportArgumentType=false
 
 
 class AbstractFluent(AbstractDeclared):
-    """Methods that wrap a transform or chain it with another one."""
-
-    fluent_method: ClassVar[str | None] = None
-    """The method below that makes this transform from its `inner`. It prints as that call."""
+    """The methods of every transform that make a chain or a wrapper of it. They are a class of
+    their own only to keep `transform.py` short."""
 
     def _code(self) -> Any:
-        if self.fluent_method is None:
+        # The wrappers of the library print as calls of the methods that make them.
+        cls = type(self)
+        own = cls.__module__.startswith(f"{_PACKAGE}.wrappers.")
+        method = getattr(AbstractFluent, snake_case(cls.__name__), None) if own else None
+        if method is None:
             return constructor_call(self)
-        inner = cast(Any, self).inner
-        return method_call(self, inner, getattr(AbstractFluent, self.fluent_method))
+        return method_call(self, cast(Any, self).inner, method)
 
     def __or__(self, other: "slalom.AbstractTransform") -> "slalom.AbstractTransform":
         """This transform, followed by another one."""
@@ -47,7 +57,7 @@ class AbstractFluent(AbstractDeclared):
     # --- selected leaves --------------------------------------------------------------------
 
     @advise_keywords
-    def mask(self, where: WhereLike) -> "slalom.Masked":
+    def mask(self, where: WhereLike) -> "slalom.wrappers.Mask":
         """Applies this transform to the selected leaves; the others pass through unchanged.
 
         Use it for links of a chain. For a whole optimizer, use `.only`: leaves that pass through
@@ -60,18 +70,17 @@ class AbstractFluent(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ..wrappers import Masked
+        from ..wrappers import Mask
 
-        return Masked(self, where)
+        return Mask(self, where)
 
     @advise_keywords
-    def only(self, where: WhereLike) -> "slalom.Only":
+    def only(self, where: WhereLike) -> "slalom.wrappers.Only":
         """Applies this transform to the selected leaves; the others are not updated.
 
         **Arguments:**
 
-        - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
-            tree.
+        - `where`: as for `mask`.
 
         **Returns:** a transform.
         """
@@ -84,7 +93,7 @@ class AbstractFluent(AbstractDeclared):
         self,
         others: Mapping[WhereLike, "slalom.AbstractTransform"],
         names: tuple[Hashable, ...] | None = None,
-    ) -> "slalom.Partition":
+    ) -> "slalom.wrappers.Partition":
         """Applies other transforms to some leaves, and this one to the rest.
 
         **Arguments:**
@@ -103,19 +112,19 @@ class AbstractFluent(AbstractDeclared):
     # --- the objective ----------------------------------------------------------------------
 
     @advise_keywords
-    def maximize(self) -> "slalom.Maximized":
+    def maximize(self) -> "slalom.wrappers.Maximize":
         """Maximizes the loss with this transform, which descends by itself.
 
         **Returns:** a transform, for a whole model or for some of its parameters.
         """
-        from ..wrappers import Maximized
+        from ..wrappers import Maximize
 
-        return Maximized(self)
+        return Maximize(self)
 
     # --- layout -----------------------------------------------------------------------------
 
     @advise_keywords
-    def flatten(self, max_size: int = 8192) -> "slalom.Flatten":
+    def flatten(self, max_size: int = 8192) -> "slalom.wrappers.Flatten":
         """Applies this transform to all small leaves at once, concatenated into a buffer per dtype.
 
         **Arguments:**
@@ -129,37 +138,58 @@ class AbstractFluent(AbstractDeclared):
         return Flatten(self, max_size)
 
     @advise_keywords
-    def split_complex(self) -> "slalom.SplitRealAndImaginary":
+    def split_complex(self) -> "slalom.wrappers.SplitComplex":
         """Applies this transform to the real and imaginary parts of complex leaves.
 
         **Returns:** a transform.
         """
-        from ..wrappers import SplitRealAndImaginary
+        from ..wrappers import SplitComplex
 
-        return SplitRealAndImaginary(self)
+        return SplitComplex(self)
 
     # --- precision --------------------------------------------------------------------------
 
     @advise_keywords
     def store(
         self, codec: Any, where: WhereLike | None = None, *, min_size: int = 4096
-    ) -> "slalom.Stored":
+    ) -> "slalom.wrappers.Store":
         """Stores the state of this transform in fewer bits.
 
         **Arguments:**
 
         - `codec`: `"bfloat16"`, `"float16"`, `"float8_e4m3fn"`, `"int8"`, `"dynamic8"`, `"int4"`,
-            or a codec of `sl.codecs`; or a mapping from fields of the state, such as `"mu"`, to
-            them.
+            or a codec of `sl.codecs`; or a mapping from fields of the state to them. A field is
+            named by its path, such as `"scale_by_adam.mu"`, a suffix of it, or a glob.
         - `where`: the parameters whose state is encoded: a selector, a function or a tree of
             bools. Defaults to all.
         - `min_size`: the number of entries from which a leaf is encoded, an int ≥ 1.
 
         **Returns:** a transform.
         """
-        from ..wrappers import Stored
+        from ..wrappers import Store
 
-        return Stored(self, codec, where, min_size)
+        return Store(self, codec, where, min_size)
+
+    @advise_keywords
+    def write(
+        self,
+        policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
+        key: Any = 0,
+    ) -> "slalom.wrappers.Write":
+        """Writes half-precision parameters so that small updates are not rounded away.
+
+        **Arguments:**
+
+        - `policy`: what keeps small updates: `"master"`, a float32 copy of the parameters;
+            `"kahan"`, a compensation in the parameter's dtype; `"ecc"`, eight more bits;
+            `"stochastic"`, rounding at random; or `"nearest"`, nothing.
+        - `key`: the key of the random rounding, an int in [0, 2³¹) or a PRNG key.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        """
+        from ..wrappers import Write
+
+        return Write(self, policy, key)
 
     # --- conditional updates ----------------------------------------------------------------
 
@@ -171,20 +201,22 @@ class AbstractFluent(AbstractDeclared):
         mean: bool = True,
         accumulator_dtype: Any | None = None,
         skip: Callable[..., Any] | None = None,
-    ) -> "slalom.EveryK":
+    ) -> "slalom.wrappers.EveryK":
         """Applies this transform every `k` mini-steps, to the mean of their gradients.
 
         **Arguments:**
 
         - `k`: the number of mini-steps in a window: an int ≥ 1, or a schedule, which is called
-            with the number of earlier windows at the start of each window.
-        - `mean`: whether to use the weighted mean of the window's gradients, or their sum.
+            with the number of earlier windows at the start of each window, and rounded. It is a
+            hyperparameter: `opt.with_hyperparams(k=8)` does not recompile.
+        - `mean`: whether to use the weighted mean of the window's gradients, or their weighted sum.
         - `accumulator_dtype`: the dtype of the accumulator. Defaults to float32 for
             half-precision leaves, and to the leaf's own dtype for wider ones.
         - `skip`: a condition for mini-batches to be skipped: `sl.SkipNotFinite()`,
             `sl.SkipLargeUpdates(max_squared_norm)`, several joined with `|`, or any function
             `(updates, gradient_step, params) -> (bool scalar, dict of scalars)`, where
             `gradient_step` is the number of updates so far. The dict appears in `opt.metrics`.
+            Defaults to none.
 
         **Returns:** a transform.
         """
@@ -198,7 +230,7 @@ class AbstractFluent(AbstractDeclared):
         max_consecutive_errors: int = 5,
         on_limit: Literal["accept", "skip", "raise"] = "accept",
         check: Literal["grads", "both"] = "grads",
-    ) -> "slalom.IfFinite":
+    ) -> "slalom.wrappers.IfFinite":
         """Applies this transform only in steps whose gradients are finite.
 
         **Arguments:**
@@ -222,7 +254,7 @@ class AbstractFluent(AbstractDeclared):
         window: int = 128,
         by: Literal["both", "loss", "grad_norm"] = "both",
         max_consecutive: int = 20,
-    ) -> "slalom.SkipSpikes":
+    ) -> "slalom.wrappers.SkipSpikes":
         """Applies this transform only in steps whose loss and gradient norm are not far above
         their recent values.
 
@@ -243,12 +275,13 @@ class AbstractFluent(AbstractDeclared):
     @advise_keywords
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
-    ) -> "slalom.When":
+    ) -> "slalom.wrappers.When":
         """Applies this transform only in steps in which a condition holds.
 
         **Arguments:**
 
-        - `condition`: a function `condition(context, updates)` that returns a bool scalar.
+        - `condition`: a function `condition(context, updates)` that returns a bool scalar. It is
+            called in every step. `context.step` is the step count.
         - `otherwise`: the updates in other steps: `"pass"` leaves them unchanged, `"zero"` makes
             them zero.
 
@@ -261,12 +294,12 @@ class AbstractFluent(AbstractDeclared):
     @advise_keywords
     def scale_loss(
         self, initial: float | int = 2.0**15, growth_interval: int = 2000
-    ) -> "slalom.ScaleLoss":
+    ) -> "slalom.wrappers.ScaleLoss":
         """Scales the loss for gradients in float16, and skips steps that overflow.
 
         **Arguments:**
 
-        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶].
+        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶]. Powers of two round nothing.
         - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
 
         **Returns:** a transform. `sl.train_step` scales the loss itself; in other loops, multiply
@@ -276,19 +309,21 @@ class AbstractFluent(AbstractDeclared):
 
         return ScaleLoss(self, initial, growth_interval)
 
-    # --- another gradient -------------------------------------------------------------------
+    # --- another gradient or scale ----------------------------------------------------------
 
     @advise_keywords
     def sam(
         self, rho: Hyperparameter = 0.05, adaptive: bool = False, every: int = 1
-    ) -> "slalom.Sam":
+    ) -> "slalom.wrappers.Sam":
         """Gives this transform the gradient at the worst point nearby (SAM).
 
         **Arguments:**
 
-        - `rho`: the size of the neighborhood, ≥ 0.
+        - `rho`: ρ, the size of the neighborhood, ≥ 0. The paper uses 0.05, and 0.5 to 2 with
+            `adaptive`.
         - `adaptive`: whether the neighborhood scales with the parameters (ASAM).
-        - `every`: the number of steps from one perturbation to the next, an int ≥ 1.
+        - `every`: the number of steps from one perturbation to the next, an int ≥ 1. The steps
+            between use the plain gradient, and cost one.
 
         **Returns:** a transform. `sl.train_step` computes the second gradient. By hand, pass the
         loss as a function of the model, as `value_fn`, to `opt.step`.
@@ -297,12 +332,35 @@ class AbstractFluent(AbstractDeclared):
 
         return Sam(self, rho, adaptive, every)
 
+    @advise_keywords
+    def mechanize(
+        self,
+        weight_decay: Hyperparameter = 1e-2,
+        eps: Hyperparameter = 1e-8,
+        s_init: Hyperparameter = 1e-6,
+        num_betas: int = 6,
+    ) -> "slalom.wrappers.Mechanize":
+        """Learns a scale of this transform's updates while training (Mechanic).
+
+        **Arguments:**
+
+        - `weight_decay`: λ, the coefficient of a weight decay that only Mechanic sees, ≥ 0.
+        - `eps`: ε, a small number that keeps divisors positive, > 0.
+        - `s_init`: s₀, the first scale, > 0.
+        - `num_betas`: n, the number of decays that it chooses from, an int ≥ 1.
+
+        **Returns:** a transform.
+        """
+        from ..wrappers import Mechanize
+
+        return Mechanize(self, weight_decay, eps, s_init, num_betas)
+
     # --- parameters for evaluation ----------------------------------------------------------
 
     @advise_keywords
     def outer(
         self, optimizer: "slalom.AbstractTransform", every: int, reset_state: bool = False
-    ) -> "slalom.Outer":
+    ) -> "slalom.wrappers.Outer":
         """Keeps slow weights, which another optimizer steps towards this transform's parameters.
 
         **Arguments:**
@@ -310,7 +368,9 @@ class AbstractFluent(AbstractDeclared):
         - `optimizer`: the transform that makes the slow steps, such as
             `sl.sgd(0.7, momentum=0.9, nesterov=True)`.
         - `every`: the number of fast steps between two slow ones, an int ≥ 1.
-        - `reset_state`: whether to reset this transform's state after each slow step.
+        - `reset_state`: whether to reset this transform's state after each slow step. As with
+            `opt.reset(model)`, moments start from scratch, and step counts continue. The state of
+            `optimizer` stays.
 
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the slow weights.
@@ -322,17 +382,18 @@ class AbstractFluent(AbstractDeclared):
     @advise_keywords
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
-    ) -> "slalom.Outer":
+    ) -> "slalom.wrappers.Outer":
         """Keeps slow weights that move towards this transform's parameters every few steps.
 
         This is `tx.outer(sl.sgd(slow_step_size), sync_period)`.
 
         **Arguments:**
 
-        - `sync_period`: the number of fast steps between two slow ones, an int ≥ 1.
-        - `slow_step_size`: the fraction of the way to the fast weights that the slow weights
+        - `sync_period`: k, the number of fast steps between two slow ones, an int ≥ 1.
+        - `slow_step_size`: α, the fraction of the way to the fast weights that the slow weights
             move, in [0, 1].
-        - `reset_state`: whether to reset this transform's state after each slow step.
+        - `reset_state`: whether to reset this transform's state after each slow step. As with
+            `opt.reset(model)`, moments start from scratch, and step counts continue.
 
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the slow weights.
@@ -342,12 +403,14 @@ class AbstractFluent(AbstractDeclared):
         return lookahead(self, sync_period, slow_step_size, reset_state)
 
     @advise_keywords
-    def average(self, decay: Hyperparameter | None = None, debias: bool = True) -> "slalom.Average":
+    def average(
+        self, decay: Hyperparameter | None = None, debias: bool = True
+    ) -> "slalom.wrappers.Average":
         """Keeps an average of the parameters that this transform produces.
 
         **Arguments:**
 
-        - `decay`: the decay of an exponential average, in [0, 1). Defaults to a uniform average.
+        - `decay`: d, the decay of an exponential average, in [0, 1). Defaults to a uniform average.
         - `debias`: whether the exponential average is corrected for its start at zero. If not, it
             starts at the first parameters.
 
@@ -365,17 +428,18 @@ class AbstractFluent(AbstractDeclared):
         weight_lr_power: Hyperparameter = 2.0,
         r: Hyperparameter = 0.0,
         state_dtype: Any | None = None,
-    ) -> "slalom.ScheduleFree":
+    ) -> "slalom.wrappers.ScheduleFree":
         """Averages the iterates of this transform, in place of a decaying learning rate.
 
         **Arguments:**
 
-        - `b1`: the weight of the average in the parameters at which gradients are taken, in (0, 1].
-        - `weight_lr_power`: the power of the learning rate that weighs the steps in the average,
-            ≥ 0.
-        - `r`: the power of the step that weighs them, ≥ 0.
-        - `state_dtype`: the dtype of the iterates. Defaults to the parameter's dtype, but at least
-            float32.
+        - `b1`: β₁, the weight of the average in the parameters at which gradients are taken, in
+            (0, 1]. With a schedule, they are written with the value of each step.
+        - `weight_lr_power`: p, the power of the learning rate that weighs the steps in the average,
+            ≥ 0. With 0 the learning rate has no influence.
+        - `r`: the power of the step that weighs them, ≥ 0. Positive values weigh late steps more.
+        - `state_dtype`: the floating dtype of the iterates; complex parameters use its complex
+            counterpart. Defaults to the parameter's dtype, but at least float32.
 
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the average.
@@ -384,100 +448,55 @@ class AbstractFluent(AbstractDeclared):
 
         return ScheduleFree(self, b1, weight_lr_power, r, state_dtype)
 
-    # --- in which set -----------------------------------------------------------------------
+    # --- after each step --------------------------------------------------------------------
 
     @advise_keywords
-    def project(self, fn: Callable[..., Any], where: WhereLike | None = None) -> "slalom.Projected":
-        """This transform, and a projection of the parameters after each of its steps.
+    def project(
+        self, fn: Callable[..., Any], where: WhereLike | None = None
+    ) -> "slalom.wrappers.Project":
+        """Projects the parameters after each step of this transform.
 
         **Arguments:**
 
         - `fn`: a function from a tree of parameters to a tree like it, such as those of
-            `sl.projections`. It receives all selected parameters, in at least float32, and `None`
-            at the others.
+            `sl.projections`. It receives all selected parameters, in at least float32 (complex
+            ones as complex arrays), and `None` at the others.
         - `where`: which parameters: a selector, a function or a tree of bools. Defaults to all.
-
-        **Returns:** a transform, for the last place of a chain.
-        """
-        from ..wrappers import Projected
-
-        return Projected(self, fn, where)
-
-    # --- half precision ---------------------------------------------------------------------
-
-    @advise_keywords
-    def write(
-        self,
-        policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
-        key: Any = 0,
-    ) -> "slalom.Written":
-        """This transform, with a policy for writing half-precision parameters.
-
-        **Arguments:**
-
-        - `policy`: what keeps small updates from being rounded away: `"master"`, a float32 copy;
-            `"kahan"`, a compensation in the parameter's dtype; `"ecc"`, eight more bits;
-            `"stochastic"`, rounding at random; or `"nearest"`, nothing.
-        - `key`: the key of the random rounding, an int in [0, 2³¹) or a PRNG key.
 
         **Returns:** a transform, which must be the last link of a chain.
         """
-        from ..wrappers import Written
+        from ..wrappers import Project
 
-        return Written(self, policy, key)
-
-    # --- a learned scale --------------------------------------------------------------------
-
-    @advise_keywords
-    def mechanize(
-        self,
-        weight_decay: Hyperparameter = 1e-2,
-        eps: Hyperparameter = 1e-8,
-        s_init: Hyperparameter = 1e-6,
-        num_betas: int = 6,
-    ) -> "slalom.Mechanized":
-        """Learns a scale of this transform's updates while training (Mechanic).
-
-        **Arguments:**
-
-        - `weight_decay`: the coefficient of a weight decay that only Mechanic sees, ≥ 0.
-        - `eps`: a small number that keeps divisors positive, > 0.
-        - `s_init`: the first scale, > 0.
-        - `num_betas`: the number of decays that it chooses from, an int ≥ 1.
-
-        **Returns:** a transform.
-        """
-        from ..wrappers import Mechanized
-
-        return Mechanized(self, weight_decay, eps, s_init, num_betas)
+        return Project(self, fn, where)
 
     # --- stateful schedules and metrics -----------------------------------------------------
 
     @advise_keywords
-    def drive(self, schedules: Mapping[str, Any]) -> "slalom.Driven":
+    def drive(self, schedules: Mapping[str, Any]) -> "slalom.wrappers.Drive":
         """Sets hyperparameters of this transform by stateful schedules.
 
         **Arguments:**
 
-        - `schedules`: a mapping from paths of hyperparameters, such as `"learning_rate"`, to
-            stateful schedules such as `sl.schedules.ReduceOnPlateau`.
+        - `schedules`: a mapping from hyperparameters to stateful schedules such as
+            `sl.schedules.ReduceOnPlateau`. A hyperparameter is named by its path inside this
+            transform, any unambiguous suffix of it, such as `"learning_rate"`, or a glob.
 
         **Returns:** a transform.
         """
-        from ..wrappers import Driven
+        from ..wrappers import Drive
 
-        return Driven(self, schedules)
+        return Drive(self, schedules)
 
     @advise_keywords
-    def record(self) -> "slalom.Recorded":
+    def record(self) -> "slalom.wrappers.Record":
         """Reports norms and the hyperparameters in use in `opt.metrics`.
 
         **Returns:** a transform.
         """
-        from ..wrappers import Recorded
+        from ..wrappers import Record
 
-        return Recorded(self)
+        return Record(self)
 
 
-FLUENT = frozenset(name for name, value in vars(AbstractFluent).items() if callable(value))
+FLUENT = frozenset(name for name in vars(AbstractFluent) if name[0] != "_")
 """The names that fields of transforms must not have."""

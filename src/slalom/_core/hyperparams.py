@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import tree
 from .._paths import candidates, glob_pattern
@@ -117,7 +118,10 @@ def read(transform: AbstractTransform[Any], state: Any, context: Context | None)
         if isinstance(part.module, AbstractStatefulSchedule):
             continue  # the hyperparameter that it drives is listed at its own path
         for field in hyperparameter_fields(part.module):
-            value = read_number(part.module, field.name, part.context)
+            if isinstance(part.module, AbstractTransform):
+                value = part.module.reading(field.name, part.state, part.context)
+            else:
+                value = read_number(part.module, field.name, part.context)
             if value is not None:
                 values[".".join((*part.path, field.name))] = value
     return ByPath(values)
@@ -162,8 +166,11 @@ def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
     except ValueError:
         lost = True
     if lost:
+        # Processors compute with subnormal numbers as with 0.
+        small = abs(np.asarray(kept, np.float64)) < float(jnp.finfo(kept.dtype).tiny)
         raise ValueError(
-            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as {shortest(kept)}. "
+            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as "
+            f"{'0.0' if small else shortest(kept)}. "
             "Choose another number or a dtype with more precision."
         )
 

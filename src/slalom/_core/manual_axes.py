@@ -27,10 +27,12 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
     untold = [axis for axis in axes if axis not in _varies_over(jax.lax.axis_index(axis))]
     if untold:
         raise ValueError(
-            f"{who} needs whole parameters, as for a norm, but inside of a "
-            "`jax.shard_map` with `check_vma=False` it is not known whether each device has all of "
-            f"them along {_quoted(untold)}. Write `check_vma=True`, or return the gradients from "
-            "the `shard_map` and call `opt.step` outside of it."
+            f"{who} needs whole parameters, as for a norm, but inside of a `jax.pmap`, or of a "
+            "`jax.shard_map` with `check_vma=False`, it is not known whether each device has all "
+            f"of them along {_quoted(untold)}. Instead of `pmap`, shard the batch over a mesh and "
+            "call the step under `jax.jit`: `jax.device_put(batch, jax.NamedSharding(mesh, "
+            'jax.P("data")))`. Or return the averaged gradients and call `opt.step` outside. In a '
+            "`shard_map`, `check_vma=True` suffices."
         )
     for tree in trees:
         for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):

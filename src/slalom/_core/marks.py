@@ -66,6 +66,8 @@ def until_reset() -> Any:
     """Marks a state field that belongs to all parameters together.
 
     A reset of all parameters starts it again; a reset of some of them keeps it.
+
+    **Returns:** a field, for the body of a state class.
     """
     return _marked(UNTIL_RESET)
 
@@ -129,7 +131,7 @@ def map_params(
     **Arguments:**
 
     - `function`: called as `function(leaf, *rest_leaves)` at each leaf of every field that was
-        declared with `sl.param_like()`.
+        declared with `sl.fields.param_like()`.
     - `state`: the state of any transform, or any tree that contains states.
     - `rest`: further trees of the parameters' structure, for `function`.
     - `other`: applied to every other leaf of the state. Defaults to keeping them.

@@ -46,7 +46,7 @@ def table(
     **Arguments:**
 
     - `header`, `rows`: the cells.
-    - `footer`: a line below them.
+    - `footer`: a line below them, or nothing.
     - `numbers`: the columns to align to the right.
     """
     header, numbers = list(header), set(numbers)
@@ -58,10 +58,8 @@ def table(
 
     body = "".join(line("td", row) for row in rows)
     last = f'<tr><td colspan="{len(header)}">{escape(footer)}</td></tr>'
-    return (
-        f"<table><thead>{line('th', header)}</thead><tbody>{body}</tbody><tfoot>{last}</tfoot>"
-        "</table>"
-    )
+    foot = f"<tfoot>{last}</tfoot>" if footer else ""
+    return f"<table><thead>{line('th', header)}</thead><tbody>{body}</tbody>{foot}</table>"
 
 
 def transform_tree(

@@ -4,9 +4,8 @@ import abc
 from typing import Any, ClassVar
 
 import jax
-from jaxtyping import PyTree
 
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, PyTree, Updates
 from .chain import Chain
 from .context import Context
 from .transform import AbstractTransform

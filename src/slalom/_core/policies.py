@@ -1,6 +1,6 @@
 """Policies for writing half-precision parameters, for which p + u rounds most updates away.
 
-A policy keeps for each parameter what its dtype cannot hold. Its `Write` reads the parameter
+A policy keeps for each parameter what its dtype cannot hold. Its `Writer` reads the parameter
 together with that, and writes both. So it acts where the updates are added, also inside of a
 conditional, and its idle result is what was kept.
 """
@@ -18,7 +18,7 @@ from .. import tree
 from .._types import Params
 from ..tree import rounding
 from .encoded import Encoded, is_encoded
-from .write import Return, Write
+from .write import Return, Writer
 
 Seeds = tuple[UInt32[Array, ""], UInt32[Array, ""]]
 
@@ -131,7 +131,7 @@ class _Encoded(NamedTuple):
     kept: Array | None
 
 
-class PolicyWrite(Write):
+class PolicyWrite(Writer):
     """Adds the updates to the parameters in full precision, and encodes the sum.
 
     **Arguments:**
@@ -214,21 +214,21 @@ class PolicyWrite(Write):
         del params
         return jax.tree.map(lambda x: self._full(*x), result, is_leaf=_is_encoded)
 
-    def assigning(self, new: Params) -> Write:
+    def assigning(self, new: Params) -> Writer:
         return PolicyWrite(self.name, self.kept, self.seeds, jax.tree.leaves(new))
 
     @property
-    def returning(self) -> Write:
+    def returning(self) -> Writer:
         return Return(self)
 
-    def cut(self, keep: tuple[bool, ...]) -> Write:
+    def cut(self, keep: tuple[bool, ...]) -> Writer:
         def kept(column: Any) -> Any:
             return None if column is None else [x for x, k in zip(column, keep, strict=True) if k]
 
         return PolicyWrite(self.name, *map(kept, (self.kept, self.seeds, self.new)))
 
-    def onto(self, policy: Write) -> Write:
-        raise AssertionError("`Written` refuses another one inside of it")
+    def onto(self, policy: Writer) -> Writer:
+        raise AssertionError("`Write` refuses another one inside of it")
 
     def __str__(self) -> str:
         return f'"{self.name}"'

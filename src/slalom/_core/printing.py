@@ -6,6 +6,7 @@ tree that contains them.
 
 import dataclasses
 import inspect
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,9 +22,6 @@ from .._types import Tracer
 _PACKAGE = __name__.partition(".")[0]
 _EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-_PUBLIC_MODULES = ("codecs", "projections", "schedules")
-"""The modules whose classes code reaches as `sl.module.name`."""
 
 LINE = 92
 """The width of a line. Longer code is broken over several lines."""
@@ -185,8 +183,9 @@ def _public_name(cls: type) -> str:
     package, _, rest = cls.__module__.partition(".")
     if package != _PACKAGE:
         return cls.__name__
-    module = rest.partition(".")[0]
-    return f"sl.{f'{module}.' * (module in _PUBLIC_MODULES)}{cls.__name__}"
+    at_top = vars(sys.modules[_PACKAGE]).get(cls.__name__) is cls
+    module = "" if at_top else f"{rest.partition('.')[0]}."
+    return f"sl.{module}{cls.__name__}"
 
 
 # --- text -----------------------------------------------------------------------------------

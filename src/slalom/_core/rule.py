@@ -12,7 +12,7 @@ from .context import Context
 from .declared import Part
 from .engine.run import Leafwise, RuleAt, run_rule
 from .transform import AbstractTransform, State
-from .write import ADD, RETURN, Write
+from .write import ADD, RETURN, Writer
 
 
 class AbstractRule(AbstractTransform[State]):
@@ -29,9 +29,9 @@ class AbstractRule(AbstractTransform[State]):
 
     ```python
     >>> class MomentumState(eqx.Module):
-    ...     mu: object = sl.param_like()
+    ...     mu: object = sl.fields.param_like()
     >>> class Momentum(sl.AbstractRule):
-    ...     b1: sl.Hyperparameter = sl.hyperparameter(0.9)
+    ...     b1: sl.Hyperparameter = sl.fields.hyperparameter(0.9)
     ...     def init(self, params):
     ...         return MomentumState(sl.tree.first_moment(params))
     ...     def advance(self, now, g, leaf):
@@ -80,8 +80,8 @@ class AbstractRule(AbstractTransform[State]):
 
         - `now`: the hyperparameters at this step. What is added may be a scalar, or a vector with
             an entry for each leaf, of which a leaf sees its own.
-        - `state`: those fields of the state that are not shaped like the parameters, such as `age`.
-            What is assigned is the new state.
+        - `state`: those fields of the state that are not shaped like the parameters, for example
+            `age`. What is assigned is the new state.
         """
         del now, state
 
@@ -130,7 +130,7 @@ class AbstractRule(AbstractTransform[State]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: PyTree,
         state: State,
         params: Params | None,
@@ -138,7 +138,7 @@ class AbstractRule(AbstractTransform[State]):
     ) -> tuple[Any, State]:
         return run_rule(Part((), self, state, context, params, lambda rule: rule), write, updates)
 
-    def run_at_rest(self, part: Part, write: Write, updates: PyTree) -> tuple[Any, State]:
+    def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
         return run_rule(part, write, updates)
 
     def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:

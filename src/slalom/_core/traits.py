@@ -4,12 +4,14 @@ They are optional. The defaults are safe: without a declared trait, Slalom may r
 but never computes anything else.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
 
 from .._types import Params
+from ..where.resolve import Where
 from .declared import AbstractDeclared
 
 MIXED = 2
@@ -82,7 +84,8 @@ class AbstractTraits(AbstractDeclared):
 
     def selectors(self) -> tuple[Any, ...]:
         """The selectors that this transform itself holds. Binding checks that they match."""
-        return ()
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(value for value in values if isinstance(value, Where))
 
     def warnings(self, params: Params) -> Iterable[str]:
         """Warnings about this transform for these parameters, which are shown at binding."""

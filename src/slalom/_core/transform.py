@@ -10,7 +10,7 @@ checks at binding read (`traits.py`).
 import abc
 import dataclasses
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
 
 from jaxtyping import Array, Bool
 
@@ -28,7 +28,7 @@ from .notebook import document, transform_tree
 from .numbers import read_number
 from .traits import AbstractTraits
 from .walk import find
-from .write import ADD, Write
+from .write import ADD, Writer
 
 if TYPE_CHECKING:
     # `AbstractTransform` alone then means `AbstractTransform[Any]`, also to a strict checker.
@@ -39,6 +39,8 @@ else:
     from typing import TypeVar
 
     State = TypeVar("State")  # `default=` needs Python 3.13
+
+Kind = TypeVar("Kind")
 
 
 class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
@@ -133,13 +135,18 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         del state
         return {}
 
+    def reading(self, name: str, state: State, context: Context | None) -> Any:
+        """The value of a hyperparameter that the next step uses, for `opt.hyperparams`."""
+        del state
+        return read_number(self, name, context)
+
     # A transform made of others also replaces `children` (in `declared.py`), the one source for
     # everything that inspects or edits a composition, and `run` below. Traits, which checks read
     # when an optimizer is created, are in `traits.py`.
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: State,
         params: Params | None,
@@ -161,7 +168,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         updates, state = pair(self, self.update(updates, state, seen, context))
         return write(params, updates), state
 
-    def run_at_rest(self, part: Part, write: Write, updates: Gradients) -> tuple[Any, State]:
+    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, State]:
         """As `run`, where leaves of the state or of the updates are encoded."""
         return run_decoded(part, write, updates)
 
@@ -218,11 +225,17 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             not_callable(self)
 
-    def __getitem__(self, which: int | str | type) -> "AbstractTransform":
+    @overload
+    def __getitem__(self, which: type[Kind]) -> Kind: ...
+    @overload
+    def __getitem__(self, which: int | str) -> "AbstractTransform[Any]": ...
+    def __getitem__(self, which: int | str | type) -> Any:
         """A part by its path or a suffix of it, by class, or (in a chain) by position."""
-        if isinstance(which, int):
-            raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
-        return find(self, which).module
+        return self._at_position(which) if isinstance(which, int) else find(self, which).module
+
+    def _at_position(self, which: int) -> "AbstractTransform[Any]":
+        del which
+        raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -13,7 +13,7 @@ from .context import Context
 from .declared import Part
 from .transform import AbstractTransform, State
 from .walk import segments
-from .write import ADD, RETURN, Write
+from .write import ADD, RETURN, Writer
 
 
 class AbstractComposite(AbstractTransform[State]):
@@ -32,7 +32,7 @@ class AbstractComposite(AbstractTransform[State]):
     @abc.abstractmethod
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: State,
         params: Params | None,
@@ -61,7 +61,7 @@ class AbstractWrapper(AbstractComposite[State]):
     A subclass declares the field `inner` and writes `init` and `run`:
 
     ```python
-    >>> class Twice(sl.AbstractWrapper):
+    >>> class Twice(sl.wrappers.AbstractWrapper):
     ...     inner: sl.AbstractTransform
     ...     def init(self, params):
     ...         return self.inner.init(params)
@@ -114,7 +114,7 @@ class AbstractWrapper(AbstractComposite[State]):
         return self.inner.signs(params)
 
 
-class AbstractPacedTransform(AbstractWrapper[State]):
+class AbstractPacedWrapper(AbstractWrapper[State]):
     """A wrapper that decides *whether* its inner transform runs, on a clock of its own.
 
     A subclass declares `inner` and writes `init` and `run`, usually with `run_if`. Its state has
@@ -129,7 +129,7 @@ class AbstractPacedTransform(AbstractWrapper[State]):
 def run_if(
     condition: Any,
     run: Callable[..., tuple[Any, Any]],
-    write: Write,
+    write: Writer,
     params: Params | None,
     *operands: Any,
 ) -> tuple[Any, Any]:
@@ -143,6 +143,9 @@ def run_if(
     - `run`: `run(*operands)` returns the result and the inner transform's new state.
     - `write`, `params`: as `AbstractTransform.run` gets them.
     - `operands`: what `run` takes; the last one is the inner transform's state.
+
+    **Returns:** the result and the inner transform's new state, as `run` returns them, or
+    `write.idle(...)` and the old state.
     """
     shapes, _ = jax.eval_shape(run, *operands)
 

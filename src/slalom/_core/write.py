@@ -1,9 +1,9 @@
 """How the updates of a transform are returned or added to the parameters.
 
 `update` and `step` do the same work, but `update` returns the updates and `step` adds them to the
-parameters. Each is a `Write`, which is passed down to the transform that computes the last updates.
-A wrapper can pass down another one, to replace or to observe how parameters are written, as
-`.record()` and `.write(policy)` do.
+parameters. Each is a `Writer`, which is passed down to the transform that computes the last
+updates. A wrapper can pass down another one, to replace or to observe how parameters are written,
+as `.record()` and `.write(policy)` do.
 """
 
 import abc
@@ -11,15 +11,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
-from .._types import Params, Scalar, Updates
+from .._types import Params, PyTree, Scalar, Updates
 from ..tree.rounding import same_bits
 
 
-class Write(abc.ABC):
+class Writer(abc.ABC):
     """Returns updates, or adds them to the parameters.
+
+    `AbstractTransform.run` gets one, and passes it on to the transform inside.
 
     The result is a tree like the parameters with something at each leaf: the update, the new
     parameter, or either of them with an observation. It is computed leaf by leaf, so the
@@ -52,7 +54,7 @@ class Write(abc.ABC):
         """The parameters that a result leads to."""
 
     @abc.abstractmethod
-    def assigning(self, new: Params) -> "Write":
+    def assigning(self, new: Params) -> "Writer":
         """The same write, but with given new parameters in the place of the sum.
 
         Adding fn(p + u) − p to p would miss fn(p + u) by a rounding, and so leave a set that fn
@@ -60,7 +62,7 @@ class Write(abc.ABC):
         """
 
     @property
-    def returning(self) -> "Write":
+    def returning(self) -> "Writer":
         """The write for transforms before the last one: it returns their updates."""
         return RETURN
 
@@ -82,17 +84,17 @@ class Write(abc.ABC):
         """The result, from the leaves of `in_place` after they were written."""
         return written
 
-    def cut(self, keep: tuple[bool, ...]) -> "Write":
+    def cut(self, keep: tuple[bool, ...]) -> "Writer":
         """This write for a transform that acts on some of the parameters only."""
         del keep
         return self
 
     @abc.abstractmethod
-    def onto(self, policy: "Write") -> "Write":
+    def onto(self, policy: "Writer") -> "Writer":
         """This write, with a policy in place of the addition in the parameters' dtype."""
 
 
-class Return(Write):
+class Return(Writer):
     """The updates themselves: what `update` returns, and each link but the last of a chain.
 
     **Arguments:**
@@ -102,11 +104,11 @@ class Return(Write):
 
     returns: ClassVar[bool] = True
 
-    def __init__(self, under: Write | None = None):
+    def __init__(self, under: Writer | None = None):
         self.under = under
 
     @property
-    def returning(self) -> Write:
+    def returning(self) -> Writer:
         return self
 
     def full(self, params: Any) -> Any:
@@ -115,7 +117,7 @@ class Return(Write):
     def at_rest(self, params: Any) -> Any:
         return params if self.under is None else self.under.at_rest(params)
 
-    def cut(self, keep: tuple[bool, ...]) -> Write:
+    def cut(self, keep: tuple[bool, ...]) -> Writer:
         return self if self.under is None else Return(self.under.cut(keep))
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
@@ -132,10 +134,10 @@ class Return(Write):
     def new_params(self, params: Params, result: PyTree) -> Params:
         return tree.add(params, result)
 
-    def assigning(self, new: Params) -> Write:
+    def assigning(self, new: Params) -> Writer:
         return self
 
-    def onto(self, policy: Write) -> Write:
+    def onto(self, policy: Writer) -> Writer:
         raise TypeError(
             f"`.write({policy})` writes half-precision parameters itself: updates that are rounded "
             "to their dtype would be lost when they are added. Write "
@@ -144,7 +146,7 @@ class Return(Write):
         )
 
 
-class _Add(Write):
+class _Add(Writer):
     """The parameters plus the updates: what `step` returns."""
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
@@ -164,23 +166,23 @@ class _Add(Write):
         del params
         return result
 
-    def assigning(self, new: Params) -> Write:
+    def assigning(self, new: Params) -> Writer:
         return _Assign(new)
 
-    def onto(self, policy: Write) -> Write:
+    def onto(self, policy: Writer) -> Writer:
         return policy
 
 
 RETURN, ADD = Return(), _Add()
 
 
-class _Assign(Write):
+class _Assign(Writer):
     """Given new parameters, whatever the updates."""
 
     def __init__(self, new: Params):
         self.new = new
 
-    def cut(self, keep: tuple[bool, ...]) -> Write:
+    def cut(self, keep: tuple[bool, ...]) -> Writer:
         return _Assign(tree.cut(self.new, keep))
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
@@ -196,10 +198,10 @@ class _Assign(Write):
     def new_params(self, params: Params, result: PyTree) -> Params:
         return ADD.new_params(params, result)
 
-    def assigning(self, new: Params) -> Write:
+    def assigning(self, new: Params) -> Writer:
         return _Assign(new)
 
-    def onto(self, policy: Write) -> Write:
+    def onto(self, policy: Writer) -> Writer:
         return policy.assigning(self.new)
 
 
@@ -211,7 +213,7 @@ class _Measurement(NamedTuple):
     """How many numbers of the update are nonzero, and how many of these changed nothing."""
 
 
-class MeasuredWrite(Write):
+class MeasuredWrite(Writer):
     """Another write that also measures the updates.
 
     The norm of what is added cannot be measured afterwards: subtracting the old parameters from
@@ -222,7 +224,7 @@ class MeasuredWrite(Write):
     - `inner`: the write.
     """
 
-    def __init__(self, inner: Write):
+    def __init__(self, inner: Writer):
         self.inner = inner
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
@@ -253,11 +255,11 @@ class MeasuredWrite(Write):
     def new_params(self, params: Params, result: PyTree) -> Params:
         return self.inner.new_params(params, self.split(result)[0])
 
-    def assigning(self, new: Params) -> Write:
+    def assigning(self, new: Params) -> Writer:
         return MeasuredWrite(self.inner.assigning(new))
 
     @property
-    def returning(self) -> Write:
+    def returning(self) -> Writer:
         return self.inner.returning
 
     def full(self, params: Any) -> Any:
@@ -266,10 +268,10 @@ class MeasuredWrite(Write):
     def at_rest(self, params: Any) -> Any:
         return self.inner.at_rest(params)
 
-    def cut(self, keep: tuple[bool, ...]) -> Write:
+    def cut(self, keep: tuple[bool, ...]) -> Writer:
         return MeasuredWrite(self.inner.cut(keep))
 
-    def onto(self, policy: Write) -> Write:
+    def onto(self, policy: Writer) -> Writer:
         return MeasuredWrite(self.inner.onto(policy))
 
     def split(self, result: PyTree) -> tuple[PyTree, Scalar, Scalar]:

@@ -8,7 +8,6 @@ from typing import Any
 import equinox as eqx
 import jax
 from jax.sharding import NamedSharding
-from jaxtyping import PyTree
 
 from .. import tree
 from .._compile.memory import is_on_host, to_device, to_host
@@ -18,7 +17,7 @@ from .._core.slots import slots
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._paths import example, leaf_paths
-from .._types import Params, Tracer
+from .._types import Params, PyTree, Tracer
 from ..where.resolve import Where
 from .names import names_of
 from .state_sharding import StateSharding

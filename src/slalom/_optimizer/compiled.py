@@ -1,11 +1,12 @@
 """The compiled programs of `Optimizer.step` and `Optimizer.update`.
 
-They take the arguments of a call as one tree, in which `opt` is the optimizer. Its class is in the
+They take what a call passes as one tree, `StepInputs`. The class of the optimizer in it is in the
 file above this one.
 """
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
@@ -16,12 +17,27 @@ from .._compile.program import Program
 from .._core.chain import first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
-from .._core.write import ADD, RETURN, Write
-from .._types import Tracer, Updates
+from .._core.write import ADD, RETURN, Writer
+from .._types import PyTree, Tracer, Updates
 from .arrays import check_not_donated
 from .model import Split, split
 from .recompiled import watch
 from .step import run
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+
+
+class StepInputs(NamedTuple):
+    """What a call of `opt.step` or `opt.update` passes to its program."""
+
+    grads: PyTree
+    """The gradients of the whole model."""
+    keywords: dict[str, Any]
+    """The other inputs of the step, by their names in the context."""
+    model: PyTree
+    """The whole model, or `None` for a transform that sees no parameters."""
+    opt: "Optimizer"
 
 
 def check_readable(opt: Any) -> None:
@@ -40,20 +56,23 @@ def check_guards(opt: Any) -> None:
             part.module.guard(part.name, part.state)
 
 
-def carried(arguments: Any, *, model: bool = True) -> Any:
-    """Which leaves a step changes: the trainable parameters, the state and the count."""
-    opt = arguments["opt"]
-    flags = jax.tree.map(lambda _: False, arguments)
+def carried(inputs: Any, *, model: bool = True) -> Any:
+    """Which leaves a step changes: the trainable parameters, the state and the count.
+
+    `inputs` is any named tuple with an `opt` and a `model`.
+    """
+    opt = inputs.opt
+    flags = jax.tree.map(lambda _: False, inputs)
     changes = tuple(i >= opt.binding.rules for i in range(len(opt.arrays)))
-    flags["opt"] = jax.tree.structure(opt).unflatten(changes)
-    if model:
-        flags["model"] = split(arguments["model"], opt.binding.trainable).flags(arguments["model"])
-    return flags
+    flags = flags._replace(opt=jax.tree.structure(opt).unflatten(changes))
+    if not model:
+        return flags
+    return flags._replace(model=split(inputs.model, opt.binding.trainable).flags(inputs.model))
 
 
-def homes(arguments: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...]:
+def homes(inputs: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...]:
     """Where the leaves that a step changes were at binding, which tracers do not show."""
-    binding = arguments["opt"].binding
+    binding = inputs.opt.binding
     if binding.sharding is None:
         return ()
     state = binding.sharding.arrays[binding.rules :]
@@ -61,13 +80,13 @@ def homes(arguments: Any, *, model: bool = True) -> tuple[NamedSharding | None, 
 
 
 def advance(
-    opt: Any,
+    opt: "Optimizer",
     model: Split,
     grads: Any,
-    known: Any,
-    write: Write = ADD,
+    keywords: Mapping[str, Any],
+    write: Writer = ADD,
     transform: AbstractTransform | None = None,
-) -> Any:
+) -> tuple[PyTree, list[Array]]:
     """One step of an optimizer on traced arrays, as in `run`. `transform` may replace its own, if
     it has the same state."""
     own, (state, count) = opt._tree
@@ -79,23 +98,22 @@ def advance(
     if sharding is not None and not first_link(rule).per_example:
         grads = sharding.constrain_grads(model.align(grads))
     bound = opt.binding.params
-    result, new = run(write, rule, state, count, bound, model, grads, known, shardings=places)
+    result, new = run(write, rule, state, count, bound, model, grads, keywords, shardings=places)
     if sharding is not None:
         result, new = sharding.constrain_params(result), sharding.constrain_state(new)
     return result, new
 
 
-def _step(arguments: Any) -> tuple[list[Array], None]:
-    opt, known = arguments["opt"], arguments["known"]
-    model = split(arguments["model"], opt.binding.trainable)
-    params, state = advance(opt, model, to_device(arguments["grads"]), known)
+def _step(inputs: StepInputs) -> tuple[list[Array], None]:
+    model = split(inputs.model, inputs.opt.binding.trainable)
+    params, state = advance(inputs.opt, model, to_device(inputs.grads), inputs.keywords)
     return jax.tree.leaves(params) + state, None
 
 
-def _update(arguments: Any) -> tuple[list[Array], Updates]:
-    opt, known = arguments["opt"], arguments["known"]
-    model = split(to_device(arguments["model"]), opt.binding.trainable)
-    updates, state = advance(opt, model, to_device(arguments["grads"]), known, RETURN)
+def _update(inputs: StepInputs) -> tuple[list[Array], Updates]:
+    model = split(to_device(inputs.model), inputs.opt.binding.trainable)
+    grads = to_device(inputs.grads)
+    updates, state = advance(inputs.opt, model, grads, inputs.keywords, RETURN)
     return state, updates
 
 

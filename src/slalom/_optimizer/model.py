@@ -6,13 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from .. import tree
 from .._compile.memory import to_device, to_memory_of
 from .._core.messages import warn
 from .._paths import example, first_difference, leaf_paths
-from .._types import Params, Tracer, Updates, is_function
+from .._types import Params, PyTree, Tracer, Updates, is_function
 from ..where.frozen import Unmarked
 from ..where.resolve import Where, check_matches, mask
 from ..where.selectors import everything

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from .. import tree
 from .._compile.memory import to_device, to_memory_of
 from .._core.context import Context
 from .._core.hyperparams import read, replace
-from .._core.loss_scale import loss_scale
 from .._core.printing import AbstractPrinted, Call
 from .._core.slots import reset
 from .._core.transform import AbstractTransform
@@ -22,8 +21,9 @@ from .._core.walk import find
 from .._core.writer import params_to_evaluate
 from .._paths import example, leaf_paths
 from .._suggest import frozen_attribute, no_attribute
-from .._types import Tracer
+from .._types import PyTree, Tracer
 from ..where.resolve import Where, WhereLike, as_where, check_matches, mask
+from ..wrappers.scale_loss import loss_scale
 from .arrays import Arrays
 from .binding import (
     Binding,
@@ -34,7 +34,7 @@ from .binding import (
     no_transform,
     on_param_devices,
 )
-from .compiled import check_guards, check_readable, compiled_step, compiled_update
+from .compiled import StepInputs, check_guards, check_readable, compiled_step, compiled_update
 from .describe import Description, as_html, describe, metrics, summary
 from .model import Model, check_bound, checked_split, split, strong
 from .readings import Readings
@@ -244,9 +244,8 @@ class Optimizer(AbstractPrinted):
         """
         check_guards(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
-        arguments = {"grads": grads, "known": keywords, "model": model, "opt": self}
-        after, _ = compiled_step(arguments)
-        return after["model"], after["opt"]
+        after, _ = compiled_step(StepInputs(grads, keywords, model, self))
+        return after.model, after.opt
 
     def update(
         self,
@@ -270,9 +269,8 @@ class Optimizer(AbstractPrinted):
         """
         check_guards(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
-        arguments = {"grads": grads, "known": keywords, "model": model, "opt": self}
-        after, updates = compiled_update(arguments)
-        return updates, after["opt"]
+        after, updates = compiled_update(StepInputs(grads, keywords, model, self))
+        return updates, after.opt
 
     # --- hyperparameters --------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.chain import first_link
@@ -19,6 +18,7 @@ from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._paths import dotted, example, leaf_paths
+from .._types import PyTree
 from ..where.resolve import WhereLike
 from .arrays import Arrays
 from .optimizer import Optimizer
@@ -250,7 +250,8 @@ def _state_spec(
             of_param = specs[param], tuple(sizes[param].shape)
             if blocks is not None:
                 return _derived_in_blocks(tuple(shape), *of_param, blocks, axes)
-            return _derived(tuple(shape), *of_param)
+            # A factor of a square matrix has the shape of a stack of one, and is replicated.
+            return _derived(tuple(shape), *of_param, is_stack=slot.rule == "ScaleByLbfgs")
     return (None,) * len(shape)
 
 
@@ -276,10 +277,12 @@ def _derived_in_blocks(
     return (*spec[:-1], tuple(kept))
 
 
-def _derived(shape: tuple[int, ...], spec: Spec, param: tuple[int, ...]) -> Spec:
+def _derived(
+    shape: tuple[int, ...], spec: Spec, param: tuple[int, ...], is_stack: bool = False
+) -> Spec:
     """How state of this shape is sharded that belongs to a parameter with this spec and shape."""
-    if len(shape) == len(param) + 1 and shape[1:] == param:
-        return (None, *spec)  # stacked, such as the history of L-BFGS
+    if is_stack and shape[1:] == param:
+        return (None, *spec)  # the history of L-BFGS
     if len(shape) == len(param) and all(
         n in (1, full) for n, full in zip(shape, param, strict=True)
     ):

@@ -16,6 +16,7 @@ from jax.interpreters import partial_eval
 from jax.tree_util import DictKey
 from jaxtyping import Array
 
+from .._core import notebook
 from .._core.by_path import ByPath, matches, the_path
 from .._core.printing import shortest
 from .arrays import Arrays, check_not_donated
@@ -106,6 +107,10 @@ class Readings(_Numbers):
 
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, shortest(value)) for name, value in self.items()]
+        return notebook.document(notebook.table(("name", "value"), rows, "", ("value",)))
 
     def __reduce__(self) -> Any:
         return ByPath, (dict(self),)

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from .._core.encoded import is_encoded
 from .._core.marks import PER_LEAF
@@ -14,6 +13,7 @@ from .._core.messages import listed
 from .._core.slots import Slot, leaves_of, slots
 from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
+from .._types import PyTree
 
 
 class AsBefore:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.marks import PARAM_LIKE
 from .._core.messages import listed
 from .._core.slots import slots
 from .._paths import candidates, example, leaf_paths
+from .._types import PyTree
 from .arrays import Arrays
 from .binding import Binding
 from .state_sharding import StateSharding

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
-from jaxtyping import PyTree
 
 from .._compile.mesh import constrain, mesh_sharding
-from .._types import Tracer
+from .._types import PyTree, Tracer
 
 
 class StateSharding(NamedTuple):

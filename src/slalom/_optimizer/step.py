@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
 from .._compile.callables import as_tree
@@ -16,9 +16,9 @@ from .._core.residuals import Residuals
 from .._core.slots import slots
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import parts, transforms
-from .._core.write import ADD, Write
+from .._core.write import ADD, Writer
 from .._paths import leaf_paths
-from .._types import Params, is_function
+from .._types import Params, PyTree, is_function
 from ..tree.dtypes import canonical_float
 from .model import Split, check_bound
 from .transform_checks import warn_of_ascent
@@ -34,7 +34,7 @@ ALWAYS = (*KEYWORDS, "residuals")
 
 
 def run(
-    write: Write,
+    write: Writer,
     transform: AbstractTransform[Any],
     state: Any,
     count: Any,

@@ -12,22 +12,23 @@ from .._core.chain import Chain, first_link
 from .._core.declared import Part
 from .._core.fields import bind_numbers
 from .._core.hyperparams import bound
-from .._core.loss_scale import check_loss_scale
 from .._core.messages import warn
 from .._core.printing import Call, code, operand
 from .._core.traits import MIXED, AbstractTraits
 from .._core.transform import AbstractTransform
-from .._core.walk import inner_transforms, keeps_zeros, transforms
-from .._core.wrapper import AbstractPacedTransform
+from .._core.walk import inner_transforms, keeps_zeros, segments, transforms
+from .._core.wrapper import AbstractPacedWrapper
 from .._paths import leaf_paths
 from .._types import Params
 from ..tree.dtypes import canonical_float
 from ..where.resolve import check_matches
-from ..wrappers.drive import Driven
-from ..wrappers.maximize import Maximized
-from ..wrappers.mechanize import Mechanized
+from ..wrappers.drive import Drive
+from ..wrappers.maximize import Maximize
+from ..wrappers.mechanize import Mechanize
 from ..wrappers.partitions import Partition
 from ..wrappers.sam import Sam
+from ..wrappers.scale_loss import check_loss_scale
+from ..wrappers.skip_spikes import SkipSpikes
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
 # binds an equal pair in every outer step, and the checks take most of the time of a binding.
@@ -155,14 +156,15 @@ def _parts_where(
 
 def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> None:
     """Raises an error for a wrapper that sees the loss where its inner transform ascends."""
-    if isinstance(transform, Maximized) and around is not None:
-        method = around.fluent_method
+    if isinstance(transform, Maximize) and around is not None:
+        (method,) = segments(around)
         raise ValueError(
             f"{type(around).__name__} is outside of `.maximize()`, so it would follow the loss "
             f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "
             f"`tx.{method}(...).maximize()`."
         )
-    if isinstance(transform, Mechanized | Sam | Driven):
+    watches = isinstance(transform, SkipSpikes) and transform.by != "grad_norm"
+    if watches or isinstance(transform, Mechanize | Sam | Drive):
         around = transform
     for inner in inner_transforms(transform):
         _check_objective(inner, around)
@@ -277,7 +279,7 @@ def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
 
 def _idle_part(part: Part) -> Part | None:
     """The part of a link, or the link itself, that makes its result zero in some steps."""
-    if isinstance(part.module, AbstractPacedTransform):
+    if isinstance(part.module, AbstractPacedWrapper):
         return part
     paced: Part | None = None
     for inner in part.module.children():

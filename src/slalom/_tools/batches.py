@@ -45,12 +45,12 @@ def batches_of(batches: Any, who: str) -> Iterator[Any]:
     return iter(batches)
 
 
-def check_steps(steps: Any, who: str, least: int) -> None:
+def check_steps(steps: Any, who: str, least: int, name: str = "steps") -> None:
     """Raises an error for anything but a number of steps."""
     if not isinstance(steps, int) or isinstance(steps, bool):
-        raise TypeError(f"`steps` of `{who}` must be an int, got {steps!r}.")
+        raise TypeError(f"`{name}` of `{who}` must be an int, got {steps!r}.")
     if steps < least:
-        raise ValueError(f"`steps` of `{who}` must be at least {least}, got {steps}.")
+        raise ValueError(f"`{name}` of `{who}` must be at least {least}, got {steps}.")
 
 
 def _kind(batches: Any) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float
 
 from .._core.figures import make_figure
 from .._core.transform import AbstractTransform
 from .._optimizer.optimizer import Optimizer
 from .._training.train_step import BatchArgs
+from .._types import PyTree
 from ..where.resolve import WhereLike
 from .batches import check_steps, take
 from .progress import progress_bar

@@ -8,16 +8,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from .. import tree
 from .._core.fields import check_number
 from .._core.transform import AbstractTransform
+from .._losses import AbstractCurvatureLoss
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._training.loss import checked_loss
-from .._types import Scalar, Tracer
-from ..losses import AbstractCurvatureLoss
+from .._types import PyTree, Scalar, Tracer
 from ..tree.dtypes import canonical_float
 from ..where.resolve import WhereLike
 from .batches import check_steps
@@ -144,8 +144,8 @@ def minimize(
 
     **Raises:** `ValueError` for `progress=True` or a callback under `vmap`, `jit` or `grad`.
     """
-    check_steps(max_steps, "sl.minimize", 1)
-    check_steps(every, "sl.minimize", 1)
+    check_steps(max_steps, "sl.minimize", 1, "max_steps")
+    check_steps(every, "sl.minimize", 1, "every")
     tolerances = {
         name: jnp.asarray(check_number(f"minimize.{name}", x, "[0, inf)"), canonical_float())
         for name, x in {"tol": tol, "rtol": rtol}.items()

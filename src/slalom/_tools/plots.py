@@ -35,7 +35,7 @@ def plot_metrics(
     ...     history.append({**opt.metrics, "sum": model["w"].sum()})
     >>> figure = sl.plot_metrics(history, ["grad_norm", "sum"])
     >>> [axes.get_title(loc="left") for axes in figure.axes]
-    ['recorded.grad_norm', 'sum']
+    ['record.grad_norm', 'sum']
 
     ```
 

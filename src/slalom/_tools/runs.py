@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import PyTree
-
 from .._optimizer.optimizer import Optimizer
 from .._training.train_step import BatchArgs, train_step
-from .._types import Scalar
+from .._types import PyTree, Scalar
 
 
 class Run(NamedTuple):

@@ -3,12 +3,12 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree, Real
+from jaxtyping import Array, Float, Real
 
 from .._compile.program import Program
 from .._core.hyperparams import all_targets, targets
@@ -18,6 +18,7 @@ from .._optimizer.model import split
 from .._optimizer.optimizer import Optimizer
 from .._paths import candidates
 from .._training.train_step import BatchArgs
+from .._types import PyTree
 from ..where.resolve import WhereLike
 from .batches import check_steps, take
 from .progress import progress_bar
@@ -131,6 +132,16 @@ def sweep(
     return SweepResult(axes, losses.reshape(*shape, steps))
 
 
+class SweepInputs(NamedTuple):
+    """What one step of all runs passes to its program."""
+
+    batch: tuple[Any, ...]
+    fixed: Run
+    """What all runs share, with `None` elsewhere."""
+    varying: Run
+    """What differs between runs, stacked, with `None` elsewhere."""
+
+
 class _Runs:
     """Runs that differ in some hyperparameters, stacked along the first axis of their arrays."""
 
@@ -146,17 +157,16 @@ class _Runs:
         fixed = eqx.filter(start, self._varies, inverse=True)
         varies = self._varies
 
-        def sweep_step(arguments: Any) -> tuple[list[Array], Float[Array, " runs"]]:
+        def sweep_step(inputs: SweepInputs) -> tuple[list[Array], Float[Array, " runs"]]:
             def one(varying: Run) -> tuple[list[Array], Array]:
-                run = eqx.combine(varying, arguments["fixed"])
-                run, loss = advance(run, arguments["batch"])
+                run, loss = advance(eqx.combine(varying, inputs.fixed), inputs.batch)
                 return jax.tree.leaves(eqx.filter(run, varies)), loss
 
-            return jax.vmap(one)(arguments["varying"])
+            return jax.vmap(one)(inputs.varying)
 
-        def carried(arguments: Any) -> Any:
-            flags = jax.tree.map(lambda _: False, arguments)
-            return flags | {"varying": jax.tree.map(lambda _: True, arguments["varying"])}
+        def carried(inputs: SweepInputs) -> Any:
+            flags = jax.tree.map(lambda _: False, inputs)
+            return flags._replace(varying=jax.tree.map(lambda _: True, inputs.varying))
 
         self._fixed = fixed
         self._program = Program(sweep_step, carried, donated=carried)
@@ -182,9 +192,8 @@ class _Runs:
             note(float(np.min(losses[-1], initial=np.inf, where=np.isfinite(losses[-1]))))
 
         for batch in batches:
-            arguments = {"varying": varying, "fixed": self._fixed, "batch": batch}
-            after, loss = self._program(arguments)
-            varying = after["varying"]
+            after, loss = self._program(SweepInputs(batch, self._fixed, varying))
+            varying = after.varying
             waiting.append(loss)
             # Errors of the first step must come before the second one takes its donated arrays.
             if len(waiting) > IN_FLIGHT or not losses:

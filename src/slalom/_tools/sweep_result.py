@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Real
 
+from .._core import notebook
 from .._core.figures import make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_COLOURS = 6
+MOST_COLORS = 6
 """The number of colors that a legend explains."""
 
 MOST_LABELS = 64
 """The number of cells of a heat map up to which each shows its number."""
+
+MOST_ROWS = 20
+"""The number of runs that a notebook lists."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,6 +97,17 @@ class SweepResult:
         best = ", ".join(f"{name}={value:.4g}" for name, value in self.best.items())
         return f"{text}, best: {best} with loss {self.final[self.best_index]:.4g}"
 
+    def _repr_html_(self) -> str:
+        final = self.final
+        best_first = np.argsort(np.where(np.isfinite(final), final, np.inf), axis=None)
+        rows = []
+        for run in best_first[:MOST_ROWS]:
+            index = np.unravel_index(run, final.shape)
+            pairs = zip(self.grid.values(), index, strict=True)
+            rows.append([*(f"{values[i]:.4g}" for values, i in pairs), f"{final[index]:.4g}"])
+        header = [*self.grid, "final loss"]
+        return notebook.document(notebook.table(header, rows, repr(self), header))
+
 
 # --- the picture ------------------------------------------------------------------------------
 
@@ -106,7 +121,7 @@ def _draw_losses(axes: "Axes", result: SweepResult) -> None:
     window = max(1, steps // 20)
     smooth = np.lib.stride_tricks.sliding_window_view(result.losses, window, axis=-1).mean(axis=-1)
     middles = np.arange(steps - window + 1) + (window - 1) / 2
-    every = math.ceil(len(values) / MOST_COLOURS)
+    every = math.ceil(len(values) / MOST_COLORS)
     for i, (runs, value, color) in enumerate(zip(smooth, values, colors, strict=True)):
         for j, run in enumerate(runs.reshape(-1, len(middles))):
             label = f"{value:.3g}" if j == 0 and i % every == 0 else None

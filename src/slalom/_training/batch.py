@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from .._losses import AbstractCurvatureLoss
 from .._paths import candidates, dotted
-from ..losses import AbstractCurvatureLoss
 from ..tree import is_array
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -34,13 +34,16 @@ class Batch(NamedTuple):
 
     - `leaves`, `structure`: the leaves and the structure of the arguments.
     - `roles`: the role of each leaf.
-    - `sizes`: the numbers of examples: one, or several if the blocks of a loss differ.
+    - `sizes`: the numbers of examples: one, or several if the blocks of a loss differ. Of a batch
+        that is split already, the number of its parts.
+    - `is_split`: whether it comes split, with parts along the leading axis of each array.
     """
 
     leaves: list[Any]
     structure: Any
     roles: tuple[Role, ...]
     sizes: tuple[int, ...]
+    is_split: bool = False
 
     @property
     def size(self) -> int:
@@ -75,11 +78,12 @@ class Batch(NamedTuple):
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
         """Part i of `number`: the examples i, i + number, i + 2·number, …
 
-        These are not neighbors, so that a batch which is sharded over devices does not move.
+        These are not neighbors, so that a batch which is sharded over devices does not move. A
+        batch that is split already has part i at its entry i.
         """
 
         def part(x: Any, role: Role) -> Any:
-            if role is Role.PART_KEYS:
+            if role is Role.PART_KEYS or (role is Role.ROWS and self.is_split):
                 return x[i]
             if role is Role.WHOLE:
                 return x

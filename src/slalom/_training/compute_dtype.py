@@ -6,10 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.printing import code
+from .._types import PyTree
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 

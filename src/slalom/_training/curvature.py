@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..losses import AbstractCurvatureLoss
+from .._losses import AbstractCurvatureLoss
 from .options import Options
 
 

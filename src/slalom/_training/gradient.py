@@ -7,21 +7,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.callables import with_function
 from .._compile.program import Packed, pack, unpack
 from .._core.chain import first_link
 from .._core.context import Context
-from .._core.loss_scale import loss_scale
+from .._core.messages import warn
 from .._core.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._optimizer.compiled import advance
 from .._optimizer.model import Split, split, strong
 from .._optimizer.optimizer import Optimizer
-from .._types import Params, Scalar, Updates
+from .._types import Params, PyTree, Scalar, Updates
 from ..tree import accumulation_dtype, cast, map_leaves
+from ..wrappers.scale_loss import loss_scale
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .curvature import curvature_loss
@@ -39,9 +40,31 @@ from .options import Options
 from .recall import recalled
 
 
+class TrainingInputs(NamedTuple):
+    """What a call of a training step passes to its program."""
+
+    args: tuple[Any, ...]
+    """The arguments of the loss after the model."""
+    context: dict[str, Any]
+    """The inputs of the transforms that the caller passed."""
+    kwargs: dict[str, Any]
+    """The keywords of the loss."""
+    loss: PyTree
+    """The arrays that the loss carries, as `without_function` returns them."""
+    model: PyTree
+    model_state: PyTree
+    """The state of the model at the start of a scan, if it has one."""
+    opt: Optimizer
+    sampled_loss: Any
+    """The function for labels that are drawn from the model, as a tree, or `None`."""
+    scan: dict[str, Any] | None
+    """The options of a scan, `None` for a single step."""
+    transform_grads: Callable[[Any], Any] | None
+
+
 def training_step(
     get_function: Callable[[], Callable[..., Any]], options: Options
-) -> Callable[[Any], tuple[list[Array], PyTree]]:
+) -> Callable[[TrainingInputs], tuple[list[Array], PyTree]]:
     """The body of the compiled program.
 
     **Arguments:**
@@ -50,18 +73,24 @@ def training_step(
     - `options`: the options of `train_step`.
     """
 
-    def train_step(arguments: Any) -> tuple[list[Array], PyTree]:
-        opt: Optimizer = arguments["opt"]
+    def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+        opt = inputs.opt
         # Steps that differ only in this function share a program.
-        current = options._replace(transform_grads=arguments["transform_grads"])
+        current = options._replace(transform_grads=inputs.transform_grads)
         batch_loss = BatchLoss(
-            loss_fn=with_function(arguments["loss"], get_function()),
+            loss_fn=with_function(inputs.loss, get_function()),
             options=current,
-            model=split(arguments["model"], opt.binding.trainable),
-            args=arguments["args"],
-            kwargs=arguments["kwargs"],
+            model=split(inputs.model, opt.binding.trainable),
+            args=inputs.args,
+            kwargs=inputs.kwargs,
             scale=loss_scale(opt.transform, opt.state),
         )
+        if options.compute_dtype == "float16" and batch_loss.scale is None:
+            warn(
+                "The loss is computed in float16, and nothing scales it: gradients below 6e-8 "
+                'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
+                "scale."
+            )
         if first_link(opt.transform).per_example:
             gradient = _per_example_gradient(batch_loss, opt)
         elif options.reuse_linesearch:
@@ -71,7 +100,7 @@ def training_step(
 
         result = gradient.result
         needs = {name for part in transforms(opt.transform) for name in part.module.needs}
-        known = {"value": result.loss} | arguments["context"]
+        known = {"value": result.loss} | inputs.context
         source = curvature_loss(batch_loss.loss_fn, needs, current)
         if source is not None:
             known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
@@ -83,9 +112,9 @@ def training_step(
             known["value_fn"] = batch_loss.value
         if "grad_fn" in needs:
             known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
-        if "sampled_grad_fn" in needs and arguments["sampled_loss"] is not None:
+        if "sampled_grad_fn" in needs and inputs.sampled_loss is not None:
             known["sampled_grad_fn"] = functools.partial(
-                _sampled_gradient, batch_loss, arguments["sampled_loss"], opt
+                _sampled_gradient, batch_loss, inputs.sampled_loss, opt
             )
         params, state = advance(
             opt, batch_loss.model, gradient.grads, known, transform=gradient.transform
@@ -152,9 +181,10 @@ class BatchLoss(NamedTuple):
         if self.options.microbatches is None:
             means, packed = function((self.args, self.kwargs))
             return means, unpack(packed)
-        batch = self.divided("microbatches")
-        number, has_weight = self.options.microbatches, self.options.has_weight
-        return scan_microbatches(function, like, batch, number, has_weight)
+        batch, number = self.divided("microbatches"), self.options.microbatches
+        if number == "split":
+            batch, number = batch._replace(is_split=True), batch.size
+        return scan_microbatches(function, like, batch, number, self.options.has_weight)
 
     def value(self, model: PyTree) -> Scalar:
         """The loss of another model on the same batch."""
@@ -294,6 +324,11 @@ def _check_per_example(options: Options, link: AbstractTransform) -> None:
         raise TypeError(
             f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
+        )
+    if options.microbatches == "split":
+        raise ValueError(
+            "The first link uses per-example gradients, and takes the batch as a whole. Join its "
+            "first two axes, and pass their number: `microbatches=n`."
         )
     for name, reason in NOT_PER_EXAMPLE.items():
         if getattr(options, name):

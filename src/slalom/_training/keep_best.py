@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Int
 
 from .. import tree
 from .._compile.memory import to_device
@@ -15,7 +15,7 @@ from .._compile.program import Program
 from .._core.printing import AbstractPrinted, Call
 from .._optimizer.model import strong
 from .._paths import dotted, first_difference
-from .._types import Scalar, Tracer
+from .._types import PyTree, Scalar, Tracer
 from ..tree.dtypes import canonical_float
 
 Model = TypeVar("Model")

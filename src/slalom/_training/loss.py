@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.program import Packed, pack, unpack
 from .._core.context import Context
 from .._core.messages import place
 from .._core.per_example import AbstractPerExampleTransform, Gathered
-from .._types import Params, Scalar, Updates
+from .._types import Params, PyTree, Scalar, Updates
 from ..tree import accumulation_dtype, cast_like, is_array, map_leaves
 from ..tree.dtypes import canonical_float
 from .batch import Arguments, Batch

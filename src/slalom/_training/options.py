@@ -1,25 +1,41 @@
 """The options of a training step."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
-from jaxtyping import PyTree
+from jax.typing import DTypeLike
 
 from .._types import is_function
 
-Donate = Literal["opt", "all", False]
+Donate: TypeAlias = Literal["opt", "all", False]
+BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
+
+
+class TrainOptions(TypedDict, total=False):
+    """The keywords of `train_step` that do not change what the step returns, as users pass them.
+
+    `train_step` describes them, and has their defaults.
+    """
+
+    donate: Donate
+    microbatches: int | Literal["split"] | None
+    batch_args: BatchArgs
+    reuse_linesearch: bool
+    transform_grads: Callable[[Any], Any] | None
+    compute_dtype: DTypeLike | None
+    sampled_loss_fn: Callable[..., tuple[Any, Any]] | None
 
 
 class Options(NamedTuple):
-    """The keywords of `train_step`."""
+    """All keywords of `train_step`, converted."""
 
     has_aux: bool = False
     has_weight: bool = False
     donate: Donate = "opt"
-    microbatches: int | None = None
+    microbatches: int | Literal["split"] | None = None
     batch_args: tuple[int | str, ...] | None = None
     reuse_linesearch: bool = False
-    transform_grads: Callable[[PyTree], PyTree] | None = None
+    transform_grads: Callable[[Any], Any] | None = None
     compute_dtype: str | None = None
     sampled_loss_fn: Callable[..., Any] | None = None
 
@@ -41,10 +57,11 @@ class Options(NamedTuple):
             raise TypeError(
                 f"train_step.donate must be 'opt', 'all' or False, got {self.donate!r}."
             )
-        if self.microbatches is not None:
+        if self.microbatches is not None and self.microbatches != "split":
             if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool):
                 raise TypeError(
-                    f"train_step.microbatches must be an int, got {self.microbatches!r}."
+                    "train_step.microbatches must be an int, or 'split' for batches that are "
+                    f"split already, got {self.microbatches!r}."
                 )
             if self.microbatches < 1:
                 raise ValueError(

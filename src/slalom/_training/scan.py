@@ -5,57 +5,58 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.program import pack, unpack
 from .._core.walk import transforms
 from .._optimizer.compiled import carried
 from .._optimizer.describe import metrics
 from .._paths import dotted, first_difference
+from .._types import PyTree
 from ..tree import is_array
 from .batch import is_single_key
-from .gradient import training_step
+from .gradient import TrainingInputs, training_step
 from .options import Options
 
 
 def scanned_steps(
     get_function: Callable[[], Callable[..., Any]], options: Options
-) -> Callable[[Any], tuple[list[Array], PyTree]]:
+) -> Callable[[TrainingInputs], tuple[list[Array], PyTree]]:
     """The body of a program that takes many training steps.
 
     **Arguments:**
 
     - `get_function`, `options`: as for `training_step`.
 
-    **Returns:** a function of the arguments of a training step with two more, `scan` with the
-    options of the scan and `model_state`.
+    **Returns:** a function of the inputs of a training step, with `scan` and `model_state` among
+    them.
     """
     one_step = training_step(get_function, options)
 
-    def scan_steps(arguments: Any) -> tuple[list[Array], PyTree]:
-        arguments = dict(arguments)
-        scan, start = arguments.pop("scan"), arguments.pop("model_state")
+    def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+        scan, start = inputs.scan or {}, inputs.model_state
+        inputs = inputs._replace(scan=None, model_state=None)
         # The model's functions cannot be carried, so the leaves are.
-        leaves, structure = jax.tree.flatten(arguments)
-        is_carried = jax.tree.leaves(carried(arguments))
-        given = {name: arguments[name] for name in ("args", "context", "kwargs")}
+        leaves, structure = jax.tree.flatten(inputs)
+        is_carried = jax.tree.leaves(carried(inputs))
+        given = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
         per_step = _PerStep(given, scan["length"])
 
-        def with_carried(new: list[Array]) -> Any:
+        def with_carried(new: list[Array]) -> TrainingInputs:
             rest = iter(new)
             filled = [next(rest) if c else x for x, c in zip(leaves, is_carried, strict=True)]
             return structure.unflatten(filled)
 
         def body(carry: tuple[list[Array], PyTree], rows: list[Array]) -> Any:
             before, model_state = carry
-            now = with_carried(before) | per_step.arguments(rows)
+            now = with_carried(before)._replace(**per_step.arguments(rows))
             if start is not None:
-                now["args"] = (model_state, *now["args"])
+                now = now._replace(args=(model_state, *now.args))
             new, returned = one_step(now)
             if start is not None:
                 *returned, model_state = returned
                 _check_state(model_state, start)
-            opt = with_carried(new)["opt"]
+            opt = with_carried(new).opt
             measured = metrics(opt.transform, opt.state) if scan["with_metrics"] else None
             return (new, model_state), pack((returned, measured, _guarded(opt)))
 

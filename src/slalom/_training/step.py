@@ -3,10 +3,10 @@
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._compile.callables import as_tree, without_function
 from .._compile.interrupts import HeldInterrupts
@@ -15,14 +15,16 @@ from .._optimizer.compiled import carried, check_guards, homes
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.recompiled import watch
 from .._optimizer.step import as_keywords, check_one_run
-from .._types import Tracer
-from .gradient import training_step
+from .._types import PyTree, Tracer
+from .gradient import TrainingInputs, training_step
 from .options import Options
 from .scan import check_guarded, check_scan, scanned_steps
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 Model = TypeVar("Model")
+
+TrainProgram: TypeAlias = Program[TrainingInputs, Any]
 
 
 class TrainStep(Generic[P, R]):
@@ -72,18 +74,18 @@ class TrainStep(Generic[P, R]):
         context: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[PyTree, Optimizer, Any]:
-        arguments = self._arguments(model, opt, args, kwargs, context)
+        inputs = self._inputs(model, opt, args, kwargs, context)
         if self.options.donate is False:
-            after, returned = self._program(arguments)
-            return after["model"], after["opt"], returned
-        results, held = None, HeldInterrupts(arguments)
+            after, returned = self._program(inputs)
+            return after.model, after.opt, returned
+        results, held = None, HeldInterrupts(inputs)
         try:
             with held:
-                after, returned = self._program(arguments)
-                results = after["model"], after["opt"], returned
+                after, returned = self._program(inputs)
+                results = after.model, after.opt, returned
                 self.interrupted = None
                 # From here on, every instruction is a moment to lose the results.
-                del arguments, after
+                del inputs, after
                 held.finish()
             if held.has_waited:
                 held.interrupt()
@@ -103,7 +105,7 @@ class TrainStep(Generic[P, R]):
         **kwargs: Any,
     ) -> jax.stages.Lowered:
         """The lowered program, as `jax.jit(...).lower(...)` returns it, to see what is compiled."""
-        return self._program.lower(self._arguments(model, opt, args, kwargs, context))
+        return self._program.lower(self._inputs(model, opt, args, kwargs, context))
 
     @overload
     def scan(
@@ -193,23 +195,23 @@ class TrainStep(Generic[P, R]):
         """
         scan = {"length": length, "unroll": unroll, "with_metrics": with_metrics}
         check_scan(self.options, scan, model_state)
-        arguments = self._arguments(model, opt, batches, same, context)
-        arguments |= {"model_state": model_state, "scan": scan}
-        after, (returned, measured, guarded) = self._scan_program(arguments)
-        results = (after["model"], after["opt"], returned)
+        inputs = self._inputs(model, opt, batches, same, context)
+        inputs = inputs._replace(model_state=model_state, scan=scan)
+        after, (returned, measured, guarded) = self._scan_program(inputs)
+        results = (after.model, after.opt, returned)
         results = (*results, measured) if with_metrics else results
         if guarded and not any(isinstance(x, Tracer) for x in jax.tree.leaves(guarded)):
-            check_guarded(after["opt"], guarded, results)
+            check_guarded(after.opt, guarded, results)
         return results
 
-    def _arguments(
+    def _inputs(
         self,
         model: PyTree,
         opt: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         context: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
+    ) -> TrainingInputs:
         if not isinstance(opt, Optimizer):
             raise TypeError(
                 "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, "
@@ -217,16 +219,18 @@ class TrainStep(Generic[P, R]):
             )
         check_one_run(opt.arrays.leaves[-1], "step(model, opt, ...)")
         check_guards(opt)
-        return {
-            "args": args,
-            "context": self._keywords(context),
-            "kwargs": kwargs,
-            "loss": self._loss,
-            "model": model,
-            "opt": opt,
-            "sampled_loss": self._sampled_loss,
-            "transform_grads": self.options.transform_grads,
-        }
+        return TrainingInputs(
+            args=args,
+            context=self._keywords(context),
+            kwargs=kwargs,
+            loss=self._loss,
+            model=model,
+            model_state=None,
+            opt=opt,
+            scan=None,
+            sampled_loss=self._sampled_loss,
+            transform_grads=self.options.transform_grads,
+        )
 
     def _keywords(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
         """The inputs of the transforms that the caller passed."""
@@ -258,12 +262,12 @@ class TrainStep(Generic[P, R]):
         return f"sl.train_step({name}{''.join(changed)})"
 
 
-_programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, Program]]] = {}
+_programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, TrainProgram]]] = {}
 """The programs of each loss that is alive, by its identity. (Losses that compare equal, such as
 methods of objects with 1 and with True, may differ.)"""
 
 
-def _program(function: Any, options: Options, body: Any = training_step) -> Program:
+def _program(function: Any, options: Options, body: Any = training_step) -> TrainProgram:
     """One program per loss and options, so that calling `train_step` in a loop compiles once."""
     # A method is a new object each time it is looked up.
     is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
@@ -287,7 +291,7 @@ def _program(function: Any, options: Options, body: Any = training_step) -> Prog
     return known[key]
 
 
-def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -> Program:
+def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -> TrainProgram:
     donated = {
         "all": carried,
         "opt": functools.partial(carried, model=False),

@@ -1,23 +1,18 @@
 """`sl.train_step`."""
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
-from jax.typing import DTypeLike
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .._core.advice import advise_positions
 from .._types import is_function
 from .compute_dtype import as_compute_dtype
-from .options import Donate, Options
+from .options import BatchArgs, Options, TrainOptions
 from .step import TrainStep
 
 P = ParamSpec("P")
 Aux = TypeVar("Aux")
-
-BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
-TransformGrads: TypeAlias = Callable[[PyTree], PyTree] | None
-SampledLossFn: TypeAlias = Callable[..., tuple[Any, Any]] | None
 
 LossFn: TypeAlias = Callable[Concatenate[Any, P], Any]
 WithAux: TypeAlias = Callable[Concatenate[Any, P], tuple[Any, Aux]]
@@ -31,13 +26,7 @@ def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, Array]: ...
 @overload
 def train_step(
@@ -45,13 +34,7 @@ def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, tuple[Array, Aux]]: ...
 @overload
 def train_step(
@@ -59,13 +42,7 @@ def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, tuple[Array, Array]]: ...
 @overload
 def train_step(
@@ -73,65 +50,35 @@ def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, tuple[Array, Array, Aux]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[LossFn[P]], TrainStep[P, Array]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[False] = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[WithAux[P, Aux]], TrainStep[P, tuple[Array, Aux]]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[WithWeight[P]], TrainStep[P, tuple[Array, Array]]]: ...
 @overload
 def train_step(
     *,
     has_aux: Literal[True],
     has_weight: Literal[True],
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> Callable[[WithBoth[P, Aux]], TrainStep[P, tuple[Array, Array, Aux]]]: ...
 @overload
 def train_step(
@@ -139,13 +86,7 @@ def train_step(
     *,
     has_aux: bool = False,
     has_weight: bool = False,
-    donate: Donate = "opt",
-    microbatches: int | None = None,
-    batch_args: BatchArgs = None,
-    reuse_linesearch: bool = False,
-    transform_grads: TransformGrads = None,
-    compute_dtype: DTypeLike | None = None,
-    sampled_loss_fn: SampledLossFn = None,
+    **options: Unpack[TrainOptions],
 ) -> TrainStep[P, Any]: ...
 @advise_positions(
     "Make the step of the loss, `step = sl.train_step(loss_fn)`, and then call it: "
@@ -245,7 +186,8 @@ def train_step(
         hyperparameters, keys and the batch are never donated. If Ctrl-C interrupts a call that has
         donated its arguments, `step.interrupted` holds its results.
     - `microbatches`: the number of parts in which the batch is differentiated, an int ≥ 1 that
-        divides the number of examples.
+        divides the number of examples. `"split"`: the batch comes split, and every array in it has
+        the parts along its leading axis and the examples along its second one.
     - `batch_args`: the arguments that contain the batch, by name or by position after `opt`. Every
         array in them has the examples along its leading axis. Defaults to all arguments.
     - `reuse_linesearch`: whether to reuse the loss and gradient that the line search at the end of

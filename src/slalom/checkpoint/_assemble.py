@@ -5,13 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.messages import warn
 from .._core.printing import shortest
 from .._optimizer.optimizer import Optimizer
-from .._types import Tracer
+from .._types import PyTree, Tracer
 from ._file import Unread
 from ._leaves import is_saved, kind, named_leaves, nodes, placed, words
 from ._optimizers import Layout, match

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import PyTree
-
+from .._types import PyTree
 from ._assemble import Loaded, Source, assemble
 from ._leaves import is_saved, named_leaves
 from ._save import given

@@ -7,13 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from .. import tree
 from .._optimizer.names import free_name
 from .._optimizer.optimizer import Optimizer
 from .._paths import dotted
-from .._types import Tracer
+from .._types import PyTree, Tracer
 from ._file import Unread
 
 NUMBERS = (bool, int, float, complex, str)

@@ -16,7 +16,7 @@ from .._core.walk import parts
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.rebind import Side, in_form_of, transfer
 from .._paths import dotted, example, leaf_paths
-from ..wrappers.store import Stored
+from ..wrappers.store import Store
 from ._file import Unread
 from ._leaves import kind
 
@@ -277,7 +277,7 @@ def _set_aside(
     for i, leaf in enumerate(leaves):
         if i in paired:
             continue
-        if leaf.slot.rule == Stored.__name__:
+        if leaf.slot.rule == Store.__name__:
             # The number of steps for which it was stored.
             if isinstance(new.leaves[i], jax.ShapeDtypeStruct):
                 found.made[leaf.arrays[0]] = np.zeros(new.leaves[i].shape, new.leaves[i].dtype)
@@ -292,7 +292,7 @@ def _set_aside(
                 found.kept.update(leaf.arrays)
                 found.used.update(name for j in same for name in olds[j].arrays)
     for leaf in olds:
-        if leaf.slot.rule == Stored.__name__:
+        if leaf.slot.rule == Store.__name__:
             found.used.update(leaf.arrays)
 
 

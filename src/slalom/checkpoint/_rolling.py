@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import PyTree
 
 from .._core.messages import warn
 from .._optimizer.optimizer import Optimizer
+from .._types import PyTree
 from ._assemble import Loaded
 from ._file import File
 from ._format import DamagedError, NewerVersionError

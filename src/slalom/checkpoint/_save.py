@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from jaxtyping import PyTree
-
 from .. import tree
 from .._core.advice import advise_positions
 from .._optimizer.compiled import check_readable
 from .._optimizer.optimizer import Optimizer
+from .._types import PyTree
 from . import _file
 from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host
 from ._optimizers import Layout

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int32
 from .. import tree
 from .._core.encoded import Spec, uniform
 from .._core.printing import AbstractPrinted, code
+from ..tree.fresh import reshaped
 
 
 class AbstractCodec(AbstractPrinted):
@@ -117,12 +118,12 @@ def in_blocks(x: Array, size: int) -> Array:
     missing = -length % size
     if missing:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
-    return jnp.reshape(x, (*x.shape[:-1], (length + missing) // size, size))
+    return reshaped(x, (*x.shape[:-1], (length + missing) // size, size))
 
 
 def from_blocks(x: Array, length: int) -> Array:
     """Undoes `in_blocks`."""
-    flat = jnp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+    flat = reshaped(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
     return flat if flat.shape[-1] == length else flat[..., :length]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int32
 
 from .._core.encoded import Spec, uniform
+from ..tree.fresh import reshaped
 from ._codec import (
     AbstractCodec,
     as_float32,
@@ -72,7 +73,7 @@ class int4(AbstractCodec):
             codes = _ZERO + jnp.where(z < 0, -codes, codes)
         # The first half of a block in the low bits, the second half in the high ones. A sum fuses,
         # where slices would take longer than all of the rest.
-        halves = jnp.reshape(codes, (*codes.shape[:-1], 2, size // 2))
+        halves = reshaped(codes, (*codes.shape[:-1], 2, size // 2))
         packed = jnp.sum(halves << _shifts(halves), axis=-2, dtype=jnp.int32).astype(jnp.uint8)
         return {"codes": from_blocks(packed, packed.shape[-2] * size // 2), "scales": scales}
 
@@ -82,7 +83,7 @@ class int4(AbstractCodec):
         halves = jnp.broadcast_to(
             packed[..., None, :].astype(jnp.int32), (*packed.shape[:-1], 2, size // 2)
         )
-        codes = jnp.reshape((halves >> _shifts(halves)) & 15, (*packed.shape[:-1], size))
+        codes = reshaped((halves >> _shifts(halves)) & 15, (*packed.shape[:-1], size))
         scales = arrays["scales"][..., None]
         if spec.nonnegative:
             x = jnp.square((codes.astype(jnp.float32) + 1) * (scales * np.float32(1 / 16)))

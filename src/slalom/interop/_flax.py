@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.marks import map_params
+from .._types import PyTree
 
 Tree = TypeVar("Tree")
 

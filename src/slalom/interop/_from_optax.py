@@ -8,7 +8,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
 from wadler_lindig import TextDoc
 
 from .. import tree
@@ -17,7 +16,7 @@ from .._core.fields import Hyperparameter, hyperparameter, hyperparameter_fields
 from .._core.messages import uncalled
 from .._core.printing import Call
 from .._core.transform import AbstractTransform
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, PyTree, Updates
 from ._inspect import injected, name_of, required_keywords
 from ._marked import mark, mark_as, owned, unmark
 from ._optax import GradientTransformation, MultiSteps, import_optax

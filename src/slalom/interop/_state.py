@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
 from .. import tree
 from .._core.hyperparams import targets
@@ -17,6 +17,7 @@ from .._optimizer.binding import Binding, bind
 from .._optimizer.model import Model, split
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.readings import Readings
+from .._types import PyTree
 from ..wrappers.flatten import Joined
 from ._flax import pure
 

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
 from .._compile.program import Program
@@ -16,12 +16,12 @@ from .._core.transform import AbstractTransform, require_transform
 from .._core.walk import transforms
 from .._core.write import RETURN
 from .._optimizer.binding import init_state, is_abstract, on_param_devices
-from .._optimizer.compiled import carried, check_guards, homes
+from .._optimizer.compiled import StepInputs, carried, check_guards, homes
 from .._optimizer.model import checked_split, split, strong
 from .._optimizer.optimizer import Optimizer
 from .._optimizer.step import KEYWORDS, as_keywords, run
 from .._optimizer.transform_checks import checked
-from .._types import Updates
+from .._types import PyTree, Updates
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax
 from ._state import (
@@ -138,14 +138,14 @@ def _updates(
         updates, opt = opt.update(params, grads, **keywords)
         return updates, updated(state, opt)
     check_guards(opt)
-    known = as_keywords(keywords)
-    after, updates = _update_without_params({"grads": grads, "known": known, "opt": opt})
-    return updates, updated(state, after["opt"])
+    inputs = StepInputs(grads, as_keywords(keywords), None, opt)
+    after, updates = _update_without_params(inputs)
+    return updates, updated(state, after.opt)
 
 
-def _without_params(arguments: Any) -> tuple[list[Array], Updates]:
+def _without_params(inputs: StepInputs) -> tuple[list[Array], Updates]:
     """As `opt.update`, but the transform sees no parameters, as in Optax's `tx.update(g, s)`."""
-    opt, grads = arguments["opt"], arguments["grads"]
+    opt, grads = inputs.opt, inputs.grads
     transform, (state, count) = opt._tree
     updates, new = run(
         RETURN,
@@ -155,7 +155,7 @@ def _without_params(arguments: Any) -> tuple[list[Array], Updates]:
         opt.binding.params,
         split(grads, None),
         grads,
-        arguments["known"],
+        inputs.keywords,
         sees_params=False,
     )
     return new, updates

@@ -11,7 +11,7 @@ from ..transforms import (
     ScaleByLearningRate,
     ScaleByMadgrad,
     ScaleByRss,
-    ScaleBySM3,
+    ScaleBySm3,
 )
 from ..where.resolve import WhereLike
 from ._decay import decayed
@@ -142,11 +142,11 @@ def sm3(
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
-    **Returns:** a chain of `ScaleBySM3` and `ScaleByLearningRate`.
+    **Returns:** a chain of `ScaleBySm3` and `ScaleByLearningRate`.
 
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
     """
     return maximized_if(
-        maximize, chain(ScaleBySM3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))
+        maximize, chain(ScaleBySm3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))
     )

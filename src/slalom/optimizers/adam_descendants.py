@@ -130,7 +130,8 @@ def adopt(
 ) -> AbstractTransform:
     """ADOPT: p ↦ p − η·(m + λ·p), where m is a mean of g / max(√v, ε), with v from before g.
 
-    The first step changes no parameter without weight decay: it measures v.
+    The first step changes no parameter without weight decay: it measures v. With it, the first step
+    decays, which in the authors' code it does not.
 
     **Arguments:**
 
@@ -173,6 +174,8 @@ def laprop(
     maximize: bool = False,
 ) -> AbstractTransform:
     """LaProp: p ↦ p − η·(m̂ + λ·p), where m is a mean of g / (√v̂ + ε).
+
+    The authors' code subtracts λ·p in each step, as `independent_decay=True` does.
 
     **Arguments:**
 

@@ -183,7 +183,9 @@ def adan(
     """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
 
     The paper divides by 1 + η·λ instead of subtracting η·λ·p; both agree to first order in η.
-    Differs from Optax in one coefficient: see `ScaleByAdan`.
+    Differs from Optax in one coefficient: see `ScaleByAdan`. ε_root is 1e-8 as in Optax. The paper
+    and other packages have none, and take longer first steps where a gradient is below 0.01: write
+    `eps_root=0.0` to follow them.
 
     **Arguments:**
 

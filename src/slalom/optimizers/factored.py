@@ -8,7 +8,7 @@ from .._core.advice import advise_keywords
 from .._core.chain import chain
 from .._core.fields import Hyperparameter
 from .._core.transform import AbstractTransform
-from ..transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRMS
+from ..transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRms
 from ..where.resolve import WhereLike
 from ._decay import decayed
 from ._objective import maximized_if
@@ -19,11 +19,11 @@ def adafactor(
     learning_rate: Hyperparameter | None = None,
     min_dim_size_to_factor: int = 128,
     decay_rate: Hyperparameter = 0.8,
-    decay_offset: Hyperparameter = 0.0,
+    step_offset: Hyperparameter = 0.0,
     multiply_by_parameter_scale: bool = True,
     clipping_threshold: Hyperparameter | None = 1.0,
     momentum: Hyperparameter | None = None,
-    dtype_momentum: Any = jnp.float32,
+    accumulator_dtype: Any = jnp.float32,
     weight_decay: Hyperparameter | None = None,
     eps: Hyperparameter = 1e-30,
     factored: bool = True,
@@ -46,12 +46,12 @@ def adafactor(
     - `min_dim_size_to_factor`: a matrix is factored if both axes have at least this size, an int
         ≥ 1.
     - `decay_rate`: c, in [0, 1]. The mean of squares decays by 1 − t^−c at step t.
-    - `decay_offset`: a number of steps to subtract from t, such as those of an earlier run.
+    - `step_offset`: a number of steps to subtract from t, such as those of an earlier run.
     - `multiply_by_parameter_scale`: whether to multiply the update by max(rms(p), 0.001).
     - `clipping_threshold`: d, ≥ 0. `None` for no clipping.
     - `momentum`: the decay of a mean of the updates, in [0, 1). Defaults to no momentum, and no
         memory for it.
-    - `dtype_momentum`: the dtype of this mean.
+    - `accumulator_dtype`: the dtype of this mean.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `eps`: ε, > 0, added to the squares.
     - `factored`: whether to store rows and columns instead of full means of squares.
@@ -59,7 +59,7 @@ def adafactor(
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByFactoredRms`, which also clips, `ScaleByLearningRate`,
-    `ScaleByParamBlockRMS`, `Ema`, `AddDecayedWeights` and `Scale`. Links that are switched off are
+    `ScaleByParamBlockRms`, `Ema`, `AddDecayedWeights` and `Scale`. Links that are switched off are
     left out.
 
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
@@ -68,7 +68,7 @@ def adafactor(
         ScaleByFactoredRms(
             factored,
             decay_rate,
-            decay_offset,
+            step_offset,
             min_dim_size_to_factor,
             eps,
             clipping_threshold=clipping_threshold,
@@ -77,9 +77,9 @@ def adafactor(
     if learning_rate is not None:
         links.append(ScaleByLearningRate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:
-        links.append(ScaleByParamBlockRMS())
+        links.append(ScaleByParamBlockRms())
     if momentum is not None:
-        links.append(Ema(momentum, debias=False, accumulator_dtype=dtype_momentum))
+        links.append(Ema(momentum, debias=False, accumulator_dtype=accumulator_dtype))
     if weight_decay is not None:
         links.append(decayed(weight_decay, decay_where))
     return maximized_if(maximize, chain(*links, Scale(-1.0)))

@@ -112,7 +112,7 @@ def apollo(
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
     per_tensor: bool = False,
-    seed: int = 0,
+    key: Any = 0,
     *,
     b1: Hyperparameter = 0.9,
     b2: Hyperparameter = 0.999,
@@ -153,7 +153,7 @@ def apollo(
     return maximized_if(
         maximize,
         chain(
-            ScaleByApollo(rank, update_proj_gap, scale, per_tensor, seed, **options),
+            ScaleByApollo(rank, update_proj_gap, scale, per_tensor, key, **options),
             *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
         ),
     )

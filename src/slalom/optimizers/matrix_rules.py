@@ -32,7 +32,7 @@ def muon(
     learning_rate: Hyperparameter,
     ns_coeffs: Any = "standard",
     ns_steps: int = 5,
-    beta: Hyperparameter = 0.95,
+    b1: Hyperparameter = 0.95,
     eps: Hyperparameter = 1e-7,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
@@ -71,13 +71,13 @@ def muon(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `beta`: β, the decay of the momentum, in [0, 1).
+    - `b1`: β, the decay of the momentum, in [0, 1).
     - `weight_decay`: λ, ≥ 0. The default is no decay, unlike in PyTorch.
     - `decay_where`: which of the matrices decay. Defaults to all.
     - `mu_dtype`: the dtype of the momentum.
     - `nesterov`: whether m looks ahead; mₜ = tₜ if not.
     - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `scale`, `compute_dtype`, `layout`: as
-        `coefficients`, `steps` and so on in `Orthogonalize`. Optax's `consistent_rms=0.2` is
+        `ns_coeffs`, `ns_steps` and so on in `Orthogonalize`. Optax's `consistent_rms=0.2` is
         `scale="match_rms_adamw"`.
     - `where`: which matrices are trained with Muon. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
@@ -107,10 +107,10 @@ def muon(
         [Muon is Scalable for LLM Training](https://arxiv.org/abs/2502.16982), 2025"
     """
     rule = chain(
-        Trace(beta, nesterov, mu_dtype),
+        Trace(b1, nesterov, mu_dtype),
         Orthogonalize(
-            ns_steps,
             ns_coeffs,
+            ns_steps,
             scale,
             compute_dtype,
             preconditioning=preconditioning,
@@ -133,8 +133,8 @@ def norm_muon(
     learning_rate: Hyperparameter,
     ns_coeffs: Any = "standard",
     ns_steps: int = 5,
-    beta: Hyperparameter = 0.95,
-    beta2: Hyperparameter = 0.95,
+    b1: Hyperparameter = 0.95,
+    b2: Hyperparameter = 0.95,
     eps: Hyperparameter = 1e-7,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
@@ -160,7 +160,7 @@ def norm_muon(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `beta2`: the decay of the mean of squares of each row, in [0, 1).
+    - `b2`: the decay of the mean of squares of each row, in [0, 1).
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`,
         up to the deviation of the singular values from 1.
@@ -171,17 +171,17 @@ def norm_muon(
     ??? cite "Li et al., [NorMuon](https://arxiv.org/abs/2510.05491), 2025"
     """
     rule = chain(
-        Trace(beta, nesterov, mu_dtype),
+        Trace(b1, nesterov, mu_dtype),
         Orthogonalize(
-            ns_steps,
             ns_coeffs,
+            ns_steps,
             scale,
             compute_dtype,
             preconditioning=preconditioning,
             eps=eps,
             layout=layout,
         ),
-        ScaleByRowRms(beta2, layout=layout),
+        ScaleByRowRms(b2, layout=layout),
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
@@ -204,7 +204,7 @@ def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
 @advise_keywords
 def scion(
     learning_rate: Hyperparameter,
-    beta: Hyperparameter = 0.9,
+    b1: Hyperparameter = 0.9,
     radius: Hyperparameter = 50.0,
     output_radius: Hyperparameter = 3000.0,
     rest_radius: Hyperparameter = 1.0,
@@ -236,7 +236,7 @@ def scion(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `beta`: β, the decay of the mean of gradients, in [0, 1). The paper calls 1 − β α.
+    - `b1`: β, the decay of the mean of gradients, in [0, 1). The paper calls 1 − β α.
     - `radius`: ρ of the matrices of hidden layers, > 0.
     - `output_radius`: ρ of the other matrices.
     - `rest_radius`: ρ of everything else.
@@ -257,7 +257,7 @@ def scion(
 
     def step(*direction: AbstractTransform, radius: Hyperparameter) -> AbstractTransform:
         return chain(
-            Ema(beta, False, mu_dtype),
+            Ema(b1, False, mu_dtype),
             *direction,
             Scale(radius),
             *decay_if_any(weight_decay, decay_where),
@@ -265,8 +265,8 @@ def scion(
         )
 
     spectral = Orthogonalize(
-        ns_steps,
         ns_coeffs,
+        ns_steps,
         "spectral",
         compute_dtype,
         preconditioning=preconditioning,

@@ -45,7 +45,7 @@ def schedule_free_sgd(
     - `weight_decay`: λ, ≥ 0. Defaults to none.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
-    - The others: as in `ScheduleFree`.
+    - The others: as in `tx.schedule_free`.
 
     Differs from Optax: the warm-up is the paper's; that of Optax has the rate 0 in the first step.
 
@@ -99,14 +99,14 @@ def schedule_free_adamw(
     - `warmup_steps`: the length of a linear warm-up, an int ≥ 1. Step n, counted from 0, has
         the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. Not with a schedule as
         `learning_rate`.
-    - `b1`: β₁, as in `ScheduleFree`.
+    - `b1`: β₁, as in `tx.schedule_free`.
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, ≥ 0.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `nu_dtype`: as in `ScaleByRms`.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
-    - The others: as in `ScheduleFree`.
+    - The others: as in `tx.schedule_free`.
 
     The paper also multiplies η by √(1 − β₂ᵗ), in the step and in the weights, so that its v has no
     correction of the step. This follows the authors' present code, where only the step has one.

@@ -74,7 +74,7 @@ def sign_sgd(learning_rate: Hyperparameter, *, maximize: bool = False) -> Abstra
 @advise_keywords
 def signum(
     learning_rate: Hyperparameter,
-    beta: Hyperparameter = 0.9,
+    b1: Hyperparameter = 0.9,
     accumulator_dtype: Any | None = None,
     *,
     maximize: bool = False,
@@ -86,7 +86,7 @@ def signum(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `beta`: β, the decay of the momentum, in [0, 1].
+    - `b1`: β, the decay of the momentum, in [0, 1].
     - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
@@ -95,7 +95,7 @@ def signum(
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
-    momentum = Trace(beta, accumulator_dtype=accumulator_dtype)
+    momentum = Trace(b1, accumulator_dtype=accumulator_dtype)
     return maximized_if(
         maximize, chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
     )

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.context import Context
@@ -15,6 +14,7 @@ from .._core.fields import hyperparameter_fields
 from .._core.numbers import read_number
 from .._core.printing import code
 from .._paths import dotted, first_difference
+from .._types import PyTree
 
 
 class AbstractProjection(AbstractDeclared):

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
 from .._core.fields import Hyperparameter, hyperparameter
-from .._types import Scalar
+from .._types import PyTree, Scalar
 from ._projection import AbstractProjection
 
 

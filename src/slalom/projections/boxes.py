@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from .. import tree
 from .._core.fields import Hyperparameter, hyperparameter
 from .._core.printing import shortest
 from .._paths import dotted
-from .._types import Tracer
+from .._types import PyTree, Tracer
 from ._projection import AbstractProjection, leaves_like
 
 
@@ -72,7 +71,7 @@ class box(AbstractProjection):
 
 
 class hypercube(AbstractProjection):
-    """The projection onto 0 ≤ p ≤ scale.
+    """The projection onto 0 ≤ p ≤ scale. For a bound of each entry, write `box(0.0, bounds)`.
 
     **Arguments:**
 

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from .. import tree
 from .._core.fields import Hyperparameter, hyperparameter
 from .._paths import dotted
+from .._types import PyTree
 from ._projection import AbstractProjection, leaves_like
 
 

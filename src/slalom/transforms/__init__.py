@@ -116,7 +116,7 @@ from .noise_scale import (
     MeasureGradientNoiseState as MeasureGradientNoiseState,
     gradient_noise_scale as gradient_noise_scale,
 )
-from .normalise import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
+from .normalize import Centralize as Centralize, NormalizeByUpdateNorm as NormalizeByUpdateNorm
 from .novograd import (
     ScaleByNovograd as ScaleByNovograd,
     ScaleByNovogradState as ScaleByNovogradState,
@@ -155,7 +155,7 @@ from .sign import (
     ScaleByLionState as ScaleByLionState,
     ScaleBySign as ScaleBySign,
 )
-from .sm3 import ScaleBySM3 as ScaleBySM3, ScaleBySM3State as ScaleBySM3State
+from .sm3 import ScaleBySm3 as ScaleBySm3, ScaleBySm3State as ScaleBySm3State
 from .soap import ScaleBySoap as ScaleBySoap, ScaleBySoapState as ScaleBySoapState
 from .sophia import ScaleBySophia as ScaleBySophia, ScaleBySophiaState as ScaleBySophiaState
 from .stable_adam import ScaleByStableAdam as ScaleByStableAdam
@@ -163,7 +163,7 @@ from .stateless import Stateless as Stateless, StatelessPerLeaf as StatelessPerL
 from .trust import (
     ScaleByFromage as ScaleByFromage,
     ScaleByParamBlockNorm as ScaleByParamBlockNorm,
-    ScaleByParamBlockRMS as ScaleByParamBlockRMS,
+    ScaleByParamBlockRms as ScaleByParamBlockRms,
     ScaleByTrustRatio as ScaleByTrustRatio,
 )
 from .unitwise import AdaptiveGradClip as AdaptiveGradClip, UnitwiseClip as UnitwiseClip

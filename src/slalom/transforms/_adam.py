@@ -1,7 +1,8 @@
 """Code shared by Adam and its variants."""
 
+import abc
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 from jaxtyping import Array, Inexact, Int, PyTree
@@ -24,6 +25,8 @@ class ScaleByAdamState(eqx.Module):
 class AbstractAdam(AbstractRule[ScaleByAdamState]):
     """A rule with the state of Adam."""
 
+    nu_dtype: eqx.AbstractVar[Any]
+
     wide_mean: ClassVar[bool] = False
     """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
 
@@ -31,9 +34,12 @@ class AbstractAdam(AbstractRule[ScaleByAdamState]):
         return ScaleByAdamState(
             age=tree.fresh_count(),
             mu=first_moment(self, params, "b1", wide=self.wide_mean),
-            # A field declared here would come before those of the subclasses.
-            nu=tree.second_moment(params, self.nu_dtype),  # pyright: ignore
+            nu=tree.second_moment(params, self.nu_dtype),
         )
+
+    @abc.abstractmethod
+    def advance(self, now: Any, g: Array, leaf: Any) -> None:
+        """As `AbstractRule.advance`."""
 
 
 def add_mean_numbers(now: SimpleNamespace, age: Int[Array, "*leaves"], nesterov: bool) -> None:

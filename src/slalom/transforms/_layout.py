@@ -1,8 +1,8 @@
 """What rules ask of a layout: units, pairs of axes, and matrices.
 
-A rule that reads layouts declares `layout: LayoutLike = layout_field()`, returns
-`layout_selectors(self)` from `selectors`, and asks the functions below in `init` and in `update`.
-All of them depend only on the structure and the shapes of the parameters, and are memoized.
+A rule that reads layouts declares `layout: LayoutLike = layout_field()`, and asks the functions
+below in `init` and in `update`. All of them depend only on the structure and the shapes of the
+parameters, and are memoized.
 
 A rule for matrices calls `matrices` in `init`, where an array without meaning is refused, and in
 `update`:
@@ -28,7 +28,7 @@ from .._core.messages import warn
 from .._paths import leaf_paths
 from .._types import Params
 from ..where.layout import HEADS, Layout, Matrix, as_layout, check_layout, layouts
-from ..where.resolve import Cases, Where
+from ..where.resolve import Cases
 from ..where.selectors import path as path_, type as type_
 
 
@@ -41,11 +41,6 @@ def layout_field() -> Any:
         kw_only=True,
         metadata={CHECK: check_layout},
     )
-
-
-def layout_selectors(rule: Any) -> tuple[Where, ...]:
-    """The selectors of a rule with a `layout`, for `selectors`: binding checks that they match."""
-    return () if rule.layout is None else (rule.layout,)
 
 
 # --- matrices -------------------------------------------------------------------------------

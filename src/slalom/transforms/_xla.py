@@ -3,10 +3,11 @@
 A step is limited by memory traffic, and overwrites the state in place. Two habits of XLA matter.
 
 **An old array that is read after its successor was written is copied first.** So everything that
-is derived from a moment, such as the update, is derived from the new moment: `tree.map_leaves`
-returns the new moments, and a second rule receives them. Where the formula has the old moment,
-`interpolation_of_new` (Lion), `_size_ratio` (Adadelta) and `ScaleByStddev` solve it for the new
-one. Where a new array is derived from no other new array, `written_after` orders the writes.
+is derived from a moment, such as the update, is derived from the new moment: `direction` sees the
+state that `advance` has assigned. Where the formula has the old moment, `interpolation_of_new`
+(Lion), `_size_ratio` (Adadelta) and `ScaleByStddev` solve it for the new one. Where a new array is
+derived from no other new array, a rule declares that it is `written_last`; `written_after` does the
+same between sums over leaves and what is written afterwards.
 Belief's sum b₂·ν + (c₂·|g − m|² + ε) is added in this order because XLA would move a last sum of an
 array and a number into the kernel that reads ν, which would then read the old ν.
 

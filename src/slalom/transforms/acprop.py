@@ -29,9 +29,8 @@ class ScaleByAcprop(AbstractAdam):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but at least float32, because gₜ − mₜ
-        cancels. In bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
+        because gₜ − mₜ cancels.
     - `nu_dtype`: the dtype in which s is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

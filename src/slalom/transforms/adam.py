@@ -98,9 +98,7 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
     - `bias_correction_nu`: whether to divide vₜ by 1 − β₂ᵗ.
     - `nu_dtype`: the dtype in which v and w are stored, which are real also for complex parameters.
@@ -156,9 +154,7 @@ class ScaleByAdamax(AbstractAdam):
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the maximum, in [0, 1).
     - `eps`: ε, > 0; keeps v from being zero.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

@@ -16,9 +16,8 @@ from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
 from ._first_moment import first_moment
-from ._layout import block_counts, layout_field, layout_selectors, warn_guessed
+from ._layout import block_counts, layout_field, warn_guessed
 
 
 class ScaleByAdamMiniState(eqx.Module):
@@ -58,9 +57,7 @@ class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
     - `b1`: β₁, the decay of the mean, in [0, 1).
     - `b2`: β₂, the decay of the means of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
 
     ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain
@@ -74,9 +71,6 @@ class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
     layout: LayoutLike = layout_field()
 
     needs_whole_params: ClassVar[bool | None] = True
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         counts = (int(np.prod(c, dtype=int)) for c in self._counts(params))
@@ -161,7 +155,7 @@ def _mean_of_squares(g: Array, counts: tuple[int, ...]) -> Array:
     """The mean of |g|² over each block."""
     within = _within(g.shape, counts)
     total = jnp.sum(tree.abs_squared(_in_blocks(g, counts)), within)
-    return jnp.reshape(total / max(g.size // max(total.size, 1), 1), counts)
+    return jnp.reshape(total / float(max(g.size // max(total.size, 1), 1)), counts)
 
 
 def _scaled(x: Array, factors: Array) -> Array:

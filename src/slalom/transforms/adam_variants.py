@@ -30,9 +30,8 @@ class ScaleByBelief(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but at least float32, because gₜ − mₜ
-        cancels. In bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
+        because gₜ − mₜ cancels.
     - `nu_dtype`: the dtype in which s is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
@@ -83,9 +82,7 @@ class ScaleByYogi(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `initial_accumulator_value`: v₀, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
@@ -146,9 +143,7 @@ class ScaleByRadam(AbstractAdam):
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

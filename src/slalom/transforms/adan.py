@@ -45,9 +45,7 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     - `b3`: β₃, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m, v and the last gradient are stored; complex
-        parameters use its complex counterpart. Defaults to the parameter's dtype, but float32 for
-        float16 parameters. In bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m, v and the last gradient are stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which n is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

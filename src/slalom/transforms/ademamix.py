@@ -60,9 +60,8 @@ class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
         that of `optax.contrib.scale_by_ademamix`; `sl.ademamix` has another one, as in Optax.
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which both means are stored; complex parameters use its
-        complex counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters,
-        and for m₂ at least float32. In bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which both means are stored; see `ScaleByAdam`. That of m₂ is at
+        least float32 by default.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
@@ -122,9 +121,7 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
         batches.
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

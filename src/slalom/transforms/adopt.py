@@ -36,9 +36,7 @@ class ScaleByAdopt(AbstractAdam):
     - `b1`: β₁, the decay of the momentum, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, the least divisor, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nesterov`: whether to use Nesterov momentum.
     - `use_clipping`: whether to clip n. The paper recommends it.
     - `clip_value_fn`: a function of t − 1, a floating array, that returns cₜ. Defaults to its

@@ -17,9 +17,9 @@ from .._core.transform import AbstractTransform
 from .._paths import leaf_paths
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
 from ._first_moment import first_moment
-from ._layout import layout_field, layout_selectors
+from ._keys import as_key_data, fresh_key_data, key_field
+from ._layout import layout_field
 from ._low_rank import Side, adam_numbers, direction, moments, sides_of
 
 
@@ -43,7 +43,7 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
 
     for an m × n matrix with m ≤ n, where S̃ is S after the limit of its growth; of one with m > n,
     the transpose. Its state has 2·n·r numbers instead of 2·m·n: P is drawn again in each step, from
-    the seed and the path of the array. Other arrays, such as biases and embeddings, follow Adam.
+    the key and the path of the array. Other arrays, such as biases and embeddings, follow Adam.
 
     With `per_tensor` there is one factor ‖Nₜ‖ / ‖Rₜ‖ for all columns. APOLLO-Mini is
     `sl.ScaleByApollo(rank=1, scale=128**0.5, per_tensor=True)`.
@@ -57,7 +57,7 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
     - `update_proj_gap`: T, an int ≥ 1.
     - `scale`: α.
     - `per_tensor`: whether a matrix has one factor instead of one for each channel.
-    - `seed`: the seed of P, an int ≥ 0.
+    - `key`: the key of P, an int in [0, 2³¹) or a PRNG key.
     - `b1`, `b2`, `eps`: as in `ScaleByAdam`.
     - `max_growth`: γ, ≥ 1; `inf` sets no limit.
     - `mu_dtype`, `nu_dtype`: as in `ScaleByAdam`.
@@ -71,7 +71,8 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
     update_proj_gap: int = count_field(200)
     scale: Hyperparameter = hyperparameter(1.0)
     per_tensor: bool = eqx.field(default=False, static=True)
-    seed: int = count_field(0, least=0)
+    key: Any = key_field(default=0)
+    implementation: Any = eqx.field(default=None, static=True, kw_only=True)
     b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)", kw_only=True)
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)", kw_only=True)
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)", kw_only=True)
@@ -80,8 +81,31 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
+    def __init__(
+        self,
+        rank: int = 256,
+        update_proj_gap: int = 200,
+        scale: Hyperparameter = 1.0,
+        per_tensor: bool = False,
+        key: Any = 0,
+        *,
+        b1: Hyperparameter = 0.9,
+        b2: Hyperparameter = 0.999,
+        eps: Hyperparameter = 1e-6,
+        max_growth: Hyperparameter = 1.01,
+        mu_dtype: Any | None = None,
+        nu_dtype: Any | None = None,
+        layout: LayoutLike = None,
+    ):
+        self.rank = rank
+        self.update_proj_gap = update_proj_gap
+        self.scale = scale
+        self.per_tensor = per_tensor
+        self.key, self.implementation = as_key_data(key)
+        self.b1, self.b2, self.eps = b1, b2, eps
+        self.max_growth = max_growth
+        self.mu_dtype, self.nu_dtype = mu_dtype, nu_dtype
+        self.layout = layout
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return tuple(None if s is None else s.note for s in sides_of(self, params))
@@ -118,7 +142,8 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
 
         leaves, structure = jax.tree.flatten(tree.widened(updates))
         sides = sides_of(self, updates)
-        key, window = jax.random.key(self.seed), state.age // self.update_proj_gap
+        key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
+        window = state.age // self.update_proj_gap
         low: list[Array] = []
         paths = leaf_paths(updates)
         for i, (path, g, side) in enumerate(zip(paths, leaves, sides, strict=True)):

@@ -54,7 +54,7 @@ class Cautious(AbstractStatelessTransform):
 
         def rule(now, u, g):
             agree = ~(agreement(u, g) <= 0)  # also NaN, which must not become 0
-            share = jnp.sum(agree, dtype=now.min_fraction.dtype) / max(u.size, 1)
+            share = jnp.sum(agree, dtype=now.min_fraction.dtype) / float(max(u.size, 1))
             return jnp.where(agree, u * (1 / jnp.maximum(share, now.min_fraction)), 0)
 
         return tree.map_leaves(rule, (updates, grads), self.at(context))

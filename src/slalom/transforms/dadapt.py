@@ -64,9 +64,7 @@ class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):
     - `bias_correction`: whether η has the factor √(1 − β₂ᵗ) / (1 − β₁ᵗ). Optax has it; the
         algorithm of the paper does not, and it is off by default in the authors' code.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
@@ -153,9 +151,6 @@ class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))
-
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
 
     def metrics(self, state: ScaleByDAdaptAdamState) -> dict[str, Array]:
         return {"estim_lr": state.estim_lr}

@@ -116,9 +116,6 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1,) * len(jax.tree.leaves(params))
 
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
-
 
 class AddDecayToInitialParamsState(eqx.Module):
     """The state of `AddDecayToInitialParams`."""

@@ -17,8 +17,7 @@ from .._core.transform import AbstractTransform
 from .._types import Params, Scalar, Updates
 from ..tree.means import moved
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
-from ._layout import factored_axes, layout_field, layout_selectors
+from ._layout import factored_axes, layout_field
 from .clip import clip_factor
 
 
@@ -61,7 +60,7 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
     - `decay_rate`: c, in [0, 1].
     - `step_offset`: the number of steps that t leaves out, such as those of an earlier run, ≥ 0.
     - `min_dim_size_to_factor`: the smallest size of both axes of a factored array, an int ≥ 1.
-    - `epsilon`: ε, > 0; prevents a division by zero where the gradient is zero.
+    - `eps`: ε, > 0; prevents a division by zero where the gradient is zero.
     - `decay_rate_fn`: a function of t − 1 and c that returns βₜ. Defaults to 1 − t^−c.
     - `clipping_threshold`: the largest root mean square of each leaf's update, ≥ 0. It is
         equivalent to `| sl.ClipByBlockRms(d)`, but does not write u to memory in between.
@@ -77,15 +76,12 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
     decay_rate: Hyperparameter = hyperparameter(0.8, within="[0, 1]")
     step_offset: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     min_dim_size_to_factor: int = count_field(128)
-    epsilon: Hyperparameter = hyperparameter(1e-30, within="(0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-30, within="(0, inf)")
     decay_rate_fn: Callable[..., Any] = eqx.field(default=_power_decay, static=True)
     clipping_threshold: Hyperparameter | None = hyperparameter(None, within="[0, inf]")
     layout: LayoutLike = layout_field()
 
     keeps_zeros: ClassVar[bool] = True
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def init(self, params: Params) -> ScaleByFactoredRmsState:
         tree.check_inexact(params)
@@ -121,13 +117,13 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
             now.weight = 1 - jnp.asarray(beta, steps.dtype)
 
         # An ε that underflows would not prevent a division by zero.
-        now.epsilon = tree.positive(now.epsilon)
+        now.eps = tree.positive(now.eps)
 
         # No two reductions share an expression (see `_xla`): g is read three times, and u is the
         # only array of its size that is written.
         def rule(now, g, nu):
             nu = tuple(
-                moved(old, _mean_of_squares(g, i, old.shape) + now.epsilon, now.weight)
+                moved(old, _mean_of_squares(g, i, old.shape) + now.eps, now.weight)
                 for i, old in enumerate(nu)
             )
             if len(nu) == 1:
@@ -180,5 +176,5 @@ def _rms_clip_factor(now: Any, g: Array, sum_of_squares: Callable[[], Array]) ->
     """The factor that clips an update, shaped like `g`, with this sum of squares."""
     if now.clipping_threshold is None:
         return 1
-    rms = tree.root(sum_of_squares() / max(g.size, 1))
+    rms = tree.root(sum_of_squares() / float(max(g.size, 1)))
     return clip_factor(rms, now.clipping_threshold)

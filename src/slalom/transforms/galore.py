@@ -13,9 +13,8 @@ from .._core.marks import per_leaf, per_param
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
 from ._first_moment import first_moment
-from ._layout import layout_field, layout_selectors
+from ._layout import layout_field
 from ._low_rank import Side, adam_numbers, direction, moments, sides_of
 
 
@@ -46,7 +45,7 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
     least float32.
 
     Differs from Optax, which projects the longer side of a matrix, and takes any transformation
-    instead of Adam.
+    instead of Adam, and from the authors' code, which projects the columns of square matrices.
 
     **Arguments:**
 
@@ -70,9 +69,6 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return tuple(None if s is None else s.note for s in sides_of(self, params))

@@ -14,7 +14,6 @@ from .._core.marks import per_param, until_reset
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike, Matrix
-from ..where.resolve import Where
 from ._factors import (
     adjoint,
     adjoint_times,
@@ -26,7 +25,7 @@ from ._factors import (
     size_field,
 )
 from ._keys import as_key_data, fresh_key_data, key_field
-from ._layout import layout_field, layout_selectors, matrices
+from ._layout import layout_field, matrices
 from .clip import clip_factor
 
 _Pair = tuple[Array, Array]
@@ -204,9 +203,6 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
         step = self.demand("step", None if context is None else context.step)
         number = jnp.asarray(step, now.preconditioner_lr.dtype)
         return jnp.clip(jnp.exp((500 - number) / 1000), 0.03, 1)
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return sides_as_text(self, params, "diagonal factor of")

@@ -50,9 +50,7 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `gamma`: γ, the strength of the correction, ≥ 0; 0 is Adam with clipping.
     - `eps`: ε, added after the root, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m and the last gradient are stored; complex
-        parameters use its complex counterpart. Defaults to the parameter's dtype, but float32 for
-        float16 parameters. In bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m and the last gradient are stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

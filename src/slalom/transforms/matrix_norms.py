@@ -17,12 +17,10 @@ from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ..tree.means import moved
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
 from ._layout import (
     column_axes,
     inputs,
     layout_field,
-    layout_selectors,
     map_by,
     matrices,
     matrices_as_text,
@@ -78,9 +76,6 @@ class ScaleByRowRms(AbstractTransform[ScaleByRowRmsState]):
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return matrices_as_text(self, params)
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def update(
         self,
@@ -142,9 +137,6 @@ class NormalizeColumns(AbstractStatelessTransform):
         column_axes(self, params)
         warn_guessed(self, params)
 
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
-
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
 
@@ -181,9 +173,6 @@ class ScaleByFanIn(AbstractStatelessTransform):
         tree.check_inexact(params)
         inputs(self, params)
         warn_guessed(self, params)
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context

@@ -75,9 +75,7 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
     - `weight_decay`: λ, ≥ 0.
     - `adapt_lower_bound`: whether to estimate f*.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
 
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
         Rates](https://arxiv.org/abs/2305.07583), 2023"
@@ -131,9 +129,6 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
         )
         return updates, ScaleByMomoState(age, **numbers, mu=mu)
 
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
-
 
 class ScaleByMomoAdamState(eqx.Module):
     """The state of `ScaleByMomoAdam`."""
@@ -170,9 +165,7 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     - `weight_decay`: λ, ≥ 0.
     - `adapt_lower_bound`: whether to estimate f*.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
@@ -236,9 +229,6 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
             direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
         )
         return updates, ScaleByMomoAdamState(age, **numbers, mu=mu, nu=nu)
-
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.decay_where is None else (self.decay_where,)
 
 
 def _fresh_numbers(rule: Any, params: Params) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from .._core.fields import Hyperparameter, choice_field, count_field, dtype_fiel
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
-from ._layout import layout_field, layout_selectors, matrices, matrices_as_text, warn_guessed
+from ._layout import layout_field, matrices, matrices_as_text, warn_guessed
 from ._newton_schulz import MARGINS, PRECONDITIONINGS, SETS, Triple, iteration, newton_schulz
 from ._stacks import devices_as_text, map_matrices
 
@@ -90,11 +89,11 @@ class Orthogonalize(AbstractStatelessTransform):
 
     **Arguments:**
 
-    - `steps`: the number of steps, an int ≥ 1.
-    - `coefficients`: `"standard"` repeats Jordan's (3.4445, −4.7750, 2.0315). `"tuned"` and
+    - `ns_coeffs`: `"standard"` repeats Jordan's (3.4445, −4.7750, 2.0315). `"tuned"` and
         `"polar_express"` have 5 different steps, and `"ten_steps"` has 10, which end closer to 1:
-        write `steps=10`. Or three numbers a, b, c for all steps, or a sequence with three for each
-        step. Fewer steps than a set has are its last ones.
+        write `ns_steps=10`. Or three numbers a, b, c for all steps, or a sequence with three for
+        each step. Fewer steps than a set has are its last ones.
+    - `ns_steps`: the number of steps of the Newton–Schulz iteration, an int ≥ 1.
     - `scale`: how s depends on the shape.
     - `compute_dtype`: the dtype of the iteration, such as `"bfloat16"`, as in PyTorch. Defaults to
         the precision of the updates.
@@ -124,13 +123,13 @@ class Orthogonalize(AbstractStatelessTransform):
         [Muon is Scalable](https://arxiv.org/abs/2502.16982), 2025, for `"match_rms_adamw"`"
     """
 
-    steps: int = count_field(5)
-    coefficients: str | tuple[Triple, ...] = eqx.field(
+    ns_coeffs: str | tuple[Triple, ...] = eqx.field(
         default="standard",
         static=True,
         converter=_as_triples,
         metadata={CHECK: _check_coefficients},
     )
+    ns_steps: int = count_field(5)
     scale: str | None = eqx.field(default="original", static=True, metadata={CHECK: _check_scale})
     compute_dtype: np.dtype | None = dtype_field()
     preconditioning: str = choice_field(*PRECONDITIONINGS, kw_only=True)
@@ -140,14 +139,14 @@ class Orthogonalize(AbstractStatelessTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def __check_init__(self):
-        known = self.coefficients
+        known = self.ns_coeffs
         # Checked here: the checks of fields run after this method.
-        _check_coefficients("Orthogonalize.coefficients", known)
+        _check_coefficients("Orthogonalize.ns_coeffs", known)
         most = len(SETS.get(known, ()) if isinstance(known, str) else known)
-        if most > 1 and self.steps > most:
+        if most > 1 and self.ns_steps > most:
             raise ValueError(
-                f"Orthogonalize has steps={self.steps}, but coefficients={known!r} has {most} "
-                f"steps. Write `steps={most}`, or pass more coefficients."
+                f"Orthogonalize has ns_steps={self.ns_steps}, but ns_coeffs={known!r} has {most} "
+                f"steps. Write `ns_steps={most}`, or pass more coefficients."
             )
 
     def init(self, params: Params) -> None:
@@ -160,16 +159,13 @@ class Orthogonalize(AbstractStatelessTransform):
         where = devices_as_text(matrices(self, params), params)
         return tuple(f"{text}{where}" for text in matrices_as_text(self, params))
 
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
-
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
         now = self.at(context)
-        known = self.coefficients
+        known = self.ns_coeffs
         function = functools.partial(
             newton_schulz,
-            triples=iteration(known, self.steps),
+            triples=iteration(known, self.ns_steps),
             preconditioning=self.preconditioning,
             margin=MARGINS.get(known, 1.0) if isinstance(known, str) else 1.0,
             dtype=self.compute_dtype,

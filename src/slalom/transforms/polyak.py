@@ -74,5 +74,15 @@ class ScaleByPolyak(AbstractStatelessTransform):
             gap / (norm + jnp.where(large_eps, 0, eps) / norm),
         )
         length = jnp.minimum(length, max_learning_rate * norm)
-        to = SimpleNamespace(inverse_norm=jnp.where(zero, 0, 1 / norm), length=length)
+        # As the formula is written, where nothing in it overflows or underflows.
+        sum_of_squares = jnp.asarray(tree.squared_norm(updates), dtype)
+        tiny, largest = float(jnp.finfo(dtype).tiny), float(jnp.finfo(dtype).max)
+        usual = (sum_of_squares > 1e10 * tiny) & (sum_of_squares < largest)
+        factor = gap / jnp.where(usual, sum_of_squares + eps, 1)
+        factor = jnp.minimum(factor, max_learning_rate)
+        usual = usual & (jnp.abs(factor) > tiny)
+        to = SimpleNamespace(
+            inverse_norm=jnp.where(usual, 1, jnp.where(zero, 0, 1 / norm)),
+            length=jnp.where(usual, factor, length),
+        )
         return tree.map_leaves(lambda to, u: u * to.inverse_norm * to.length, (updates,), to)

@@ -108,9 +108,8 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
     - `initial_scale`: v₀, the variance at the start, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to correct the bias of mₜ and Vₜ towards the start.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but at least float32, because gₜ − mₜ₋₁
-        cancels. In bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
+        because gₜ − mₜ₋₁ cancels.
     - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

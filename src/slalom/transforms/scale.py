@@ -10,13 +10,8 @@ from .._core.rule import AbstractRule
 from .._types import Params, Tracer, is_function
 
 
-class Scale(AbstractRule[None]):
-    """Multiplies updates by a factor: u ↦ s·u.
-
-    **Arguments:**
-
-    - `step_size`: the factor s; negative to descend.
-    """
+class _AbstractScale(AbstractRule[None]):
+    """Multiplies updates by a number."""
 
     step_size: Hyperparameter = hyperparameter()
 
@@ -27,6 +22,15 @@ class Scale(AbstractRule[None]):
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
+
+
+class Scale(_AbstractScale):
+    """Multiplies updates by a factor: u ↦ s·u.
+
+    **Arguments:**
+
+    - `step_size`: the factor s; negative to descend.
+    """
 
 
 class ScaleByLearningRate(AbstractRule[None]):
@@ -53,7 +57,7 @@ class ScaleByLearningRate(AbstractRule[None]):
         return (-1 if self.flip_sign else 1,) * len(jax.tree.leaves(params))
 
 
-class ScaleBySchedule(AbstractRule[None]):
+class ScaleBySchedule(_AbstractScale):
     """Multiplies updates by a function of the step: u ↦ s(n)·u.
 
     It does not flip the sign. To descend with a learning-rate schedule, use
@@ -63,16 +67,6 @@ class ScaleBySchedule(AbstractRule[None]):
 
     - `step_size`: the schedule s, or any function of the step that returns a scalar.
     """
-
-    step_size: Hyperparameter = hyperparameter()
-
-    keeps_zeros: ClassVar[bool] = True
-
-    def direction(self, now, g, leaf):
-        return g * now.step_size
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
 
 
 def sign_of(factor: Hyperparameter) -> int | None:

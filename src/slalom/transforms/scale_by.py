@@ -99,9 +99,6 @@ class ScaleBy(AbstractTransform[None]):
         signs |= {i: sign_of(factor.step_size) for i, factor in enumerate(self.factors)}
         return tuple(signs[label] for label in labels(self.cases, params))
 
-    def selectors(self) -> tuple[Where, ...]:
-        return (self.cases,)
-
     def _code(self) -> Call:
         pairs = zip(self.cases.cases, self.factors, strict=True)
         factors = {where: factor.step_size for (where, _), factor in pairs}

@@ -15,10 +15,9 @@ from .._core.marks import per_leaf, per_param, until_reset
 from .._core.schedule import AbstractSchedule
 from .._core.transform import AbstractTransform, require_transform
 from .._core.wrapper import AbstractComposite
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates
 from ..where.layout import LayoutLike, Matrix
-from ..where.resolve import Where
 from ._factors import (
     adjoint,
     bounded_entries,
@@ -28,7 +27,7 @@ from ._factors import (
     in_batches,
     shaped,
 )
-from ._layout import layout_field, layout_selectors, matrices, matrices_or_none
+from ._layout import layout_field, matrices, matrices_or_none
 
 
 class ScaleByShampooState(eqx.Module):
@@ -122,7 +121,7 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: ScaleByShampooState,
         params: Params | None,
@@ -213,9 +212,6 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
         return direction * (1 / tree.positive(largest)) * inverse * size
 
     # --- traits -----------------------------------------------------------------------------
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         def note(matrix: Matrix | None) -> str | None:

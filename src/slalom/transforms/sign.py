@@ -40,9 +40,7 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
 
     - `b1`: β₁, the weight of the momentum in the update, in [0, 1).
     - `b2`: β₂, the decay of the momentum, in (0, 1); 0 is excluded because of a division.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `mode`: `"hard"`, `"smooth"` or `"refined"`.
     - `smooth_beta`: s, > 0; used only by `"smooth"`.
 

@@ -18,15 +18,15 @@ from ._first_moment import first_moment
 from .accumulate import divide_by_root
 
 
-class ScaleBySM3State(eqx.Module):
-    """The state of `ScaleBySM3`."""
+class ScaleBySm3State(eqx.Module):
+    """The state of `ScaleBySm3`."""
 
     accumulators: PyTree[Float[Array, "..."]] = per_param()
     """At each leaf one accumulator per axis, of size 1 along the others."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleBySM3(AbstractTransform[ScaleBySM3State]):
+class ScaleBySm3(AbstractTransform[ScaleBySm3State]):
     """SM3: Adagrad with sums of squares that are bounded by one number per row and column.
 
         vₜ = min over the axes k of aₖ + |gₜ|²,   aₖ = max of vₜ over all axes but k
@@ -40,9 +40,7 @@ class ScaleBySM3(AbstractTransform[ScaleBySM3State]):
     - `b1`: β₁, the decay of the momentum, in [0, 1).
     - `b2`: β₂, the decay of the accumulators, in [0, 1]; 1 sums.
     - `eps`: ε, ≥ 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
 
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
@@ -53,18 +51,18 @@ class ScaleBySM3(AbstractTransform[ScaleBySM3State]):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def init(self, params: Params) -> ScaleBySM3State:
+    def init(self, params: Params) -> ScaleBySm3State:
         mu = first_moment(self, params, "b1")
         accumulators = jax.tree.map(lambda x: tree.zeros_of_sums(x, _others(x.ndim)), params)
-        return ScaleBySM3State(accumulators, mu)
+        return ScaleBySm3State(accumulators, mu)
 
     def update(
         self,
         updates: Updates,
-        state: ScaleBySM3State,
+        state: ScaleBySm3State,
         params: Params | None = None,
         context: Context | None = None,
-    ) -> tuple[Updates, ScaleBySM3State]:
+    ) -> tuple[Updates, ScaleBySm3State]:
         del params
         now = self.at(context)
         bounds = jax.tree.map(
@@ -83,7 +81,7 @@ class ScaleBySM3(AbstractTransform[ScaleBySM3State]):
 
         mu, total = tree.map_leaves(rule, (updates, bounds, state.mu), now, like=(state.mu, bounds))
         accumulators = jax.tree.map(_maxima, total, state.accumulators)
-        return tree.widened(mu), ScaleBySM3State(accumulators, mu)
+        return tree.widened(mu), ScaleBySm3State(accumulators, mu)
 
 
 def _others(ndim: int) -> list[tuple[int, ...]]:

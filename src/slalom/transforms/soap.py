@@ -17,7 +17,6 @@ from .._core.schedule import AbstractSchedule
 from .._core.transform import AbstractTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike, Matrix
-from ..where.resolve import Where
 from ._factors import (
     adjoint,
     adjoint_times,
@@ -37,7 +36,7 @@ from ._factors import (
     times_adjoint,
 )
 from ._first_moment import first_moment
-from ._layout import layout_field, layout_selectors, matrices
+from ._layout import layout_field, matrices
 
 
 class ScaleBySoapState(eqx.Module):
@@ -87,9 +86,7 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         or a schedule, rounded to the nearest integer ≥ 1.
     - `shampoo_beta`: β_s, the decay of L and R, in [0, 1). Defaults to β₂.
     - `max_size`: the longest side that has a basis.
-    - `mu_dtype`: the floating dtype in which M is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which M is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
     - `layout`: as in `sl.where.matrix`.
@@ -306,9 +303,6 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
         return turned.astype(mu.dtype), nu, *new
 
     # --- traits -----------------------------------------------------------------------------
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return sides_as_text(self, params, "unrotated")

@@ -31,9 +31,7 @@ class ScaleByStableAdam(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `weight_decay`: λ, ≥ 0.
     - `clipping_threshold`: d, the largest r without clipping, > 0.
-    - `mu_dtype`: the floating dtype in which m is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
-        bfloat16 decays above 0.996 are refused.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 

@@ -76,7 +76,7 @@ class ScaleByParamBlockNorm(AbstractStatelessTransform):
         return tree.map_leaves(rule, (updates, params), self.at(context))
 
 
-class ScaleByParamBlockRMS(AbstractStatelessTransform):
+class ScaleByParamBlockRms(AbstractStatelessTransform):
     """Multiplies the update of each leaf by the parameter's root mean square.
 
         u ↦ u·max(√(mean |p|²), s)

@@ -13,8 +13,7 @@ from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
-from ._layout import layout_field, layout_selectors, map_by, unit_axes, warn_guessed
+from ._layout import layout_field, map_by, unit_axes, warn_guessed
 from .clip import clip_factor
 
 
@@ -30,9 +29,6 @@ class _AbstractUnitwise(AbstractStatelessTransform):
         tree.check_inexact(params)
         unit_axes(self, params)
         warn_guessed(self, params)
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def _map_units(
         self, rule: Callable[..., Array], trees: tuple[Any, ...], context: Context | None

@@ -1,6 +1,7 @@
 """Clipping by the norm, relative to recent norms."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -61,6 +62,8 @@ class ZClip(AbstractTransform[ZClipState]):
     decay: Hyperparameter = hyperparameter(0.97, within="[0, 1)")
     warmup_steps: int = count_field(25, least=1)
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+
+    clips: ClassVar[bool] = True
 
     def init(self, params: Params) -> ZClipState:
         tree.no_state(params)

@@ -2,9 +2,9 @@
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from .._paths import dotted, first_difference
+from .._types import PyTree
 from .dtypes import is_array, is_inexact
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
-from .._types import Scalar
+from .._types import PyTree, Scalar
 
 
 def is_array(x: Any) -> bool:

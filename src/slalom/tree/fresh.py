@@ -1,6 +1,8 @@
 """Initial state, shaped like the parameters."""
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -8,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
-from .._types import Params, Tracer, under_jit
+from .._types import Params, PyTree, Tracer, under_jit
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
 
@@ -34,7 +36,8 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
         zeros = jnp.zeros_like(x, dtype=dtype)
         # A tracer does not show how automatic axes shard it, but XLA shards what is computed from
         # it alike. The condition is always false, also for NaN, which XLA does not know.
-        return jnp.where(jnp.real(x) > jnp.inf, zeros + 1, zeros) if under_jit(x) else zeros
+        never = jnp.real(x) > jnp.inf
+        return jax.lax.select(never, jnp.ones_like(zeros), zeros) if under_jit(x) else zeros
     home = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return _compiled_zeros(home)(np.shape(x), np.dtype(dtype))
 
@@ -193,6 +196,37 @@ def canonical_spec(mesh: Any, spec: Sequence[Any], ndim: int) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """`jnp.reshape`, also of axes that are sharded along explicit axes of a mesh.
+
+    JAX refuses a reshape whose result cannot have the sharding of `x`. Here the axes before and
+    after those that change keep theirs, and the first one that changes keeps what divides it.
+    """
+    sharding = jax.typeof(x).sharding
+    spec, mesh = tuple(sharding.spec), sharding.mesh
+    before = _common(x.shape, shape)
+    after = _common(x.shape[before:][::-1], shape[before:][::-1])
+    changed = spec[before : len(spec) - after]
+    if all(entry is None for entry in changed):
+        return jnp.reshape(x, shape)
+    kept: list[Any] = []
+    for name in changed[0] if isinstance(changed[0], tuple) else (changed[0],):
+        parts = math.prod(mesh.shape[other] for other in (*kept, name) if other is not None)
+        if name is None or len(shape) == before + after or shape[before] % parts:
+            break
+        kept.append(name)
+    middle = [tuple(kept) or None, *(None,) * (len(shape) - before - after - 1)]
+    middle = middle[: len(shape) - before - after]
+    new = PartitionSpec(*spec[:before], *middle, *spec[len(spec) - after :])
+    return jax.lax.reshape(x, shape, out_sharding=sharding.update(spec=new))
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many sizes are equal, from the first one on."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
+    return len(list(pairs))
+
+
 def no_state(params: Params) -> None:
     """The state of a rule without state: `None`.
 
@@ -213,6 +247,6 @@ def fresh_count() -> Int[Array, ""]:
     leaf would then have a kernel of its own, which reads another entry: XLA compiles equal kernels
     only once, and compiling 200 different ones takes five times as long.
 
-    **Returns:** 0. Mark the field of an age with `sl.per_leaf()`.
+    **Returns:** 0. Mark the field of an age with `sl.fields.per_leaf()`.
     """
     return _compiled_zeros(None)((), np.dtype(np.int32))

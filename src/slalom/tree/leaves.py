@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree, Real
+from jaxtyping import Array, Real
 
-from .._types import under_jit
+from .._types import PyTree, under_jit
 from .checks import check_inexact, check_same_shapes, check_same_structure
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Inexact, PyTree, Real
+from jaxtyping import Array, Bool, Inexact, Real
 
-from .._types import Scalar
+from .._types import PyTree, Scalar
 from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
 from .leaves import map_leaves
 
@@ -315,4 +315,4 @@ def norm(x: Inexact[Array, "..."]) -> Scalar:
 
 def rms(x: Inexact[Array, "..."]) -> Scalar:
     """The root mean square of one array, in its own precision; 0 for an empty one."""
-    return root(jnp.sum(abs_squared(x)) / max(x.size, 1))
+    return root(jnp.sum(abs_squared(x)) / float(max(x.size, 1)))

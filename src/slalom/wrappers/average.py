@@ -15,7 +15,7 @@ from .._core.fields import Hyperparameter, hyperparameter
 from .._core.marks import param_like, per_leaf
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._core.writer import AbstractParameterWriter
 from .._types import Gradients, Params
 from ..tree.dtypes import canonical_float
@@ -36,8 +36,9 @@ class AverageState(eqx.Module):
 class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageState]):
     """The inner transform, and an average of the parameters that it produces.
 
-    Returned by `tx.average(decay)`. The average does not change the steps. For parameters
-    p₁, p₂, … it is
+    Made by `tx.average`, which describes the arguments.
+
+    The average does not change the steps. For parameters p₁, p₂, … it is
 
         aₜ = aₜ₋₁ + wₜ·(pₜ − aₜ₋₁)
 
@@ -47,19 +48,11 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     average is stored in at least float32. `opt.eval_params(model)` returns the model with the
     average. If the inner transform skips steps, as `.every_k` does, only its updates count.
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `decay`: d, in [0, 1). Defaults to a uniform average.
-    - `debias`: whether to correct the bias of an exponential average towards its start.
-
     ??? cite "Polyak & Juditsky, [Acceleration of stochastic approximation by
         averaging](https://doi.org/10.1137/0330046), 1992; Kingma & Ba, [Adam: A Method for
         Stochastic Optimization](https://arxiv.org/abs/1412.6980), 2014, for the exponential
         average"
     """
-
-    fluent_method: ClassVar[str | None] = "average"
 
     passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
@@ -77,7 +70,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: AverageState,
         params: Params | None,

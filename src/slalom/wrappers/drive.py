@@ -7,10 +7,8 @@ import equinox as eqx
 
 from .._core.context import Context
 from .._core.declared import Part
-from .._core.fluent import AbstractFluent
 from .._core.hyperparams import targets, with_field
 from .._core.messages import uncalled
-from .._core.printing import Call, method_call
 from .._core.schedule import (
     AbstractSchedule,
     AbstractStatefulSchedule,
@@ -18,12 +16,12 @@ from .._core.schedule import (
 )
 from .._core.transform import AbstractTransform, missing
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, is_function
 
 
-class DrivenState(eqx.Module):
-    """The state of `Driven`."""
+class DriveState(eqx.Module):
+    """The state of `Drive`."""
 
     schedules: dict[str, Any]
     """The state of each schedule, by the name of what it drives."""
@@ -31,22 +29,17 @@ class DrivenState(eqx.Module):
     """The inner transform's state."""
 
 
-class Driven(AbstractWrapper[DrivenState]):
+class Drive(AbstractWrapper[DriveState]):
     """The inner transform with hyperparameters driven by stateful schedules.
 
-    Returned by `tx.drive({"learning_rate": schedule})`. In every step each schedule is first
-    updated with the context, above all with the loss `value`. Its new value then replaces the
-    hyperparameter. Inside `.every_k` a schedule sees one step per window, with the mean loss.
+    Made by `tx.drive`, which describes the arguments.
+
+    In every step each schedule is first updated with the context, above all with the loss `value`.
+    Its new value then replaces the hyperparameter. Inside `.every_k` a schedule sees one step per
+    window, with the mean loss.
 
     `opt.hyperparams` shows the value that the last step used. The next step uses it too, unless
     its loss changes the schedule.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `schedules`: a mapping from hyperparameters to stateful schedules such as
-        `sl.schedules.ReduceOnPlateau`. A hyperparameter is named by its path inside `inner`, any
-        unambiguous suffix of it, or a glob.
     """
 
     inner: AbstractTransform
@@ -89,26 +82,26 @@ class Driven(AbstractWrapper[DrivenState]):
         """The entries of the context that the schedules need."""
         return tuple(dict.fromkeys(name for s in self.schedules.values() for name in s.needs))
 
-    def init(self, params: Params) -> DrivenState:
-        return DrivenState(
+    def init(self, params: Params) -> DriveState:
+        return DriveState(
             {name: s.init() for name, s in self.schedules.items()}, self.inner.init(params)
         )
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
-        state: DrivenState,
+        state: DriveState,
         params: Params | None,
         context: Context | None,
-    ) -> tuple[Any, DrivenState]:
+    ) -> tuple[Any, DriveState]:
         context = Context() if context is None else context
         for name in self.needs:
             if not context.has(name):
-                raise TypeError(missing("Driven", name))
+                raise TypeError(missing("Drive", name))
         part, *_ = self.children(state, context, params)
         result, inner = part.run(write, updates)
-        return result, DrivenState(self._advanced(state, context), inner)
+        return result, DriveState(self._advanced(state, context), inner)
 
     def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
@@ -128,7 +121,7 @@ class Driven(AbstractWrapper[DrivenState]):
         )
         return (inner._replace(module=self._with(values)), *schedules)
 
-    def _advanced(self, state: DrivenState, context: Context) -> dict[str, Any]:
+    def _advanced(self, state: DriveState, context: Context) -> dict[str, Any]:
         """The states of the schedules for a step with this context. A schedule that needs what the
         context does not have keeps its state."""
 
@@ -144,9 +137,6 @@ class Driven(AbstractWrapper[DrivenState]):
             for _, part, field in targets(self.inner, name):
                 inner = with_field(inner, part, field, value)
         return inner
-
-    def _code(self) -> Call:
-        return method_call(self, self.inner, AbstractFluent.drive)
 
 
 def _check_schedule(name: str, given: Any) -> None:

@@ -12,17 +12,17 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import CHECK, Part
+from .._core.declared import Part
 from .._core.encoded import decoded
 from .._core.engine.run import advance_tree
-from .._core.fields import dtype_field
+from .._core.fields import dtype_field, whole_number
 from .._core.manual_axes import refuse_parts
 from .._core.marks import param_like, per_leaf, until_reset
 from .._core.schedule import AbstractSchedule, as_schedule
 from .._core.transform import AbstractTransform
-from .._core.walk import transforms
-from .._core.wrapper import AbstractPacedTransform, run_if
-from .._core.write import Write
+from .._core.walk import segments, transforms
+from .._core.wrapper import AbstractPacedWrapper, run_if
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates, is_function
 from ..tree.dtypes import canonical_float
 from .skip import AbstractSkip, as_skip, evaluate_skip
@@ -72,11 +72,12 @@ class EveryKState(eqx.Module):
     """The window's weighted mean so far (with `mean=False`, its sum)."""
 
 
-class EveryK(AbstractPacedTransform[EveryKState]):
+class EveryK(AbstractPacedWrapper[EveryKState]):
     """Runs the inner transform once every `k` mini-steps, on the mean of their gradients.
 
-    Returned by `tx.every_k(k)`. With weights wᵢ (`context.weight`, which defaults to 1) the
-    accumulator holds the running mean
+    Made by `tx.every_k`, which describes the arguments.
+
+    With weights wᵢ (`context.weight`, which defaults to 1) the accumulator holds the running mean
 
         a₁ = g₁,   aᵢ = aᵢ₋₁ + (gᵢ − aᵢ₋₁)·wᵢ / (w₁ + … + wᵢ)
 
@@ -97,28 +98,10 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     Under a `vmap` that batches this transform's own counters, `lax.cond` becomes a selection: the
     results are the same, but every mini-step costs as much as a full step.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `k`: the number of mini-steps in a window: an int ≥ 1, or a schedule of the number of
-        completed windows, rounded to the nearest integer ≥ 1.
-    - `mean`: whether to take the weighted mean; `False` takes the weighted sum.
-    - `accumulator_dtype`: the dtype of the accumulator. Defaults to float32 for half-precision
-        leaves and to the leaf's own dtype for wider ones.
-    - `skip`: which mini-batches to skip: `sl.SkipNotFinite()`, `sl.SkipLargeUpdates(c)`,
-        several joined with `|`, or any function
-        `(updates, gradient_step, params) -> (skip, report)`,
-        where `gradient_step` is the number of updates made before, `skip` a bool scalar and
-        `report` a dict of scalars for `opt.metrics`. Defaults to none.
     """
 
-    fluent_method: ClassVar[str | None] = "every_k"
-
     inner: AbstractTransform
-    k: int | Int[Array, "*runs"] | AbstractSchedule = eqx.field(
-        converter=_as_window, metadata={CHECK: _check_window}
-    )
+    k: int | Int[Array, "*runs"] | AbstractSchedule = whole_number(_as_window, _check_window)
     mean: bool = eqx.field(default=True, static=True, kw_only=True)
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
     skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)
@@ -140,10 +123,10 @@ class EveryK(AbstractPacedTransform[EveryKState]):
                     "save memory."
                 )
             if part.module.computes_gradient:
+                (method,) = segments(part.module)
                 raise ValueError(
                     f"'{part.name}' inside of `.every_k` would compute the gradient of one "
-                    f"mini-batch only. Change the order: `tx.every_k(k).{part.module.fluent_method}"
-                    "(...)`."
+                    f"mini-batch only. Change the order: `tx.every_k(k).{method}(...)`."
                 )
 
     def init(self, params: Params) -> EveryKState:
@@ -204,7 +187,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: EveryKState,
         params: Params | None,
@@ -245,7 +228,7 @@ class EveryK(AbstractPacedTransform[EveryKState]):
             inner=inner_state,
         )
 
-    def run_at_rest(self, part: Part, write: Write, updates: Any) -> tuple[Any, EveryKState]:
+    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, EveryKState]:
         return self.run(write, decoded(updates), part.state, part.params, part.context)
 
     def inner_context(self, state: EveryKState, context: Context) -> Context:
@@ -281,6 +264,11 @@ class EveryK(AbstractPacedTransform[EveryKState]):
 
         rule = add_to_mean if self.mean else add_to_sum
         return advance_tree(rule, accumulated, grads, now, context, "accumulated")
+
+    def reading(self, name: str, state: EveryKState, context: Context | None) -> Any:
+        if name == "k":
+            return jnp.asarray(self._window(state.count), jnp.int32)
+        return super().reading(name, state, context)
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
         if not isinstance(self.k, AbstractSchedule):

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from .. import tree
@@ -17,9 +17,9 @@ from .._core.fields import count_field
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import RETURN, Writer
 from .._paths import leaf_paths
-from .._types import Gradients, Params, Updates
+from .._types import Gradients, Params, Tracer, Updates
 
 _MAX_SIZE = 8192
 """The size at which concatenation starts to pay on a CPU. It is larger on a GPU."""
@@ -48,10 +48,12 @@ class FlattenState(eqx.Module):
 class Flatten(AbstractWrapper[FlattenState]):
     """Applies the inner transform to all small leaves at once, in one buffer per dtype.
 
-    Returned by `tx.flatten()`. The result is that of the inner transform, but a few large
-    computations replace one computation per leaf. This is faster for models with very many small
-    leaves, where the overhead of each computation dominates. Large leaves are not concatenated,
-    because the copies would cost more than they save.
+    Made by `tx.flatten`, which describes the arguments.
+
+    The result is that of the inner transform, but a few large computations replace one computation
+    per leaf. This is faster for models with very many small leaves, where the overhead of each
+    computation dominates. Large leaves are not concatenated, because the copies would cost more
+    than they save.
 
     The inner transform must be elementwise, because a buffer has no leaves for norms or masks.
     Flatten only the elementwise links: `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`.
@@ -59,14 +61,7 @@ class Flatten(AbstractWrapper[FlattenState]):
     A buffer is replicated over the devices, also where its leaves are sharded.
 
     Differs from Optax, which concatenates leaves of all sizes.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `max_size`: the maximum number of elements of a leaf to concatenate, an int ≥ 1.
     """
-
-    fluent_method: ClassVar[str | None] = "flatten"
 
     needs_whole_params: ClassVar[bool | None] = False
 
@@ -92,7 +87,7 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: FlattenState,
         params: Params | None,
@@ -210,7 +205,12 @@ def _concatenate(group: list[Any]) -> Array:
     # Updates in one buffer may differ in dtype, so they are promoted to a common one.
     dtype = own.pop() if len(own) == 1 else tree.accumulation_dtype(*own, *(x.dtype for x in group))
     whole = [_with_spec(x, x, PartitionSpec(*(None,) * np.ndim(x))) for x in group]
-    return jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in whole])
+    buffer = jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in whole])
+    home = None if isinstance(buffer, Tracer) else buffer.sharding
+    if not isinstance(home, NamedSharding):
+        return buffer
+    # The compiler would choose, depending on the leaves. `sl.plan` must know.
+    return jax.device_put(buffer, home.update(spec=tree.canonical_spec(home.mesh, (), 1)))
 
 
 def _with_spec(x: Any, like: Any, spec: PartitionSpec) -> Any:

@@ -1,7 +1,7 @@
 """Skips steps with non-finite gradients."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,8 +13,8 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import choice_field, count_field
 from .._core.transform import AbstractTransform
-from .._core.wrapper import AbstractPacedTransform, run_if
-from .._core.write import Write
+from .._core.wrapper import AbstractPacedWrapper, run_if
+from .._core.write import Writer
 from .._types import Gradients, Params
 
 
@@ -33,12 +33,13 @@ class IfFiniteState(eqx.Module):
     """The inner transform's state."""
 
 
-class IfFinite(AbstractPacedTransform[IfFiniteState]):
+class IfFinite(AbstractPacedWrapper[IfFiniteState]):
     """Skips steps in which the incoming gradients are not finite.
 
-    Returned by `tx.if_finite()`. In a skipped step the inner transform is not executed and its
-    state does not change, so schedules inside it do not advance. A single NaN in any gradient
-    skips the whole step.
+    Made by `tx.if_finite`, which describes the arguments.
+
+    In a skipped step the inner transform is not executed and its state does not change, so
+    schedules inside it do not advance. A single NaN in any gradient skips the whole step.
 
     `opt.metrics` contains `notfinite_count`, the number of consecutive non-finite steps,
     `last_finite`, and `total_notfinite`. After more than `max_consecutive_errors` of them,
@@ -56,16 +57,7 @@ class IfFinite(AbstractPacedTransform[IfFiniteState]):
 
     Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
     skipped steps cost as much as others.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `max_consecutive_errors`: the maximum number of consecutive steps to skip, an int ≥ 0.
-    - `on_limit`: `"accept"`, `"skip"` or `"raise"`.
-    - `check`: `"grads"` or `"both"`.
     """
-
-    fluent_method: ClassVar[str | None] = "if_finite"
 
     inner: AbstractTransform
     max_consecutive_errors: int = count_field(5, least=0)
@@ -83,7 +75,7 @@ class IfFinite(AbstractPacedTransform[IfFiniteState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: IfFiniteState,
         params: Params | None,

@@ -13,13 +13,13 @@ from .._core.engine.run import Leafwise
 from .._core.transform import AbstractTransform
 from .._core.walk import segments, transforms
 from .._core.wrapper import AbstractComposite
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params
 from ..where.resolve import Where, as_where, mask, selected_from
 
 
 class _AbstractCut(AbstractComposite[Any]):
-    """The base class of `Masked` and `Only`. The inner transform sees only the selected leaves."""
+    """The base class of `Mask` and `Only`. The inner transform sees only the selected leaves."""
 
     needs_whole_params: ClassVar[bool | None] = False
 
@@ -39,12 +39,9 @@ class _AbstractCut(AbstractComposite[Any]):
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
 
-    def selectors(self) -> tuple[Where, ...]:
-        return (self.where,)
-
     def _run_inside(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,
@@ -57,20 +54,13 @@ class _AbstractCut(AbstractComposite[Any]):
         return result, keep, state
 
 
-class Masked(_AbstractCut):
+class Mask(_AbstractCut):
     """Applies the inner transform to the selected leaves; the others pass through unchanged.
 
-    Returned by `tx.mask(where)`. Use it for links of a chain. As a whole optimizer it would add
-    raw gradients to the other parameters, so `sl.Optimizer` raises an error.
+    Made by `tx.mask`, which describes the arguments.
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
-        tree.
-    """
-
-    fluent_method: ClassVar[str | None] = "mask"
+    Use it for links of a chain. As a whole optimizer it would add raw gradients to the other
+    parameters, so `sl.Optimizer` raises an error."""
 
     @property
     def descends_partly(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -79,7 +69,7 @@ class Masked(_AbstractCut):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,
@@ -111,22 +101,15 @@ class Masked(_AbstractCut):
 class Only(_AbstractCut):
     """Applies the inner transform to the selected leaves; the others are not updated.
 
-    Returned by `tx.only(where)`.
+    Made by `tx.only`, which describes the arguments.
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
-        tree.
     """
-
-    fluent_method: ClassVar[str | None] = "only"
 
     passes_gradients: ClassVar[bool] = True
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

@@ -7,16 +7,18 @@ import jax
 from .._core.context import Context
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates
 
 
-class Maximized(AbstractWrapper[Any]):
+class Maximize(AbstractWrapper[Any]):
     """Maximizes the loss: the inner transform descends −ℓ.
 
-    Returned by `tx.maximize()`, and by every recipe with `maximize=True`. The inner transform sees
-    −g, and the negative of all that a step knows of the loss: `value`, `grad`, `value_fn` and
-    `grad_fn`. So line searches, plateau schedules and weight decay work as they do for descent.
+    Made by `tx.maximize`, which describes the arguments.
+
+    Every recipe with `maximize=True` returns it too. The inner transform sees −g, and the negative
+    of all that a step knows of the loss: `value`, `grad`, `value_fn` and `grad_fn`. So line
+    searches, plateau schedules and weight decay work as they do for descent.
 
     Parts of a model may descend while others ascend, as in a min-max problem:
 
@@ -32,13 +34,7 @@ class Maximized(AbstractWrapper[Any]):
     ```
 
     `.mechanize`, `.sam` and `.drive` follow the loss too, so they belong inside.
-
-    **Arguments:**
-
-    - `inner`: a transform that descends.
     """
-
-    fluent_method: ClassVar[str | None] = "maximize"
 
     elementwise: ClassVar[bool] = True
     passes_gradients: ClassVar[bool] = True
@@ -65,7 +61,7 @@ class Maximized(AbstractWrapper[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

@@ -15,13 +15,13 @@ from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.marks import param_like, until_reset
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates
 from ..tree.dtypes import as_canonical, canonical_float
 
 
-class MechanizedState(eqx.Module):
-    """The state of `Mechanized`."""
+class MechanizeState(eqx.Module):
+    """The state of `Mechanize`."""
 
     inner: Any
     """The inner transform's state."""
@@ -37,11 +37,13 @@ class MechanizedState(eqx.Module):
     """The parameters that the run started from."""
 
 
-class Mechanized(AbstractWrapper[MechanizedState]):
+class Mechanize(AbstractWrapper[MechanizeState]):
     """Mechanic: the inner transform, with a scale of its updates that is learned while training.
 
-    Returned by `tx.mechanize()`. With the gradient g, the start x₀, the sum Δ of the updates u of
-    the inner transform, and vectors s, m, v and r with an entry for each βᵢ = 1 − 10⁻ⁱ,
+    Made by `tx.mechanize`, which describes the arguments.
+
+    With the gradient g, the start x₀, the sum Δ of the updates u of the inner transform, and
+    vectors s, m, v and r with an entry for each βᵢ = 1 − 10⁻ⁱ,
 
         h = −⟨g + λ·(Σs)·‖g‖/‖x‖·x, Δ⟩
         m ← max(β·m, |h| + ε),   v ← β²·v + h²,   r ← β·r + s·clip(h, ±m')
@@ -57,19 +59,14 @@ class Mechanized(AbstractWrapper[MechanizedState]):
     The clip by m' is not in the paper. The authors added it later to their code. Differs from
     Optax: scalars are in at least float32, also for bfloat16 parameters.
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `weight_decay`: λ, ≥ 0.
-    - `eps`: ε, > 0.
-    - `s_init`: s₀, the first scale, > 0.
-    - `num_betas`: n, an int ≥ 1.
+    In the first step h is 0, and the paper's formula would leave s at 0. As in Optax, ε is added to
+    |h|, so the first scale is s₀, and so it stays until there is a reward. In the authors' code m
+    starts at 1e-6 instead, and s₀ is 1e-8: with ε = 1e-8 the first scale is 100·s₀, about 1e-6 too,
+    and the second one s₀ and the reward. There, the first step also has no decay in h.
 
     ??? cite "Cutkosky, Defazio & Mehta, [Mechanic: A Learning Rate
         Tuner](https://arxiv.org/abs/2306.00144), 2023"
     """
-
-    fluent_method: ClassVar[str | None] = "mechanize"
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     needs_whole_params: ClassVar[bool | None] = True
@@ -80,12 +77,12 @@ class Mechanized(AbstractWrapper[MechanizedState]):
     s_init: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
     num_betas: int = count_field(6)
 
-    def init(self, params: Params) -> MechanizedState:
+    def init(self, params: Params) -> MechanizeState:
         def vector(value: Any = 0.0) -> Array:
             return jnp.zeros(self.num_betas, canonical_float()) + value
 
         first = as_canonical(self.at(Context(step=0)).s_init)
-        return MechanizedState(
+        return MechanizeState(
             inner=self.inner.init(params),
             scales=vector(first),
             largest=vector(),
@@ -96,12 +93,12 @@ class Mechanized(AbstractWrapper[MechanizedState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
-        state: MechanizedState,
+        state: MechanizeState,
         params: Params | None,
         context: Context | None,
-    ) -> tuple[Any, MechanizedState]:
+    ) -> tuple[Any, MechanizeState]:
         params = self.demand("params", params)
         grads = updates
         updates, inner = self.inner_part(state, context, params).run(write.returning, grads)
@@ -131,10 +128,10 @@ class Mechanized(AbstractWrapper[MechanizedState]):
                 wrote, advance, lambda _, old: (write.idle(params, shapes), old), updates, old
             )
         scales, largest, variance, reward = new
-        return result, MechanizedState(inner, scales, largest, variance, reward, state.init_params)
+        return result, MechanizeState(inner, scales, largest, variance, reward, state.init_params)
 
     def _scaled(
-        self, grads: Updates, params: Params, state: MechanizedState, context: Context | None
+        self, grads: Updates, params: Params, state: MechanizeState, context: Context | None
     ) -> tuple[Array, Array, Array, Array]:
         """The new scales, maxima, variances and rewards."""
         now = self.at(context)

@@ -9,31 +9,21 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from .. import tree
 from .._core.context import Context
-from .._core.declared import CHECK, Part
-from .._core.encoded import stored_as
+from .._core.declared import Part
+from .._core.encoded import encoded_as
 from .._core.fields import Hyperparameter, count_field
 from .._core.marks import param_like
 from .._core.slots import reset
 from .._core.transform import AbstractTransform, require_transform
 from .._core.walk import parts, segments
 from .._core.wrapper import AbstractWrapper
-from .._core.write import RETURN, Write
+from .._core.write import RETURN, Writer
 from .._core.writer import AbstractParameterWriter
 from .._paths import leaf_paths
 from .._types import Gradients, Params
 from ..transforms import ScaleByLearningRate
 from .schedule_free import ScheduleFree
-from .write import Written, refuse_written
-
-
-def _check_optimizer(name: str, optimizer: Any) -> None:
-    require_transform(name, optimizer)
-    for part in parts(optimizer):
-        if isinstance(part.module, AbstractParameterWriter | Written):
-            raise ValueError(
-                f"{name} contains '{part.name}', which writes parameters itself. Write "
-                f"`tx.outer(...).{part.module.fluent_method}(...)`."
-            )
+from .write import Write, refuse_written
 
 
 class OuterState(eqx.Module):
@@ -57,9 +47,10 @@ class OuterState(eqx.Module):
 class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     """The inner transform, and an outer optimizer that steps slow weights every few steps.
 
-    Returned by `tx.outer(optimizer, every)`. With fast weights θ and slow weights φ, every k-th
-    fast step is followed by a step of the outer optimizer, to which the way back from the fast
-    weights to the slow ones is the gradient:
+    Made by `tx.outer`, which describes the arguments.
+
+    With fast weights θ and slow weights φ, every k-th fast step is followed by a step of the outer
+    optimizer, to which the way back from the fast weights to the slow ones is the gradient:
 
         φ ← φ + u(φ − θ),   θ ← φ
 
@@ -81,31 +72,27 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     special type, and `reset_state` keeps the clocks of schedules. Differs from SNOO's code: the
     first slow step follows k fast ones, and not the first one.
 
-    **Arguments:**
-
-    - `inner`: the transform that makes the fast steps.
-    - `optimizer`: the transform that makes the slow ones.
-    - `every`: k, an int ≥ 1.
-    - `reset_state`: whether to reset the inner transform's state after each slow step. As with
-        `opt.reset(model)`, moments start from scratch, and step counts continue. The state of the
-        outer optimizer stays.
-
     ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
         back](https://arxiv.org/abs/1907.08610), 2019; Douillard et al., [DiLoCo: Distributed
         Low-Communication Training of Language Models](https://arxiv.org/abs/2311.08105), 2023"
     """
 
-    fluent_method: ClassVar[str | None] = "outer"
-
     passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform
-    optimizer: AbstractTransform = eqx.field(metadata={CHECK: _check_optimizer})
+    optimizer: AbstractTransform
     every: int = count_field(least=1)
     reset_state: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
+        require_transform("Outer.optimizer", self.optimizer)
+        for part in parts(self.optimizer):
+            if isinstance(part.module, AbstractParameterWriter | Write):
+                raise ValueError(
+                    f"Outer.optimizer contains '{part.name}', which writes parameters itself. "
+                    f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
+                )
         refuse_written(self, ".outer(...)")
         for part in parts(self.inner):
             if isinstance(part.module, ScheduleFree):
@@ -147,7 +134,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: OuterState,
         params: Params | None,
@@ -196,7 +183,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
         # and noise keys continue.
         own = tree.cast_like(slow, params)
-        again = stored_as(inner, self.inner.init(own))
+        again = encoded_as(inner, self.inner.init(own))
         fresh = reset(self.inner, inner, again, own, leaf_paths(own))
         # Ages are a vector after only some of the parameters were reset.
         return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)

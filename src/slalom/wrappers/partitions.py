@@ -15,7 +15,7 @@ from .._core.printing import Call, method_call
 from .._core.transform import AbstractTransform, require_transform
 from .._core.walk import segments
 from .._core.wrapper import AbstractComposite
-from .._core.write import Write
+from .._core.write import Writer
 from .._paths import candidates, leaf_paths
 from .._types import Gradients, Params
 from ..where.resolve import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
@@ -36,22 +36,22 @@ class PartitionState(eqx.Module):
 class Partition(AbstractComposite[PartitionState]):
     """Different transforms for different leaves. Each has state only for its own leaves.
 
-    Returned by `tx.partition({where: other})` and `sl.partition(transforms, labels)`. Norms inside
-    a group are norms of that group. To clip by the norm of all parameters, clip before the
-    partition: `sl.ClipByGlobalNorm(1.0) | a.partition({where: b})`.
+    Made by `tx.partition` and `sl.partition`. Norms inside a group are norms of that group. To clip
+    by the norm of all parameters, clip before the partition:
+    `sl.ClipByGlobalNorm(1.0) | a.partition({where: b})`.
 
     **Arguments:**
 
     - `groups`: the transforms.
     - `names`: the label of each.
-    - `labelling`: a tree, function or selectors that map each leaf to its label.
+    - `labeling`: a tree, function or selectors that map each leaf to its label.
     """
 
     needs_whole_params: ClassVar[bool | None] = False
 
     groups: tuple[AbstractTransform, ...]
     names: tuple[Hashable, ...] = eqx.field(static=True)
-    labelling: Where = eqx.field(static=True)
+    labeling: Where = eqx.field(static=True)
 
     def __check_init__(self):
         for name, group in zip(self.names, self.groups, strict=True):
@@ -60,7 +60,7 @@ class Partition(AbstractComposite[PartitionState]):
             if str(name) in map(str, self.names[:i]):
                 raise ValueError(
                     f"Two groups of this partition have the name '{name}' in paths: their labels "
-                    f"are {', '.join(repr(n) for n in self.names if str(n) == str(name))}. Write "
+                    f"are {', '.join(repr(n) for n in self.names if str(n) == str(name))}. Writer "
                     "labels that also differ as text."
                 )
 
@@ -125,19 +125,16 @@ class Partition(AbstractComposite[PartitionState]):
         ]
         return tuple(next(signs[column.index(True)]) for column in zip(*masks, strict=True))
 
-    def selectors(self) -> tuple[Where, ...]:
-        return (self.labelling,)
-
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, PartitionState]:
         structure = jax.tree.structure(updates)
-        masks = self._masks(selected_from(self.labelling, updates, params))
+        masks = self._masks(selected_from(self.labeling, updates, params))
         whole: list[Any] = [None] * structure.num_leaves
         states = []
         for part, keep in zip(self.children(state, context, params), masks, strict=True):
@@ -152,7 +149,7 @@ class Partition(AbstractComposite[PartitionState]):
 
     def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
         """Which leaves belong to each group."""
-        given = labels(self.labelling, params)
+        given = labels(self.labeling, params)
         for path, label in zip(leaf_paths(params), given, strict=True):
             if label is None:
                 raise ValueError(
@@ -167,16 +164,14 @@ class Partition(AbstractComposite[PartitionState]):
         return tuple(tuple(label == name for label in given) for name in self.names)
 
     def _code(self) -> Call:
-        if isinstance(self.labelling, Cases) and self.labelling.rest == REST:
+        if isinstance(self.labeling, Cases) and self.labeling.rest == REST:
             *others, rest = self.groups
-            pairs = zip(self.labelling.cases, others, strict=True)
+            pairs = zip(self.labeling.cases, others, strict=True)
             mapping = {where: group for (where, _), group in pairs}
             names = None if self.names[:-1] == tuple(range(len(others))) else self.names[:-1]
             return method_call(self, rest, AbstractFluent.partition, others=mapping, names=names)
-        labelling = (
-            dict(self.labelling.cases) if isinstance(self.labelling, Cases) else self.labelling
-        )
-        return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labelling))
+        labeling = dict(self.labeling.cases) if isinstance(self.labeling, Cases) else self.labeling
+        return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labeling))
 
 
 def _check_mapping(takes: str, given: Any) -> None:

@@ -16,7 +16,7 @@ from .._core.printing import AbstractPrinted, code
 from .._core.transform import AbstractTransform
 from .._core.walk import segments, transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import dotted, first_difference
 from .._types import Gradients, Params, Updates, is_function
@@ -55,10 +55,12 @@ def _as_where_or_none(where: Any) -> Where | None:
     return None if where is None else as_where(where)
 
 
-class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
+class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     """The inner transform, and a projection of the parameters after each of its steps.
 
-    Made with `tx.project(fn, where)`. With updates u it writes
+    Made by `tx.project`, which describes the arguments.
+
+    With updates u it writes
 
         p ← fn(p + u)
 
@@ -77,17 +79,7 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     {'w': Array([0.5, 0. ], dtype=float32)}
 
     ```
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `fn`: a function from a tree of parameters to a tree like it, such as those of
-        `sl.projections`. It receives the selected parameters, in at least float32 (complex ones as
-        complex arrays), and `None` at the others.
-    - `where`: which parameters: a selector, a function or a tree of bools. Defaults to all.
     """
-
-    fluent_method: ClassVar[str | None] = "project"
 
     passes_gradients: ClassVar[bool] = True
 
@@ -120,7 +112,7 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,
@@ -182,9 +174,6 @@ class Projected(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             return (inner,)
         fn = Part(segments(self.fn), self.fn, None, context, None, lambda outer: outer.fn)
         return inner, fn
-
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.where is None else (self.where,)
 
     def eval_params(self, state: Any, params: Params) -> Params:
         return params_to_evaluate(self.inner, state, params)

@@ -13,12 +13,12 @@ from .._core.context import Context
 from .._core.hyperparams import read
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import MeasuredWrite, Write
+from .._core.write import MeasuredWrite, Writer
 from .._types import Gradients, Params, Scalar
 
 
-class RecordedState(eqx.Module):
-    """The state of `Recorded`."""
+class RecordState(eqx.Module):
+    """The state of `Record`."""
 
     inner: Any
     """The inner transform's state."""
@@ -30,13 +30,15 @@ class RecordedState(eqx.Module):
     """The value of each hyperparameter, by path, that the last step used."""
 
 
-class Recorded(AbstractWrapper[RecordedState]):
+class Record(AbstractWrapper[RecordState]):
     """Reports norms and hyperparameters of the inner transform in `opt.metrics`.
 
-    Returned by `tx.record()`. The metrics are `grad_norm`, `update_norm` and `param_norm`, which
-    are the global norms of the incoming gradients, the updates and the new parameters, computed in
-    at least float32, and the value of each hyperparameter in the last step, by path. In the idle
-    steps of the inner transform, as under `.every_k`, the norm of the updates is 0.
+    Made by `tx.record`, which describes the arguments.
+
+    The metrics are `grad_norm`, `update_norm` and `param_norm`, which are the global norms of the
+    incoming gradients, the updates and the new parameters, computed in at least float32, and the
+    value of each hyperparameter in the last step, by path. In the idle steps of the inner
+    transform, as under `.every_k`, the norm of the updates is 0.
 
     `lost_updates` is the share of nonzero updates that changed nothing, because the sum was rounded
     back to the old parameter. If it is large for half-precision parameters, choose a policy with
@@ -45,20 +47,14 @@ class Recorded(AbstractWrapper[RecordedState]):
 
     Each norm requires an additional pass over its arrays, and measuring the updates a buffer for
     them. Under a policy of `.write`, one for the parameters before the step is added.
-
-    **Arguments:**
-
-    - `inner`: the transform.
     """
-
-    fluent_method: ClassVar[str | None] = "record"
 
     inner: AbstractTransform
 
     elementwise: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = True
 
-    def init(self, params: Params) -> RecordedState:
+    def init(self, params: Params) -> RecordState:
         inner = self.inner.init(params)
         norm = jax.eval_shape(tree.global_norm, params)
         hyperparams = self._hyperparams(inner, Context(step=jnp.zeros((), jnp.int32)))
@@ -66,23 +62,23 @@ class Recorded(AbstractWrapper[RecordedState]):
         def zero() -> Scalar:
             return jnp.zeros((), norm.dtype)
 
-        return RecordedState(inner, zero(), zero(), zero(), zero(), hyperparams)
+        return RecordState(inner, zero(), zero(), zero(), zero(), hyperparams)
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
-        state: RecordedState,
+        state: RecordState,
         params: Params | None,
         context: Context | None,
-    ) -> tuple[Any, RecordedState]:
+    ) -> tuple[Any, RecordState]:
         measured = MeasuredWrite(write)
         result, inner = self.inner_part(state, context, params).run(measured, updates)
         result, update_norm, lost = measured.split(result)
         param_norm = jnp.nan
         if params is not None:
             param_norm = tree.scaled_norm(write.new_params(params, result), small=False)
-        return result, RecordedState(
+        return result, RecordState(
             inner,
             _as(state.grad_norm, tree.scaled_norm(updates, small=False)),
             _as(state.update_norm, update_norm),
@@ -95,7 +91,7 @@ class Recorded(AbstractWrapper[RecordedState]):
         # Copied: the transform's own numbers must not be donated along with the state.
         return jax.tree.map(jnp.copy, read(self.inner, state, context))
 
-    def metrics(self, state: RecordedState) -> dict[str, Array]:
+    def metrics(self, state: RecordState) -> dict[str, Array]:
         own = {
             "grad_norm": state.grad_norm,
             "update_norm": state.update_norm,

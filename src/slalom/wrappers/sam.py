@@ -13,7 +13,7 @@ from .._core.fields import Hyperparameter, count_field, hyperparameter
 from .._core.transform import AbstractTransform, missing
 from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates
 
 
@@ -21,8 +21,9 @@ class Sam(AbstractWrapper[Any]):
     """Sharpness-aware minimization: the inner transform, with the gradient at the worst point
     nearby.
 
-    Returned by `tx.sam(rho)`. With the gradient g of the loss f at the parameters w, the inner
-    transform gets
+    Made by `tx.sam`, which describes the arguments.
+
+    With the gradient g of the loss f at the parameters w, the inner transform gets
 
         ∇f(w + ε)   with   ε = ρ·g / ‖g‖,   or, with `adaptive`,   ε = ρ·|w|²·g / ‖|w|·g‖
 
@@ -44,21 +45,10 @@ class Sam(AbstractWrapper[Any]):
     which do not: parameters that are 0 are not perturbed. Differs from Optax: the steps are made by
     one optimizer, and not by two that take turns.
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `rho`: ρ, the size of the neighborhood, ≥ 0. The paper uses 0.05, and 0.5 to 2 with
-        `adaptive`.
-    - `adaptive`: whether the neighborhood scales with the parameters.
-    - `every`: the number of steps from one perturbation to the next, an int ≥ 1. The steps between
-        use the plain gradient, and cost one.
-
     ??? cite "Foret et al., [Sharpness-Aware Minimization for Efficiently Improving
         Generalization](https://arxiv.org/abs/2010.01412), 2020; Kwon et al., [ASAM: Adaptive
         Sharpness-Aware Minimization](https://arxiv.org/abs/2102.11600), 2021"
     """
-
-    fluent_method: ClassVar[str | None] = "sam"
 
     needs: ClassVar[tuple[str, ...]] = ("params", "grad_fn")
     needs_whole_params: ClassVar[bool | None] = True
@@ -85,7 +75,7 @@ class Sam(AbstractWrapper[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

@@ -1,7 +1,8 @@
 """Dynamic scaling of the loss, for gradients in float16."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ from .._core.context import Context
 from .._core.declared import CHECK
 from .._core.encoded import scaled
 from .._core.fields import count_field
-from .._core.loss_scale import AbstractLossScale
+from .._core.traits import AbstractTraits
 from .._core.transform import AbstractTransform
-from .._core.wrapper import run_if
-from .._core.write import Write
+from .._core.walk import inner_transforms, transforms
+from .._core.wrapper import AbstractPacedWrapper, run_if
+from .._core.write import Writer
 from .._types import Gradients, Params
 
 # The inverse of each scale in between is a normal float32.
@@ -52,11 +54,13 @@ class ScaleLossState(eqx.Module):
     """The inner transform's state."""
 
 
-class ScaleLoss(AbstractLossScale[ScaleLossState]):
+class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
     """Scales the loss, so that small gradients do not become zero in float16.
 
-    Returned by `tx.scale_loss()`. The loss is multiplied by a scale s, and the inner transform
-    receives the gradients divided by s. With gradients g of the scaled loss,
+    Made by `tx.scale_loss`, which describes the arguments.
+
+    The loss is multiplied by a scale s, and the inner transform receives the gradients divided by
+    s. With gradients g of the scaled loss,
 
         if all of g are finite:   run the inner transform with g/s
                                   s ← 2·s after `growth_interval` such steps in a row
@@ -95,18 +99,10 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
     Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
     skipped steps cost as much as others.
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶]. Powers of two round nothing.
-    - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
-
     ??? cite "Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740),
         2017. The rule and its constants are those of `torch.amp.GradScaler`, which starts at 2¹⁶
         and has no smallest scale."
     """
-
-    fluent_method: ClassVar[str | None] = "scale_loss"
 
     inner: AbstractTransform
     initial: float | int = eqx.field(
@@ -126,7 +122,7 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: ScaleLossState,
         params: Params | None,
@@ -168,9 +164,6 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
             finite_steps=jnp.where(finite & ~grows, steps, 0),
         )
 
-    def loss_scale(self, state: ScaleLossState) -> Float[Array, "*runs"]:
-        return state.scale
-
     def has_updated(self, state: ScaleLossState) -> Bool[Array, "*runs"] | bool:
         return state.last_finite & self.inner.has_updated(state.inner)
 
@@ -180,3 +173,45 @@ class ScaleLoss(AbstractLossScale[ScaleLossState]):
             "last_finite": state.last_finite,
             "total_notfinite": state.total_notfinite,
         }
+
+
+def loss_scale(transform: AbstractTransform, state: Any) -> Float[Array, "*runs"] | None:
+    """What to multiply the loss of the next step by, or `None` if it is not scaled."""
+    for part in transforms(transform, state):
+        if isinstance(part.module, ScaleLoss):
+            return part.state.scale
+    return None
+
+
+def check_loss_scale(transform: AbstractTransform) -> None:
+    """Raises an error if another transform would use gradients that are still scaled."""
+    places = list(_places(transform, ()))
+    if len(places) > 1:
+        raise ValueError(
+            "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it "
+            "once, on the whole optimizer: `tx.scale_loss()`."
+        )
+    for part in transforms(transform) if places else ():
+        if "residuals" in part.module.needs:
+            raise ValueError(
+                f"'{part.name}' computes its updates from the residuals of the loss, which "
+                "`.scale_loss()` does not scale. Remove `.scale_loss()`, and keep the parameters "
+                "in float32."
+            )
+    for outer in places[0] if places else ():
+        if not outer.passes_gradients:
+            raise ValueError(
+                f"{type(outer).__name__} is outside of `.scale_loss()`, so it would use gradients "
+                "that are still multiplied by the scale. Call `.scale_loss()` last, on the whole "
+                "optimizer: `tx.scale_loss()`."
+            )
+
+
+def _places(
+    transform: Any, outside: tuple[AbstractTraits, ...]
+) -> Iterator[tuple[AbstractTraits, ...]]:
+    """The transforms around each part that scales the loss."""
+    if isinstance(transform, ScaleLoss):
+        yield outside
+    for inner in inner_transforms(transform):
+        yield from _places(inner, (*outside, transform))

@@ -18,9 +18,9 @@ from .._core.marks import param_like, per_leaf
 from .._core.numbers import read_number
 from .._core.printing import shortest
 from .._core.transform import AbstractTransform
-from .._core.walk import parts, transforms
+from .._core.walk import parts, segments, transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._core.writer import AbstractParameterWriter
 from .._paths import dotted, leaf_paths, whole
 from .._types import Gradients, Params
@@ -48,9 +48,10 @@ class ScheduleFreeState(eqx.Module):
 class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[ScheduleFreeState]):
     """The inner transform, with an average of its iterates in place of a decaying learning rate.
 
-    Returned by `tx.schedule_free(b1)`. The gradient is taken at y, the inner transform steps z, and
-    x is the weighted mean of all z. With the updates u that the inner transform returns for the
-    gradient at yₜ,
+    Made by `tx.schedule_free`, which describes the arguments.
+
+    The gradient is taken at y, the inner transform steps z, and x is the weighted mean of all z.
+    With the updates u that the inner transform returns for the gradient at yₜ,
 
         zₜ₊₁ = zₜ + uₜ
         xₜ₊₁ = xₜ + c·(zₜ₊₁ − xₜ)      with   c = wₜ / (w₀ + … + wₜ),   wₜ = (t + 1)^r · γₜ^p
@@ -79,20 +80,8 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     step uses (Optax evaluates schedules one step later), sums are never kept in half precision, and
     the learning rate is not passed twice.
 
-    **Arguments:**
-
-    - `inner`: the transform that steps z.
-    - `b1`: β₁, the weight of x in y, in (0, 1]. With a schedule, each y is written with the value
-        of its step.
-    - `weight_lr_power`: p, ≥ 0. With 0 the learning rate has no influence.
-    - `r`: r, ≥ 0. Positive values weigh late steps more.
-    - `state_dtype`: the floating dtype in which z is stored; complex parameters use its complex
-        counterpart. Defaults to the parameter's dtype, but at least float32.
-
     ??? cite "Defazio et al., [The Road Less Scheduled](https://arxiv.org/abs/2405.15682), 2024"
     """
-
-    fluent_method: ClassVar[str | None] = "schedule_free"
 
     passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
@@ -106,7 +95,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     def __check_init__(self):
         for part in parts(self.inner):
             if isinstance(part.module, AbstractParameterWriter):
-                method = part.module.fluent_method
+                (method,) = segments(part.module)
                 if method == "outer":
                     raise ValueError(
                         f"'{part.name}' inside of `.schedule_free` would write the parameters at "
@@ -140,7 +129,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: ScheduleFreeState,
         params: Params | None,

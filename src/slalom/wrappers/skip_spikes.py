@@ -1,6 +1,6 @@
 """Skips steps in which the loss or the gradient norm spikes."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from .. import tree
 from .._core.context import Context
 from .._core.fields import Hyperparameter, choice_field, count_field, hyperparameter
 from .._core.transform import AbstractTransform
-from .._core.wrapper import AbstractPacedTransform, run_if
-from .._core.write import Write
+from .._core.wrapper import AbstractPacedWrapper, run_if
+from .._core.write import Writer
 from .._types import Gradients, Params, Scalar, Updates
 from ..tree.dtypes import as_canonical, as_float, canonical_float
 
@@ -41,11 +41,12 @@ class SkipSpikesState(eqx.Module):
     """The inner transform's state."""
 
 
-class SkipSpikes(AbstractPacedTransform[SkipSpikesState]):
+class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     """Skips steps whose loss or gradient norm lies far above its recent values.
 
-    Returned by `tx.skip_spikes()`. With the mean m and the standard deviation s of the last values,
-    a value v is a spike if
+    Made by `tx.skip_spikes`, which describes the arguments.
+
+    With the mean m and the standard deviation s of the last values, a value v is a spike if
 
         z = (v − m) / max(s, |m|/100) > σ
 
@@ -64,17 +65,7 @@ class SkipSpikes(AbstractPacedTransform[SkipSpikesState]):
 
     Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
     skipped steps cost as much as others.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `sigma`: σ, > 0.
-    - `window`: the number of values, an int ≥ 2.
-    - `by`: `"both"`, `"loss"` or `"grad_norm"`.
-    - `max_consecutive`: the number of consecutive spikes that may be skipped, an int ≥ 1.
     """
-
-    fluent_method: ClassVar[str | None] = "skip_spikes"
 
     inner: AbstractTransform
     sigma: Hyperparameter = hyperparameter(6.0, within="(0, inf]")
@@ -101,7 +92,7 @@ class SkipSpikes(AbstractPacedTransform[SkipSpikesState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: SkipSpikesState,
         params: Params | None,
@@ -150,7 +141,7 @@ class SkipSpikes(AbstractPacedTransform[SkipSpikesState]):
         self, values: Float[Array, " watched"], state: SkipSpikesState
     ) -> Float[Array, " watched"]:
         """How many standard deviations above the mean each value is."""
-        is_held = jnp.arange(self.window) < state.seen
+        is_held = jnp.arange(self.window, dtype=state.seen.dtype) < state.seen
         n = jnp.maximum(jnp.minimum(state.seen, self.window), 1).astype(values.dtype)
         # In units of the largest, whose squares do not overflow.
         largest = jnp.max(jnp.where(is_held, jnp.abs(state.recent), 0), axis=1)

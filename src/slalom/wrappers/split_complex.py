@@ -11,14 +11,14 @@ from .._core.declared import Part
 from .._core.transform import AbstractTransform
 from .._core.walk import parts, segments
 from .._core.wrapper import AbstractWrapper
-from .._core.write import ADD, RETURN, Write
+from .._core.write import ADD, RETURN, Writer
 from .._core.writer import AbstractParameterWriter
 from .._paths import HalfKey, snake_case
 from .._types import Gradients, Params
 
 
 class RealAndImaginary(NamedTuple):
-    """A complex array, as the inner transform of `SplitRealAndImaginary` sees it."""
+    """A complex array, as the inner transform of `SplitComplex` sees it."""
 
     real: Float[Array, "*shape"]
     imag: Float[Array, "*shape"]
@@ -32,11 +32,13 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-class SplitRealAndImaginary(AbstractWrapper[Any]):
+class SplitComplex(AbstractWrapper[Any]):
     """Applies the inner transform to the real and imaginary parts of complex leaves.
 
-    Returned by `tx.split_complex()`. The two parts are separate real leaves, with separate second
-    moments, norms and signs. Real leaves are unchanged.
+    Made by `tx.split_complex`, which describes the arguments.
+
+    The two parts are separate real leaves, with separate second moments, norms and signs. Real
+    leaves are unchanged.
 
     A selector inside names the parameter and selects both parts: its path is `"w"`, not
     `"w.real"`. In the state, the parts have separate paths, such as `scale_by_adam.mu.w.real`. The
@@ -44,13 +46,7 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
 
     A transform that writes parameters itself must wrap this one, as in
     `tx.split_complex().lookahead(5, 0.5)`.
-
-    **Arguments:**
-
-    - `inner`: the transform.
     """
-
-    fluent_method: ClassVar[str | None] = "split_complex"
 
     passes_gradients: ClassVar[bool] = True
     needs_whole_params: ClassVar[bool | None] = False
@@ -73,7 +69,7 @@ class SplitRealAndImaginary(AbstractWrapper[Any]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: Any,
         params: Params | None,

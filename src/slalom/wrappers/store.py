@@ -22,7 +22,7 @@ from .._core.printing import Call, code, method_call
 from .._core.slots import Slot, slots
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._paths import candidates, glob_pattern, has_suffix, leaf_paths
 from .._types import Params, Tracer
 from ..codecs.names import as_codec
@@ -30,8 +30,8 @@ from ..codecs.offloading import offload
 from ..where.resolve import Where, as_where, mask
 
 
-class StoredState(eqx.Module):
-    """The state of `Stored`."""
+class StoreState(eqx.Module):
+    """The state of `Store`."""
 
     inner: Any
     """The inner transform's state, with encoded leaves."""
@@ -49,13 +49,15 @@ def _as_codecs(given: Any) -> Any:
     return Codecs(tuple(given.items())) if isinstance(given, Mapping) else given
 
 
-class Stored(AbstractWrapper[StoredState]):
+class Store(AbstractWrapper[StoreState]):
     """The inner transform, with its state stored in fewer bits.
 
-    Returned by `tx.store(codec)`. The state that has the shape of the parameters, such as moments
-    and accumulators, rests in a codec. It is decoded where the inner transform reads it and encoded
-    where it writes, inside of any conditional. The updates follow from the new moments: with
-    `"bfloat16"` as they are stored, with the others before they are encoded.
+    Made by `tx.store`, which describes the arguments.
+
+    The state that has the shape of the parameters, such as moments and accumulators, rests in a
+    codec. It is decoded where the inner transform reads it and encoded where it writes, inside of
+    any conditional. The updates follow from the new moments: with `"bfloat16"` as they are stored,
+    with the others before they are encoded.
 
     Fields that hold parameters or must be exact stay as they are unless they are named: slow
     weights, averages, initial parameters, the memory of L-BFGS and of line searches. So do state of
@@ -65,16 +67,6 @@ class Stored(AbstractWrapper[StoredState]):
     memory. Other rules, such as `sl.lamb`, need the memory of a decoded leaf.
 
     `opt.rebind(model, tx=...)` changes the codec of a running optimizer.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `codec`: `"bfloat16"`, `"float16"`, `"float8_e4m3fn"`, `"int8"`, `"dynamic8"`, `"int4"`, or a
-        codec of `sl.codecs`; or a mapping from fields to them. A field is named by its path, such
-        as `"scale_by_adam.mu"`, a suffix of it, or a glob.
-    - `where`: the parameters whose state is encoded: a selector, a function or a tree of bools.
-        Defaults to all.
-    - `min_size`: the number of entries from which a leaf is encoded, an int ≥ 1.
 
     ??? cite "Dettmers et al., [8-bit Optimizers via Block-wise
         Quantization](https://arxiv.org/abs/2110.02861), 2021"
@@ -94,48 +86,45 @@ class Stored(AbstractWrapper[StoredState]):
 
     def __check_init__(self):
         for name, codec in self._codecs():
-            as_codec(f"The codec of '{name}'" if name else "Stored.codec", codec)
+            as_codec(f"The codec of '{name}'" if name else "Store.codec", codec)
 
     def _codecs(self) -> tuple[tuple[str, Any], ...]:
         """The codecs by field; `""` stands for all that are not exact."""
         return self.codec.pairs if isinstance(self.codec, Codecs) else (("", self.codec),)
 
-    def selectors(self) -> tuple[Where, ...]:
-        return () if self.where is None else (self.where,)
-
     def _code(self) -> Call:
         codec = dict(self.codec.pairs) if isinstance(self.codec, Codecs) else self.codec
         return method_call(self, self.inner, AbstractFluent.store, codec=codec)
 
-    def init(self, params: Params) -> StoredState:
+    def init(self, params: Params) -> StoreState:
         state = self.inner.init(params)
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
         # A leaf that is already encoded is one leaf here.
         places = slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
         for i, codec in self._chosen(params, leaves, places).items():
             leaves[i] = _stored(places[i], leaves[i], codec)
-        return StoredState(structure.unflatten(leaves), tree.fresh_count())
+        return StoreState(structure.unflatten(leaves), tree.fresh_count())
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: PyTree,
-        state: StoredState,
+        state: StoreState,
         params: Params | None,
         context: Context | None,
-    ) -> tuple[Any, StoredState]:
+    ) -> tuple[Any, StoreState]:
         if has_encoded(state.inner):
-            refuse_shards("Stored", updates if params is None else params)
+            refuse_shards("Store", updates if params is None else params)
         count = tree.increment(state.count)
         known = (Context() if context is None else context).replace(stored_clock=count)
         part = self.inner_part(state, known, params)._replace(state=to_device(state.inner))
         result, inner = part.run(write, updates)
-        return result, StoredState(to_memory_of(state.inner, inner), count)
+        return result, StoreState(to_memory_of(state.inner, inner), count)
 
-    def run_at_rest(self, part: Part, write: Write, updates: PyTree) -> tuple[Any, StoredState]:
+    def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
         return self.run(write, updates, part.state, part.params, part.context)
 
-    def has_updated(self, state: StoredState) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: StoreState) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(state.inner)
 
     def _chosen(self, params: Params, leaves: list[Any], places: list[Slot]) -> dict[int, Any]:

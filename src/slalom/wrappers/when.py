@@ -16,7 +16,7 @@ from .._core.printing import code
 from .._core.traits import MIXED
 from .._core.transform import AbstractTransform
 from .._core.wrapper import AbstractWrapper, run_if
-from .._core.write import Write
+from .._core.write import Writer
 from .._types import Gradients, Params, Updates, is_function
 
 
@@ -42,9 +42,10 @@ def _check_condition(name: str, condition: Any) -> None:
 class When(AbstractWrapper[WhenState]):
     """Applies the inner transform only while a condition holds.
 
-    Returned by `tx.when(condition)`. While the condition does not hold, the inner transform is not
-    executed and its state does not change. Schedules inside it count the steps in which the
-    condition held.
+    Made by `tx.when`, which describes the arguments.
+
+    While the condition does not hold, the inner transform is not executed and its state does not
+    change. Schedules inside it count the steps in which the condition held.
 
     ```python
     >>> def early(context, updates):
@@ -58,17 +59,7 @@ class When(AbstractWrapper[WhenState]):
 
     Under a `vmap` over the condition, `lax.cond` becomes a select: the results are the same, but
     steps in which it does not hold cost as much as others.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `condition`: a function `condition(context, updates)` that returns a bool scalar. It is called
-        in every step, with the outer context. `context.step` is the step count.
-    - `otherwise`: what to do with the updates while the condition does not hold: `"pass"` returns
-        them unchanged, `"zero"` makes no update.
     """
-
-    fluent_method: ClassVar[str | None] = "when"
 
     needs_whole_params: ClassVar[bool | None] = False
 
@@ -88,7 +79,7 @@ class When(AbstractWrapper[WhenState]):
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: Gradients,
         state: WhenState,
         params: Params | None,

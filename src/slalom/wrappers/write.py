@@ -18,7 +18,7 @@ from .._core.policies import POLICIES, PolicyWrite, Seeds, split
 from .._core.transform import AbstractTransform
 from .._core.walk import transforms
 from .._core.wrapper import AbstractWrapper
-from .._core.write import Write
+from .._core.write import Writer
 from .._core.writer import AbstractParameterWriter, params_to_evaluate
 from .._paths import leaf_paths
 from .._types import Params
@@ -26,8 +26,8 @@ from ..transforms._keys import as_key_data, key_field
 from ..tree import rounding
 
 
-class WrittenState(eqx.Module):
-    """The state of `Written`. Of the last three fields at most one is not `None`, and that has
+class WriteState(eqx.Module):
+    """The state of `Write`. Of the last three fields at most one is not `None`, and that has
     arrays for half-precision parameters only."""
 
     inner: Any
@@ -47,12 +47,14 @@ def _check_policy(name: str, policy: Any) -> None:
         raise ValueError(f"{name} must be one of {known}, got {policy!r}.")
 
 
-class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenState]):
+class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
     """The inner transform, with a policy for writing half-precision parameters.
 
-    Returned by `tx.write(policy)`. A bfloat16 number has 8 significant bits, so p + u is p again
-    for all |u| < 2⁻⁹·|p|, and training stalls. A policy adds the updates to parameters in float32,
-    and splits the sum into the parameter and what its dtype cannot hold:
+    Made by `tx.write`, which describes the arguments.
+
+    A bfloat16 number has 8 significant bits, so p + u is p again for all |u| < 2⁻⁹·|p|, and
+    training stalls. A policy adds the updates to parameters in float32, and splits the sum into the
+    parameter and what its dtype cannot hold:
 
     | policy | the state has | bytes per parameter | significant bits |
     |---|---|---|---|
@@ -87,19 +89,11 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
 
     ```
 
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `policy`: the name of the policy.
-    - `key`: for `"stochastic"`, an int in [0, 2³¹), or a PRNG key.
-
     ??? cite "Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740),
         2018, for master weights; Zamirai et al., [Revisiting BFloat16
         Training](https://arxiv.org/abs/2010.06192), 2020, for Kahan summation and stochastic
         rounding"
     """
-
-    fluent_method: ClassVar[str | None] = "write"
 
     needs_whole_params: ClassVar[bool | None] = False
     passes_gradients: ClassVar[bool] = True
@@ -116,7 +110,7 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
 
     def __check_init__(self):
         for part in transforms(self.inner):
-            if isinstance(part.module, Written):
+            if isinstance(part.module, Write):
                 raise ValueError(
                     f"`.write({self.policy!r})` wraps a transform that contains "
                     f"`.write({part.module.policy!r})`. Parameters are written once: remove one "
@@ -130,22 +124,22 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
         policy = POLICIES[self.policy]
         return ("step",) if policy is not None and policy.random else ()
 
-    def init(self, params: Params) -> WrittenState:
+    def init(self, params: Params) -> WriteState:
         tree.check_inexact(params)
         policy = POLICIES[self.policy]
         fields: dict[str, Any] = dict.fromkeys(("master", "compensation", "correction"))
         if policy is not None and policy.field is not None:
             fields[policy.field] = policy.init(tree.cut(params, _are_half(params)))
-        return WrittenState(inner=self.inner.init(params), **fields)
+        return WriteState(inner=self.inner.init(params), **fields)
 
     def run(
         self,
-        write: Write,
+        write: Writer,
         updates: PyTree,
-        state: WrittenState,
+        state: WriteState,
         params: Params | None,
         context: Context | None,
-    ) -> tuple[Any, WrittenState]:
+    ) -> tuple[Any, WriteState]:
         if not self._acts_on(updates if params is None else params):
             result, inner = self.inner_part(state, context, params).run(write, updates)
             return result, dataclasses.replace(state, inner=inner)
@@ -159,7 +153,7 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
         return POLICIES[self.policy] is not None and any(_are_half(params))
 
     def _write(
-        self, state: WrittenState, params: Params | None, context: Context | None
+        self, state: WriteState, params: Params | None, context: Context | None
     ) -> PolicyWrite:
         params = {} if params is None else params
         halves = _are_half(params)
@@ -170,17 +164,17 @@ class Written(AbstractWrapper[WrittenState], AbstractParameterWriter[WrittenStat
             seeds = _seeds([step, *jnp.atleast_1d(self.key)], leaf_paths(params))
         return PolicyWrite(self.policy, [next(kept, None) if h else None for h in halves], seeds)
 
-    def eval_params(self, state: WrittenState, params: Params) -> Params:
+    def eval_params(self, state: WriteState, params: Params) -> Params:
         full = self._full(state, params)
         found = params_to_evaluate(self.inner, state.inner, full, full_precision=True)
         # Where nothing inside has parameters of its own, those of the model, bit by bit.
         return jax.tree.map(lambda x, f, p: p if x is f else x, found, full, params)
 
-    def full_params(self, state: WrittenState, params: Params) -> Params:
+    def full_params(self, state: WriteState, params: Params) -> Params:
         full = self._full(state, params)
         return params_to_evaluate(self.inner, state.inner, full, full_precision=True)
 
-    def _full(self, state: WrittenState, params: Params) -> Params:
+    def _full(self, state: WriteState, params: Params) -> Params:
         if not self._acts_on(params):
             return params
         return self._write(state, params, Context(step=0)).full(params)
@@ -195,7 +189,7 @@ def refuse_written(outer: AbstractTransform, call: str) -> None:
     - `call`: the call that makes it, such as `".project(...)"`.
     """
     for part in transforms(outer):
-        if isinstance(part.module, Written):
+        if isinstance(part.module, Write):
             write = f".write({part.module.policy!r})"
             raise ValueError(
                 f"`{call}` changes the parameters itself, so it cannot be around `{write}`, which "
@@ -208,7 +202,7 @@ def _are_half(params: Params) -> tuple[bool, ...]:
     return tuple(rounding.is_half(tree.canonical(x.dtype)) for x in jax.tree.leaves(params))
 
 
-def _with_kept(state: WrittenState, kept: list[Array | None]) -> WrittenState:
+def _with_kept(state: WriteState, kept: list[Array | None]) -> WriteState:
     """The state with what is kept now."""
     fields = ("master", "compensation", "correction")
     structure = jax.tree.structure([getattr(state, name) for name in fields])

@@ -7,10 +7,10 @@ from jaxtyping import PyTree
 from ..declared import AbstractDeclared, Part
 from ..encoded import decoded, encoded_again, has_encoded
 from ..marks import params_like_fields, with_fields
-from ..write import Write
+from ..write import Writer
 
 
-def run_decoded(part: Part, write: Write, updates: PyTree) -> tuple[Any, Any]:
+def run_decoded(part: Part, write: Writer, updates: PyTree) -> tuple[Any, Any]:
     """The result of a transform that is given decoded leaves, and its new state at rest.
 
     The state of its parts stays at rest: they are run by `Part.run`, each by itself.

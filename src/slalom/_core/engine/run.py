@@ -23,7 +23,7 @@ from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
 from ..declared import Part
 from ..encoded import AtRest, is_encoded, rests, seed_of
 from ..marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
-from ..write import ADD, Write
+from ..write import ADD, Writer
 from .pieces import Store, last_of, run_at_rest, run_whole
 
 
@@ -43,7 +43,7 @@ class Leafwise(NamedTuple):
     """From their new states to that of the transform."""
 
 
-def run_rule(part: Part, write: Write, updates: PyTree) -> tuple[Any, Any]:
+def run_rule(part: Part, write: Writer, updates: PyTree) -> tuple[Any, Any]:
     """The result of one rule, and its new state."""
     number = len(jax.tree.leaves(updates, is_leaf=rests))
     result, (state,) = run_rules([RuleAt(part, tuple(range(number)))], write, updates, part)
@@ -51,7 +51,7 @@ def run_rule(part: Part, write: Write, updates: PyTree) -> tuple[Any, Any]:
 
 
 def run_rules(
-    rules: Sequence[RuleAt], write: Write, updates: PyTree, outer: Part, *, computed: bool = False
+    rules: Sequence[RuleAt], write: Writer, updates: PyTree, outer: Part, *, computed: bool = False
 ) -> tuple[Any, list[Any]]:
     """Runs rules at every leaf, one rule after the other.
 
@@ -207,10 +207,12 @@ def _at_leaf(
     read = [u, *([] if plan.adds or p is None else [p])]
     written = [p if plan.adds else None, *(x for values in fields for x in values)]
     all_seeds = [None, *(seed for values in seeds for seed in values)]
-    if any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
+    if not any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
+        new = run_whole(body, read, written, all_seeds)
+    elif all(runs[k].rule.elementwise for k in plan.active):
         new = run_at_rest(body, read, written, all_seeds, after)
     else:
-        new = run_whole(body, read, written, all_seeds)
+        new = run_whole(body, read, tree.after(written, after), all_seeds)
     return new[0], [new[a:b] for a, b in itertools.pairwise(starts)]
 
 

@@ -13,8 +13,7 @@ from .._core.fields import Hyperparameter, hyperparameter
 from .._core.stateless import AbstractStatelessTransform
 from .._types import Params, Updates
 from ..where.layout import LayoutLike
-from ..where.resolve import Where
-from ._layout import layout_field, layout_selectors, map_by, row_axes
+from ._layout import layout_field, map_by, row_axes
 from .scale import sign_of
 
 
@@ -39,9 +38,6 @@ class Centralize(AbstractStatelessTransform):
     layout: LayoutLike = layout_field()
 
     keeps_zeros: ClassVar[bool] = True
-
-    def selectors(self) -> tuple[Where, ...]:
-        return layout_selectors(self)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context

@@ -1,0 +1,129 @@
+"""How state and parameters are stored changes no bit, for any row of the table.
+
+Codecs that lose nothing, write policies for parameters that need none, and observers are compared
+with the transform alone.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from helpers import assert_same_bits, slow_except
+from slalom._core.walk import parts, transforms
+from table import EVERYTHING, QUICK
+
+STEPS = 3
+
+
+class whole(sl.codecs.AbstractCodec):
+    """A codec that loses nothing, and that the engine takes for one of blocks."""
+
+    def encode(self, x, spec, bits=None):
+        return {"codes": x.astype(spec.dtype)}
+
+    def decode(self, arrays, spec):
+        return arrays["codes"]
+
+
+def start(dtype=jnp.float32):
+    return {
+        "w": jnp.linspace(-1, 1, 6).reshape(2, 3).astype(dtype),
+        "b": jnp.linspace(0.5, 1, 3).astype(dtype),
+    }
+
+
+def gradients(dtype=jnp.float32):
+    """Of several steps, in numbers that bfloat16 can hold."""
+    rng = np.random.default_rng(0)
+    for _ in range(STEPS):
+        yield {
+            name: jnp.asarray(rng.integers(-64, 64, p.shape) / 32, dtype)
+            for name, p in start().items()
+        }
+
+
+def loss_fn(params):
+    return sum(jnp.sum(0.5 * x + 0.05 * x**2) for x in jax.tree.leaves(params))
+
+
+def trained(tx):
+    """The parameters after a few steps."""
+    params = start()
+    opt = sl.Optimizer(tx, params)
+
+    @jax.jit
+    def step(params, opt, grads):
+        known = {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
+        return opt.step(params, grads, **known)
+
+    for grads in gradients():
+        params, opt = step(params, opt, grads)
+    return params
+
+
+def stores(tx):
+    return any(isinstance(part.module, sl.wrappers.Store) for part in parts(tx))
+
+
+def writes(tx):
+    return any(isinstance(part.module, sl.wrappers.Write) for part in parts(tx))
+
+
+def assert_same(tx, left, right):
+    """The same bits. Where sums over leaves occur, XLA may add in another order."""
+    if all(part.module.elementwise for part in transforms(tx)):
+        assert_same_bits(left, right)
+    for x, y in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+OFTEN = ("ScaleByAdam", "ScaleByLion", "ScaleByAdan", "ScaleByAdopt", "EveryK", "adamw")
+ROWS = pytest.mark.parametrize("name", slow_except(EVERYTHING, *OFTEN))
+
+
+WAYS = {
+    "write, store": lambda tx: tx.write("master").store(whole(), min_size=1),
+    "store, write": lambda tx: tx.store(whole(), min_size=1).write("master"),
+    "record": lambda tx: tx.record(),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(QUICK, "ScaleByAdam", "ScaleByLion"))
+def test_no_way_to_store_and_no_observer_changes_a_bit(name):
+    row = EVERYTHING[name]
+    if stores(row) or writes(row):
+        pytest.skip("this row has a codec or a policy of its own")
+    alone = trained(row)
+    for way in WAYS.values():
+        assert_same(row, trained(way(row)), alone)
+
+
+@ROWS
+def test_half_precision_parameters_with_master_weights_follow_single_precision(name):
+    row = EVERYTHING[name]
+    if writes(row):
+        pytest.skip("this row has a policy already")
+    needs = {name for part in transforms(row) for name in part.module.needs}
+    if needs & {"value_fn", "grad_fn"}:
+        pytest.skip("the loss is that of the model, whose parameters are rounded")
+    if any(isinstance(part.module, sl.Stateless | sl.StatelessPerLeaf) for part in transforms(row)):
+        pytest.skip("the user's function sees gradients in the dtype that they have")
+    params, state = start(), row.init(start())
+    tx = row.write("master")
+    rounded = start(jnp.bfloat16)
+    stored = dataclasses.replace(tx.init(rounded), inner=state, master=params)
+
+    def known(step, grads):
+        # The loss of the rounded parameters is another one.
+        return sl.Context(step=step, value=jnp.float32(1) / (step + 1), grad=grads)
+
+    full = jax.jit(lambda i, g, state, params: row.step(g, state, params, known(i, g)))
+    half = jax.jit(lambda i, g, state, params: tx.step(g, state, params, known(i, g)))
+    for i, (wide, narrow) in enumerate(zip(gradients(), gradients(jnp.bfloat16), strict=True)):
+        params, state = full(jnp.int32(i), wide, state, params)
+        rounded, stored = half(jnp.int32(i), narrow, stored, rounded)
+    assert_same(row, tx.full_params(stored, rounded), params)

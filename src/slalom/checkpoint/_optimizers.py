@@ -63,11 +63,10 @@ class Layout(NamedTuple):
                 places[i] = Slot(part.name, rule, local, None, (part.name, ""), "", None)
         rules = [Leaf(places[i], (names[i],)) for i in sorted(places) if i in names]
         # An encoded leaf is one leaf, with its own path.
-        leaves: list[Any]
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
         found = slots(transform, structure.unflatten(range(len(leaves))), params)
         own = [
-            _encoded_leaf(slot, x, names) if is_encoded(x) else Leaf(slot, (names[int(x)],))
+            _leaf(slot, x, names)
             for slot, x in zip(found, leaves, strict=True)
             if is_encoded(x) or x in names
         ]
@@ -93,7 +92,9 @@ class Layout(NamedTuple):
         return tuple(name for leaf in self.rules for name in leaf.arrays)
 
 
-def _encoded_leaf(slot: Slot, x: Encoded, names: Mapping[int, str]) -> Leaf:
+def _leaf(slot: Slot, x: Any, names: Mapping[int, str]) -> Leaf:
+    if not isinstance(x, Encoded):
+        return Leaf(slot, (names[x],))
     arrays = tuple(names[i] for i in x.arrays.values())
     parts = tuple(x.arrays)
     return Leaf(slot, arrays, parts, repr(x.codec), x.shape, x.dtype.name, x.nonnegative)

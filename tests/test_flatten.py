@@ -208,7 +208,7 @@ def test_some_parameters_cannot_be_reset():
 REFUSED = {
     "clip_by_global_norm": sl.ClipByGlobalNorm(1.0) | sl.adam(0.1),
     "partition": sl.adam(0.1).partition({sl.where.ndim(2): sl.sgd(0.1)}),
-    "masked": sl.adamw(0.1, decay_where=sl.where.ndim(2)),
+    "mask": sl.adamw(0.1, decay_where=sl.where.ndim(2)),
     "every_k.if_finite": sl.adam(0.1).if_finite().every_k(2),
     "outer": sl.adam(0.1).lookahead(2, 0.5),
 }

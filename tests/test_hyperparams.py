@@ -82,6 +82,8 @@ def test_full_paths_reach_everywhere():
     # The order is that of the links, groups in the order they were given, the rest last.
     assert {path: pytest.approx(float(value), rel=1e-6) for path, value in found.items()} == {
         "clip_by_global_norm.max_norm": 2.0,
+        "every_k.k": 2.0,
+        "every_k.partition.bias.every_k.k": 2.0,
         "every_k.partition.bias.every_k.trace.decay": 0.8,
         "every_k.partition.bias.every_k.scale_by_learning_rate.learning_rate": 1e-3,
         "every_k.partition.rest.scale_by_adam.b1": 0.9,
@@ -207,7 +209,7 @@ def test_values_are_set_by_suffix_path_glob_and_function():
     opt = opt.with_hyperparams({"**.learning_rate": lambda rate: rate * 10})
     opt = opt.with_hyperparams({"**.mask.**": 0.25, "trace.decay": 0.5})
     values = [round(float(value), 6) for value in opt.hyperparams.values()]
-    assert values == [5.0, 0.5, 0.01, 0.45, 0.5, 0.0, 0.0, 0.25, 0.1]
+    assert values == [5.0, 2.0, 2.0, 0.5, 0.01, 0.45, 0.5, 0.0, 0.0, 0.25, 0.1]
 
 
 def test_several_runs_are_given_a_number_each():

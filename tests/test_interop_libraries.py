@@ -190,7 +190,7 @@ def test_optimistix_minimizes(jit):
     def minimum(tx):
         solver = optx.OptaxMinimiser(tx, rtol=1e-4, atol=1e-4)
         start = {"a": jnp.zeros(2), "b": jnp.zeros(())}
-        return optx.minimize(fn, solver, start, max_steps=300).value
+        return optx.minimise(fn, solver, start, max_steps=300).value
 
     run = equinox.filter_jit(minimum) if jit else minimum
     found = run(to_optax(sl.adam(0.1)))

@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 from wadler_lindig import TextDoc
 
 from .. import tree
@@ -189,7 +189,7 @@ def _cell(value: Any) -> str:
 def describe(
     transform: AbstractTransform[Any],
     state: Any,
-    hyperparams: Mapping[str, Float[Array, "*runs"]],
+    hyperparams: Mapping[str, Real[Array, "*runs"]],
     model: Split,
 ) -> Description:
     """Describes how each array of a model is optimized."""

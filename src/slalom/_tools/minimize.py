@@ -231,7 +231,7 @@ def _minimize(
         here = whole.join(c.params)
         structure = jax.tree.structure(whole.params)
         grads = structure.unflatten(c.grads)
-        known = {} if residuals is None else {"residuals": residuals}
+        known: dict[str, Any] = {} if residuals is None else {"residuals": residuals}
         after, opt = c.opt.step(here, grads, value=c.value, grad=grads, value_fn=loss_of, **known)
         params = jax.tree.leaves(split(after, opt.binding.trainable).params)
         same = [jnp.all(a == b) for a, b in zip(params, c.params, strict=True)]

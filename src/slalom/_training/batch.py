@@ -48,13 +48,14 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         """The number of examples. Raises an error if there are several."""
-        if len(self.sizes) > 1:
+        size, *others = self.sizes
+        if others:
             raise ValueError(
                 f"The blocks of this loss have {', '.join(map(str, self.sizes))} examples, so "
                 "there are no gradients per example. Use one block, or a rule that does not need "
                 "them."
             )
-        return self.sizes[0]
+        return size
 
     @property
     def arguments(self) -> Arguments:

@@ -297,6 +297,7 @@ def _per_example_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
         stacked, result = map_examples(batch_loss.differentiate, batch)
         means = [jnp.mean(g, axis=0) for g in stacked]
         return Gradient(batch_loss.ascent(stacked), batch_loss.ascent(means), result)
+    assert options.microbatches != "split"  # which is refused above
     total, gathered, means, result = gather_microbatches(
         batch_loss.differentiate,
         link,

@@ -25,8 +25,6 @@ class ScaleByAdamState(eqx.Module):
 class AbstractAdam(AbstractRule[ScaleByAdamState]):
     """A rule with the state of Adam."""
 
-    nu_dtype: eqx.AbstractVar[Any]
-
     wide_mean: ClassVar[bool] = False
     """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
 
@@ -34,7 +32,8 @@ class AbstractAdam(AbstractRule[ScaleByAdamState]):
         return ScaleByAdamState(
             age=tree.fresh_count(),
             mu=first_moment(self, params, "b1", wide=self.wide_mean),
-            nu=tree.second_moment(params, self.nu_dtype),
+            # A field declared here would come before those of the subclasses.
+            nu=tree.second_moment(params, self.nu_dtype),  # pyright: ignore
         )
 
     @abc.abstractmethod

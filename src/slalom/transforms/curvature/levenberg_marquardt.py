@@ -216,7 +216,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             accepted=end.accepted,
             age=tree.increment(state.age),
             scale=None
-            if state.scale is None
+            if scale is None or state.scale is None
             else tree.cast_like(linear.updates(scale), state.scale),
         )
 

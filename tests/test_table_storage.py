@@ -119,7 +119,7 @@ def test_half_precision_parameters_with_master_weights_follow_single_precision(n
 
     def known(step, grads):
         # The loss of the rounded parameters is another one.
-        return sl.Context(step=step, value=jnp.float32(1) / (step + 1), grad=grads)
+        return sl.Context(step=step, value=1 / (1 + step.astype(jnp.float32)), grad=grads)
 
     full = jax.jit(lambda i, g, state, params: row.step(g, state, params, known(i, g)))
     half = jax.jit(lambda i, g, state, params: tx.step(g, state, params, known(i, g)))

@@ -18,7 +18,7 @@ from helpers import (
     slalom_trajectory,
     slow_except,
 )
-from slalom._paths import leaf_paths
+from slalom.tree.paths import leaf_paths
 
 STEPS = 20
 S = sl.schedules

@@ -7,7 +7,7 @@ import pytest
 
 import slalom as sl
 from helpers import slow_except
-from slalom._core.encoded import Spec
+from slalom._core.engine.encoded import Spec
 
 C = sl.codecs
 CODECS = (

@@ -9,7 +9,7 @@ import pytest
 
 import slalom as sl
 from helpers import slow_except
-from slalom._core.walk import transforms
+from slalom._core.state.walk import transforms
 
 SHAPE = (256, 512)
 LEAVES = 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from slalom._paths import leaf_paths
+from slalom.tree.paths import leaf_paths
 
 
 class Encoder(eqx.Module):

@@ -7,7 +7,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_path, gradients, mlp, nested_dict, params_of, slalom_trajectory
-from slalom._core.walk import transforms
+from slalom._core.state.walk import transforms
 from table import RULES
 
 KEY = jax.random.key(0)

@@ -8,7 +8,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, lenient, slow_except
-from slalom._paths import leaf_paths
+from slalom.tree.paths import leaf_paths
 
 
 class Normalized(eqx.Module):

@@ -8,8 +8,8 @@ import pytest
 
 import slalom as sl
 from helpers import slow_except
-from slalom._core.declared import CHECK
-from slalom._core.fields import hyperparameter_fields
+from slalom._core.fields.declare import hyperparameter_fields
+from slalom._core.protocol.parts import CHECK
 from table import RULES
 
 # Chains, whose numbers are in their links, and rules that round to another dtype than float64.

@@ -11,7 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits
-from slalom._core.by_path import ByPath
+from slalom._core.fields.by_path import ByPath
 
 B = sl.where.path("b")
 

@@ -13,8 +13,8 @@ import pytest
 
 import slalom as sl
 from helpers import gradients, lenient, params_of, slow_except
-from slalom._core.walk import transforms
-from slalom._paths import leaf_paths
+from slalom._core.state.walk import transforms
+from slalom.tree.paths import leaf_paths
 from slalom.where.layout import as_layout, layouts
 
 keys = jax.random.split(jax.random.key(0), 8)

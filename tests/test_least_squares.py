@@ -8,7 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import slalom as sl
-from slalom._core.residuals import from_vector, to_vector
+from slalom._core.protocol.residuals import from_vector, to_vector
 
 
 def model_of(key=0):

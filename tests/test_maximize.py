@@ -10,7 +10,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, slow_except
-from slalom._core.walk import transforms
+from slalom._core.state.walk import transforms
 from table import EVERYTHING
 
 model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.linspace(0.5, 1, 3)}

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from slalom._core.fluent import FLUENT
-from slalom._paths import snake_case
+from slalom._core.text.fluent import FLUENT
+from slalom.tree.paths import snake_case
 
 CLASSES = {
     snake_case(name): cls

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from slalom._types import is_function
+from slalom.tree.types import is_function
 
 
 def model():

@@ -11,7 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import slow_except
-from slalom.transforms.adam_variants import _degrees_of_freedom
+from slalom.transforms.adaptive.adam_variants import _degrees_of_freedom
 
 AGES = (1, 2, 3, 10, 1_000, 10**6, 10**8, 2**31 - 2)
 
@@ -106,7 +106,7 @@ def test_an_average_as_a_sum_of_two_products_would_drift(tx, age, steps, monkeyp
     def two_products(mean, new, weight):
         return (1 - weight) * mean + weight * new
 
-    monkeypatch.setattr("slalom.wrappers.average.moved", two_products)
+    monkeypatch.setattr("slalom.wrappers.parameters.average.moved", two_products)
     assert average_after(tx, age, steps, 0.1) > 1e-4
 
 

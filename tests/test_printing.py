@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from slalom._core.printing import code
+from slalom._core.text.printing import code
 
 BIAS = sl.where.path("b")
 WRAPPED = {

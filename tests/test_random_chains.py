@@ -22,7 +22,7 @@ from helpers import (
     params_of,
     slalom_trajectory,
 )
-from slalom._core.walk import transforms
+from slalom._core.state.walk import transforms
 from test_parity import ROWS
 
 

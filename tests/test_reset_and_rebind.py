@@ -9,8 +9,8 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, mlp, params_of, slow_except
-from slalom._core.slots import slots
-from slalom._paths import leaf_paths
+from slalom._core.state.slots import slots
+from slalom.tree.paths import leaf_paths
 from table import EVERYTHING, everyday
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3), "s": jnp.asarray(0.5)}

@@ -11,7 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, gradients, lenient, nested_dict
-from slalom._core.fields import hyperparameter_fields
+from slalom._core.fields.declare import hyperparameter_fields
 from test_schedules import ALL, each
 
 S = sl.schedules

@@ -9,7 +9,7 @@ import pytest
 
 import slalom as sl
 from helpers import lenient, slow_except
-from slalom._core.fields import bind_numbers
+from slalom._core.fields.declare import bind_numbers
 
 S = sl.schedules
 

@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import slow_except
-from slalom._core.encoded import encoded_form
+from slalom._core.engine.encoded import encoded_form
 from slalom.codecs.names import as_codec
 
 AXES = {"automatic": (AxisType.Auto,) * 2, "explicit": (AxisType.Explicit,) * 2}

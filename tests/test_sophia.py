@@ -8,7 +8,7 @@ import pytest
 
 import slalom as sl
 from helpers import lenient, slow_except
-from slalom.transforms.sophia import _signs
+from slalom.transforms.curvature.sophia import _signs
 
 CURVATURE = jnp.array([0.5, 2.0, -1.0, 8.0])
 START = jnp.array([1.0, -2.0, 3.0, 0.5])

@@ -11,8 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import slow_except
-from slalom._core.encoded import encoded_form, random_bits, seed_of
 from slalom._core.engine import pieces
+from slalom._core.engine.encoded import encoded_form, random_bits, seed_of
 
 C = sl.codecs
 # The largest error, as a share of the largest number (of a field ≥ 0, of the roots).

@@ -19,7 +19,7 @@ from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
 from helpers import assert_same_bits, kind_of
-from slalom._core.walk import parts
+from slalom._core.state.walk import parts
 from table import EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())

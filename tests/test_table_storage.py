@@ -13,7 +13,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, slow_except
-from slalom._core.walk import parts, transforms
+from slalom._core.state.walk import parts, transforms
 from table import EVERYTHING, QUICK
 
 STEPS = 3

@@ -16,9 +16,9 @@ import pytest
 
 import slalom as sl
 from helpers import gradients
-from slalom._core.fields import hyperparameter_fields
-from slalom._core.hyperparams import targets
-from slalom._core.walk import transforms
+from slalom._core.fields.declare import hyperparameter_fields
+from slalom._core.fields.hyperparams import targets
+from slalom._core.state.walk import transforms
 from table import RECIPES, RULES
 
 PARAMS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[1.0, -0.5], [0.25, 2.0]])}

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import slalom as sl
 from helpers import assert_same_bits, slow_except
 from slalom.tree import rounding
-from slalom.wrappers.write import _seeds as seeds_of
+from slalom.wrappers.parameters.write import _seeds as seeds_of
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 POLICIES = ("master", "kahan", "ecc", "stochastic")

@@ -30,43 +30,44 @@ with _checked:
         where as where,
         wrappers as wrappers,
     )
-    from ._core.chain import (
+    from ._binding.model import apply_updates as apply_updates
+    from ._binding.optimizer import Optimizer as Optimizer
+    from ._binding.reports.plan import plan as plan
+    from ._binding.reports.target import (
+        incremental_update as incremental_update,
+        periodic_update as periodic_update,
+    )
+    from ._core.fields.declare import Hyperparameter as Hyperparameter
+    from ._core.protocol.chain import (
         Chain as Chain,
         Identity as Identity,
         chain as chain,
         named_chain as named_chain,
     )
-    from ._core.context import Context as Context
-    from ._core.fields import Hyperparameter as Hyperparameter
-    from ._core.marks import map_params as map_params
-    from ._core.per_example import AbstractPerExampleTransform as AbstractPerExampleTransform
-    from ._core.rule import AbstractRule as AbstractRule
-    from ._core.stateless import AbstractStatelessTransform as AbstractStatelessTransform
-    from ._core.transform import AbstractTransform as AbstractTransform
-    from ._losses import (
+    from ._core.protocol.context import Context as Context
+    from ._core.protocol.per_example import (
+        AbstractPerExampleTransform as AbstractPerExampleTransform,
+    )
+    from ._core.protocol.rule import AbstractRule as AbstractRule
+    from ._core.protocol.stateless import AbstractStatelessTransform as AbstractStatelessTransform
+    from ._core.protocol.transform import AbstractTransform as AbstractTransform
+    from ._core.state.marks import map_params as map_params
+    from ._core.text.suggest import absent as _absent
+    from ._training.keep_best import KeepBest as KeepBest
+    from ._training.residual_losses import (
         LeastSquares as LeastSquares,
         OutputLoss as OutputLoss,
         VariationalEnergy as VariationalEnergy,
     )
-    from ._optimizer.model import apply_updates as apply_updates
-    from ._optimizer.optimizer import Optimizer as Optimizer
-    from ._optimizer.plan import plan as plan
-    from ._optimizer.target import (
-        incremental_update as incremental_update,
-        periodic_update as periodic_update,
-    )
-    from ._suggest import absent as _absent
-    from ._tools.lr_range_test import (
+    from ._training.tools.lr_range_test import (
         LRRangeTestResult as LRRangeTestResult,
         lr_range_test as lr_range_test,
     )
-    from ._tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
-    from ._tools.plots import plot_metrics as plot_metrics
-    from ._tools.sweep import sweep as sweep
-    from ._tools.sweep_result import SweepResult as SweepResult
-    from ._training.keep_best import KeepBest as KeepBest
+    from ._training.tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
+    from ._training.tools.plots import plot_metrics as plot_metrics
+    from ._training.tools.sweep import sweep as sweep
+    from ._training.tools.sweep_result import SweepResult as SweepResult
     from ._training.train_step import train_step as train_step
-    from ._types import Params as Params, Scalar as Scalar, Updates as Updates
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,
@@ -227,11 +228,12 @@ with _checked:
         layerwise_decay as layerwise_decay,
         mup as mup,
     )
-    from .wrappers.partitions import partition as partition
-    from .wrappers.skip import (
+    from .tree.types import Params as Params, Scalar as Scalar, Updates as Updates
+    from .wrappers.gradients.skip import (
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,
     )
+    from .wrappers.scope.partitions import partition as partition
 
 __version__ = "0.1.0"
 

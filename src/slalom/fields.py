@@ -6,13 +6,13 @@ The fields of a state are marked with what they belong to (`param_like`, `per_pa
 `until_reset`). A field without a mark is saved and replicated.
 """
 
-from ._core.fields import (
+from ._core.fields.declare import (
     choice_field as choice_field,
     count_field as count_field,
     dtype_field as dtype_field,
     hyperparameter as hyperparameter,
 )
-from ._core.marks import (
+from ._core.state.marks import (
     param_like as param_like,
     per_leaf as per_leaf,
     per_param as per_param,

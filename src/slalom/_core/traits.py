@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import jax
 
-from .._types import Params
+from ..tree.types import Params
 from ..where.resolve import Where
-from .declared import AbstractDeclared
+from .protocol.parts import AbstractDeclared
 
 MIXED = 2
 """The sign of updates that point along the gradients in some steps and against them in others."""

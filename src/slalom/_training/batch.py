@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from .._losses import AbstractCurvatureLoss
-from .._paths import candidates, dotted
 from ..tree import is_array
+from ..tree.paths import candidates, dotted
+from .residual_losses import AbstractCurvatureLoss
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """The positional and the keyword arguments of a loss after the model."""

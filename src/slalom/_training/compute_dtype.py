@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import tree
-from .._core.printing import code
-from .._types import PyTree
+from .._core.text.printing import code
+from ..tree.types import PyTree
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 

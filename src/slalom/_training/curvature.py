@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from .._losses import AbstractCurvatureLoss
 from .options import Options
+from .residual_losses import AbstractCurvatureLoss
 
 
 def curvature_loss(

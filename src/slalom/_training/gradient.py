@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._compile.callables import with_function
-from .._compile.program import Packed, pack, unpack
-from .._core.chain import first_link
-from .._core.context import Context
-from .._core.messages import warn
-from .._core.per_example import AbstractPerExampleTransform, with_first_link
-from .._core.transform import AbstractTransform
-from .._core.walk import transforms
-from .._optimizer.compiled import advance
-from .._optimizer.model import Split, split, strong
-from .._optimizer.optimizer import Optimizer
-from .._types import Params, PyTree, Scalar, Updates
+from .._binding.callables import with_function
+from .._binding.compiled import advance
+from .._binding.model import Split, split, strong
+from .._binding.optimizer import Optimizer
+from .._binding.program import Packed, pack, unpack
+from .._core.protocol.chain import first_link
+from .._core.protocol.context import Context
+from .._core.protocol.per_example import AbstractPerExampleTransform, with_first_link
+from .._core.protocol.transform import AbstractTransform
+from .._core.state.walk import transforms
+from .._core.text.messages import warn
 from ..tree import accumulation_dtype, cast, map_leaves
-from ..wrappers.scale_loss import loss_scale
+from ..tree.types import Params, PyTree, Scalar, Updates
+from ..wrappers.gradients.scale_loss import loss_scale
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .curvature import curvature_loss

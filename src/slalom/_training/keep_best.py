@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from .. import tree
-from .._compile.memory import to_device
-from .._compile.program import Program
-from .._core.printing import AbstractPrinted, Call
-from .._optimizer.model import strong
-from .._paths import dotted, first_difference
-from .._types import PyTree, Scalar, Tracer
+from .._binding.model import strong
+from .._binding.program import Program
+from .._core.text.printing import AbstractPrinted, Call
 from ..tree.dtypes import canonical_float
+from ..tree.memory import to_device
+from ..tree.paths import dotted, first_difference
+from ..tree.types import PyTree, Scalar, Tracer
 
 Model = TypeVar("Model")
 

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._compile.program import Packed, pack, unpack
-from .._core.context import Context
-from .._core.messages import place
-from .._core.per_example import AbstractPerExampleTransform, Gathered
-from .._types import Params, PyTree, Scalar, Updates
+from .._binding.program import Packed, pack, unpack
+from .._core.protocol.context import Context
+from .._core.protocol.per_example import AbstractPerExampleTransform, Gathered
+from .._core.text.messages import place
 from ..tree import accumulation_dtype, cast_like, is_array, map_leaves
 from ..tree.dtypes import canonical_float
+from ..tree.types import Params, PyTree, Scalar, Updates
 from .batch import Arguments, Batch
 
 LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], Packed]]

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from jax.typing import DTypeLike
 
-from .._types import is_function
+from ..tree.types import is_function
 
 Donate: TypeAlias = Literal["opt", "all", False]
 BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._core.chain import Chain
-from .._core.linesearch import AbstractLinesearch
-from .._core.transform import AbstractTransform
-from .._types import Scalar, Updates
+from .._core.protocol.chain import Chain
+from .._core.protocol.linesearch import AbstractLinesearch
+from .._core.protocol.transform import AbstractTransform
+from ..tree.types import Scalar, Updates
 
 
 def recalled(

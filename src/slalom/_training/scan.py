@@ -7,13 +7,13 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from .._compile.program import pack, unpack
-from .._core.walk import transforms
-from .._optimizer.compiled import carried
-from .._optimizer.describe import metrics
-from .._paths import dotted, first_difference
-from .._types import PyTree
+from .._binding.compiled import carried
+from .._binding.program import pack, unpack
+from .._binding.reports.describe import metrics
+from .._core.state.walk import transforms
 from ..tree import is_array
+from ..tree.paths import dotted, first_difference
+from ..tree.types import PyTree
 from .batch import is_single_key
 from .gradient import TrainingInputs, training_step
 from .options import Options

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, T
 import jax
 from jaxtyping import Array
 
-from .._compile.callables import as_tree, without_function
-from .._compile.interrupts import HeldInterrupts
-from .._compile.program import Program
-from .._optimizer.compiled import carried, check_guards, homes
-from .._optimizer.optimizer import Optimizer
-from .._optimizer.recompiled import watch
-from .._optimizer.step import as_keywords, check_one_run
-from .._types import PyTree, Tracer
+from .._binding.callables import as_tree, without_function
+from .._binding.compiled import carried, check_guards, homes
+from .._binding.interrupts import HeldInterrupts
+from .._binding.optimizer import Optimizer
+from .._binding.program import Program
+from .._binding.recompiled import watch
+from .._binding.stepping import as_keywords, check_one_run
+from ..tree.types import PyTree, Tracer
 from .gradient import TrainingInputs, training_step
 from .options import Options
 from .scan import check_guarded, check_scan, scanned_steps

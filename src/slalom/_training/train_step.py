@@ -5,8 +5,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, Unp
 
 from jaxtyping import Array
 
-from .._core.advice import advise_positions
-from .._types import is_function
+from .._core.text.advice import advise_positions
+from ..tree.types import is_function
 from .compute_dtype import as_compute_dtype
 from .options import BatchArgs, Options, TrainOptions
 from .step import TrainStep

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from .. import tree
-from .._core.messages import warn
-from .._core.printing import shortest
-from .._optimizer.optimizer import Optimizer
-from .._types import PyTree, Tracer
+from .._binding.optimizer import Optimizer
+from .._core.text.messages import warn
+from .._core.text.printing import shortest
+from ..tree.types import PyTree, Tracer
 from ._file import Unread
 from ._leaves import is_saved, kind, named_leaves, nodes, placed, words
 from ._optimizers import Layout, match

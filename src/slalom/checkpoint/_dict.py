@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .._types import PyTree
+from ..tree.types import PyTree
 from ._assemble import Loaded, Source, assemble
 from ._leaves import is_saved, named_leaves
 from ._save import given

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import tree
-from .._optimizer.names import free_name
-from .._optimizer.optimizer import Optimizer
-from .._paths import dotted
-from .._types import PyTree, Tracer
+from .._binding.names import free_name
+from .._binding.optimizer import Optimizer
+from ..tree.paths import dotted
+from ..tree.types import PyTree, Tracer
 from ._file import Unread
 
 NUMBERS = (bool, int, float, complex, str)

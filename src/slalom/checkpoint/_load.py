@@ -3,8 +3,8 @@
 import json
 import os
 
-from .._core.advice import advise_positions
-from .._types import PyTree
+from .._core.text.advice import advise_positions
+from ..tree.types import PyTree
 from . import _file
 from ._assemble import Loaded, Source, assemble
 from ._optimizers import Layout

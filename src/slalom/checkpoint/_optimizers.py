@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import codecs
-from .._core.encoded import Encoded, is_encoded
-from .._core.marks import PER_LEAF
-from .._core.slots import Slot, slots
-from .._core.walk import parts
-from .._optimizer.optimizer import Optimizer
-from .._optimizer.rebind import Side, in_form_of, transfer
-from .._paths import dotted, example, leaf_paths
-from ..wrappers.store import Store
+from .._binding.optimizer import Optimizer
+from .._binding.reports.rebind import Side, in_form_of, transfer
+from .._core.engine.encoded import Encoded, is_encoded
+from .._core.state.marks import PER_LEAF
+from .._core.state.slots import Slot, slots
+from .._core.state.walk import parts
+from ..tree.paths import dotted, example, leaf_paths
+from ..wrappers.scope.store import Store
 from ._file import Unread
 from ._leaves import kind
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from .._core.messages import listed
+from .._core.text.messages import listed
 
 
 class MismatchError(ValueError):

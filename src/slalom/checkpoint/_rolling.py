@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .._core.messages import warn
-from .._optimizer.optimizer import Optimizer
-from .._types import PyTree
+from .._binding.optimizer import Optimizer
+from .._core.text.messages import warn
+from ..tree.types import PyTree
 from ._assemble import Loaded
 from ._file import File
 from ._format import DamagedError, NewerVersionError

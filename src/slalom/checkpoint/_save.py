@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .. import tree
-from .._core.advice import advise_positions
-from .._optimizer.compiled import check_readable
-from .._optimizer.optimizer import Optimizer
-from .._types import PyTree
+from .._binding.compiled import check_readable
+from .._binding.optimizer import Optimizer
+from .._core.text.advice import advise_positions
+from ..tree.types import PyTree
 from . import _file
 from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host
 from ._optimizers import Layout

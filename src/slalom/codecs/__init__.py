@@ -4,7 +4,7 @@ A codec has a method `encode` and a method `decode`, so these classes have lower
 functions have.
 """
 
-from .._core.encoded import Encoded as Encoded, Spec as Spec
+from .._core.engine.encoded import Encoded as Encoded, Spec as Spec
 from ._codec import AbstractCodec as AbstractCodec
 from .dynamic import dynamic8 as dynamic8
 from .floats import cast as cast

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int32
 
 from .. import tree
-from .._core.encoded import Spec, uniform
-from .._core.printing import AbstractPrinted, code
+from .._core.engine.encoded import Spec, uniform
+from .._core.text.printing import AbstractPrinted, code
 from ..tree.fresh import reshaped
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.encoded import Spec, uniform
-from .._core.printing import code
+from .._core.engine.encoded import Spec, uniform
+from .._core.text.printing import code
 from ..tree.rounding import stochastic
 from ._codec import (
     AbstractCodec,

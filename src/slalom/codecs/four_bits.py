@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from .._core.encoded import Spec, uniform
+from .._core.engine.encoded import Spec, uniform
 from ..tree.fresh import reshaped
 from ._codec import (
     AbstractCodec,

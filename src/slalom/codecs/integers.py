@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from .._core.encoded import Spec, uniform
+from .._core.engine.encoded import Spec, uniform
 from ._codec import (
     AbstractCodec,
     as_float32,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .._core.printing import code
+from .._core.text.printing import code
 from ._codec import AbstractCodec
 from .dynamic import dynamic8
 from .floats import cast

@@ -2,7 +2,7 @@
 
 import equinox as eqx
 
-from .._core.printing import AbstractPrinted
+from .._core.text.printing import AbstractPrinted
 
 
 class offload(AbstractPrinted):

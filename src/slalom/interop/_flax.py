@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._core.marks import map_params
-from .._types import PyTree
+from .._core.state.marks import map_params
+from ..tree.types import PyTree
 
 Tree = TypeVar("Tree")
 

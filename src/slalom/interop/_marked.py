@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .. import tree
-from .._core.marks import param_like, per_param
-from .._types import Params, Tracer, Updates
+from .._core.state.marks import param_like, per_param
+from ..tree.types import Params, Tracer, Updates
 from ._optax import import_optax
 
 

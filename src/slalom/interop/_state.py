@@ -10,15 +10,15 @@ import jax
 from jaxtyping import Array, Int
 
 from .. import tree
-from .._core.hyperparams import targets
-from .._core.transform import AbstractTransform
-from .._optimizer.arrays import Arrays
-from .._optimizer.binding import Binding, bind
-from .._optimizer.model import Model, split
-from .._optimizer.optimizer import Optimizer
-from .._optimizer.readings import Readings
-from .._types import PyTree
-from ..wrappers.flatten import Joined
+from .._binding.arrays import Arrays
+from .._binding.binding import Binding, bind
+from .._binding.model import Model, split
+from .._binding.optimizer import Optimizer
+from .._binding.reports.readings import Readings
+from .._core.fields.hyperparams import targets
+from .._core.protocol.transform import AbstractTransform
+from ..tree.types import PyTree
+from ..wrappers.scope.flatten import Joined
 from ._flax import pure
 
 State = TypeVar("State")

@@ -10,29 +10,21 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._compile.program import Program
-from .._core.fields import bind_numbers
-from .._core.transform import AbstractTransform, require_transform
-from .._core.walk import transforms
-from .._core.write import RETURN
-from .._optimizer.binding import init_state, is_abstract, on_param_devices
-from .._optimizer.compiled import StepInputs, carried, check_guards, homes
-from .._optimizer.model import checked_split, split, strong
-from .._optimizer.optimizer import Optimizer
-from .._optimizer.step import KEYWORDS, as_keywords, run
-from .._optimizer.transform_checks import checked
-from .._types import PyTree, Updates
+from .._binding.binding import init_state, is_abstract, on_param_devices
+from .._binding.compiled import StepInputs, carried, check_guards, homes
+from .._binding.model import checked_split, split, strong
+from .._binding.optimizer import Optimizer
+from .._binding.program import Program
+from .._binding.reports.transform_checks import checked
+from .._binding.stepping import KEYWORDS, as_keywords, run
+from .._core.fields.declare import bind_numbers
+from .._core.protocol.transform import AbstractTransform, require_transform
+from .._core.protocol.write import RETURN
+from .._core.state.walk import transforms
+from ..tree.types import PyTree, Updates
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax
-from ._state import (
-    ToOptaxState,
-    as_optimizer,
-    as_state,
-    for_any_params,
-    names,
-    renamed,
-    updated,
-)
+from ._state import ToOptaxState, as_optimizer, as_state, for_any_params, names, renamed, updated
 
 
 def to_optax(

@@ -1,13 +1,13 @@
 """Common optimizers, each a function that returns a chain of transforms."""
 
-from .accumulate import (
+from .adaptive.accumulate import (
     adadelta as adadelta,
     adagrad as adagrad,
     madgrad as madgrad,
     sm3 as sm3,
 )
-from .adam_decay import adamc as adamc
-from .adam_descendants import (
+from .adaptive.adam_decay import adamc as adamc
+from .adaptive.adam_descendants import (
     acprop as acprop,
     ademamix as ademamix,
     adopt as adopt,
@@ -16,7 +16,7 @@ from .adam_descendants import (
     simplified_ademamix as simplified_ademamix,
     stable_adamw as stable_adamw,
 )
-from .adam_family import (
+from .adaptive.adam_family import (
     adam as adam,
     adamax as adamax,
     adamaxw as adamaxw,
@@ -25,19 +25,21 @@ from .adam_family import (
     nadam as nadam,
     nadamw as nadamw,
 )
-from .adam_variants import (
+from .adaptive.adam_variants import (
     adabelief as adabelief,
     adan as adan,
     novograd as novograd,
     radam as radam,
     yogi as yogi,
 )
+from .adaptive.factored import adafactor as adafactor
+from .adaptive.large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .adaptive.low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
 from .curvature import (
     gauss_newton as gauss_newton,
     levenberg_marquardt as levenberg_marquardt,
     natural_gradient as natural_gradient,
 )
-from .factored import adafactor as adafactor
 from .first_order import rmsprop as rmsprop, sgd as sgd
 from .gradient import (
     noisy_sgd as noisy_sgd,
@@ -45,8 +47,6 @@ from .gradient import (
     optimistic_gradient_descent as optimistic_gradient_descent,
     polyak_sgd as polyak_sgd,
 )
-from .large_batch import fromage as fromage, lamb as lamb, lars as lars
-from .low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .preconditioned import kron as kron, shampoo as shampoo, soap as soap
 from .private import dpsgd as dpsgd

@@ -1,7 +1,7 @@
 """The weight decay shared by the optimizers."""
 
-from .._core.fields import Hyperparameter
-from .._core.transform import AbstractTransform
+from .._core.fields.declare import Hyperparameter
+from .._core.protocol.transform import AbstractTransform
 from ..transforms import AddDecayedWeights, ScaleByLearningRate, SubtractDecayedWeights
 from ..where.resolve import WhereLike
 

@@ -1,6 +1,6 @@
 """Descent or ascent."""
 
-from .._core.transform import AbstractTransform
+from .._core.protocol.transform import AbstractTransform
 
 
 def maximized_if(maximize: bool, tx: AbstractTransform) -> AbstractTransform:

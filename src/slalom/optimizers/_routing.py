@@ -1,12 +1,12 @@
 """What the recipes for matrices share: which parameters are meant, and AdamW for the others."""
 
-from .._core.fields import Hyperparameter
-from .._core.transform import AbstractTransform
+from .._core.fields.declare import Hyperparameter
+from .._core.protocol.transform import AbstractTransform
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
 from ._decay import decayed
-from .adam_family import adam, adamw
+from .adaptive.adam_family import adam, adamw
 
 
 def chosen(where: WhereLike | None, layout: LayoutLike) -> Where:

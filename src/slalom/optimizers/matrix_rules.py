@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .._core.advice import advise_keywords
-from .._core.chain import chain
-from .._core.fields import Hyperparameter
-from .._core.schedule import as_schedule
-from .._core.transform import AbstractTransform
-from .._types import is_function
+from .._core.fields.declare import Hyperparameter
+from .._core.fields.schedule import as_schedule
+from .._core.protocol.chain import chain
+from .._core.protocol.transform import AbstractTransform
+from .._core.text.advice import advise_keywords
 from ..transforms import (
     Ema,
     NormalizeColumns,
@@ -20,6 +19,7 @@ from ..transforms import (
     ScaleBySign,
     Trace,
 )
+from ..tree.types import is_function
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike

@@ -1,9 +1,9 @@
 """Quasi-Newton methods."""
 
-from .._core.advice import advise_keywords
-from .._core.chain import chain
-from .._core.fields import Hyperparameter
-from .._core.transform import AbstractTransform
+from .._core.fields.declare import Hyperparameter
+from .._core.protocol.chain import chain
+from .._core.protocol.transform import AbstractTransform
+from .._core.text.advice import advise_keywords
 from ..transforms import Scale, ScaleByLbfgs, ScaleByLearningRate, ScaleByZoomLinesearch
 from ._objective import maximized_if
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from .._core.advice import advise_keywords
-from .._core.chain import chain
-from .._core.fields import Hyperparameter, check_step
-from .._core.transform import AbstractTransform
-from .._types import is_function
+from .._core.fields.declare import Hyperparameter, check_step
+from .._core.protocol.chain import chain
+from .._core.protocol.transform import AbstractTransform
+from .._core.text.advice import advise_keywords
 from ..schedules import warmup_constant
 from ..transforms import ScaleByLearningRate, ScaleByRms
+from ..tree.types import is_function
 from ..where.resolve import WhereLike
 from ._decay import decayed
 from ._objective import maximized_if

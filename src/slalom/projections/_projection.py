@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._core.context import Context
-from .._core.declared import AbstractDeclared
-from .._core.fields import hyperparameter_fields
-from .._core.numbers import read_number
-from .._core.printing import code
-from .._paths import dotted, first_difference
-from .._types import PyTree
+from .._core.fields.declare import hyperparameter_fields
+from .._core.fields.numbers import read_number
+from .._core.protocol.context import Context
+from .._core.protocol.parts import AbstractDeclared
+from .._core.text.printing import code
+from ..tree.paths import dotted, first_difference
+from ..tree.types import PyTree
 
 
 class AbstractProjection(AbstractDeclared):

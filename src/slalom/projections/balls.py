@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._core.fields import Hyperparameter, hyperparameter
-from .._types import PyTree, Scalar
+from .._core.fields.declare import Hyperparameter, hyperparameter
+from ..tree.types import PyTree, Scalar
 from ._projection import AbstractProjection
 
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._core.fields import Hyperparameter, hyperparameter
-from .._core.printing import shortest
-from .._paths import dotted
-from .._types import PyTree, Tracer
+from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.text.printing import shortest
+from ..tree.paths import dotted
+from ..tree.types import PyTree, Tracer
 from ._projection import AbstractProjection, leaves_like
 
 

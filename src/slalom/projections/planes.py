@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._core.fields import Hyperparameter, hyperparameter
-from .._paths import dotted
-from .._types import PyTree
+from .._core.fields.declare import Hyperparameter, hyperparameter
+from ..tree.paths import dotted
+from ..tree.types import PyTree
 from ._projection import AbstractProjection, leaves_like
 
 

@@ -8,7 +8,7 @@ more are refused, and the step count stays at 2³¹ − 1 instead of overflowing
 a schedule are computed from the steps that are left; those of Optax lose digits there.
 """
 
-from .._core.schedule import (
+from .._core.fields.schedule import (
     AbstractSchedule as AbstractSchedule,
     AbstractStatefulSchedule as AbstractStatefulSchedule,
     FunctionSchedule as FunctionSchedule,

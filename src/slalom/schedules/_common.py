@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._types import Scalar, Step
 from ..tree.dtypes import as_canonical, canonical_float
+from ..tree.types import Scalar, Step
 
 
 def as_step(steps: Step) -> Any:

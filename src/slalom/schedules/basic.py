@@ -2,11 +2,11 @@
 
 import jax.numpy as jnp
 
-from .._core.fields import Hyperparameter, hyperparameter, steps
-from .._core.schedule import AbstractSchedule
-from .._types import Scalar, Step
+from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical
 from ..tree.means import log_of_decay
+from ..tree.types import Scalar, Step
 from ._common import as_step, fractions, interpolate, power
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields import Hyperparameter, hyperparameter, steps
-from .._core.schedule import AbstractSchedule
-from .._types import Scalar, Step
+from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical, canonical_float
+from ..tree.types import Scalar, Step
 from ._common import as_step, cosine, fractions, interpolate, power
 
 

@@ -6,10 +6,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .._core.fields import Hyperparameter, hyperparameter, steps
-from .._core.schedule import AbstractStatefulSchedule
-from .._types import Scalar, Step
+from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.schedule import AbstractStatefulSchedule
 from ..tree.dtypes import as_canonical, canonical_float
+from ..tree.types import Scalar, Step
 
 
 class ReduceOnPlateauState(eqx.Module):

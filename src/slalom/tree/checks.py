@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 
-from .._paths import dotted, first_difference
-from .._types import PyTree
 from .dtypes import is_array, is_inexact
+from .paths import dotted, first_difference
+from .types import PyTree
 
 
 def check_inexact(tree: PyTree) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._types import PyTree, Scalar
+from .types import PyTree, Scalar
 
 
 def is_array(x: Any) -> bool:

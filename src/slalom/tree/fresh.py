@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from .._types import Params, PyTree, Tracer, under_jit
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
+from .types import Params, PyTree, Tracer, under_jit
 
 
 def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) -> PyTree:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Real
 
-from .._types import PyTree, under_jit
 from .checks import check_inexact, check_same_shapes, check_same_structure
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
+from .types import PyTree, under_jit
 
 
 def map_leaves(

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Real
 
-from .._types import Scalar
+from .types import Scalar
 
 
 def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Real
 
-from .._types import PyTree, Scalar
 from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
 from .leaves import map_leaves
+from .types import PyTree, Scalar
 
 
 def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:

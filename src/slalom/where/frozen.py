@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from .._paths import candidates, glob_pattern, leaf_paths
+from ..tree.paths import candidates, glob_pattern, leaf_paths
 from .resolve import Leaf, Where
 
 

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
-from .._paths import dotted, glob_pattern
-from .._types import Params
+from ..tree.paths import dotted, glob_pattern
+from ..tree.types import Params
 from .resolve import Cases, Leaf, Where, as_where, resolve
 from .selectors import everything
 

@@ -15,8 +15,8 @@ import numpy as np
 import wadler_lindig as wl
 from jaxtyping import PyTree
 
-from .._paths import candidates, dotted, first_difference, leaf_paths, whole
-from .._types import Params, Tracer, Updates, is_function
+from ..tree.paths import candidates, dotted, first_difference, leaf_paths, whole
+from ..tree.types import Params, Tracer, Updates, is_function
 
 WhereLike: TypeAlias = Any
 """A selector, a function of the parameter tree to a tree of bools, or a tree of bools."""

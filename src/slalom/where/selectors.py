@@ -10,8 +10,8 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from .._paths import glob_pattern
-from .._types import is_function
+from ..tree.paths import glob_pattern
+from ..tree.types import is_function
 from .resolve import ONLY_SHAPES, Leaf, Where, function_name
 
 

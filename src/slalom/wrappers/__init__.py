@@ -5,34 +5,34 @@ Each class is made by the method of the same name: `tx.every_k(k)` returns a
 the base classes to write a wrapper.
 """
 
-from .._core.declared import Part as Part
-from .._core.wrapper import (
+from .._core.protocol.parts import Part as Part
+from .._core.protocol.wrapper import (
     AbstractPacedWrapper as AbstractPacedWrapper,
     AbstractWrapper as AbstractWrapper,
     run_if as run_if,
 )
-from .._core.write import Writer as Writer
-from .._core.writer import AbstractParameterWriter as AbstractParameterWriter
-from .average import Average as Average
-from .drive import Drive as Drive
-from .every_k import EveryK as EveryK
-from .flatten import Flatten as Flatten
-from .if_finite import IfFinite as IfFinite
-from .mask import Mask as Mask, Only as Only
-from .maximize import Maximize as Maximize
-from .mechanize import Mechanize as Mechanize
-from .outer import Outer as Outer
-from .partitions import Partition as Partition
-from .project import Project as Project
-from .record import Record as Record
-from .sam import Sam as Sam
-from .scale_loss import ScaleLoss as ScaleLoss
-from .schedule_free import ScheduleFree as ScheduleFree
-from .skip_spikes import SkipSpikes as SkipSpikes
-from .split_complex import SplitComplex as SplitComplex
-from .store import Store as Store
-from .when import When as When
-from .write import Write as Write
+from .._core.protocol.write import Writer as Writer
+from .._core.protocol.writer import AbstractParameterWriter as AbstractParameterWriter
+from .gradients.every_k import EveryK as EveryK
+from .gradients.if_finite import IfFinite as IfFinite
+from .gradients.maximize import Maximize as Maximize
+from .gradients.sam import Sam as Sam
+from .gradients.scale_loss import ScaleLoss as ScaleLoss
+from .gradients.skip_spikes import SkipSpikes as SkipSpikes
+from .gradients.when import When as When
+from .parameters.average import Average as Average
+from .parameters.mechanize import Mechanize as Mechanize
+from .parameters.outer import Outer as Outer
+from .parameters.project import Project as Project
+from .parameters.schedule_free import ScheduleFree as ScheduleFree
+from .parameters.write import Write as Write
+from .scope.drive import Drive as Drive
+from .scope.flatten import Flatten as Flatten
+from .scope.mask import Mask as Mask, Only as Only
+from .scope.partitions import Partition as Partition
+from .scope.record import Record as Record
+from .scope.split_complex import SplitComplex as SplitComplex
+from .scope.store import Store as Store
 
 __all__ = [
     "AbstractPacedWrapper",

@@ -4,10 +4,10 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from ..declared import AbstractDeclared, Part
-from ..encoded import decoded, encoded_again, has_encoded
-from ..marks import params_like_fields, with_fields
-from ..write import Writer
+from ..protocol.parts import AbstractDeclared, Part
+from ..protocol.write import Writer
+from ..state.marks import params_like_fields, with_fields
+from .encoded import decoded, encoded_again, has_encoded
 
 
 def run_decoded(part: Part, write: Writer, updates: PyTree) -> tuple[Any, Any]:

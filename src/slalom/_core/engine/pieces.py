@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ..encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape
+from .encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape
 
 Store: TypeAlias = Callable[[int, Any], Any]
 """Stores a new value of the leaf with this number, and returns it as later phases see it."""

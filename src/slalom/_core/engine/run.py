@@ -17,13 +17,13 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ..._paths import leaf_paths
-from ..._types import under_jit
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
-from ..declared import Part
-from ..encoded import AtRest, is_encoded, rests, seed_of
-from ..marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
-from ..write import ADD, Writer
+from ...tree.paths import leaf_paths
+from ...tree.types import under_jit
+from ..protocol.parts import Part
+from ..protocol.write import ADD, Writer
+from ..state.marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
+from .encoded import AtRest, is_encoded, rests, seed_of
 from .pieces import Store, last_of, run_at_rest, run_whole
 
 

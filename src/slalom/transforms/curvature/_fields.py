@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from ... import tree
-from ..._core.declared import CHECK
-from ..._types import Params
+from ..._core.protocol.parts import CHECK
+from ...tree.types import Params
 from ._system import SOLVERS
 
 

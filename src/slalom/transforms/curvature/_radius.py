@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._types import Scalar
+from ...tree.types import Scalar
 from ._system import System
 
 MOST_ITERATIONS = 10

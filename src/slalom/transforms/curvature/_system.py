@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import jax.scipy.linalg as linalg
 from jaxtyping import Array, Float
 
-from ..._core.residuals import Linearization
-from ..._types import Scalar
+from ..._core.protocol.residuals import Linearization
+from ...tree.types import Scalar
 
 FORMS = ("auto", "residuals", "parameters")
 SOLVERS = ("auto", "cholesky", "qr")

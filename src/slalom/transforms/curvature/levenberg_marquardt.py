@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.context import Context
-from ..._core.declared import CHECK
-from ..._core.fields import Hyperparameter, choice_field, count_field, hyperparameter
-from ..._core.marks import param_like, per_leaf
-from ..._core.residuals import Linearization, Residuals, to_vector
-from ..._core.transform import AbstractTransform
-from ..._types import Params, Scalar, Updates
+from ..._core.fields.declare import Hyperparameter, choice_field, count_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import CHECK
+from ..._core.protocol.residuals import Linearization, Residuals, to_vector
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
+from ...tree.types import Params, Scalar, Updates
 from ._fields import chunk_field, solver_field
 from ._radius import bounded
 from ._system import FORMS, System, check_qr, chosen_form

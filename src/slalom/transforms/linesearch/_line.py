@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.context import Context
-from ..._core.transform import AbstractTransform
-from ..._types import Params, Scalar, Updates
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
 from ...tree.dtypes import as_float, canonical_float
+from ...tree.types import Params, Scalar, Updates
 
 
 class Line(NamedTuple):

@@ -1,0 +1,1 @@
+"""A transform bound to the parameters of one model, and the compilation of its steps."""

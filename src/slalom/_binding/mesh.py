@@ -1,0 +1,61 @@
+"""Shardings of arrays on a mesh of several devices, and how results keep them."""
+
+import functools
+from typing import TypeVar
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ..tree.fresh import canonical_spec
+from ..tree.types import Tracer
+
+T = TypeVar("T")
+
+
+def mesh_sharding(x: object) -> NamedSharding | None:
+    """The sharding of a concrete array on a mesh of several devices, `None` for anything else."""
+    sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return _canonical(sharding, getattr(x, "ndim", 0))
+    return sharding
+
+
+def may_be_at(x: object, home: NamedSharding | None) -> bool:
+    """Whether a traced array may have this sharding: its type names the mesh that it is on.
+
+    Inside of a `shard_map` it names another one, in which each device has its own part.
+    """
+    return home is not None and jax.typeof(x).sharding.mesh == home.mesh.abstract_mesh
+
+
+def constrain(x: T, sharding: NamedSharding) -> T:
+    """A traced array with this sharding."""
+    # The sharding along explicit axes is part of an array's type; along automatic axes it is a
+    # constraint on the partitioner.
+    constraints = (
+        (AxisType.Explicit, jax.sharding.reshard),
+        (AxisType.Auto, jax.lax.with_sharding_constraint),
+    )
+    axes = sharding.mesh.axis_names
+    # What is computed is on the device.
+    sharding = sharding.update(memory_kind=None)
+    for kind, constraint in constraints:
+        names = [n for n, k in zip(axes, sharding.mesh.axis_types, strict=True) if k == kind]
+        if names:
+            own = sharding if len(names) == len(axes) else _restricted(sharding, names)
+            x = constraint(x, own)
+    return x
+
+
+@functools.lru_cache(maxsize=1024)
+def _canonical(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    return sharding.update(spec=canonical_spec(sharding.mesh, tuple(sharding.spec), ndim))
+
+
+def _restricted(sharding: NamedSharding, names: list[str]) -> NamedSharding:
+    """The part of a sharding that concerns these axes of its mesh."""
+    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in sharding.spec)
+    spec = PartitionSpec(*(tuple(n for n in entry if n in names) for entry in entries))
+    return sharding.update(spec=spec)

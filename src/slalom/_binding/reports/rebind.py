@@ -1,0 +1,286 @@
+"""Transfers a state to another transform or model."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..._core.engine.encoded import is_encoded
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import PER_LEAF
+from ..._core.state.slots import Slot, leaves_of, slots
+from ..._core.text.messages import listed
+from ...tree.paths import leaf_paths
+from ...tree.types import PyTree
+
+
+class AsBefore:
+    """The type of a default that keeps the present value, where `None` has a meaning."""
+
+    def __repr__(self) -> str:
+        return "as before"
+
+
+AS_BEFORE = AsBefore()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Rebinding:
+    """A report of `opt.rebind`: the paths of all leaves of the old and the new state."""
+
+    carried: tuple[str, ...]
+    """Leaves whose value comes from the old state."""
+    new: tuple[str, ...]
+    """Leaves that only the new state has, with their initial value."""
+    reshaped: tuple[str, ...]
+    """Leaves whose shape changed, with their initial value."""
+    dropped: tuple[str, ...]
+    """Leaves that only the old state had."""
+    recoded: tuple[str, ...] = ()
+    """Those of the carried leaves that are stored in another codec or dtype than before."""
+
+    def __repr__(self) -> str:
+        def line(field: str, names: tuple[str, ...]) -> str:
+            return f"{field + ':':<9} {listed(names, 4) or '–'}"
+
+        names = [f.name for f in dataclasses.fields(self)]
+        names = names if self.recoded else names[:-1]
+        return "\n".join(line(name, getattr(self, name)) for name in names)
+
+
+class Side(NamedTuple):
+    """The places and values of a state's leaves."""
+
+    places: list[Slot]
+    leaves: list[Any]
+    params: list[str]
+    """The paths of all parameters."""
+    entries: frozenset[int]
+    """The positions of the per-leaf fields of state modules that also have per-parameter leaves."""
+
+    @classmethod
+    def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "Side":
+        paths = leaf_paths(params)
+        # An encoded leaf is one leaf, with its own path.
+        leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
+        places = slots(transform, structure.unflatten(range(len(leaves))), paths)
+        return cls.at(places, leaves, paths)
+
+    @classmethod
+    def at(cls, places: list[Slot], leaves: list[Any], params: list[str]) -> "Side":
+        owners = {s.node for s in places if s.param is not None}
+        entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in owners)
+        return cls(places, leaves, params, frozenset(entries))
+
+
+class Transfer(NamedTuple):
+    """Which leaves of an old state a new one takes, by position."""
+
+    origins: dict[int, int]
+    """The old leaf that each new leaf corresponds to, whether it fits or not."""
+    fits: dict[int, int]
+    """The old leaf whose value each new leaf takes."""
+    gathered: dict[int, Any]
+    """The values of per-leaf fields, put together from entries of old ones."""
+    used: set[int]
+    """The old leaves whose values are taken."""
+
+
+def carry(
+    old: tuple[AbstractTransform, PyTree, PyTree], new: tuple[AbstractTransform, PyTree, PyTree]
+) -> tuple[PyTree, Rebinding]:
+    """Transfers everything that still fits from the old state to the new one.
+
+    **Arguments:**
+
+    - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
+    """
+    before, after = Side.of(*old), Side.of(*new)
+    found = transfer(before, after, lambda a, b: _shape(a) == _shape(b))
+    leaves = list(after.leaves)
+    recoded = set()
+    for i, j in found.fits.items():
+        leaves[i] = in_form_of(after.leaves[i], before.leaves[j])
+        if _storage(leaves[i]) != _storage(before.leaves[j]):
+            recoded.add(i)
+    for i, value in found.gathered.items():
+        leaves[i] = value
+    carried = found.fits.keys() | found.gathered.keys()
+    reshaped = {i for i in found.origins.keys() - carried if found.origins[i] not in found.used}
+    used = found.used | {found.origins[i] for i in reshaped}
+    report = Rebinding(
+        carried=_names(after, carried),
+        new=_names(after, set(range(len(leaves))) - carried - reshaped),
+        reshaped=_names(after, reshaped),
+        dropped=_names(before, set(range(len(before.leaves))) - used),
+        recoded=_names(after, recoded),
+    )
+    return jax.tree.structure(new[1], is_leaf=is_encoded).unflatten(leaves), report
+
+
+def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -> Transfer:
+    """Finds an old leaf for each new one.
+
+    A leaf takes the value of the leaf with the same path. If there is none, it takes the value of
+    the only leaf of the same rule with the same path inside its state, because the rule was wrapped
+    or moved. If there is none either, it takes the momentum `mu` of another rule.
+
+    A rule that knows the age of its means takes the whole state of a parameter or none of it.
+    Means of different ages with the same bias correction would be far too large or too small.
+
+    **Arguments:**
+
+    - `before`, `after`: the old and the new state.
+    - `same_kind`: whether an old leaf can take the place of a new one.
+    """
+    origins = _origins(before, after)
+    fits = {
+        i: j
+        for i, j in origins.items()
+        if same_kind(before.leaves[j], after.leaves[i])
+        and (after.places[i].mark != PER_LEAF or before.params == after.params)
+    }
+    for group in _aged_groups(after.places):
+        if any(i not in fits for i in group):
+            for i in group:
+                fits.pop(i, None)
+    used, gathered = set(fits.values()), {}
+    for i in after.entries:
+        sources = _entries(i, fits, before, after)
+        if any(sources):
+            gathered[i] = _gathered(after.leaves[i], sources, before.leaves)
+        used.update(j for j, _ in filter(None, sources))
+    return Transfer(origins, fits, gathered, used)
+
+
+def _names(side: Side, which: Iterable[int]) -> tuple[str, ...]:
+    return tuple(side.places[i].name for i in sorted(which))
+
+
+def in_form_of(like: Any, x: Any) -> Any:
+    """A copy in the dtype and the codec of the initial value, so that no two optimizers share a
+    buffer."""
+    if is_encoded(like) and is_encoded(x) and like.form == x.form:
+        return jax.tree.map(jnp.copy, x)
+    x = x.decode() if is_encoded(x) else x
+    if is_encoded(like):
+        return jax.jit(like.encode)(jnp.asarray(x, like.dtype))
+    return jnp.array(x, like.dtype, copy=True)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.shape if is_encoded(x) else jnp.shape(x)
+
+
+def _storage(x: Any) -> Any:
+    return x.codec if is_encoded(x) else jnp.asarray(x).dtype
+
+
+# --- matching leaves ------------------------------------------------------------------------
+
+
+def _origins(before: Side, after: Side) -> dict[int, int]:
+    """The old leaf whose value each new leaf would take, if there is one."""
+    aged = {slot.node for slot in after.places if slot.mark == PER_LEAF}
+
+    def by_path(slot: Slot) -> Hashable:
+        return slot.rule, slot.name
+
+    def by_rule(slot: Slot) -> Hashable:
+        return slot.rule, slot.local
+
+    def by_momentum(slot: Slot) -> Hashable:
+        return slot.local if slot.field == "mu" and slot.node not in aged else None
+
+    origins: dict[int, int] = {}
+    keys: tuple[Callable[[Slot], Hashable], ...] = (by_path, by_rule)
+    for key in keys:
+        _pair_up(key, key, before, after, origins)
+    _pair_up(lambda s: s.local if s.field == "mu" else None, by_momentum, before, after, origins)
+    return origins
+
+
+def _pair_up(
+    old_key: Callable[[Slot], Hashable],
+    new_key: Callable[[Slot], Hashable],
+    before: Side,
+    after: Side,
+    origins: dict[int, int],
+) -> None:
+    """Adds the pairs of unpaired leaves whose key is unique on both sides."""
+    old = _alone(old_key, before, set(origins.values()))
+    new = _alone(new_key, after, set(origins))
+    for key in new.keys() & old.keys():
+        origins[new[key]] = old[key]
+
+
+def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dict[Hashable, int]:
+    """The positions of unpaired leaves with a unique key, by key."""
+    found: dict[Hashable, list[int]] = {}
+    for i, slot in enumerate(side.places):
+        if i not in paired and i not in side.entries and key(slot) is not None:
+            found.setdefault(key(slot), []).append(i)
+    return {k: many[0] for k, many in found.items() if len(many) == 1}
+
+
+# --- ages -----------------------------------------------------------------------------------
+
+
+def _aged_groups(places: list[Slot]) -> list[list[int]]:
+    """The leaves of states with ages, grouped by parameter."""
+    aged = {slot.node for slot in places if slot.mark == PER_LEAF}
+    groups: dict[Hashable, list[int]] = {}
+    for i, slot in enumerate(places):
+        if slot.node in aged and slot.param is not None:
+            groups.setdefault((slot.node, slot.param), []).append(i)
+    return list(groups.values())
+
+
+def _entries(
+    i: int, fits: dict[int, int], before: Side, after: Side
+) -> list[tuple[int, int] | None]:
+    """For each entry of a new per-leaf field, the old field and its entry to take, if any."""
+    slot = after.places[i]
+    carried = {
+        (after.places[n].param, after.places[n].half): before.places[j]
+        for n, j in fits.items()
+        if after.places[n].node == slot.node
+    }
+    sources: list[tuple[int, int] | None] = []
+    for leaf in leaves_of(slot.node, after.places):
+        source = carried.get(leaf)
+        field = source and next(
+            (
+                j
+                for j, s in enumerate(before.places)
+                if s.mark == PER_LEAF and (s.node, s.field) == (source.node, slot.field)
+            ),
+            None,
+        )
+        if source is None or field is None:
+            sources.append(None)
+        else:
+            names = leaves_of(source.node, before.places)
+            sources.append((field, names.index((str(source.param), source.half))))
+    return sources
+
+
+def _gathered(fresh: Any, sources: list[tuple[int, int] | None], old: list[Any]) -> Any:
+    """A per-leaf field: one number if all leaves have the same age, or else an entry for each."""
+    known = [source for source in sources if source is not None]
+    first = known[0][0]
+    alike = len(known) == len(sources) and {field for field, _ in known} == {first}
+    if alike and jnp.ndim(fresh) == jnp.ndim(old[first]) == 0:
+        return in_form_of(fresh, old[first])
+
+    def entry(numbers: Any, n: int) -> Any:
+        return in_form_of(fresh, numbers if jnp.ndim(numbers) == 0 else numbers[n])
+
+    return jnp.stack(
+        [
+            entry(fresh, n) if source is None else entry(old[source[0]], source[1])
+            for n, source in enumerate(sources)
+        ]
+    )

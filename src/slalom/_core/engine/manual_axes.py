@@ -1,0 +1,77 @@
+"""Inside of a `jax.shard_map`, where each device may have numbers of its own and no norm is global.
+
+JAX records in the type of an array over which mesh axes it varies, unless `check_vma=False`.
+"""
+
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from ...tree.paths import leaf_paths
+
+
+def refuse_parts(who: str, *trees: PyTree) -> None:
+    """Raises an error for trees whose norm would be that of one device.
+
+    **Arguments:**
+
+    - `who`: the name of what would compute it.
+    - `trees`: the updates, and the parameters if they are known.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = [axis for axis in mesh.manual_axes if mesh.shape[axis] > 1]
+    if not axes:
+        return
+    # The index of a device along an axis varies over it. If JAX does not say so, it says nothing.
+    untold = [axis for axis in axes if axis not in _varies_over(jax.lax.axis_index(axis))]
+    if untold:
+        raise ValueError(
+            f"{who} needs whole parameters, as for a norm, but inside of a `jax.pmap`, or of a "
+            "`jax.shard_map` with `check_vma=False`, it is not known whether each device has all "
+            f"of them along {_quoted(untold)}. Instead of `pmap`, shard the batch over a mesh and "
+            "call the step under `jax.jit`: `jax.device_put(batch, jax.NamedSharding(mesh, "
+            'jax.P("data")))`. Or return the averaged gradients and call `opt.step` outside. In a '
+            "`shard_map`, `check_vma=True` suffices."
+        )
+    for tree in trees:
+        for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
+            varying = [axis for axis in axes if axis in _varies_over(x)]
+            if varying:
+                raise ValueError(
+                    f"{who} needs whole parameters, as for a norm, but inside of "
+                    f"this `jax.shard_map` each device has other numbers at '{path}' along "
+                    f"{_quoted(varying)}, so the result would be that of one device. If these are "
+                    f'gradients, average them first: `jax.lax.pmean(grads, "{varying[0]}")`. If '
+                    "the parameters are sharded, return the gradients from the `shard_map` and "
+                    "call `opt.step` outside of it, where norms are global."
+                )
+
+
+def refuse_shards(who: str, tree: PyTree) -> None:
+    """Raises an error for parts of arrays, where the state is that of whole ones.
+
+    **Arguments:**
+
+    - `who`: the name of the transform.
+    - `tree`: the parameters, or the updates.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
+        varying = [axis for axis in mesh.manual_axes if axis in _varies_over(x)]
+        if varying:
+            raise ValueError(
+                f"{who} needs whole parameters, because it stores blocks of whole arrays, but "
+                f"inside of this `jax.shard_map` each device has a part of '{path}' along "
+                f"{_quoted(varying)}. Return the gradients from the `shard_map` and call "
+                "`opt.step` outside of it, where each device stores its own part."
+            )
+
+
+def _varies_over(x: Any) -> frozenset[Any]:
+    aval: Any = jax.typeof(x)  # typed as any abstract value, but that of an array has this field
+    return aval.manual_axis_type.varying
+
+
+def _quoted(axes: list[Any]) -> str:
+    return ", ".join(f"'{axis}'" for axis in axes)

@@ -1,0 +1,1 @@
+"""The fields of transforms: hyperparameters, schedules, and how they are read by path."""

@@ -1,0 +1,76 @@
+"""Values by their paths, as a mapping that also takes unambiguous suffixes."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.tree_util import DictKey
+
+from ...tree.paths import candidates, has_suffix
+from ..text.advice import renamed_advice
+from ..text.printing import shortest
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class ByPath(dict[str, Any]):
+    """A flat dict of values by path; any unambiguous suffix of a path works as a key."""
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(the_path(name, list(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and bool(matches(name, list(self)))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self:
+            return self[name]
+        return default
+
+    @staticmethod
+    def refuse(*_: Any, **__: Any) -> Any:
+        """Raises: nothing here can be written."""
+        raise TypeError(
+            "This mapping is read-only, since an optimizer is immutable. To change "
+            "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`, or with "
+            "Optax `state = sl.interop.with_hyperparams(state, learning_rate=1e-4)`."
+        )
+
+    if not TYPE_CHECKING:  # to a type checker a dict has these
+        __setitem__ = __delitem__ = __ior__ = refuse
+        update = setdefault = pop = popitem = clear = refuse
+
+    def __reduce__(self) -> Any:
+        return ByPath, (dict(self),)
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple((DictKey(path), x) for path, x in self.items()), tuple(self)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, paths: tuple[str, ...], values: Iterable[Any]) -> "ByPath":
+        return cls(zip(paths, values, strict=True))
+
+
+def the_path(name: str, known: Sequence[str]) -> str:
+    """The path of a name: the name itself, or the only path that it is a suffix of."""
+    found = matches(name, known)
+    if not found:
+        advice = renamed_advice(name, [path.rpartition(".")[2] for path in known])
+        raise KeyError(f"'{name}' is not known. Candidates: {candidates(name, known)}.{advice}")
+    return found[0]
+
+
+def matches(name: str, known: Sequence[str]) -> list[str]:
+    """The path of a name, if there is one. An ambiguous name raises an error."""
+    found = [name] if name in known else [path for path in known if has_suffix(path, name)]
+    if len(found) > 1:
+        # `learning_rate` means that of the optimizer inside of `.outer`, not the outer one.
+        found = [path for path in found if "outer.optimizer." not in path] or found
+    if len(found) > 1:
+        raise KeyError(f"'{name}' is ambiguous. Candidates: {candidates(name, found)}.")
+    return found

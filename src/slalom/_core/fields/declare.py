@@ -1,0 +1,346 @@
+"""How transforms and schedules declare their fields.
+
+The declaration decides what a field is, never the type of its value. A field is a real number that
+may be traced and scheduled (`hyperparameter`), a number of steps (`steps`), or structure
+(`eqx.field(static=True)`). The fields of states are marked with the functions in `marks.py`.
+"""
+
+import dataclasses
+import functools
+import itertools
+import operator
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree, Real
+
+from ...tree.dtypes import canonical_float, is_array
+from ...tree.types import Tracer, is_function
+from ..protocol.parts import CHECK
+from ..text.printing import code, shortest
+from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule
+
+Hyperparameter: TypeAlias = (
+    float | int | np.number | Real[Array, ""] | Real[np.ndarray, ""] | Callable[..., Any]
+)
+"""The type of a real-valued field: a number, a 0-d array, or a schedule, which is a module of
+`sl.schedules` or any function of the step."""
+
+_KIND = "slalom.kind"
+_HYPERPARAMETER, _STEPS = "hyperparameter", "steps"
+_MISSING = dataclasses.MISSING
+
+
+# --- declarations ---------------------------------------------------------------------------
+
+
+def hyperparameter(
+    default: Any = _MISSING,
+    *,
+    within: str = "(-inf, inf)",
+    optional: bool = False,
+    kw_only: bool = False,
+) -> Any:
+    """Declares a real-valued field: a number, a 0-d array, or a schedule.
+
+    Binding turns the number into a strongly typed 0-d array, so changing it never recompiles. A
+    plain function of the step becomes a schedule.
+
+    **Arguments:**
+
+    - `default`: the default value. The field is required if there is none.
+    - `within`: the interval of allowed values, such as `"[0, 1)"`. Numbers are checked when the
+        transform is created. Traced values and schedules are not checked.
+    - `optional`: whether `None` is allowed. It always is if it is the default.
+    - `kw_only`: whether the field is a keyword-only argument.
+
+    **Returns:** a field, for the body of a transform or schedule class.
+
+    ```python
+    >>> class ScaleByHalfLife(sl.AbstractTransform):
+    ...     half_life: sl.Hyperparameter = sl.fields.hyperparameter(10.0, within="(0, inf)")
+    ...     def init(self, params):
+    ...         return None
+    ...     def update(self, updates, state, params=None, context=None):
+    ...         now = self.at(context)
+    ...         return jax.tree.map(lambda u: u * 0.5 ** (1 / now.half_life), updates), state
+    >>> ScaleByHalfLife(half_life=-1.0)
+    Traceback (most recent call last):
+    ValueError: ScaleByHalfLife.half_life must be in (0, inf), got -1.0.
+
+    ```
+    """
+    check = functools.partial(_check_hyperparameter, _Interval(within), optional=optional)
+    return _declare(_HYPERPARAMETER, default, _as_hyperparameter, check, kw_only)
+
+
+def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
+    """Declares a number of steps: an integer leaf of a schedule, traced like a hyperparameter."""
+    check = functools.partial(_check_steps, _Interval(within))
+    return _declare(_STEPS, default, _as_steps, check)
+
+
+def whole_number(converter: Callable[[Any], Any], check: Callable[[str, Any], None]) -> Any:
+    """Declares an integer leaf that is traced, read and replaced like a hyperparameter."""
+    return _declare(_STEPS, _MISSING, converter, check)
+
+
+def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
+    """Declares a static whole number, such as a number of steps: a Python int.
+
+    **Arguments:**
+
+    - `default`: the default value. The field is required if there is none.
+    - `least`: the smallest allowed value.
+
+    **Returns:** a field, for the body of a transform class.
+    """
+    check = functools.partial(_check_count, least)
+    options: dict[str, Any] = {} if default is _MISSING else {"default": default}
+    return eqx.field(static=True, converter=_as_steps, metadata={CHECK: check}, **options)
+
+
+def choice_field(default: str, *others: str, kw_only: bool = False) -> Any:
+    """Declares a static field that is one of several strings.
+
+    **Arguments:**
+
+    - `default`: the default value.
+    - `others`: the other allowed values.
+    - `kw_only`: whether the field is a keyword-only argument.
+
+    **Returns:** a field, for the body of a transform class.
+    """
+    check = functools.partial(_check_choice, (default, *others))
+    return eqx.field(default=default, static=True, kw_only=kw_only, metadata={CHECK: check})
+
+
+def dtype_field(*, kw_only: bool = False) -> Any:
+    """Declares an optional static dtype, kept as a `numpy.dtype` so that equal ones compare equal.
+
+    **Arguments:**
+
+    - `kw_only`: whether the field is a keyword-only argument.
+
+    **Returns:** a field, for the body of a transform class. Its default is `None`.
+    """
+    return eqx.field(
+        default=None,
+        static=True,
+        converter=_as_dtype,
+        kw_only=kw_only,
+        metadata={CHECK: _check_dtype},
+    )
+
+
+def _declare(
+    kind: str,
+    default: Any,
+    converter: Callable[[Any], Any],
+    check: Callable[[str, Any], None],
+    kw_only: bool = False,
+) -> Any:
+    options: dict[str, Any] = {} if default is _MISSING else {"default": default}
+    metadata = {_KIND: kind, CHECK: check}
+    return eqx.field(metadata=metadata, converter=converter, kw_only=kw_only, **options)
+
+
+def _as_dtype(dtype: Any) -> Any:
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        return dtype  # refused by the check, which knows the name of the field
+
+
+# --- conversion and validation --------------------------------------------------------------
+
+
+def _as_hyperparameter(value: Any) -> Any:
+    # Anything else than a number, an array or a function is refused by the check, which knows the
+    # name of the field.
+    if isinstance(value, bool | np.bool_) or value is None:
+        return value
+    if isinstance(value, int | float | np.integer | np.floating):
+        return float(value)
+    if isinstance(value, np.generic) and jnp.issubdtype(value.dtype, jnp.floating):
+        return float(value)
+    if isinstance(value, jax.Array | np.ndarray):
+        # An integer array could not be set to 0.1 later.
+        whole = jnp.issubdtype(value.dtype, jnp.integer)
+        return value.astype(canonical_float()) if whole else value
+    return as_schedule(value) if is_function(value) else value
+
+
+def _as_steps(value: Any) -> Any:
+    if isinstance(value, np.integer) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    return value
+
+
+class _Interval:
+    """An interval as it is written: `"[0, 1)"`."""
+
+    _FORM = re.compile(r"([\[(])\s*(\S+)\s*,\s*(\S+)\s*([\])])")
+
+    def __init__(self, text: str):
+        match = self._FORM.fullmatch(text)
+        if match is None:
+            raise ValueError(f"'{text}' is not an interval such as '[0, 1)'.")
+        self.text = text
+        left, low, high, right = match.groups()
+        self.low, self.high = float(low), float(high)
+        self.above = operator.ge if left == "[" else operator.gt
+        self.below = operator.le if right == "]" else operator.lt
+
+    def check(self, name: str, value: Any) -> None:
+        # NaN is in no interval: it compares false.
+        number = float(value)
+        if not (self.above(number, self.low) and self.below(number, self.high)):
+            raise ValueError(f"{name} must be in {self.text}, got {shortest(value)}.")
+
+
+def _check_hyperparameter(within: _Interval, name: str, value: Any, optional: bool = False) -> None:
+    if isinstance(value, AbstractSchedule) or (optional and value is None):
+        return
+    wanted = "a real number, a 0-d array or a schedule"
+    if isinstance(value, AbstractStatefulSchedule):
+        field = name.rpartition(".")[2]
+        raise TypeError(
+            f"{name} must be {wanted}, got {value!r}. A stateful schedule cannot be passed as a "
+            f"hyperparameter. Pass a number and drive it: `tx.drive({{{field!r}: schedule}})`."
+        )
+    if isinstance(value, jax.Array | np.ndarray):
+        if value.shape != ():
+            raise ValueError(
+                f"{name} must be {wanted}, got an array of shape {value.shape}. To use "
+                "different values for different parameters, use `.partition`. For several runs, "
+                "use `eqx.filter_vmap`."
+            )
+        real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+        if not real:
+            raise TypeError(f"{name} must be {wanted}, got an array of dtype {value.dtype}.")
+    elif not isinstance(value, float):
+        raise TypeError(f"{name} must be {wanted}, got {value!r} of type {type(value).__name__}.")
+    if not isinstance(value, Tracer):
+        within.check(name, value)
+
+
+def _check_steps(within: _Interval, name: str, value: Any) -> None:
+    if isinstance(value, jax.Array | np.ndarray):
+        whole = value.shape == () and jnp.issubdtype(value.dtype, jnp.integer)
+    else:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole:
+        raise TypeError(f"{name} must be a whole number of steps, got {value!r}.")
+    if not isinstance(value, Tracer):
+        within.check(name, value)
+        if int(value) >= 2**31:
+            raise ValueError(
+                f"{name} must be less than 2**31, the range of the step count, got {value}."
+            )
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{name} must be a floating dtype, got {code(dtype)}.")
+
+
+def _check_count(least: int, name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def _check_choice(known: tuple[str, ...], name: str, value: Any) -> None:
+    if value not in known:
+        *most, last = map(repr, known)
+        raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}.")
+
+
+def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:
+    """A number inside another field, converted and checked. Schedules are refused."""
+    value = _as_hyperparameter(value)
+    if isinstance(value, AbstractSchedule):
+        raise TypeError(f"{name} must be a number, got the schedule {value!r}.")
+    _check_hyperparameter(_Interval(within), name, value)
+    return value
+
+
+def check_step(name: str, value: Any, within: str = "[0, inf)") -> Any:
+    """A number of steps inside another field, converted and checked."""
+    value = _as_steps(value)
+    _check_steps(_Interval(within), name, value)
+    return value
+
+
+def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Increasing numbers of steps inside another field, converted and checked."""
+    anywhere = "(-inf, inf)"
+    values = tuple(check_step(f"{name}[{i}]", v, anywhere) for i, v in enumerate(values))
+    known = [int(value) for value in values if not isinstance(value, Tracer)]
+    if any(b <= a for a, b in itertools.pairwise((-1, *known))):
+        listed = ", ".join(map(shortest, values))
+        raise ValueError(f"{name} must be non-negative and strictly increasing, got [{listed}].")
+    return values
+
+
+# --- binding --------------------------------------------------------------------------------
+
+
+def bind_numbers(transform: PyTree, dtype: Any | None = None) -> PyTree:
+    """A transform with its numbers as strongly typed arrays.
+
+    Floats become float32 (float64 under x64) and ints int32. Arrays are copied, since two
+    optimizers must not share a buffer that one of them may donate, and keep their dtype unless
+    `dtype` is passed. Anything else is returned unchanged.
+    """
+    leaves, structure = jax.tree.flatten(transform)
+    leaves = [_bind_array(x, dtype) if is_array(x) else x for x in leaves]
+    numbers = {
+        i: np.asarray(x, _number_dtype(x, dtype))
+        for i, x in enumerate(leaves)
+        if isinstance(x, bool | int | float)
+    }
+    # One compiled call for all of them takes less time than one `jnp.array`.
+    for i, array in zip(numbers, _as_arrays(list(numbers.values())), strict=True):
+        leaves[i] = array
+    return structure.unflatten(leaves)
+
+
+_as_arrays = jax.jit(lambda numbers: numbers, inline=True)
+
+
+def _number_dtype(value: bool | int | float, dtype: Any | None) -> Any:
+    if isinstance(value, bool):
+        return np.bool_
+    if isinstance(value, int):
+        return np.int32
+    return canonical_float() if dtype is None else dtype
+
+
+def _bind_array(value: Any, dtype: Any | None) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jnp.copy(value)
+    own = value.dtype
+    if jnp.issubdtype(own, jnp.floating):
+        weak = getattr(value, "weak_type", False)
+        own = dtype if dtype is not None else (canonical_float() if weak else own)
+    return jnp.array(value, jax.dtypes.canonicalize_dtype(own))
+
+
+# --- reading the declarations ---------------------------------------------------------------
+
+
+def hyperparameter_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """The real-valued fields of a class or instance, in order."""
+    return [
+        f for f in dataclasses.fields(cls) if f.metadata.get(_KIND) in (_HYPERPARAMETER, _STEPS)
+    ]

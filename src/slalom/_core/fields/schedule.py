@@ -1,0 +1,338 @@
+"""The base classes of schedules. The schedules themselves are in `schedules/`."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...tree.dtypes import as_float
+from ...tree.types import Scalar, Step, Tracer
+from ..protocol.parts import CHECK, AbstractDeclared
+from ..text.figures import make_figure
+from ..text.messages import uncalled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    import slalom
+
+
+class AbstractSchedule(AbstractDeclared):
+    """A hyperparameter as a function of the step: update n uses `schedule(n)`, from n = 0.
+
+    A schedule has no state. Its numbers are leaves, so changing them never recompiles.
+
+    Schedules support `+`, `-`, `*` and `/` with each other, with numbers and with functions of
+    the step.
+
+    ```python
+    >>> s = sl.schedules.linear(1.0, 0.0, transition_steps=4)
+    >>> 0.1 * s
+    0.1 * sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=4)
+    >>> (1 - s * s).values(3)
+    Array([0.    , 0.4375, 0.75  ], dtype=float32)
+
+    ```
+    """
+
+    takes_schedules: ClassVar[bool] = False
+    """Whether the numbers of this schedule may themselves be schedules."""
+
+    # NumPy arrays to the left of an operator then defer to the methods below.
+    __array_ufunc__ = None
+
+    def __check_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            inner = CHECK in field.metadata and isinstance(value, AbstractSchedule)
+            if inner and not self.takes_schedules:
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name} must be a number, got the schedule "
+                    f"{value!r}. To combine schedules, use arithmetic, `s * t`, or "
+                    "`s.then(t, at=step)`."
+                )
+
+    @abc.abstractmethod
+    def __call__(self, step: Step) -> Scalar:
+        """The value at `step`.
+
+        **Arguments:**
+
+        - `step`: the number of updates before this one, an int or a 0-d integer array, ≥ 0.
+
+        **Returns:** a 0-d floating array.
+        """
+
+    def values(self, n: int) -> Float[Array, " n"]:
+        """The first `n` values, exactly as the first `n` updates use them.
+
+        **Arguments:**
+
+        - `n`: the number of values, an int ≥ 0.
+
+        **Returns:** a vector of length `n`.
+
+        ```python
+        >>> sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=4).values(5)
+        Array([1.  , 0.75, 0.5 , 0.25, 0.  ], dtype=float32)
+
+        ```
+        """
+        return jax.vmap(lambda step: self(step))(jnp.arange(n, dtype=jnp.int32))
+
+    def plot(self, steps: int) -> "Figure":
+        """Plots the first values with matplotlib.
+
+        **Arguments:**
+
+        - `steps`: the number of values, an int ≥ 1.
+
+        **Returns:** a `matplotlib.figure.Figure` with one axes, `.axes[0]`. `.savefig(path)` saves
+        it, and a notebook shows it.
+
+        **Raises:** `ImportError` without matplotlib.
+        """
+        figure, (axes,) = make_figure("schedule.plot", size=(6.4, 3.2))
+        axes.plot(np.arange(steps), np.asarray(self.values(steps)))
+        axes.set(xlabel="step", ylabel="value")
+        return figure
+
+    def then(self, other: Any, *, at: Step) -> "AbstractSchedule":
+        """This schedule until step `at`, and another one from then on.
+
+        **Arguments:**
+
+        - `other`: a schedule, a function of the step, or a number. Its own steps start from 0.
+        - `at`: the first step of `other`, an int larger than the `at` of any earlier `.then`.
+
+        **Returns:** `sl.schedules.join([self, other], [at])`.
+
+        ```python
+        >>> warmup = sl.schedules.linear(0.0, 1.0, transition_steps=2)
+        >>> warmup.then(sl.schedules.linear(1.0, 0.0, 4), at=2).values(5)
+        Array([0.  , 0.5 , 1.  , 0.75, 0.5 ], dtype=float32)
+
+        ```
+        """
+        from ...schedules import join
+
+        return join.after(self, other, at)
+
+    def __add__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("+", self, other)
+
+    def __radd__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("+", other, self)
+
+    def __sub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("-", self, other)
+
+    def __rsub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("-", other, self)
+
+    def __mul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("*", self, other)
+
+    def __rmul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("*", other, self)
+
+    def __truediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return _combined("/", other, self)
+
+    def __neg__(self) -> "slalom.schedules.NegatedSchedule":
+        from ...schedules import NegatedSchedule
+
+        return NegatedSchedule(self)
+
+
+def _combined(symbol: str, left: Any, right: Any) -> "slalom.schedules.CombinedSchedule":
+    # Imported here for the reason that `fluent.py` gives: it is a subclass, in a file above.
+    from ...schedules import CombinedSchedule
+
+    return CombinedSchedule(symbol, left, right)
+
+
+class AbstractStatefulSchedule(AbstractDeclared):
+    """A schedule with state, such as one that lowers the learning rate on a plateau.
+
+    A stateful schedule cannot be passed as a hyperparameter. Use
+    `tx.drive({"learning_rate": schedule})`, which keeps its state and sets the hyperparameter to
+    its value.
+
+    ```python
+    >>> class Warmer(sl.schedules.AbstractStatefulSchedule):
+    ...     needs = ("value",)
+    ...     def init(self):
+    ...         return jnp.zeros(())
+    ...     def update(self, state, context):
+    ...         return 0.9 * state + 0.1 * context.value
+    ...     def value(self, state):
+    ...         return 0.1 / (1.0 + state)
+    >>> tx = sl.sgd(0.1).drive({"learning_rate": Warmer()})
+
+    ```
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The entries of the context that `update` requires, such as `"value"`."""
+
+    @abc.abstractmethod
+    def init(self) -> Any:
+        """The initial state.
+
+        **Returns:** a tree of arrays.
+        """
+
+    @abc.abstractmethod
+    def update(self, state: Any, context: Any) -> Any:
+        """Updates the state at the beginning of a step.
+
+        **Arguments:**
+
+        - `state`: the state that `init` or the last `update` returned.
+        - `context`: the `sl.Context` of the step.
+
+        **Returns:** the new state, with the same structure, shapes and dtypes.
+        """
+
+    @abc.abstractmethod
+    def value(self, state: Any) -> Scalar:
+        """The hyperparameter.
+
+        **Arguments:**
+
+        - `state`: the state that `update` returned.
+
+        **Returns:** a 0-d floating array.
+        """
+
+
+class FunctionSchedule(AbstractSchedule):
+    """A plain function of the step as a schedule. Hyperparameters wrap functions automatically.
+
+    **Arguments:**
+
+    - `function`: from a traced int32 scalar to one number.
+    """
+
+    function: Callable[[Any], Any] = eqx.field(static=True)
+
+    def __call__(self, step: Step) -> Scalar:
+        return as_float(call_schedule(self, self.function, jnp.asarray(step, jnp.int32)))
+
+    def _code(self) -> Any:
+        return self.function
+
+
+class ModuleSchedule(AbstractSchedule):
+    """A callable module as a schedule. Its arrays remain leaves.
+
+    **Arguments:**
+
+    - `module`: from a traced int32 scalar to one number.
+    """
+
+    module: Any
+
+    def __call__(self, step: Step) -> Scalar:
+        return as_float(call_schedule(self, self.module, jnp.asarray(step, jnp.int32)))
+
+    def _code(self) -> Any:
+        return self.module
+
+
+def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
+    """A schedule from a function or callable module of the step. Schedules are returned as is."""
+    if isinstance(function, AbstractSchedule):
+        return function
+    if isinstance(function, type):
+        raise TypeError(f"The class {function!r} is not a schedule.{uncalled(function)}")
+    if not jax.tree_util.all_leaves([function]):
+        return ModuleSchedule(function)
+    if any(isinstance(x, Tracer) for x in _captured(function)):
+        raise TypeError(
+            f"The schedule {function!r} closes over a traced value, which would outlive its trace. "
+            "Write it as arithmetic, `lr * sl.schedules.constant(1.0)`, or make the value an "
+            "argument: `jax.tree_util.Partial(schedule, lr=lr)`, or a field of an `eqx.Module`."
+        )
+    return FunctionSchedule(function)
+
+
+def _captured(function: Any, depth: int = 4) -> Iterator[Any]:
+    """The values that a function holds: its closure, defaults and bound arguments."""
+    held = [
+        cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)
+    ]
+    held += getattr(function, "__defaults__", None) or ()
+    held += (getattr(function, "__kwdefaults__", None) or {}).values()
+    if isinstance(function, functools.partial):
+        held += [function.func, *function.args, *function.keywords.values()]
+    held.append(getattr(function, "__self__", None))
+    for value in held:
+        for leaf in jax.tree.leaves(value):
+            yield leaf
+            if depth and callable(leaf):
+                yield from _captured(leaf, depth - 1)
+
+
+def _is_set(cell: Any) -> bool:
+    """Whether a closure's cell has a value: that of a recursive function may not have one yet."""
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def call_schedule(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:
+    """The value of a schedule at a step. Anything but a real number is refused."""
+    try:
+        value = function(step)
+    except jax.errors.TracerBoolConversionError as error:
+        raise TypeError(
+            f"The schedule {schedule!r} branches in Python on the step, which is traced. "
+            "Instead of `a if step < n else b`, write `jnp.where(step < n, a, b)`."
+        ) from error
+    except _NEEDS_A_VALUE as error:
+        raise TypeError(
+            f"The schedule {schedule!r} needs the value of the step, which is traced. Instead of "
+            "`math` and `numpy`, use `jax.numpy`. Instead of `values[step]`, write "
+            "`jnp.array(values)[step]`. Do not call `int` or `float` on the step."
+        ) from error
+    return check_schedule_value(schedule, value, step)
+
+
+_NEEDS_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:
+    """Raises an error unless the value is one real number, or one for each of several runs."""
+    returned = f"The schedule {schedule!r} returned "
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):
+        raise TypeError(
+            f"{returned}{value!r} of type {type(value).__name__}; a schedule returns one number "
+            "for one step."
+        )
+    if jnp.iscomplexobj(value):
+        kind = jnp.result_type(value)
+        raise TypeError(f"{returned}a {kind} number; a schedule returns a real one.")
+    if np.shape(value) not in ((), np.shape(step)):
+        raise ValueError(
+            f"{returned}an array of shape {np.shape(value)}; a schedule returns one number for one "
+            "step."
+        )
+    return value

@@ -1,0 +1,1 @@
+"""What every transform implements, and what transforms are made of. Read `transform.py` first."""

@@ -1,0 +1,297 @@
+"""Transforms in sequence."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from ...tree.types import Gradients, Params, Updates
+from ..engine.encoded import decoded_again, has_rest, rests, scaled
+from ..engine.manual_axes import refuse_parts
+from ..engine.run import Leafwise, run_rules
+from ..state.walk import keeps_zeros, parts, segments, transforms
+from ..text.printing import Call, Infix
+from ..traits import MIXED
+from .context import Context
+from .parts import Part
+from .stateless import AbstractStatelessTransform
+from .transform import AbstractTransform, require_transform
+from .wrapper import AbstractComposite
+from .write import Writer
+from .writer import AbstractParameterWriter
+
+
+class Identity(AbstractStatelessTransform):
+    """Returns the updates unchanged: a chain without links."""
+
+    keeps_zeros: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
+        return updates
+
+
+class Chain(AbstractComposite[tuple[Any, ...]]):
+    """Applies transforms in sequence: the updates of each are passed to the next.
+
+    Returned by `|`, `sl.chain` and `sl.named_chain`. Access links by position, name or class:
+    `tx[0]`, `tx["clip"]`, `tx[sl.ScaleByAdam]`.
+
+    **Arguments:**
+
+    - `links`: the transforms, first to last.
+    - `names`: the name of each link, or `None` for its class name in snake case.
+    """
+
+    nameless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+    reads_rest: ClassVar[bool] = True
+
+    links: tuple[AbstractTransform, ...]
+    names: tuple[str | None, ...] = eqx.field(static=True)
+
+    def __check_init__(self):
+        if not self.links:
+            raise ValueError("A chain has at least one link; `sl.Identity()` does nothing.")
+        for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
+            require_transform(f"Link {i if name is None else repr(name)}", link)
+        for link, name in list(zip(self.links, self.names, strict=True))[:-1]:
+            if any(isinstance(part.module, AbstractParameterWriter) for part in parts(link)):
+                raise ValueError(
+                    f"{name or type(link).__name__} writes the parameters itself, so nothing may "
+                    "follow it: make it the last link of the chain."
+                )
+
+        for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
+            for part in transforms(link) if i else ():
+                who = name or type(link).__name__
+                if part.module.computes_gradient and "residuals" in part.module.needs:
+                    raise ValueError(
+                        f"{who} computes its updates from the residuals of the loss, so the links "
+                        "before it would have no effect. Write them after it, or remove them. For "
+                        "smaller steps, raise its `damping`."
+                    )
+                if part.module.computes_gradient:
+                    raise ValueError(
+                        f"{who} computes a gradient of its own, on which the links before it would "
+                        "have no effect. Write them inside, as in `(clip | adam).sam(0.05)`."
+                    )
+
+    @classmethod
+    def join(cls, *links: AbstractTransform) -> AbstractTransform:
+        """A chain of these links. Nested chains are flattened. A single link is returned as is."""
+        flat: list[tuple[str | None, AbstractTransform]] = []
+        for i, link in enumerate(links):
+            require_transform(f"Link {i}", link)
+            if isinstance(link, Chain):
+                flat += zip(link.names, link.links, strict=True)
+            else:
+                flat.append((None, link))
+        _check_unique([name for name, _ in flat])
+        if not flat:
+            return Identity()
+        if len(flat) == 1 and flat[0][0] is None:
+            return flat[0][1]
+        return cls(tuple(link for _, link in flat), tuple(name for name, _ in flat))
+
+    def init(self, params: Params) -> tuple[Any, ...]:
+        return tuple(link.init(params) for link in self.links)
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        *before, last = self.children(state, context, params)
+        states = []
+        for part in before:
+            updates, new = part.run(write.returning, updates)
+            states.append(new)
+        result, new = last.run(write, updates)
+        return result, (*states, new)
+
+    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, tuple[Any, ...]]:
+        links = self.children(part.state, part.context, part.params)
+        states: list[Any] = []
+        computed = False
+        while len(states) < len(links):
+            link, rest = links[len(states)], links[len(states) :]
+            factors = _factors(link, updates) if rest[1:] else ()
+            if factors:
+                updates = scaled(updates, *factors)
+                states.append(None)
+                continue
+            group = _leafwise(rest, updates)
+            if not has_rest((updates, [one.part.state for own in group for one in own.rules])):
+                group = []
+            own = write if len(rest) == max(1, len(group)) else write.returning
+            if group:
+                rules = [rule for one in group for rule in one.rules]
+                updates, new = run_rules(rules, own, updates, part, computed=computed)
+                for one in group:
+                    states.append(one.join(new[: len(one.rules)]))
+                    new = new[len(one.rules) :]
+            else:
+                updates, state = link.run(own, updates)
+                states.append(state)
+            computed = True
+        return updates, tuple(states)
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        links = self.children(part.state, part.context, part.params)
+        found = [
+            link.module.leafwise(link._replace(path=part.path + link.path), leaves)
+            for link in links
+        ]
+        if any(own is None for own in found):
+            return None
+
+        def join(states: list[Any]) -> tuple[Any, ...]:
+            rest = iter(states)
+            return tuple(own.join(list(itertools.islice(rest, len(own.rules)))) for own in found)
+
+        return Leafwise([rule for own in found for rule in own.rules], join)
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        states = (None,) * len(self.links) if state is None else state
+        return tuple(
+            Part(path, link, s, context, params, lambda chain, i=i: chain.links[i])
+            for i, (path, link, s) in enumerate(zip(self._paths(), self.links, states, strict=True))
+        )
+
+    def _paths(self) -> list[tuple[str, ...]]:
+        taken = {name for name in self.names if name is not None}
+        paths = []
+        for name, link in zip(self.names, self.links, strict=True):
+            if name is not None:
+                paths.append((name,))
+                continue
+            (own,) = segments(link) or ("chain",)
+            numbered = itertools.chain([own], (f"{own}_{i}" for i in itertools.count(2)))
+            path = next(name for name in numbered if name not in taken)
+            taken.add(path)
+            paths.append((path,))
+        return paths
+
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        # The zeros of an idle link stay zeros through links such as Scale, but Adam turns them into
+        # nonzero updates.
+        wrote: Any = True
+        some: Any = False
+        for link, link_state in zip(self.links, state, strict=True):
+            own = link.has_updated(link_state)
+            if link.descends_partly:
+                some = True if own is True else jnp.logical_or(some, own)
+                continue
+            quiet = keeps_zeros(link) or own is not True
+            wrote, some = (jnp.logical_and(wrote, own), some) if quiet else (own, False)
+        return wrote if some is False or some is True else jnp.logical_and(wrote, some)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        columns = zip(*(link.signs(params) for link in self.links), strict=True)
+        return tuple(_sign_of_product(column) for column in columns)
+
+    def _at_position(self, which: int) -> AbstractTransform:
+        return self.links[which]
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def _code(self) -> Infix | Call:
+        """The links; runs of named ones as calls of `sl.named_chain`."""
+        pieces: list[Any] = []
+        for named, run in itertools.groupby(
+            zip(self.names, self.links, strict=True), lambda link: link[0] is not None
+        ):
+            if named:
+                pieces.append(Call("sl.named_chain", (), {str(name): link for name, link in run}))
+            else:
+                pieces += [link for _, link in run]
+        return Infix("|", pieces, one_per_line=True) if len(pieces) > 1 else pieces[0]
+
+
+def _leafwise(links: Sequence[Part], updates: Any) -> list[Leafwise]:
+    """The first of these links, as far as they can run together leaf by leaf."""
+    leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))
+    found = (link.module.leafwise(link, leaves) for link in links)
+    return list(itertools.takewhile(lambda own: own is not None, found))
+
+
+def _factors(link: Part, updates: Any) -> tuple[Any, ...]:
+    """The numbers that a link multiplies all updates by, if this is all it does."""
+    if not isinstance(link.module, AbstractStatelessTransform):
+        return ()
+    with jax.named_scope("/".join(link.path)):
+        factors = link.module.factors(decoded_again(updates), link.context)
+    if factors and not link.module.elementwise:
+        refuse_parts(type(link.module).__name__, updates, link.params)
+    return factors
+
+
+def first_link(transform: AbstractTransform) -> AbstractTransform:
+    """The transform that receives the gradients: the first link of a chain, or the transform."""
+    while isinstance(transform, Chain) and transform.links:
+        transform = transform.links[0]
+    return transform
+
+
+def chain(*links: AbstractTransform) -> AbstractTransform:
+    """Applies transforms in sequence, as `|` does.
+
+    **Arguments:**
+
+    - `links`: the transforms, first to last. Chains among them are flattened.
+
+    **Returns:** a chain, or `sl.Identity()` if there are no links.
+
+    ```python
+    >>> sl.chain(sl.ClipByGlobalNorm(1.0), sl.Scale(-0.1))
+    sl.ClipByGlobalNorm(1.0) | sl.Scale(-0.1)
+
+    ```
+    """
+    return Chain.join(*links)
+
+
+def named_chain(**links: AbstractTransform) -> AbstractTransform:
+    """Applies transforms in sequence, under the given names.
+
+    **Arguments:**
+
+    - `links`: the transforms by name, first to last. The names appear in all paths.
+
+    **Returns:** a chain, or `sl.Identity()` if there are no links.
+
+    ```python
+    >>> tx = sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.sgd(0.1))
+    >>> tx["clip"]
+    sl.ClipByGlobalNorm(1.0)
+
+    ```
+    """
+    return Chain(tuple(links.values()), tuple(links)) if links else Identity()
+
+
+def _check_unique(names: list[str | None]) -> None:
+    given = [name for name in names if name is not None]
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"Two links of this chain are named '{name}'; names must differ.")
+
+
+def _sign_of_product(signs: tuple[int | None, ...]) -> int | None:
+    """The sign after several links. Two flips count as one, because the second is deliberate."""
+    for sign in (0, -1, MIXED, None):
+        if sign in signs:
+            return sign
+    return 1

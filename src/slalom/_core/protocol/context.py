@@ -1,0 +1,148 @@
+"""The inputs of one step other than the gradients."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from ... import tree
+from ...tree.types import Params, PyTree, Step, Updates
+from .residuals import Residuals
+
+_OTHER = ("extra", "shardings", "stored_clock")
+"""The fields that are not inputs by name."""
+
+
+class Context(eqx.Module):
+    """The inputs of one step other than the gradients.
+
+    **Arguments:**
+
+    - `step`: the number of steps so far, at which schedules are evaluated.
+    - `value`: the loss, a scalar.
+    - `grad`: the gradient of the loss, before any transform.
+    - `value_fn`: the loss as a function of the parameters.
+    - `grad_fn`: the gradient of the loss as a function of the parameters. Where it is not passed,
+        `gradient` and `hessian_product` differentiate `value_fn`.
+    - `sampled_grad_fn`: a function of the parameters and a key, which returns the gradient of the
+        mean loss for labels that are drawn from the model, and the number of terms of that mean.
+    - `residuals`: the loss as a function of the parameters that can be linearized by rows, as
+        `loss_fn.on(x, y)` of an `sl.LeastSquares` returns it.
+    - `key`: a PRNG key for this step.
+    - `weight`: the weight of this mini-batch in a mean over several, a scalar.
+    - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
+        that they select.
+    - `extra`: inputs that custom transforms declare in `needs`, by name.
+    - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
+        leaves. `opt.step` passes it.
+    - `stored_clock`: the number of steps that stochastic rounding of stored state hashes. `.store`
+        passes it.
+    """
+
+    step: Step | None = None
+    value: Any = None
+    grad: Updates | None = None
+    value_fn: Callable[[Params], Any] | None = None
+    grad_fn: Callable[[Params], Updates] | None = None
+    sampled_grad_fn: Callable[[Params, Any], tuple[Updates, Any]] | None = None
+    residuals: Residuals | None = None
+    key: Any = None
+    weight: Any = None
+    per_param: Mapping[str, PyTree] | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
+    stored_clock: Any = None
+
+    def has(self, name: str) -> bool:
+        """Whether this step knows `name`."""
+        fields = [field.name for field in dataclasses.fields(self) if field.name not in _OTHER]
+        named = {**self.extra, **(self.per_param or {})}
+        known = getattr(self, name) if name in fields else named.get(name)
+        return known is not None or (name == "grad_fn" and self.value_fn is not None)
+
+    def gradient(self, params: Params) -> Updates:
+        """The gradient of the loss at other parameters. A transform that uses it `needs`
+        `"grad_fn"`.
+
+        **Arguments:**
+
+        - `params`: a tree like the parameters.
+
+        **Returns:** a tree like them; complex gradients are conjugated, as in `update`.
+        """
+        if self.grad_fn is not None:
+            return self.grad_fn(params)
+        assert self.value_fn is not None, "A transform that needs a gradient must declare it."
+        return jax.tree.map(jnp.conj, jax.grad(self.value_fn)(params))
+
+    def hessian_product(self, params: Params, vector: Params) -> Updates:
+        """The product H·v of the Hessian of the loss with a vector. A transform that uses it
+        `needs` `"grad_fn"`.
+
+        It costs about as much as two gradients. Put it into a `jax.lax.cond` if it is not needed in
+        every step.
+
+        **Arguments:**
+
+        - `params`: real parameters.
+        - `vector`: v, a tree like the parameters.
+
+        **Returns:** a tree like the parameters.
+        """
+        vector = tree.cast_like(vector, params)
+        return jax.jvp(self.gradient, (params,), (vector,))[1]
+
+    def replace(self, **changes: Any) -> "Context":
+        """This context with some entries changed.
+
+        A wrapper that gives its inner transform a clock of its own replaces `step`.
+        """
+        return dataclasses.replace(self, **changes)
+
+    def in_form(
+        self, inward: Callable[[PyTree], PyTree], outward: Callable[[PyTree], PyTree]
+    ) -> "Context":
+        """This context for a transform that sees the parameters in another form.
+
+        **Arguments:**
+
+        - `inward`: from a tree like the parameters to the form that the transform sees.
+        - `outward`: from parameters in that form to the parameters.
+        """
+        value_fn, grad_fn, sampled = self.value_fn, self.grad_fn, self.sampled_grad_fn
+        residuals = self.residuals
+
+        def sampled_inside(params: Any, key: Any) -> tuple[Any, Any]:
+            assert sampled is not None
+            grad, terms = sampled(outward(params), key)
+            return inward(grad), terms
+
+        return dataclasses.replace(
+            self,
+            per_param=self.per_param and {k: inward(v) for k, v in self.per_param.items()},
+            grad=None if self.grad is None else inward(self.grad),
+            value_fn=None if value_fn is None else lambda params: value_fn(outward(params)),
+            grad_fn=None if grad_fn is None else lambda params: inward(grad_fn(outward(params))),
+            sampled_grad_fn=None if sampled is None else sampled_inside,
+            residuals=None if residuals is None else residuals.of(outward),
+            shardings=(),
+        )
+
+    def cut(self, keep: tuple[bool, ...], params: Params) -> "Context":
+        """This context for a transform that acts on some of the parameters only.
+
+        The loss becomes a function of those parameters; the others are held constant.
+        """
+        rest = tree.cut(params, tuple(not k for k in keep))
+
+        def with_rest(kept: Any) -> Any:
+            return tree.merge(jax.tree.structure(params), keep, kept, rest)
+
+        places = zip(self.shardings, keep, strict=False)
+        shardings = tuple(place for place, kept in places if kept)
+        inside = self.in_form(lambda whole: tree.cut(whole, keep), with_rest)
+        return dataclasses.replace(inside, shardings=shardings)

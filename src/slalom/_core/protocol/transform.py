@@ -1,0 +1,304 @@
+"""The protocol. Read this file first.
+
+A transform is an immutable module whose fields are its hyperparameters and its parts. Its state is
+a separate module: `init` creates it, and `update` returns the next one. The other files of this
+folder explain what a step knows besides the gradients (`context.py`), how updates reach the
+parameters (`write.py`), how transforms are made of others (`wrapper.py`, `chain.py`), and what the
+checks at binding read (`traits.py`).
+"""
+
+import abc
+import dataclasses
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
+
+from jaxtyping import Array, Bool
+
+from ... import tree
+from ...tree.types import Gradients, Params, Updates
+from ..engine.decoding import run_decoded
+from ..engine.run import Leafwise
+from ..fields.declare import hyperparameter_fields
+from ..fields.numbers import read_number
+from ..state.walk import find
+from ..text.fluent import FLUENT, AbstractFluent
+from ..text.messages import uncalled
+from ..text.mistakes import frozen, no_attribute, not_callable
+from ..text.notebook import document, transform_tree
+from ..traits import AbstractTraits
+from .context import Context
+from .parts import Part
+from .write import ADD, Writer
+
+if TYPE_CHECKING:
+    # `AbstractTransform` alone then means `AbstractTransform[Any]`, also to a strict checker.
+    from typing_extensions import TypeVar
+
+    State = TypeVar("State", default=Any)
+else:
+    from typing import TypeVar
+
+    State = TypeVar("State")  # `default=` needs Python 3.13
+
+Kind = TypeVar("Kind")
+
+
+class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
+    """A gradient transformation: updates in, updates out, to be *added* to the parameters.
+
+    To write one, subclass this, declare the fields, and write `init` and `update`:
+
+    ```python
+    >>> class ScaleBySign(sl.AbstractTransform):
+    ...     def init(self, params):
+    ...         return None
+    ...     def update(self, updates, state, params=None, context=None):
+    ...         return jax.tree.map(jnp.sign, updates), state
+    >>> ScaleBySign() | sl.ScaleByLearningRate(0.1)
+    ScaleBySign() | sl.ScaleByLearningRate(0.1)
+
+    ```
+    """
+
+    # --- the protocol -----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def init(self, params: Params) -> State:
+        """Fresh state for these parameters.
+
+        **Arguments:**
+
+        - `params`: a tree of floating or complex arrays. `None` marks a hole.
+
+        **Returns:** the state, or `None` for a transform without one.
+        """
+
+    @abc.abstractmethod
+    def update(
+        self,
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, State]:
+        """Transforms updates.
+
+        **Arguments:**
+
+        - `updates`: the gradients, or the updates of the link before; shaped like the parameters.
+            Complex gradients are expected conjugated: `jax.grad` returns the conjugate of the
+            direction of steepest ascent.
+        - `state`: what `init` or the last `update` returned.
+        - `params`: the parameters, for transforms that need them.
+        - `context`: what else this step knows, above all its position on the clock.
+
+        **Returns:** the new updates, in the accumulation dtype (float32 for half-precision
+        leaves), and the new state, with the structure, shapes and dtypes of the old one.
+        """
+
+    def step(
+        self,
+        grads: Gradients,
+        state: State,
+        params: Params,
+        context: Context | None = None,
+    ) -> tuple[Params, State]:
+        """Gradients in, parameters out: `update`, and one addition in the accumulation dtype.
+
+        **Arguments:**
+
+        - `grads`: the gradients, as for `update`.
+        - `state`, `context`: as for `update`.
+        - `params`: the parameters.
+
+        **Returns:** the new parameters and the new state.
+        """
+        updates, state = pair(self, self.update(grads, state, params, context))
+        return ADD(params, updates), state
+
+    # --- what a subclass may add ------------------------------------------------------------
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The entries of the context that `update` cannot do without, or `"params"`. They are checked
+    before anything is computed."""
+
+    def has_updated(self, state: State) -> Bool[Array, "*runs"] | bool:
+        """Whether the last step changed any parameter. Transforms that skip steps replace this."""
+        del state
+        return True
+
+    def metrics(self, state: State) -> dict[str, Array]:
+        """Scalars by name that describe the last update, for `opt.metrics`.
+
+        The names are the same from `init` on. The name `""` is replaced by this transform's path.
+        """
+        del state
+        return {}
+
+    def reading(self, name: str, state: State, context: Context | None) -> Any:
+        """The value of a hyperparameter that the next step uses, for `opt.hyperparams`."""
+        del state
+        return read_number(self, name, context)
+
+    # A transform made of others also replaces `children` (in `declared.py`), the one source for
+    # everything that inspects or edits a composition, and `run` below. Traits, which checks read
+    # when an optimizer is created, are in `traits.py`.
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: State,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, State]:
+        """`update` and `step` in one: how a transform around this one runs it.
+
+        **Arguments:**
+
+        - `write`: what to do with the updates: return them, or add them to the parameters. A
+            policy of `.write` also knows the parameters in full precision, `write.full(params)`.
+        - the others: as for `update`.
+
+        **Returns:** the result of `write`, and the new state.
+        """
+        if write is ADD and params is not None:
+            return pair(self, self.step(updates, state, params, context))
+        seen = write.full(params)
+        updates, state = pair(self, self.update(updates, state, seen, context))
+        return write(params, updates), state
+
+    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, State]:
+        """As `run`, where leaves of the state or of the updates are encoded."""
+        return run_decoded(part, write, updates)
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        """This as rules that can run leaf by leaf, together with others, or `None`.
+
+        **Arguments:**
+
+        - `part`: this, and what it sees.
+        - `leaves`: the positions of its leaves among those of the updates.
+        """
+        del part, leaves
+        return None
+
+    # --- helpers for authors ----------------------------------------------------------------
+
+    def at(self, context: Context | None) -> SimpleNamespace:
+        """The hyperparameters at this step, as strongly typed 0-d arrays.
+
+        Schedules are evaluated at `context.step`. Unbound numbers take the same path as bound
+        ones, so both give the same bits.
+        """
+        values = {f.name: read_number(self, f.name, context) for f in hyperparameter_fields(self)}
+        return SimpleNamespace(
+            **{
+                # Half-precision numbers are exact in float32, but 1 − β₂ is not in bfloat16.
+                name: None if x is None else x.astype(tree.accumulation_dtype(x.dtype))
+                for name, x in values.items()
+            }
+        )
+
+    def demand(self, name: str, value: Any) -> Any:
+        """Returns `value`, or raises an error that says how to pass it."""
+        if value is None:
+            raise TypeError(missing(type(self).__name__, name))
+        return value
+
+    def _repr_html_(self) -> str:
+        return document(transform_tree(self))
+
+    _refuses_calls: ClassVar[bool] = True
+
+    if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
+
+        def __getattr__(self, name: str) -> Any:
+            return no_attribute(self, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            try:
+                super().__setattr__(name, value)
+            except dataclasses.FrozenInstanceError:
+                raise frozen(self, name) from None
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            not_callable(self)
+
+    @overload
+    def __getitem__(self, which: type[Kind]) -> Kind: ...
+    @overload
+    def __getitem__(self, which: int | str) -> "AbstractTransform[Any]": ...
+    def __getitem__(self, which: int | str | type) -> Any:
+        """A part by its path or a suffix of it, by class, or (in a chain) by position."""
+        return self._at_position(which) if isinstance(which, int) else find(self, which).module
+
+    def _at_position(self, which: int) -> "AbstractTransform[Any]":
+        del which
+        raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        clashes = sorted(set(cls.__annotations__) & _METHODS)
+        if clashes:
+            raise TypeError(
+                f"{cls.__name__} has a field '{clashes[0]}', which is the name of a method of "
+                f"every transform. Rename the field."
+            )
+        if isinstance(cls.needs, str):
+            raise TypeError(f"{cls.__name__}.needs must be a tuple of names: ({cls.needs!r},).")
+
+
+_METHODS = FLUENT | {
+    name
+    for cls in (AbstractTraits, AbstractTransform)
+    for name, value in vars(cls).items()
+    if callable(value) and name[0] != "_"
+}
+
+_HOW = {
+    "params": "pass the parameters: `tx.update(grads, state, params)`",
+    "step": "pass `context=sl.Context(step=n)` with the number of updates so far",
+    "value": "pass the loss: `opt.step(model, grads, value=loss)`, or `sl.Context(value=loss)`",
+    "grad": "pass the gradient of the loss: `opt.step(model, grads, grad=grads)`",
+    "value_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
+    "grad_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
+    "sampled_grad_fn": (
+        "pass it to the training step, `sl.train_step(loss_fn, sampled_loss_fn=fn)`, or to "
+        "`opt.step(..., sampled_grad_fn=fn)` with `fn(model, key)` that returns the gradient for "
+        "labels drawn from the model, and their number"
+    ),
+    "residuals": (
+        "pass a loss of `sl.LeastSquares` or `sl.OutputLoss` to the training step, "
+        "`sl.train_step(sl.LeastSquares(residual))`, or its linearization to the optimizer, "
+        "`opt.step(model, grads, residuals=loss_fn.on(x, y))`"
+    ),
+    "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
+}
+
+
+def missing(who: str, name: str) -> str:
+    """The message for an input that a transform needs and did not get."""
+    how = _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`")
+    itself = " `sl.train_step` passes value, grad and value_fn itself."
+    by_step = ("value", "grad", "value_fn", "grad_fn")
+    return f"{who} needs '{name}': {how}." + itself * (name in by_step)
+
+
+def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:
+    """The result of `update` or `step`. Raises an error if it is not a pair."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"{type(transform).__name__} must return a pair, the updates (from `step`, the "
+            f"parameters) and the new state, got something of type {type(result).__name__}."
+        )
+    return result
+
+
+def require_transform(what: str, given: Any) -> None:
+    """Raises an error for anything that is not a transform."""
+    if not isinstance(given, AbstractTransform):
+        kind = type(given).__name__
+        raise TypeError(
+            f"{what} is not a transform: got {given!r} of type {kind}.{uncalled(given)}"
+        )

@@ -1,0 +1,155 @@
+"""Transforms made of other transforms."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool
+
+from ...tree.types import Gradients, Params, Updates
+from ..state.walk import segments
+from .context import Context
+from .parts import Part
+from .transform import AbstractTransform, State
+from .write import ADD, RETURN, Writer
+
+
+class AbstractComposite(AbstractTransform[State]):
+    """A transform made of others. A subclass writes `init`, `children` and `run`.
+
+    `run` serves both `update` and `step`. It runs its parts with `part.run(write, updates)`, and
+    uses `write.idle` for a step in which a part does not run.
+    """
+
+    @abc.abstractmethod
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        """As `AbstractDeclared.children`."""
+
+    @abc.abstractmethod
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: State,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, State]:
+        """As `AbstractTransform.run`."""
+
+    def update(
+        self,
+        updates: Gradients,
+        state: State,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, State]:
+        return self.run(RETURN, updates, state, params, context)
+
+    def step(
+        self, grads: Gradients, state: State, params: Params, context: Context | None = None
+    ) -> tuple[Params, State]:
+        return self.run(ADD, grads, state, params, context)
+
+
+class AbstractWrapper(AbstractComposite[State]):
+    """A transform around one other, `inner`, whose state it keeps as `state.inner`.
+
+    A subclass declares the field `inner` and writes `init` and `run`:
+
+    ```python
+    >>> class Twice(sl.wrappers.AbstractWrapper):
+    ...     inner: sl.AbstractTransform
+    ...     def init(self, params):
+    ...         return self.inner.init(params)
+    ...     def inner_state(self, state):
+    ...         return state
+    ...     def run(self, write, updates, state, params, context):
+    ...         part = self.inner_part(state, context, params)
+    ...         return part.run(write, jax.tree.map(lambda u: 2 * u, updates))
+    >>> tx = Twice(sl.sgd(0.1))
+    >>> tx.step(jnp.ones(()), tx.init(jnp.ones(())), jnp.ones(()))[0]
+    Array(0.8, dtype=float32)
+
+    ```
+
+    A wrapper with a clock of its own for the inner transform also writes `inner_context`.
+    """
+
+    inner: eqx.AbstractVar[AbstractTransform[Any]]
+
+    def inner_state(self, state: State) -> Any:
+        """The inner transform's state."""
+        # `State` cannot be bound to a class with this field: a wrapper without state passes the
+        # inner state through, and overrides this method.
+        return state.inner  # pyright: ignore[reportAttributeAccessIssue]
+
+    def inner_context(self, state: State, context: Context) -> Context:
+        """The context that the inner transform sees."""
+        del state
+        return context
+
+    def inner_part(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> Part:
+        """The inner transform with what it sees."""
+        if context is not None and state is not None:
+            context = self.inner_context(state, context)
+        inner_state = None if state is None else self.inner_state(state)
+        path = segments(self.inner)
+        return Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner)
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        return (self.inner_part(state, context, params),)
+
+    def has_updated(self, state: State) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(self.inner_state(state))
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return self.inner.signs(params)
+
+
+class AbstractPacedWrapper(AbstractWrapper[State]):
+    """A wrapper that decides *whether* its inner transform runs, on a clock of its own.
+
+    A subclass declares `inner` and writes `init` and `run`, usually with `run_if`. Its state has
+    `inner`, the inner transform's state, and `count`, how often that one ran: its clock.
+    """
+
+    def inner_context(self, state: State, context: Context) -> Context:
+        # The class promises the field, which the type variable of all wrappers cannot say.
+        return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def run_if(
+    condition: Any,
+    run: Callable[..., tuple[Any, Any]],
+    write: Writer,
+    params: Params | None,
+    *operands: Any,
+) -> tuple[Any, Any]:
+    """Runs the inner transform where a condition holds, in one branch of a `lax.cond`.
+
+    The other branch is the identity: it costs nothing, and XLA keeps parameters and state in place.
+
+    **Arguments:**
+
+    - `condition`: a bool scalar.
+    - `run`: `run(*operands)` returns the result and the inner transform's new state.
+    - `write`, `params`: as `AbstractTransform.run` gets them.
+    - `operands`: what `run` takes; the last one is the inner transform's state.
+
+    **Returns:** the result and the inner transform's new state, as `run` returns them, or
+    `write.idle(...)` and the old state.
+    """
+    shapes, _ = jax.eval_shape(run, *operands)
+
+    def idle(*operands: Any) -> tuple[Any, Any]:
+        return write.idle(params, shapes), operands[-1]
+
+    return jax.lax.cond(condition, run, idle, *operands)

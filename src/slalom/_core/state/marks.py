@@ -1,0 +1,196 @@
+"""How a state declares which of its fields belong to the parameters."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+
+from ..engine.encoded import is_encoded
+
+_MARK = "slalom.mark"
+PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
+UNTIL_RESET = "until_reset"
+_STORED = "slalom.stored"
+SIGNED, NONNEGATIVE, EXACT = "signed", "nonnegative", "exact"
+_State = TypeVar("_State")
+
+
+# --- declarations ---------------------------------------------------------------------------
+
+
+def param_like(stored: str = SIGNED) -> Any:
+    """Marks a state field that has the parameters' structure, with an array of the same shape for
+    each parameter.
+
+    Inspection, sharding, precision and `sl.map_params` act on the marked fields.
+
+    **Arguments:**
+
+    - `stored`: how `tx.store` may encode the field. A `"signed"` field, such as a mean of
+        gradients, tolerates an error that is small compared with its neighbors. A
+        `"nonnegative"` one, such as a mean of squares, changes slowly, has a huge range and must
+        not become 0, because updates are divided by it. An `"exact"` one, such as a copy of the
+        parameters, stays as it is unless the user names it.
+
+    **Returns:** a field, for the body of a state class.
+    """
+    if stored not in (SIGNED, NONNEGATIVE, EXACT):
+        raise ValueError(
+            f"`stored` must be 'signed', 'nonnegative' or 'exact', got {stored!r}: how `tx.store` "
+            "may encode the field."
+        )
+    return eqx.field(metadata={_MARK: PARAM_LIKE, _STORED: stored})
+
+
+def per_param() -> Any:
+    """Marks a state field that has arrays of other shapes for each parameter.
+
+    It is a tree like the parameters, with an array or a tree of arrays in place of each leaf.
+
+    **Returns:** a field, for the body of a state class.
+    """
+    return _marked(PER_PARAM)
+
+
+def per_leaf() -> Any:
+    """Marks a state field that is a vector with an entry for each parameter, or a single number.
+
+    **Returns:** a field, for the body of a state class.
+    """
+    return _marked(PER_LEAF)
+
+
+def until_reset() -> Any:
+    """Marks a state field that belongs to all parameters together.
+
+    A reset of all parameters starts it again; a reset of some of them keeps it.
+
+    **Returns:** a field, for the body of a state class.
+    """
+    return _marked(UNTIL_RESET)
+
+
+def _marked(mark: str) -> Any:
+    return eqx.field(metadata={_MARK: mark})
+
+
+# --- reading them ---------------------------------------------------------------------------
+
+
+def marks(node: Any) -> dict[str, str]:
+    """The marks of a state's fields, by field name. Empty for what is no state."""
+    if isinstance(node, type) or not dataclasses.is_dataclass(node):
+        return {}
+    return {f.name: f.metadata[_MARK] for f in dataclasses.fields(node) if _MARK in f.metadata}
+
+
+def params_like_fields(state: Any) -> list[str]:
+    """The names of a state's parameter-shaped fields."""
+    return [name for name, mark in marks(state).items() if mark == PARAM_LIKE]
+
+
+def children_by_name(state: Any) -> dict[str, Any]:
+    """The fields of a state by name; empty for what has no marked fields."""
+    if not marks(state):
+        return {}
+    children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
+    return {path[0].name: child for path, child in children}
+
+
+def with_fields(state: Any, new: dict[str, Any]) -> Any:
+    """A state with other values in some fields. The constructor would convert and check them."""
+    if not new:
+        return state
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda x: x is not state
+    )
+    return structure.unflatten([new.get(path[0].name, child) for path, child in children])
+
+
+def mark_of(state: Any, field: str) -> str | None:
+    """How a field of a state is marked, if at all."""
+    return marks(state).get(field)
+
+
+def stored_as(state: Any, field: str) -> str:
+    """How `tx.store` may encode a parameter-shaped field."""
+    (found,) = (f for f in dataclasses.fields(state) if f.name == field)
+    return found.metadata[_STORED]
+
+
+def map_params(
+    function: Callable[..., Any],
+    state: _State,
+    *rest: Any,
+    other: Callable[[Any], Any] | None = None,
+) -> _State:
+    """Maps the parameter-shaped fields of a state, at any depth.
+
+    **Arguments:**
+
+    - `function`: called as `function(leaf, *rest_leaves)` at each leaf of every field that was
+        declared with `sl.fields.param_like()`.
+    - `state`: the state of any transform, or any tree that contains states.
+    - `rest`: further trees of the parameters' structure, for `function`.
+    - `other`: applied to every other leaf of the state. Defaults to keeping them.
+
+    **Returns:** the state with those leaves replaced.
+
+    ```python
+    >>> params = {"w": jnp.ones(3), "b": jnp.ones(())}
+    >>> state = sl.adam(1e-3).init(params)
+    >>> sl.map_params(lambda leaf, p: p, state, params)[0].mu["w"]
+    Array([1., 1., 1.], dtype=float32)
+
+    ```
+    """
+
+    def has_marks(node: Any) -> bool:
+        return bool(params_like_fields(node))
+
+    def keep(leaf: Any) -> Any:
+        return leaf if other is None else other(leaf)
+
+    def rebuild(node: Any) -> Any:
+        marked = set(params_like_fields(node))
+        if not marked:
+            return keep(node)
+        # Flattened one level at a time: the constructor would convert and check its arguments.
+        children, structure = jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=lambda child: child is not node
+        )
+        return structure.unflatten(
+            [
+                _map_marked(function, child, rest)
+                if path[0].name in marked
+                else map_params(function, child, *rest, other=other)
+                for path, child in children
+            ]
+        )
+
+    return jax.tree.map(rebuild, state, is_leaf=has_marks)
+
+
+def _map_marked(function: Callable[..., Any], marked: Any, rest: tuple[Any, ...]) -> Any:
+    """The function at every array of a marked field, also at each of those of an encoded leaf."""
+
+    def at_leaf(leaf: Any, *others: Any) -> Any:
+        return jax.tree.map(lambda x: function(x, *others), leaf)
+
+    return jax.tree.map(at_leaf, marked, *_cut_as(marked, rest), is_leaf=is_encoded)
+
+
+def _cut_as(marked: Any, trees: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Trees of the parameters' structure, with `None` where masks left `None` in a marked field."""
+    leaves, structure = jax.tree.flatten(marked, is_leaf=lambda x: x is None or is_encoded(x))
+    return tuple(
+        structure.unflatten(
+            [
+                None if here is None else leaf
+                for here, leaf in zip(leaves, structure.flatten_up_to(tree), strict=True)
+            ]
+        )
+        for tree in trees
+    )

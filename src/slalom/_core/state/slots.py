@@ -1,0 +1,158 @@
+"""Which transform, field and parameter each leaf of a state belongs to, and how to reset some."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from ...tree.paths import dotted, example, half_of, leaf_paths, whole
+from ...tree.types import Params
+from ..protocol.transform import AbstractTransform
+from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of, stored_as
+from .walk import parts
+
+
+class Slot(NamedTuple):
+    """The place of one leaf of a state."""
+
+    owner: str
+    """The path of the transform whose `init` created it."""
+    rule: str
+    """The name of that transform's class."""
+    local: str
+    """The path inside that transform's state."""
+    mark: str | None
+    """The mark of its field."""
+    node: tuple[str, str]
+    """The state module with that field: owner, and path inside the owner's state."""
+    field: str
+    param: str | None
+    """The parameter that it belongs to, if it belongs to only one."""
+    half: str = ""
+    """The part of a complex parameter that it belongs to, under `.split_complex()`."""
+    stored: str = ""
+    """How `tx.store` may encode it, if it is parameter-shaped."""
+
+    @property
+    def leaf(self) -> tuple[Any, ...]:
+        """What the arrays of one encoded leaf have in common."""
+        return self.node, self.field, self.param, self.half
+
+    @property
+    def name(self) -> str:
+        """The full path."""
+        return ".".join(filter(None, (self.owner, self.local)))
+
+
+def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str]) -> list[Slot]:
+    """The place of each leaf of a state, in order.
+
+    **Arguments:**
+
+    - `transform`, `state`: the transform and its state, of which only the structure is used.
+    - `params`: the paths of all parameters.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    found: list[Any] = [None] * len(leaves)
+    for part in parts(transform, example(structure)):
+        # Parts come depth first, so the innermost owner of a leaf names it last.
+        for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
+            found[i] = _slot(part.name, type(part.module).__name__, part.state, key_path, params)
+    return found
+
+
+def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str]) -> Slot:
+    node = state
+    for depth, key in enumerate(key_path):
+        field = getattr(key, "name", None)
+        mark = None if field is None else mark_of(node, field)
+        if mark is not None:
+            inside, within = dotted(key_path[:depth]), key_path[depth + 1 :]
+            apart = mark not in (PER_LEAF, UNTIL_RESET)
+            param = None if not apart else _owner_of(dotted(whole(within)), mark, params)
+            node_path, half = (owner, inside), half_of(within)
+            stored = stored_as(node, str(field)) if mark == PARAM_LIKE else ""
+            local = dotted(key_path)
+            return Slot(owner, rule, local, mark, node_path, str(field), param, half, stored)
+        # One level at a time, as JAX sees the node.
+        children, _ = jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=lambda child, node=node: child is not node
+        )
+        node = next(child for path, child in children if path[0] == key)
+    return Slot(owner, rule, dotted(key_path), None, (owner, ""), "", None)
+
+
+def _owner_of(path: str, mark: str, params: Sequence[str]) -> str | None:
+    """The parameter at this path of a marked field."""
+    if mark == PARAM_LIKE:
+        return path
+    segments = path.split(".")
+    before = (".".join(segments[:n]) for n in range(len(segments), -1, -1))
+    return next((p for p in before if p in params), None)
+
+
+def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]:
+    """The parameters and halves that the entries of a per-leaf field belong to, in order."""
+    own = ((s.param, s.half) for s in among if s.node == node and s.param is not None)
+    return list(dict.fromkeys(own))
+
+
+# --- reset ----------------------------------------------------------------------------------
+
+
+def reset(
+    transform: AbstractTransform[Any],
+    old: PyTree,
+    fresh: PyTree,
+    params: Params,
+    chosen: Sequence[str],
+) -> PyTree:
+    """The old state, with the state of the chosen parameters taken from the fresh one."""
+    paths = leaf_paths(params)
+    places = slots(transform, old, paths)
+    seen = {part.name: part.params for part in parts(transform, old, params=params)}
+    leaves = []
+    pairs = zip(places, jax.tree.leaves(old), jax.tree.leaves(fresh), strict=True)
+    for slot, before, new in pairs:
+        if slot.mark is None:
+            leaves.append(before)
+        elif len(chosen) == len(paths):
+            leaves.append(new)
+        elif slot.mark == UNTIL_RESET:
+            leaves.append(before)
+        elif slot.mark == PER_LEAF:
+            names = leaves_of(slot.node, places) or _leaves(seen[slot.owner])
+            leaves.append(_mixed([p in chosen for p, _ in names], before, new, slot))
+        else:
+            if slot.param not in paths:
+                raise _shared_state_error(slot)
+            leaves.append(new if slot.param in chosen else before)
+    return jax.tree.structure(old).unflatten(leaves)
+
+
+def _leaves(params: Params) -> list[tuple[str, str]]:
+    """The parameters and halves, in order, that a transform sees."""
+    key_paths = (key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params))
+    return [(dotted(whole(key_path)), half_of(key_path)) for key_path in key_paths]
+
+
+def _mixed(is_new: list[bool], before: Array, new: Array, slot: Slot) -> Array:
+    """Per-leaf entries, new where `is_new`. A single number for all leaves becomes a vector."""
+    if not any(is_new):
+        return before
+    if all(is_new):
+        return new
+    if {before.shape, new.shape} - {(), (len(is_new),)}:
+        raise _shared_state_error(slot)
+    shape = (len(is_new),)
+    fresh, kept = jnp.broadcast_to(new, shape), jnp.broadcast_to(before, shape)
+    return jnp.where(jnp.array(is_new), fresh, kept)
+
+
+def _shared_state_error(slot: Slot) -> Exception:
+    return ValueError(
+        f"The state '{slot.name}' is shared by several parameters, so it cannot be reset for only "
+        "some of them. Reset all of them with `opt.reset(model)`."
+    )

@@ -1,0 +1,1 @@
+"""What people read: paths, code, messages, figures, and the methods of transforms."""

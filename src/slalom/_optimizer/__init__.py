@@ -1,1 +1,0 @@
-"""The optimizer: a transform bound to the parameters of one model."""

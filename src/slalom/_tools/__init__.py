@@ -1,1 +1,0 @@
-"""Tools around training: the learning-rate range test, sweeps, and plots of metrics."""

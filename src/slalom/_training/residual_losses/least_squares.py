@@ -1,0 +1,315 @@
+"""Sums of mean squared residuals."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from ... import tree
+from ..._core.protocol.residuals import AbstractBlock, Local, Residuals, as_real
+from ...tree.dtypes import canonical_float
+from ...tree.paths import candidates
+from ...tree.types import Scalar, Tracer
+from ._loss import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
+
+ONLY = "residual"
+"""The name of the only block of a loss without names."""
+
+
+class LeastSquares(AbstractCurvatureLoss):
+    """A loss Σ wᵢ·mean|rᵢ|² of residuals, which are functions of one example.
+
+    It is a loss for every rule. Rules such as `sl.gauss_newton` and `sl.levenberg_marquardt`
+    also use the Jacobian of the residuals, which is taken example by example.
+
+    ```python
+    >>> def residual(model, x, y):
+    ...     return model(x) - y
+    >>> loss_fn = sl.LeastSquares(residual)
+    >>> step = sl.train_step(loss_fn)
+    >>> model = eqx.nn.MLP(1, 1, 8, 1, jnp.tanh, key=jax.random.key(0))
+    >>> opt = sl.Optimizer(sl.levenberg_marquardt(), model)
+    >>> x = jnp.linspace(-1, 1, 20)[:, None]
+    >>> for _ in range(20):
+    ...     model, opt, loss = step(model, opt, x, x**2)
+    >>> bool(loss < 1e-5)
+    True
+
+    ```
+
+    Several residuals have names, and a number of examples each. The batch is then one dict:
+
+    ```python
+    >>> def start(model, x):
+    ...     return model(x) - 1
+    >>> loss_fn = sl.LeastSquares({"fit": residual, "start": start}, weights={"start": 10.0})
+    >>> batch = {"fit": (x, x**2), "start": jnp.zeros((1, 1))}
+    >>> model, opt, loss = sl.train_step(loss_fn)(model, opt, batch)
+
+    ```
+
+    In a loop of your own, write `opt.step(model, grads, residuals=loss_fn.on(x, y))`.
+
+    Arguments that are not arrays, such as numbers, are passed to all examples. Complex residuals
+    count as their real and imaginary parts, and as one residual each in the mean.
+
+    Examples can have weights ω: `step(model, opt, x, y, example_weights=weights)`, or a dict of
+    them for named residuals. A block is then w·Σ ωᵢ·|rᵢ|² / n, with n all residuals: for the mean
+    over the examples of a mask, pass `mask * (mask.size / mask.sum())`; for a quadrature with
+    weights q, pass `n * q`.
+
+    **Arguments:**
+
+    - `residuals`: a function `residual(model, *arguments)` of one example that returns a floating
+        or complex array of any shape, or a dict of such functions. The data of a named one are a
+        tuple of its arguments, or the only argument.
+    - `weights`: w, ≥ 0: a number, or a dict from names to numbers. They are arrays, so other
+        weights do not recompile. Defaults to 1.
+    - `per_example`: whether a residual is a function of one example. With `False` it gets whole
+        arrays, as for a trajectory, and its Jacobian is taken at once, by forward or reverse mode,
+        whichever is shorter. A bool, or a dict of them.
+    - `in_axes`: for each argument after the model, 0 if its arrays have an axis of examples, or
+        `None` if they are the same for all, as keys and coefficients are. A tuple, or a dict of
+        tuples. Defaults to 0 for all.
+
+    **Raises:** `ValueError` that names the block, for a negative weight, and for blocks that are
+    unknown, missing or empty.
+    """
+
+    residuals: Any
+    weights: dict[str, Float[Array, ""]]
+    per_example: tuple[bool, ...] = eqx.field(static=True)
+    in_axes: tuple[tuple[bool, ...] | None, ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        residuals: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+        weights: Mapping[str, Any] | Any = None,
+        per_example: Mapping[str, bool] | bool = True,
+        in_axes: Mapping[str, Any] | tuple[int | None, ...] | None = None,
+    ):
+        self.residuals = dict(residuals) if isinstance(residuals, Mapping) else residuals
+        names = self._names
+        if not names:
+            raise ValueError("LeastSquares needs at least one residual, got an empty dict.")
+        for name, function in zip(names, self._functions, strict=True):
+            if not callable(function):
+                raise TypeError(
+                    f"LeastSquares takes functions of the model and one example, got {function!r} "
+                    f"for {self._label(name)}."
+                )
+        given = self._by_name("weights", weights, 1.0)
+        self.weights = {name: _as_weight(self._label(name), w) for name, w in given.items()}
+        flags = self._by_name("per_example", per_example, True)
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise TypeError(
+                    f"LeastSquares.per_example must be True or False, got {flag!r} for "
+                    f"{self._label(name)}."
+                )
+        self.per_example = tuple(flags.values())
+        axes = self._by_name("in_axes", in_axes, None)
+        self.in_axes = tuple(_as_axes(self._label(name), x) for name, x in axes.items())
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.residuals) if isinstance(self.residuals, dict) else (ONLY,)
+
+    @property
+    def _functions(self) -> tuple[Callable[..., Any], ...]:
+        if isinstance(self.residuals, dict):
+            return tuple(self.residuals.values())
+        return (self.residuals,)
+
+    def _label(self, name: str) -> str:
+        return f"block '{name}'" if isinstance(self.residuals, dict) else "the residual"
+
+    def _by_name(self, what: str, given: Any, default: Any) -> dict[str, Any]:
+        """An option of each block."""
+        if not isinstance(given, Mapping):
+            if what == "weights" and given is not None and isinstance(self.residuals, dict):
+                raise TypeError(
+                    f"LeastSquares.weights must be a dict from blocks to numbers, got {given!r}."
+                )
+            return dict.fromkeys(self._names, default if given is None else given)
+        for name in given:
+            if name not in self._names:
+                raise ValueError(
+                    f"LeastSquares.{what} names {name!r}, which is no block. Blocks: "
+                    f"{candidates(str(name), self._names)}."
+                )
+        return {name: given.get(name, default) for name in self._names}
+
+    def on(self, *args: Any, example_weights: Any = None) -> Residuals:
+        blocks = []
+        data = self._data(args)
+        omegas = self._example_weights(example_weights)
+        for i, (name, function) in enumerate(zip(self._names, self._functions, strict=True)):
+            arguments, omega = data[name], omegas.get(name)
+            label = self._label(name)
+            if self.per_example[i]:
+                rows, shared = divided(label, arguments, self._axes_of(i, arguments))
+            else:
+                rows, shared = None, arguments
+            block = _Squares(rows, shared, function, self.weights[name], omega, label)
+            if omega is not None:
+                _check_example_weights(label, omega, block)
+            blocks.append(block)
+        return Residuals(tuple(blocks))
+
+    def axes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PyTree:
+        data = self._data(args)
+        names = {}
+        for i, name in enumerate(self._names):
+            flags = with_examples(data[name], self._axes_of(i, data[name]))
+            names[name] = jax.tree.map(
+                lambda has, i=i, name=name: name if has and self.per_example[i] else WHOLE, flags
+            )
+        if isinstance(self.residuals, dict):
+            (batch,) = args
+            labels = {
+                name: x if isinstance(batch[name], tuple | list) else x[0]
+                for name, x in names.items()
+            }
+            own: Any = ({name: _like(batch[name], labels[name]) for name in batch},)
+        else:
+            own = names[ONLY]
+        weights = {
+            key: {name: jax.tree.map(lambda _, n=name: n, w) for name, w in omega.items()}
+            if isinstance(omega, Mapping)
+            else jax.tree.map(lambda _: ONLY, omega)
+            for key, omega in kwargs.items()
+        }
+        return own, weights
+
+    def _axes_of(self, i: int, arguments: tuple[Any, ...]) -> tuple[bool, ...]:
+        axes = self.in_axes[i]
+        if axes is None:
+            return (True,) * len(arguments)
+        if len(axes) != len(arguments):
+            raise ValueError(
+                f"LeastSquares.in_axes has {len(axes)} entries for {self._label(self._names[i])}, "
+                f"which got {len(arguments)} arguments."
+            )
+        return axes
+
+    def _data(self, args: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+        """The arguments of each block."""
+        if not isinstance(self.residuals, dict):
+            return {ONLY: args}
+        if len(args) != 1 or not isinstance(args[0], Mapping):
+            listed = ", ".join(f"{name!r}: ..." for name in self._names)
+            raise TypeError(
+                "The batch of several residuals is one dict with the data of each: "
+                f"`step(model, opt, {{{listed}}})`, got {len(args)} argument"
+                f"{'s' * (len(args) != 1)}"
+                f"{f' of type {type(args[0]).__name__}' if len(args) == 1 else ''}."
+            )
+        (batch,) = args
+        for name in self._names:
+            if name not in batch:
+                raise ValueError(f"The batch has no data for block '{name}'.")
+        for name in batch:
+            if name not in self._names:
+                raise ValueError(
+                    f"The batch has data for {name!r}, which is no block. Blocks: "
+                    f"{candidates(str(name), self._names)}."
+                )
+        return {name: as_arguments(batch[name]) for name in self._names}
+
+    def _example_weights(self, given: Any) -> dict[str, Any]:
+        if given is None:
+            return {}
+        if not isinstance(self.residuals, dict):
+            return {ONLY: given}
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                "`example_weights` must be a dict from blocks to arrays, such as "
+                f"`{{{self._names[0]!r}: weights}}`, got {type(given).__name__}."
+            )
+        for name in given:
+            if name not in self._names:
+                raise ValueError(
+                    f"`example_weights` names {name!r}, which is no block. Blocks: "
+                    f"{candidates(str(name), self._names)}."
+                )
+        return dict(given)
+
+
+class _Squares(AbstractBlock):
+    """w·Σ ω·|r|² / n, with outputs r / √entries of one example."""
+
+    rows: PyTree
+    shared: PyTree
+    residual: Callable[..., Any]
+    weight: Float[Array, ""]
+    example_weights: Float[Array, " examples"] | None
+    label: str = eqx.field(static=True)
+
+    def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
+        arguments = self.shared if row is None else eqx.combine(row, self.shared)
+        r = self.residual(params, *arguments)
+        if isinstance(r, float | complex):
+            r = jnp.asarray(r)
+        if not tree.is_inexact(r):
+            kind = f"dtype {r.dtype}" if tree.is_array(r) else f"type {type(r).__name__}"
+            raise TypeError(
+                f"A residual must return a floating or complex array, and {self.label} returned "
+                f"{kind}."
+            )
+        if not r.size:
+            raise ValueError(f"{self.label[0].upper()}{self.label[1:]} returned an empty array.")
+        real = as_real(r)
+        dtype = tree.accumulation_dtype(real.dtype)
+        return real.astype(dtype) * jnp.asarray(r.size**-0.5, dtype)
+
+    def local(self, outputs: Float[Array, "examples outputs"]) -> Local:
+        number = outputs.shape[0]
+        each = jnp.full(number, 1 / number, outputs.dtype)
+        if self.example_weights is not None:
+            each = each * jnp.asarray(self.example_weights, outputs.dtype)
+        each = each * jnp.asarray(self.weight, outputs.dtype)
+        value = jnp.sum(each[:, None] * outputs**2)
+        factors = jnp.sqrt(2 * each)
+        vector = factors[:, None] * outputs
+        return Local(value, factors[:, None] * vector, factors, vector)
+
+
+def _like(data: Any, labels: Any) -> Any:
+    """Labels in the container of the data."""
+    return type(data)(labels) if isinstance(data, tuple | list) else labels
+
+
+def _as_weight(label: str, weight: Any) -> Scalar:
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    scalar = tree.is_array(weight) and jnp.shape(weight) == () and not jnp.iscomplexobj(weight)
+    if not number and not scalar:
+        raise TypeError(f"The weight of {label} must be a real number, got {weight!r}.")
+    if not isinstance(weight, Tracer) and not float(weight) >= 0:
+        raise ValueError(f"The weight of {label} must be non-negative, got {float(weight)!r}.")
+    return jnp.asarray(weight, canonical_float())
+
+
+def _check_example_weights(label: str, omega: Any, block: _Squares) -> None:
+    shape = getattr(omega, "shape", type(omega).__name__)
+    if shape != (block.size,):
+        raise ValueError(
+            f"The example weights of {label} must be an array of shape ({block.size},), a weight "
+            f"for each example, got {shape}."
+        )
+    if not isinstance(omega, Tracer) and bool(jnp.any(omega < 0)):
+        raise ValueError(f"The example weights of {label} must be non-negative.")
+
+
+def _as_axes(label: str, axes: Any) -> tuple[bool, ...] | None:
+    if axes is None:
+        return None
+    if not isinstance(axes, tuple | list) or any(a is not None and a != 0 for a in axes):
+        raise TypeError(
+            f"LeastSquares.in_axes must be a tuple of 0 and None, one for each argument after the "
+            f"model, got {axes!r} for {label}."
+        )
+    return tuple(a is not None for a in axes)

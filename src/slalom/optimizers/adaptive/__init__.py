@@ -1,0 +1,1 @@
+"""Adam and what descends from it, ready to use."""

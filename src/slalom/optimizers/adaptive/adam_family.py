@@ -1,0 +1,300 @@
+"""Adam and its closest relatives."""
+
+from typing import Any
+
+from ..._core.fields.declare import Hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...transforms import ScaleByAdam, ScaleByAdamax, ScaleByAmsgrad, ScaleByLearningRate
+from ...where.resolve import WhereLike
+from .._decay import decayed_descent
+from .._objective import maximized_if
+
+
+@advise_keywords
+def adam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = False,
+    nu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Adam: p ↦ p − η·m̂ / (√v̂ + ε).
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.adam(1e-3)
+    sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
+    """
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
+    )
+
+
+@advise_keywords
+def adamw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    nesterov: bool = False,
+    nu_dtype: Any | None = None,
+    independent_decay: bool = False,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Adam with decoupled weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p).
+
+    The decay is multiplied by the learning rate: each step subtracts η·λ·p.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+        `sl.where.ndim(min=2)` selects weight matrices and excludes biases and norms.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.adamw(1e-3, weight_decay=0.1)
+    sl.ScaleByAdam() | sl.AddDecayedWeights(weight_decay=0.1) | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
+        Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
+    )
+
+
+@advise_keywords
+def nadam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    nu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Adam with Nesterov momentum: `sl.adam` with `nesterov=True`.
+
+    This is not PyTorch's NAdam, which follows a schedule for β₁ that starts at half its value.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.nadam(1e-3)
+    sl.ScaleByAdam(nesterov=True) | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016"
+    """
+    return maximized_if(
+        maximize,
+        adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True, nu_dtype=nu_dtype),
+    )
+
+
+@advise_keywords
+def nadamw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    nu_dtype: Any | None = None,
+    independent_decay: bool = False,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Adam with Nesterov momentum and decoupled weight decay: `sl.adamw` with `nesterov=True`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016; Loshchilov & Hutter,
+        [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return maximized_if(
+        maximize,
+        adamw(
+            learning_rate,
+            b1,
+            b2,
+            eps,
+            eps_root,
+            mu_dtype,
+            weight_decay,
+            decay_where,
+            nesterov=True,
+            nu_dtype=nu_dtype,
+            independent_decay=independent_decay,
+        ),
+    )
+
+
+@advise_keywords
+def amsgrad(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    bias_correction_mu: bool = True,
+    bias_correction_nu: bool = True,
+    *,
+    nu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """AMSGrad: p ↦ p − η·m̂ / (√w + ε), where w is the running maximum of v̂.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAmsgrad`.
+
+    **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
+
+    ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
+        Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
+    """
+    corrections = bias_correction_mu, bias_correction_nu
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
+    )
+
+
+@advise_keywords
+def adamax(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Adamax: p ↦ p − η·m̂ / v, where v is a decaying maximum of |g|.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAdamax`.
+
+    **Returns:** a chain of `ScaleByAdamax` and `ScaleByLearningRate`.
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
+    """
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
+    )
+
+
+@advise_keywords
+def adamaxw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    independent_decay: bool = False,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Adamax with decoupled weight decay: p ↦ p − η·(m̂ / v + λ·p).
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAdamax`.
+
+    **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Loshchilov & Hutter,
+        [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
+    )

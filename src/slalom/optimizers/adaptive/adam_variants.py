@@ -1,0 +1,210 @@
+"""Variants of Adam."""
+
+from typing import Any
+
+from ..._core.fields.declare import Hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...transforms import (
+    ScaleByAdan,
+    ScaleByBelief,
+    ScaleByLearningRate,
+    ScaleByNovograd,
+    ScaleByRadam,
+    ScaleByYogi,
+)
+from ...where.resolve import WhereLike, as_where
+from .._decay import decayed_descent
+from .._objective import maximized_if
+
+
+@advise_keywords
+def adabelief(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-16,
+    eps_root: Hyperparameter = 1e-16,
+    *,
+    nesterov: bool = False,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """AdaBelief: p ↦ p − η·m̂ / (√ŝ + ε), where s is a decaying mean of |g − m|².
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByBelief`.
+
+    **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
+
+    ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
+    """
+    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov, **dtypes),
+            ScaleByLearningRate(learning_rate),
+        ),
+    )
+
+
+@advise_keywords
+def yogi(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-3,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v changes by at most (1 − β₂)·|g|².
+
+    Differs from Optax, where m starts at 1e-6 instead of 0: see `ScaleByYogi`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByYogi`.
+
+    **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
+
+    ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
+        Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
+        2018"
+    """
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            ScaleByLearningRate(learning_rate),
+        ),
+    )
+
+
+@advise_keywords
+def radam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    threshold: Hyperparameter = 5.0,
+    *,
+    nesterov: bool = False,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """RAdam: p ↦ p − η·r·m̂ / (√v̂ + ε), and p ↦ p − η·m̂ during the first steps.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByRadam`.
+
+    **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
+
+    ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
+        Beyond](https://arxiv.org/abs/1908.03265), 2019"
+    """
+    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, **dtypes),
+            ScaleByLearningRate(learning_rate),
+        ),
+    )
+
+
+@advise_keywords
+def novograd(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.25,
+    eps: Hyperparameter = 1e-6,
+    eps_root: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """NovoGrad: p ↦ p − η·m, where m is the momentum of g / (√v + ε) + λ·p.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByNovograd`.
+
+    **Returns:** a chain of `ScaleByNovograd` and `ScaleByLearningRate`. With `decay_where`, the
+    first is a partition of two `ScaleByNovograd`.
+
+    ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+        Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
+    """
+    rule = ScaleByNovograd(b1, b2, eps, eps_root, weight_decay, mu_dtype)
+    if decay_where is not None:
+        # The decay enters the momentum, so it cannot be a separate link.
+        others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
+        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
+    return maximized_if(maximize, chain(rule, ScaleByLearningRate(learning_rate)))
+
+
+@advise_keywords
+def adan(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.98,
+    b2: Hyperparameter = 0.92,
+    b3: Hyperparameter = 0.99,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    nu_dtype: Any | None = None,
+    independent_decay: bool = False,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
+
+    The paper divides by 1 + η·λ instead of subtracting η·λ·p; both agree to first order in η.
+    Differs from Optax in one coefficient: see `ScaleByAdan`. ε_root is 1e-8 as in Optax. The paper
+    and other packages have none, and take longer first steps where a gradient is below 0.01: write
+    `eps_root=0.0` to follow them.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByAdan`.
+
+    **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
+    """
+    return maximized_if(
+        maximize,
+        chain(
+            ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Adam and the rules that descend from it."""

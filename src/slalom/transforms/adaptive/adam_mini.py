@@ -1,0 +1,165 @@
+"""Adam with one mean of squares for each block of parameters: Adam-mini."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf, per_param
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, Updates
+from ...where.layout import LayoutLike
+from ..matrices._layout import block_counts, layout_field, warn_guessed
+from ..momentum._first_moment import first_moment
+
+
+class ScaleByAdamMiniState(eqx.Module):
+    """The state of `ScaleByAdamMini`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Float[Array, "..."]] = per_param()
+    """At each leaf a tuple of the means of squares, with as many axes as the leaf: an entry for
+    each block along each axis."""
+
+
+class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
+    """Adam-mini: Adam with one mean of squares for each block of parameters.
+
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·mean over the block of |gₜ|²
+        uₜ = m̂ₜ / (√v̂ₜ + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
+
+    An n × m matrix needs n numbers for v instead of n·m, so the state is half of Adam's. The blocks
+    are those of version 1.1.1 of the authors' code, which are finer than in the first version of
+    the paper:
+
+    - the weights of one output, in `Linear`, `Conv` and other layers with outputs and inputs; the
+        inputs of the outputs of a language model are those of one token;
+    - the row of one token, in an `Embedding`;
+    - one head, in the query and key projections of an `eqx.nn.MultiheadAttention`, and one block of
+        outputs wherever a layout has blocks, such as `(8o)i` for 8 heads;
+    - each number, in a bias;
+    - the whole array, in a norm's scale and any other vector.
+
+    Other arrays follow Optax, where inputs come first. If such an array belongs to a module of your
+    own, creating the optimizer warns about it.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the means of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
+
+    ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain
+        More](https://arxiv.org/abs/2406.16793), 2024"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    layout: LayoutLike = layout_field()
+
+    needs_whole_params: ClassVar[bool | None] = True
+
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        counts = (int(np.prod(c, dtype=int)) for c in self._counts(params))
+        return tuple(f"{n} block{'s' * (n != 1)}" for n in counts)
+
+    def init(self, params: Params) -> ScaleByAdamMiniState:
+        tree.check_inexact(params)
+        warn_guessed(self, params)
+        counts = iter(self._counts(params))
+        return ScaleByAdamMiniState(
+            age=tree.fresh_count(),
+            mu=first_moment(self, params, "b1"),
+            nu=jax.tree.map(lambda x: _zeros(x, next(counts)), params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByAdamMiniState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByAdamMiniState]:
+        del params
+        now = self.at(context)
+        age = tree.increment(state.age)
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        now.mu_scale = tree.bias_correction(now.b1, age)
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+        def moments(now, g, mu, nu):
+            square = tree.bounded(_mean_of_squares(g, nu[0].shape))
+            return now.b1 * mu + now.c1 * g, (now.b2 * nu[0] + now.c2 * square,)
+
+        def direction(now, mu, nu):
+            root = tree.root(tree.positive(nu[0]) * now.nu_scale)
+            return _scaled(mu, now.mu_scale / (root + now.eps))
+
+        mu, nu = tree.map_leaves(moments, (updates, state.mu), now, per_param=(state.nu,))
+        mu, nu = tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
+        updates = tree.map_leaves(direction, (mu,), now, per_param=(nu,))
+        return updates, ScaleByAdamMiniState(age, mu, nu)
+
+    def _counts(self, params: Params) -> tuple[tuple[int, ...], ...]:
+        """For each leaf the number of blocks along each axis."""
+        leaves = jax.tree.leaves(params)
+        names = (path.rpartition(".")[2] for path in leaf_paths(params))
+        return tuple(
+            tuple(np.shape(x)) if name.startswith("bias") else counts
+            for x, name, counts in zip(leaves, names, block_counts(self, params), strict=True)
+        )
+
+
+# --- blocks ---------------------------------------------------------------------------------
+
+
+def _split(shape: tuple[int, ...], counts: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The axes that replace each axis: the number of blocks and their length, or the axis itself
+    where one of the two is 1."""
+    return [(c, n // c) if 1 < c < n else (n,) for n, c in zip(shape, counts, strict=True)]
+
+
+def _within(shape: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes inside of the blocks, among those of `_split`."""
+    inside: list[bool] = []
+    for axes, c in zip(_split(shape, counts), counts, strict=True):
+        inside += [False, True] if len(axes) == 2 else [axes[0] != c]
+    return tuple(a for a, within in enumerate(inside) if within)
+
+
+def _in_blocks(x: Array, counts: tuple[int, ...]) -> Array:
+    shape = tuple(n for axes in _split(x.shape, counts) for n in axes)
+    return x if shape == x.shape else jnp.reshape(x, shape)
+
+
+def _zeros(x: Any, counts: tuple[int, ...]) -> tuple[Array, ...]:
+    within = _within(np.shape(x), counts)
+    (zeros,) = tree.zeros_of_sums(_in_blocks(x, counts), [within])
+    return (zeros if zeros.shape == counts else jnp.reshape(zeros, counts),)
+
+
+def _mean_of_squares(g: Array, counts: tuple[int, ...]) -> Array:
+    """The mean of |g|² over each block."""
+    within = _within(g.shape, counts)
+    total = jnp.sum(tree.abs_squared(_in_blocks(g, counts)), within)
+    return jnp.reshape(total / float(max(g.size // max(total.size, 1), 1)), counts)
+
+
+def _scaled(x: Array, factors: Array) -> Array:
+    """`x`, with each block multiplied by its factor."""
+    split, within = _in_blocks(x, factors.shape), _within(x.shape, factors.shape)
+    column = tuple(1 if a in within else n for a, n in enumerate(split.shape))
+    return jnp.reshape(split * jnp.reshape(factors, column), x.shape)

@@ -1,0 +1,228 @@
+"""Adam with another mean of squares or another start: Belief, Yogi, RAdam."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Real
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ...tree.means import log_of_decay
+from ...tree.types import Params, Scalar
+from ..momentum._first_moment import first_moment
+from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
+
+
+class ScaleByBelief(AbstractAdam):
+    """AdaBelief: divides a mean of gradients by their deviation from it.
+
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
+        sₜ = β₂·sₜ₋₁ + (1 − β₂)·|gₜ − mₜ|² + ε_root
+        uₜ = m̂ₜ / (√ŝₜ + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   ŝₜ = sₜ / (1 − β₂ᵗ)
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added to s in every step, ≥ 0.
+    - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
+        because gₜ − mₜ cancels.
+    - `nu_dtype`: the dtype in which s is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
+    eps_root: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
+    nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    wide_mean: ClassVar[bool] = True
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        add_mean_numbers(now, age, self.nesterov)
+        now.c2 = 1 - now.b2
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        # For the order of the sums see `_xla`.
+        square = now.c2 * tree.bounded_square(g - leaf.mu) + now.eps_root
+        leaf.nu = now.b2 * leaf.nu + square
+
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
+        return debiased_mean(now, g, leaf.mu) / divisor
+
+
+class ScaleByYogi(AbstractAdam):
+    """Yogi: Adam with a mean of squares that changes additively, and so falls slowly.
+
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
+        vₜ = vₜ₋₁ − (1 − β₂)·sign(vₜ₋₁ − |gₜ|²)·|gₜ|²
+        uₜ = m̂ₜ / (√(v̂ₜ + ε_root) + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
+
+    Differs from Optax, where the mean m starts at `initial_accumulator_value` too, which moves
+    parameters whose gradients are zero. Here it starts at 0, as in the paper.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, in [0, 1); 1 − β₂ is the relative size of the changes of v.
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `initial_accumulator_value`: v₀, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
+        Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
+        2018"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
+    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    initial_accumulator_value: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def init(self, params: Params) -> ScaleByAdamState:
+        start = self.at(Context(step=0)).initial_accumulator_value
+        return ScaleByAdamState(
+            age=tree.fresh_count(),
+            mu=first_moment(self, params, "b1"),
+            nu=tree.second_moment(params, self.nu_dtype, start),
+        )
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        now.mu_scale = tree.bias_correction(now.b1, age)
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+    def advance(self, now, g, leaf):
+        square = tree.bounded_square(g)
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = leaf.nu - now.c2 * jnp.sign(leaf.nu - square) * square
+
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return leaf.mu * now.mu_scale / divisor
+
+
+class ScaleByRadam(AbstractAdam):
+    """RAdam: Adam that rectifies the variance of the first steps.
+
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        ρ∞ = 2 / (1 − β₂) − 1,   ρₜ = ρ∞ − 2t·β₂ᵗ / (1 − β₂ᵗ)
+        rₜ = √((ρₜ − 4)(ρₜ − 2)·ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)·ρₜ))
+        uₜ = rₜ·m̂ₜ / (√(v̂ₜ + ε_root) + ε)   where ρₜ ≥ threshold,   else   m̂ₜ
+
+    with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). In float32 the formula of ρₜ leaves two
+    correct digits at the default β₂; here it is computed without cancellation, after any number of
+    steps. Differs from Optax, which evaluates the formula as it stands.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
+    - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
+        Beyond](https://arxiv.org/abs/1908.03265), 2019"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    threshold: Hyperparameter = hyperparameter(5.0, within="[4, inf)")
+    nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        add_mean_numbers(now, age, self.nesterov)
+        now.c2 = 1 - now.b2
+        now.nu_scale = tree.bias_correction(now.b2, age)
+        rho, limit = _degrees_of_freedom(now.b2, age)
+        now.rectified = rho >= now.threshold
+        # The unused branch must be finite too: a derivative multiplies it by 0.
+        rho = jnp.where(now.rectified, rho, 5)
+        limit = jnp.where(now.rectified, limit, 5)
+        now.r = jnp.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
+
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return debiased_mean(now, g, leaf.mu) * jnp.where(now.rectified, now.r / divisor, 1)
+
+
+def _degrees_of_freedom(
+    b2: Scalar, age: Int[Array, "*leaves"]
+) -> tuple[Real[Array, "*leaves"], Scalar]:
+    """RAdam's ρₜ and ρ∞.
+
+    With x = −log β₂ and L(y) = coth y − 1/y, ρₜ = L(x/2) + t·(1 − L(t·x/2)). The two large terms
+    of the usual formula, which agree in all but their last digits, cancel symbolically.
+    """
+    t = age.astype(b2.dtype)
+    x = -log_of_decay(b2)
+    start, _ = _langevin(x / 2)
+    _, rest = _langevin(t * x / 2)
+    return start + t * rest, 2 / (1 - b2) - 1
+
+
+def _langevin(y: Real[Array, "*shape"]) -> tuple[Array, Array]:
+    """L(y) = coth y − 1/y and 1 − L(y), for y ≥ 0."""
+    small = y < 0.5
+    near, far = jnp.where(small, y, 0), jnp.where(small, 1, y)
+    square = jnp.square(near)
+    series = jnp.zeros_like(near)
+    for coefficient in reversed(_LANGEVIN):
+        series = coefficient + square * series
+    # The exponential is bounded since its derivative is ∞/∞ where it overflows.
+    tail = 2 / jnp.expm1(jnp.minimum(2 * far, 80))
+    value = jnp.where(small, near * series, 1 + tail - 1 / far)
+    # At large ages the difference from 1 is all that counts, and 1 − L would round to 0.
+    rest = jnp.where(small, 1 - near * series, 1 / far - tail)
+    return value, rest
+
+
+_LANGEVIN = (
+    1 / 3,
+    -1 / 45,
+    2 / 945,
+    -1 / 4725,
+    2 / 93555,
+    -1382 / 638512875,
+    4 / 18243225,
+    -3617 / 162820783125,
+    87734 / 38979295480125,
+    -349222 / 1531329465290625,
+    310732 / 13447856940643125,
+)
+"""The Taylor coefficients of y, y³, y⁵, …, enough for double precision up to y = ½."""

@@ -1,0 +1,151 @@
+"""Adam with a mixture of momenta: AdEMAMix and its simplified form."""
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like, per_leaf
+from ...tree.types import Params
+from ..momentum._first_moment import first_moment
+from ._adam import AbstractAdam
+
+
+class ScaleByAdemamixState(eqx.Module):
+    """The state of `ScaleByAdemamix`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    m1: PyTree[Inexact[Array, "..."]] = param_like()
+    m2: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+
+
+class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
+    """AdEMAMix: Adam with a second, much slower mean of gradients.
+
+        m₁,ₜ = β₁·m₁,ₜ₋₁ + (1 − β₁)·gₜ
+        m₂,ₜ = β₃·m₂,ₜ₋₁ + (1 − β₃)·gₜ
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        uₜ = (m̂₁,ₜ + α·m₂,ₜ) / (√(v̂ₜ + ε_root) + ε)
+
+    with m̂₁,ₜ = m₁,ₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). The bias of m₂ is not corrected, so the
+    slow mean fills slowly.
+
+    The paper warms up α and β₃ over T steps, often the whole training. Both may be schedules:
+
+    ```python
+    >>> T = 10_000
+    >>> tx = sl.ScaleByAdemamix(
+    ...     b3=sl.schedules.linear_half_life(0.9, 0.9999, T),
+    ...     alpha=sl.schedules.linear(0.0, 5.0, T),
+    ... )
+
+    ```
+
+    The authors' code evaluates them at the number of this update, from 1; here, as in Optax,
+    update n uses `schedule(n)`, from 0.
+
+    Differs from Optax: m₂ is stored in at least float32, and `mu_dtype` does not apply to v. In
+    bfloat16 m₂ would not change at β₃ = 0.9999.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the fast mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `b3`: β₃, the decay of the slow mean, in [0, 1). The paper suggests smaller values for less
+        than about 50 000 steps, such as 0.999.
+    - `alpha`: α, the weight of the slow mean, ≥ 0; between 4 and 10 in the paper. The default is
+        that of `optax.contrib.scale_by_ademamix`; `sl.ademamix` has another one, as in Optax.
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `mu_dtype`: the dtype in which both means are stored; see `ScaleByAdam`. That of m₂ is at
+        least float32 by default.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
+        Older](https://arxiv.org/abs/2409.03137), 2024"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    b3: Hyperparameter = hyperparameter(0.9999, within="[0, 1)")
+    alpha: Hyperparameter = hyperparameter(6.0, within="[0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field()
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def init(self, params: Params) -> ScaleByAdemamixState:
+        return ScaleByAdemamixState(
+            age=tree.fresh_count(),
+            m1=first_moment(self, params, "b1"),
+            m2=first_moment(self, params, "b3", wide=True),
+            nu=tree.second_moment(params, self.nu_dtype),
+        )
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.c1, now.c2, now.c3 = 1 - now.b1, 1 - now.b2, 1 - now.b3
+        now.m1_scale = tree.bias_correction(now.b1, age)
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+    def advance(self, now, g, leaf):
+        leaf.m1 = now.b1 * leaf.m1 + now.c1 * g
+        leaf.m2 = now.b3 * leaf.m2 + now.c3 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return (now.m1_scale * leaf.m1 + now.alpha * leaf.m2) / divisor
+
+
+class ScaleBySimplifiedAdemamix(AbstractAdam):
+    """Simplified AdEMAMix: Adam whose numerator mixes a long sum of gradients with the newest one.
+
+        mₜ = β₁·mₜ₋₁ + gₜ
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        uₜ = (mₜ + α·gₜ) / (√(v̂ₜ + ε_root) + ε)   with   v̂ₜ = vₜ / (1 − β₂ᵗ)
+
+    m is a sum, not a mean: its size is that of about 1 / (1 − β₁) gradients, so learning rates are
+    smaller than those of Adam by this factor. At α = 0 this is Adam without the correction of the
+    bias of m, with the learning rate η·(1 − β₁).
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the sum, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `alpha`: α, the weight of the newest gradient, ≥ 0. The paper uses up to 200, for small
+        batches.
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Morwani et al., [Connections between Schedule-Free Optimizers, AdEMAMix, and
+        Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
+    alpha: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.c2 = 1 - now.b2
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
+        return (leaf.mu + now.alpha * g) / divisor

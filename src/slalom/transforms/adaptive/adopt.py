@@ -1,0 +1,87 @@
+"""Adam that divides before it averages, by the mean of the squares so far: ADOPT."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Real
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ._adam import AbstractAdam
+
+
+def _fourth_root(step: Real[Array, "*leaves"]) -> Real[Array, "*leaves"]:
+    """n^¼."""
+    return jnp.sqrt(jnp.sqrt(step))
+
+
+class ScaleByAdopt(AbstractAdam):
+    """ADOPT: momentum of gradients that are divided by the root of the squares before them.
+
+        nₜ = clip(gₜ / max(√vₜ₋₁, ε), −cₜ, cₜ),   n₁ = 0
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·nₜ
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²,   v₁ = |g₁|²
+        uₜ = mₜ,   or, with `nesterov`,   uₜ = β₁·mₜ + (1 − β₁)·nₜ
+
+    with cₜ = (t − 1)^¼. The first step only measures the squares: its update is 0. Since vₜ₋₁ does
+    not depend on gₜ, ADOPT converges with any β₂. The norm of a complex number is clipped.
+
+    The authors' code counts t like this; `pytorch-optimizer` has cₜ = t^¼.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the momentum, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, the least divisor, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nesterov`: whether to use Nesterov momentum.
+    - `use_clipping`: whether to clip n. The paper recommends it.
+    - `clip_value_fn`: a function of t − 1, a floating array, that returns cₜ. Defaults to its
+        fourth root.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Taniguchi et al., [ADOPT: Modified Adam Can Converge with Any β₂ with the Optimal
+        Rate](https://arxiv.org/abs/2411.02853), 2024"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.9999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field()
+    nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
+    use_clipping: bool = eqx.field(default=True, static=True, kw_only=True)
+    clip_value_fn: Callable[[Any], Any] = eqx.field(default=_fourth_root, static=True, kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    written_last: ClassVar[tuple[str, ...]] = ("nu",)
+
+    def begin(self, now, state):
+        now.first = state.age == 0
+        now.c1 = 1 - now.b1
+        now.keep = jnp.where(now.first, 0, now.b2)
+        now.c2 = 1 - now.keep
+        if self.use_clipping:
+            limit = self.clip_value_fn(jnp.asarray(state.age, now.b1.dtype))
+            now.limit = jnp.asarray(limit, now.b1.dtype)
+        state.age = tree.increment(state.age)
+
+    def advance(self, now, g, leaf):
+        # With Nesterov, XLA copies the old mean of squares: the new one has lost digits of it.
+        leaf.divided = self._divided(now, g, leaf.nu)
+        leaf.mu = now.b1 * leaf.mu + now.c1 * leaf.divided
+        leaf.nu = now.keep * leaf.nu + now.c2 * tree.bounded_square(g)
+
+    def direction(self, now, g, leaf):
+        return now.b1 * leaf.mu + now.c1 * leaf.divided if self.nesterov else leaf.mu
+
+    def _divided(self, now: Any, g: Array, nu: Array) -> Array:
+        n = g / jnp.maximum(tree.root(tree.positive(nu)), now.eps)
+        if self.use_clipping and jnp.iscomplexobj(n):
+            n = n * jnp.minimum(1, now.limit / jnp.maximum(jnp.abs(n), now.limit))
+        elif self.use_clipping:
+            n = jnp.clip(n, -now.limit, now.limit)
+        return jnp.where(now.first, 0, n)

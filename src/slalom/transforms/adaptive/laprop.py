@@ -1,0 +1,53 @@
+"""Momentum of gradients that were divided first: LaProp."""
+
+import numpy as np
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ._adam import AbstractAdam
+
+
+class ScaleByLaprop(AbstractAdam):
+    """LaProp: Adam in the other order, dividing by the root of squares before averaging.
+
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / (√v̂ₜ + ε)   with   v̂ₜ = vₜ / (1 − β₂ᵗ)
+        uₜ = mₜ / (1 − β₁ᵗ)
+
+    This decouples β₁ from β₂: any pair of them is stable.
+
+    The learning rate stays outside of the mean, as in the paper. The authors' code averages
+    ηₜ·gₜ / (√v̂ₜ + ε) instead and divides by the mean of ηₜ; both agree as long as η is constant.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in
+        Adam](https://arxiv.org/abs/2002.04839), 2020"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-15, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        now.mu_scale = tree.bias_correction(now.b1, age)
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+    def advance(self, now, g, leaf):
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
+        leaf.mu = now.b1 * leaf.mu + now.c1 * (g / divisor)
+
+    def direction(self, now, g, leaf):
+        return now.mu_scale * leaf.mu

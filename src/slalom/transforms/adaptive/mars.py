@@ -1,0 +1,96 @@
+"""Adam on gradients whose variance is reduced by the gradient before: MARS."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like, per_leaf
+from ...tree.types import Params
+from ..momentum._first_moment import first_moment
+from ..shaping.clip import clip_factor
+
+
+class ScaleByMarsState(eqx.Module):
+    """The state of `ScaleByMars`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class ScaleByMars(AbstractRule[ScaleByMarsState]):
+    """MARS: Adam on gradients that are corrected by their change, which reduces their variance.
+
+        cₜ = gₜ + γ·β₁ / (1 − β₁)·(gₜ − gₜ₋₁)   with   g₀ = g₁
+        c̃ₜ = cₜ / max(1, ‖cₜ‖)
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·c̃ₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|c̃ₜ|²
+        uₜ = m̂ₜ / (√v̂ₜ + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
+
+    The norm is that of one leaf, as in the authors' code. The paper's is that of the whole
+    gradient.
+
+    This is the approximate form, with which the paper's results were obtained: gₜ₋₁ is the gradient
+    of the step before. The exact form takes the old parameters' gradient on the new batch. It costs
+    a second gradient in each step, and needs no state for gₜ₋₁. To use it, compute cₜ from both
+    gradients and pass it instead of the gradient, with `gamma=0.0`.
+
+    Differs from the authors' code, where g₀ = 0, which scales the first gradient by
+    1 + γ·β₁ / (1 − β₁).
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `gamma`: γ, the strength of the correction, ≥ 0; 0 is Adam with clipping.
+    - `eps`: ε, added after the root, ≥ 0.
+    - `mu_dtype`: the dtype in which m and the last gradient are stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Yuan et al., [MARS: Unleashing the Power of Variance Reduction for Training Large
+        Models](https://arxiv.org/abs/2411.10438), 2024"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
+    gamma: Hyperparameter = hyperparameter(0.025, within="[0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    over: ClassVar[str] = "leaf"
+    written_last: ClassVar[tuple[str, ...]] = ("previous_gradient",)
+
+    def init(self, params: Params) -> ScaleByMarsState:
+        return ScaleByMarsState(
+            age=tree.fresh_count(),
+            mu=first_moment(self, params, "b1"),
+            nu=tree.second_moment(params, self.nu_dtype),
+            previous_gradient=tree.first_moment(params, self.mu_dtype),
+        )
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        now.correction = jnp.where(age > 1, now.gamma * now.b1 / now.c1, 0)
+        now.mu_scale = tree.bias_correction(now.b1, age)
+        now.nu_scale = tree.bias_correction(now.b2, age)
+
+    def advance(self, now, g, leaf):
+        # Bounded, so that the square of the norm does not overflow.
+        c = tree.bounded_entries(g + now.correction * (g - leaf.previous_gradient), g.size)
+        c = c * clip_factor(tree.norm(c), 1)
+        leaf.mu = now.b1 * leaf.mu + now.c1 * c
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(c)
+        leaf.previous_gradient = g
+
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
+        return now.mu_scale * leaf.mu / divisor

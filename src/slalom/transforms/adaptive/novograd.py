@@ -1,0 +1,98 @@
+"""Adam with one mean of squares per leaf: NovoGrad."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf
+from ...tree.types import Params, Updates
+from ..momentum._first_moment import first_moment
+
+
+class ScaleByNovogradState(eqx.Module):
+    """The state of `ScaleByNovograd`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    nu: Float[Array, " leaves"] = per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class ScaleByNovograd(AbstractTransform[ScaleByNovogradState]):
+    """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
+
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·‖gₜ‖²,   v₁ = ‖g₁‖²
+        mₜ = β₁·mₜ₋₁ + gₜ / (√(vₜ + ε_root) + ε) + λ·p
+        uₜ = mₜ
+
+    A leaf is what the paper calls a layer.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the momentum, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `weight_decay`: λ, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+
+    ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+        Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.25, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field()
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> ScaleByNovogradState:
+        leaves = jax.tree.leaves(params)
+        dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves))
+        return ScaleByNovogradState(
+            age=tree.fresh_count(),
+            nu=jnp.zeros(len(leaves), tree.real_dtype(dtype)),
+            mu=first_moment(self, params, "b1"),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByNovogradState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByNovogradState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        age = tree.increment(state.age)
+        squares = tree.map_leaves(
+            lambda _, g: tree.bounded(jnp.sum(tree.abs_squared(g))), (updates,)
+        )
+        nu = _vector(squares, state.nu)
+        b2, c2, eps, eps_root = (
+            jnp.asarray(x, nu.dtype) for x in (now.b2, 1 - now.b2, now.eps, now.eps_root)
+        )
+        nu = jnp.where(age == 1, nu, b2 * state.nu + c2 * nu)
+        now.inverse_norm = 1 / (tree.root(tree.positive(nu) + eps_root) + eps)
+
+        def rule(now, g, p, mu):
+            return now.b1 * mu + (g * now.inverse_norm + now.weight_decay * p)
+
+        mu = tree.map_leaves(rule, (updates, params, state.mu), now, like=(state.mu,))
+        return tree.widened(mu), ScaleByNovogradState(age, nu, mu)
+
+
+def _vector(scalars: PyTree, like: Float[Array, " leaves"]) -> Float[Array, " leaves"]:
+    """A tree of scalars as a vector with an entry for each leaf."""
+    entries = [jnp.asarray(x, like.dtype) for x in jax.tree.leaves(scalars)]
+    return jnp.stack(entries) if entries else like

@@ -1,0 +1,69 @@
+"""Adam whose steps are clipped by the size of its updates: StableAdamW."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ...tree.means import moved
+from ._adam import AbstractAdam
+
+
+class ScaleByStableAdam(AbstractAdam):
+    """StableAdamW: AdamW that shortens the step of a leaf whose squares lag behind its gradient.
+
+        mₜ = β̂₁·mₜ₋₁ + (1 − β̂₁)·gₜ,   vₜ = β̂₂·vₜ₋₁ + (1 − β̂₂)·|gₜ|²
+        rₜ = √mean(|gₜ|² / max(vₜ, ε²))
+        uₜ = (mₜ / (√vₜ + ε) + λ·p) / max(1, rₜ / d)
+
+    with 1 − β̂ = (1 − β) / (1 − βᵗ), so no bias is left to correct. The mean is that of one leaf.
+    Where the gradient suddenly grows, v is too small, and r is large.
+
+    As in the paper, the decay is shortened too. So it is part of this rule: a separate
+    `AddDecayedWeights` would not be.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `weight_decay`: λ, ≥ 0.
+    - `clipping_threshold`: d, the largest r without clipping, > 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Wortsman et al., [Stable and low-precision training for large-scale vision-language
+        models](https://arxiv.org/abs/2304.13013), 2023"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    clipping_threshold: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    over: ClassVar[str] = "leaf"
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.w1 = tree.newest_weight(now.b1, age)
+        now.w2 = tree.newest_weight(now.b2, age)
+        now.least = tree.positive(jnp.square(now.eps))
+
+    def advance(self, now, g, leaf):
+        leaf.mu = moved(leaf.mu, g, now.w1)
+        leaf.nu = moved(leaf.nu, tree.bounded_square(g), now.w2)
+
+    def direction(self, now, g, leaf):
+        # Not the mean of a quotient of squares, which XLA would write to memory. Where the
+        # squares in v are bounded, r is as large as the update by which it divides.
+        r = tree.rms(g * tree.inverse_root(jnp.maximum(leaf.nu, now.least)))
+        factor = 1 / jnp.maximum(1, r / now.clipping_threshold)
+        direction = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.eps)
+        return factor * (direction + now.weight_decay * leaf.p)

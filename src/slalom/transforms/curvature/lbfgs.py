@@ -1,0 +1,211 @@
+"""The limited-memory quasi-Newton rule."""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import count_field
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf, per_param
+from ...tree.types import Params, Scalar, Updates
+
+
+class ScaleByLbfgsState(eqx.Module):
+    """The state of `ScaleByLbfgs`.
+
+    The memories have a first axis for the pairs, so they are marked as `per_param` instead of
+    `param_like`. ρ and γ, which depend on all parameters, are computed from them in each step, so
+    the pairs of the other parameters stay valid when one is reset or reshaped.
+    """
+
+    count: Int[Array, ""]
+    """The number of pairs stored since the memory was last empty."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """The number of updates of each parameter."""
+    diff_params: PyTree[Inexact[Array, "memory ..."]] = per_param()
+    """sₖ of each pair."""
+    diff_updates: PyTree[Inexact[Array, "memory ..."]] = per_param()
+    """yₖ of each pair."""
+    products: PyTree[Float[Array, " memory"]] = per_param()
+    """The contribution of each parameter to ⟨sₖ, yₖ⟩ of each pair."""
+    params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The parameters of the last update."""
+    updates: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The gradients of the last update."""
+
+
+class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
+    """L-BFGS: multiplies gradients by an approximation of the inverse Hessian.
+
+    From parameters w and gradients g of the last m + 1 steps,
+
+        sₖ = wₖ − wₖ₋₁,   yₖ = gₖ − gₖ₋₁,   ρₖ = 1 / ⟨sₖ, yₖ⟩
+        P ← γ·I,   then for each pair, oldest first:   P ← (I − ρ·s·yᵀ)·P·(I − ρ·y·sᵀ) + ρ·s·sᵀ
+        uₖ = P·gₖ
+
+    by the two-loop recursion, with γ = ⟨s, y⟩ / ⟨y, y⟩ of the newest pair. Before there is one, γ
+    is such that ‖u‖ = ‖g‖, but at most 1 and at least min(√ε·max(‖w‖, 1), 1), where ε is the
+    machine epsilon. Use it with a line search, as in `sl.lbfgs`. Complex parameters count as pairs
+    of real ones.
+
+    Differs from Optax: the first step has a least length, because a line search that starts at
+    g = 1e-10 does not change w at all. In float32 losses work whose gradients are at least 1e-16.
+    A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ is not stored, since P would not be positive definite and u might
+    ascend. If the parameters did not move, as after a failed line search, the memory is cleared,
+    and the next direction is the gradient. The state of half-precision parameters is float32.
+
+    **Arguments:**
+
+    - `memory_size`: m, an int ≥ 1. The state takes 2·m + 2 times the parameters' memory.
+    - `scale_init_precond`: whether to use γ as above. If `False`, γ = 1.
+
+    ??? cite "Nocedal, [Updating Quasi-Newton Matrices with Limited
+        Storage](https://doi.org/10.1090/S0025-5718-1980-0572855-7), 1980; Liu & Nocedal, [On the
+        limited memory BFGS method for large scale
+        optimization](https://doi.org/10.1007/BF01589116), 1989"
+    """
+
+    memory_size: int = count_field(10)
+    scale_init_precond: bool = eqx.field(default=True, static=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+    unconstrained: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByLbfgsState:
+        size = self.memory_size
+        return ScaleByLbfgsState(
+            count=tree.fresh_count(),
+            age=tree.fresh_count(),
+            diff_params=tree.stacked_zeros(params, size, tree.accumulation_dtype),
+            diff_updates=tree.stacked_zeros(params, size, tree.accumulation_dtype),
+            products=jax.tree.map(
+                lambda p: jnp.zeros(size, tree.real_dtype(tree.accumulation_dtype(p.dtype))),
+                params,
+            ),
+            # In full, since under `.write` they have more digits than their dtype.
+            params=tree.zeros_like(params, tree.accumulation_dtype),
+            updates=tree.zeros_like(params, tree.accumulation_dtype),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByLbfgsState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByLbfgsState]:
+        del context
+        state = self._remember(updates, state, self.demand("params", params))
+        return self._precondition(updates, state), state
+
+    def _remember(
+        self, updates: Updates, state: ScaleByLbfgsState, params: Params
+    ) -> ScaleByLbfgsState:
+        """The state with the newest pair."""
+
+        def differences(now, p, last_p, u, last_u):
+            return jnp.where(now.first, 0, p - last_p), jnp.where(now.first, 0, u - last_u)
+
+        s, y = tree.map_leaves(
+            differences,
+            (params, state.params, updates, state.updates),
+            SimpleNamespace(first=state.age == 0),
+        )
+        products = jax.tree.map(tree.inner, s, y)
+        sy, ss, yy = _total(products), tree.inner(s, s), tree.inner(y, y)
+        least = jnp.finfo(sy.dtype).eps * jnp.sqrt(ss) * jnp.sqrt(yy)
+        # A NaN compares false.
+        good = (sy > least) & jnp.isfinite(yy)
+
+        count = jnp.where(ss == 0, 0, state.count)
+        position = count % self.memory_size
+
+        def store(memory: Any, new: Any) -> Any:
+            new = jnp.where(good, jnp.asarray(new, memory.dtype), _at(memory, position))
+            return jax.lax.dynamic_update_index_in_dim(memory, new, position, 0)
+
+        return ScaleByLbfgsState(
+            count=jnp.where(good, tree.increment(count), count),
+            age=tree.increment(state.age),
+            diff_params=jax.tree.map(store, state.diff_params, s),
+            diff_updates=jax.tree.map(store, state.diff_updates, y),
+            products=jax.tree.map(store, state.products, products),
+            params=jax.tree.map(_copy_like, params, state.params),
+            updates=jax.tree.map(_copy_like, updates, state.updates),
+        )
+
+    def _precondition(self, updates: Updates, state: ScaleByLbfgsState) -> Updates:
+        """P·g by the two-loop recursion; missing pairs have ρ = 0."""
+        ranks = jnp.arange(self.memory_size, dtype=state.count.dtype)  # 0 is the newest
+        positions = (state.count - 1 - ranks) % self.memory_size
+        sy = _total(state.products, ranks.shape)[positions]
+        stored = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
+        weights = jnp.where(stored, 1 / jnp.where(stored, sy, 1), 0)
+
+        def pair(position: Any) -> Any:
+            memories = (state.diff_params, state.diff_updates)
+            return jax.tree.map(lambda memory: _at(memory, position), memories)
+
+        def product(weight: Any, a: Any, b: Any) -> Any:
+            return weight * jnp.asarray(tree.inner(a, b), weight.dtype)
+
+        def newest_first(q: Any, pair_numbers: Any) -> Any:
+            position, weight = pair_numbers
+            s, y = pair(position)
+            alpha = product(weight, s, q)
+            now = SimpleNamespace(alpha=alpha)
+            return tree.map_leaves(lambda now, q, y: q - now.alpha * y, (q, y), now), alpha
+
+        def oldest_first(r: Any, pair_numbers: Any) -> Any:
+            position, weight, alpha = pair_numbers
+            s, y = pair(position)
+            beta = alpha - product(weight, y, r)
+            now = SimpleNamespace(beta=beta)
+            return tree.map_leaves(lambda now, r, s: r + now.beta * s, (r, s), now), None
+
+        q = jax.tree.map(
+            lambda u, y: jnp.asarray(u, tree.accumulation_dtype(u.dtype, y.dtype)),
+            updates,
+            state.updates,
+        )
+        q, alphas = jax.lax.scan(newest_first, q, (positions, weights))
+        if self.scale_init_precond:
+            _, y = pair(positions[0])
+            first = jnp.asarray(_first_scale(updates, state.params), weights.dtype)
+            newest = 1 / jnp.where(stored[0], product(weights[0], y, y), 1)
+            q = tree.scale(q, jnp.where(stored[0], newest, first))
+        return jax.lax.scan(oldest_first, q, (positions, weights, alphas), reverse=True)[0]
+
+
+def _first_scale(updates: Updates, params: Params) -> Scalar:
+    """The factor of the first direction, which is the gradient."""
+    norm = tree.scaled_norm(updates)
+    size = jnp.asarray(tree.global_norm(params), norm.dtype)
+    # A step shorter than a rounding of the parameters would not change them. A longer one than the
+    # gradient would be wrong without a line search, so it is only as long as it needs to be.
+    least = jnp.finfo(norm.dtype).eps ** 0.5 * jnp.maximum(size, 1)
+    length = jnp.clip(norm, jnp.minimum(least, 1), 1)
+    return jnp.where(norm == 0, 1, length / jnp.where(norm == 0, 1, norm))
+
+
+def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:
+    """The sum over the parameters, in the widest of their dtypes."""
+    leaves = jax.tree.leaves(products)
+    dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves))
+    return sum((jnp.asarray(x, dtype) for x in leaves), jnp.zeros(shape, dtype))
+
+
+def _copy_like(x: Any, like: Any) -> Array:
+    """A copy of `x` for the state: outside of a trace, a cast may return the caller's buffer."""
+    return jnp.array(x, like.dtype, copy=True)
+
+
+def _at(memory: Any, position: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(memory, position, keepdims=False)

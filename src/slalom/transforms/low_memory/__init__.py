@@ -1,0 +1,1 @@
+"""Rules that keep less than Adam."""

@@ -1,0 +1,196 @@
+"""Gradients that are scaled as Adam scales a random projection of them: APOLLO."""
+
+import zlib
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, count_field, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import per_leaf, per_param
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, Updates
+from ...where.layout import LayoutLike
+from ..matrices._layout import layout_field
+from ..measuring._keys import as_key_data, fresh_key_data, key_field
+from ..momentum._first_moment import first_moment
+from ._low_rank import Side, adam_numbers, direction, moments, sides_of
+
+
+class ScaleByApolloState(eqx.Module):
+    """The state of `ScaleByApollo`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = per_param()
+    nu: PyTree[Float[Array, "..."]] = per_param()
+    norm: PyTree[Float[Array, "..."]] = per_param()
+    """At each matrix a tuple of the norm of its last update, at other arrays an empty tuple."""
+
+
+class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
+    """APOLLO: scales each channel of a gradient as Adam scales a random projection of it.
+
+        Rₜ = P·Gₜ   with   P of r rows, normal with variance 1 / r, new every T steps
+        Nₜ = Adam of Rₜ:   m̂ₜ / (√v̂ₜ + ε)
+        Sₜ = Gₜ, with column j multiplied by ‖Nₜ[:, j]‖ / ‖Rₜ[:, j]‖
+        uₜ = α·Sₜ·min(1, γ·‖S̃ₜ₋₁‖ / ‖Sₜ‖)
+
+    for an m × n matrix with m ≤ n, where S̃ is S after the limit of its growth; of one with m > n,
+    the transpose. Its state has 2·n·r numbers instead of 2·m·n: P is drawn again in each step, from
+    the key and the path of the array. Other arrays, such as biases and embeddings, follow Adam.
+
+    With `per_tensor` there is one factor ‖Nₜ‖ / ‖Rₜ‖ for all columns. APOLLO-Mini is
+    `sl.ScaleByApollo(rank=1, scale=128**0.5, per_tensor=True)`.
+
+    Matrices are those of `sl.where.matrix`; the matrices of a stack are projected separately. As in
+    the paper the gradient itself is scaled; `pytorch-optimizer` scales its projection.
+
+    **Arguments:**
+
+    - `rank`: r, an int ≥ 1; at most the shorter side of a matrix counts.
+    - `update_proj_gap`: T, an int ≥ 1.
+    - `scale`: α.
+    - `per_tensor`: whether a matrix has one factor instead of one for each channel.
+    - `key`: the key of P, an int in [0, 2³¹) or a PRNG key.
+    - `b1`, `b2`, `eps`: as in `ScaleByAdam`.
+    - `max_growth`: γ, ≥ 1; `inf` sets no limit.
+    - `mu_dtype`, `nu_dtype`: as in `ScaleByAdam`.
+    - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
+
+    ??? cite "Zhu et al., [APOLLO: SGD-like Memory, AdamW-level
+        Performance](https://arxiv.org/abs/2412.05270), 2024"
+    """
+
+    rank: int = count_field(256)
+    update_proj_gap: int = count_field(200)
+    scale: Hyperparameter = hyperparameter(1.0)
+    per_tensor: bool = eqx.field(default=False, static=True)
+    key: Any = key_field(default=0)
+    implementation: Any = eqx.field(default=None, static=True, kw_only=True)
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)", kw_only=True)
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)", kw_only=True)
+    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)", kw_only=True)
+    max_growth: Hyperparameter = hyperparameter(1.01, within="[1, inf]", kw_only=True)
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    layout: LayoutLike = layout_field()
+
+    def __init__(
+        self,
+        rank: int = 256,
+        update_proj_gap: int = 200,
+        scale: Hyperparameter = 1.0,
+        per_tensor: bool = False,
+        key: Any = 0,
+        *,
+        b1: Hyperparameter = 0.9,
+        b2: Hyperparameter = 0.999,
+        eps: Hyperparameter = 1e-6,
+        max_growth: Hyperparameter = 1.01,
+        mu_dtype: Any | None = None,
+        nu_dtype: Any | None = None,
+        layout: LayoutLike = None,
+    ):
+        self.rank = rank
+        self.update_proj_gap = update_proj_gap
+        self.scale = scale
+        self.per_tensor = per_tensor
+        self.key, self.implementation = as_key_data(key)
+        self.b1, self.b2, self.eps = b1, b2, eps
+        self.max_growth = max_growth
+        self.mu_dtype, self.nu_dtype = mu_dtype, nu_dtype
+        self.layout = layout
+
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        return tuple(None if s is None else s.note for s in sides_of(self, params))
+
+    def init(self, params: Params) -> ScaleByApolloState:
+        tree.check_inexact(params)
+        leaves, structure = jax.tree.flatten(params)
+        small: list[Array] = []
+        norms: list[tuple[Array, ...]] = []
+        for x, side in zip(leaves, sides_of(self, params), strict=True):
+            dtype = tree.canonical(x.dtype)
+            real = tree.real_dtype(tree.accumulation_dtype(dtype))
+            small.append(x if side is None else jnp.zeros(side.projected, dtype))
+            norms.append(() if side is None else (jnp.zeros(side.matrix.batch, real),))
+        projected = structure.unflatten(small)
+        return ScaleByApolloState(
+            age=tree.fresh_count(),
+            mu=first_moment(self, projected, "b1"),
+            nu=tree.second_moment(projected, self.nu_dtype),
+            norm=structure.unflatten(norms),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByApolloState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByApolloState]:
+        del params
+        now = self.at(context)
+        age = tree.increment(state.age)
+        adam_numbers(now, age)
+
+        leaves, structure = jax.tree.flatten(tree.widened(updates))
+        sides = sides_of(self, updates)
+        key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
+        window = state.age // self.update_proj_gap
+        low: list[Array] = []
+        paths = leaf_paths(updates)
+        for i, (path, g, side) in enumerate(zip(paths, leaves, sides, strict=True)):
+            if side is not None:
+                # From the path, as the moments are carried by `rebind`.
+                own = jax.random.fold_in(key, zlib.crc32(path.encode()))
+                own = jax.random.fold_in(own, window if window.ndim == 0 else window[i])
+                g = _projection(own, side, g) @ side.read(g)
+            low.append(g)
+        mu, nu = tree.map_leaves(
+            moments,
+            (structure.unflatten(low), state.mu, state.nu),
+            now,
+            like=(state.mu, state.nu),
+        )
+        steps = jax.tree.leaves(tree.map_leaves(direction, (mu, nu), now))
+        new, norms = [], []
+        old = structure.flatten_up_to(state.norm)
+        for g, r, n, last, side in zip(leaves, low, steps, old, sides, strict=True):
+            if side is None:
+                new.append(n)
+                norms.append(())
+                continue
+            scaled, norm = self._scaled(now, side.read(g), r, n, last[0])
+            new.append(side.write(scaled))
+            norms.append((norm,))
+        return structure.unflatten(new), ScaleByApolloState(
+            age, mu, nu, tree.cast_like(structure.unflatten(norms), state.norm)
+        )
+
+    def _scaled(self, now: Any, g: Array, r: Array, n: Array, last: Array) -> tuple[Array, Array]:
+        """The updates of a batch of matrices, and their norms."""
+        dtype = g.real.dtype
+        axes = (-2, -1) if self.per_tensor else (-2,)
+        adam = jnp.sum(tree.abs_squared(n), axes, keepdims=True).astype(dtype)
+        before = jnp.sum(tree.abs_squared(r), axes, keepdims=True)
+        divisor = tree.inverse_root(tree.positive(tree.bounded(before)))
+        scaled = g * (tree.root(adam) * divisor)
+        norm = tree.root(tree.bounded(jnp.sum(tree.abs_squared(scaled), (-2, -1))))
+        limit = now.max_growth.astype(dtype) * last.astype(dtype)
+        too_long = (last > 0) & (norm > limit)
+        factor = jnp.where(too_long, limit / jnp.where(too_long, norm, 1), 1)
+        return now.scale.astype(dtype) * factor[:, None, None] * scaled, norm * factor
+
+
+def _projection(key: Array, side: Side, g: Array) -> Array:
+    """P for each matrix, normal with variance 1 / r."""
+    batch, short, rank = side.projector
+    normal = jax.random.normal(key, (batch, rank, short), g.real.dtype)
+    return (normal * rank**-0.5).astype(g.dtype)

@@ -1,0 +1,162 @@
+"""Adam in a low-rank subspace of the gradients: GaLore."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, count_field, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import per_leaf, per_param
+from ...tree.types import Params, Updates
+from ...where.layout import LayoutLike
+from ..matrices._layout import layout_field
+from ..momentum._first_moment import first_moment
+from ._low_rank import Side, adam_numbers, direction, moments, sides_of
+
+
+class ScaleByGaloreState(eqx.Module):
+    """The state of `ScaleByGalore`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    projector: PyTree[Inexact[Array, "..."]] = per_param()
+    """At each matrix a tuple of P, at other arrays an empty tuple."""
+    mu: PyTree[Inexact[Array, "..."]] = per_param()
+    nu: PyTree[Float[Array, "..."]] = per_param()
+
+
+class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
+    """GaLore: Adam on gradients that are projected to their strongest directions.
+
+        P = the first r left singular vectors of Gₜ, every T steps
+        Rₜ = Pᵀ·Gₜ
+        Nₜ = Adam of Rₜ:   m̂ₜ / (√v̂ₜ + ε)
+        uₜ = α·P·Nₜ
+
+    for an m × n matrix with m ≤ n; of one with m > n, the transpose. Its state has m·r + 2·n·r
+    numbers instead of 2·m·n. Other arrays, such as biases and embeddings, follow Adam. The moments
+    stay as they are when P changes, as in the paper.
+
+    Matrices are those of `sl.where.matrix`; the matrices of a stack are projected separately. All
+    singular value decompositions run in one `lax.cond`, which idle steps skip. P is stored in at
+    least float32.
+
+    Differs from Optax, which projects the longer side of a matrix, and takes any transformation
+    instead of Adam, and from the authors' code, which projects the columns of square matrices.
+
+    **Arguments:**
+
+    - `rank`: r, an int ≥ 1; at most the shorter side of a matrix counts.
+    - `update_proj_gap`: T, an int ≥ 1.
+    - `scale`: α; 0.25 in the paper, together with a learning rate of 0.01.
+    - `b1`, `b2`, `eps`: as in `ScaleByAdam`.
+    - `mu_dtype`, `nu_dtype`: as in `ScaleByAdam`.
+    - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
+
+    ??? cite "Zhao et al., [GaLore: Memory-Efficient LLM Training by Gradient Low-Rank
+        Projection](https://arxiv.org/abs/2403.03507), 2024"
+    """
+
+    rank: int = count_field(128)
+    update_proj_gap: int = count_field(200)
+    scale: Hyperparameter = hyperparameter(1.0)
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)", kw_only=True)
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)", kw_only=True)
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)", kw_only=True)
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    layout: LayoutLike = layout_field()
+
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        return tuple(None if s is None else s.note for s in sides_of(self, params))
+
+    def init(self, params: Params) -> ScaleByGaloreState:
+        tree.check_inexact(params)
+        leaves, structure = jax.tree.flatten(params)
+        small: list[Array] = []
+        projectors: list[Projector] = []
+        for x, side in zip(leaves, sides_of(self, params), strict=True):
+            if side is None:
+                small.append(x)
+                projectors.append(())
+                continue
+            dtype = tree.accumulation_dtype(tree.canonical(x.dtype))
+            small.append(jnp.zeros(side.projected, tree.canonical(x.dtype)))
+            projectors.append((jnp.zeros(side.projector, dtype),))
+        projected = structure.unflatten(small)
+        return ScaleByGaloreState(
+            age=tree.fresh_count(),
+            projector=structure.unflatten(projectors),
+            mu=first_moment(self, projected, "b1"),
+            nu=tree.second_moment(projected, self.nu_dtype),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByGaloreState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByGaloreState]:
+        del params
+        now = self.at(context)
+        age = tree.increment(state.age)
+        adam_numbers(now, age)
+
+        leaves, structure = jax.tree.flatten(tree.widened(updates))
+        sides = sides_of(self, updates)
+        grads = [g if side is None else side.read(g) for g, side in zip(leaves, sides, strict=True)]
+        due = state.age % self.update_proj_gap == 0
+        old = structure.flatten_up_to(state.projector)
+        projectors = _refreshed(due, old, grads, sides)
+
+        low = structure.unflatten(map(_projected, projectors, grads))
+        mu, nu = tree.map_leaves(moments, (low, state.mu, state.nu), now, like=(state.mu, state.nu))
+        steps = jax.tree.leaves(tree.map_leaves(direction, (mu, nu), now))
+        new = [
+            n if side is None else side.write(now.scale.astype(n.real.dtype) * _back(pair, n))
+            for pair, n, side in zip(projectors, steps, sides, strict=True)
+        ]
+        projector = structure.unflatten(projectors)
+        return structure.unflatten(new), ScaleByGaloreState(age, projector, mu, nu)
+
+
+Projector = tuple[Array, ...]
+"""P, or nothing for an array that is not projected."""
+
+
+def _refreshed(
+    due: Bool[Array, "*leaves"],
+    old: list[Projector],
+    grads: list[Array],
+    sides: tuple[Side | None, ...],
+) -> list[Projector]:
+    """The projectors of this step: new ones where they are due."""
+
+    def refresh() -> list[Projector]:
+        return [
+            () if side is None else (_strongest(due if due.ndim == 0 else due[i], pair[0], g),)
+            for i, (pair, g, side) in enumerate(zip(old, grads, sides, strict=True))
+        ]
+
+    return jax.lax.cond(jnp.any(due), refresh, lambda: old)
+
+
+def _strongest(due: Bool[Array, ""], old: Array, g: Array) -> Array:
+    """The first left singular vectors, as many as in the old projector."""
+    vectors, _, _ = jnp.linalg.svd(g, full_matrices=False)
+    return jnp.where(due, vectors[..., : old.shape[-1]].astype(old.dtype), old)
+
+
+def _projected(projector: Projector, g: Array) -> Array:
+    if not projector:
+        return g
+    p = tree.in_precision_of(projector[0], g.dtype)
+    return jnp.conj(jnp.matrix_transpose(p)) @ g
+
+
+def _back(projector: Projector, n: Array) -> Array:
+    return tree.in_precision_of(projector[0], n.dtype) @ n

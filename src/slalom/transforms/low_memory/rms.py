@@ -1,0 +1,180 @@
+"""RMSProp: division by a running root mean square."""
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like, per_leaf
+from ...tree.means import moved
+from ...tree.types import Params, Scalar
+from ..momentum._first_moment import first_moment
+
+
+class ScaleByRmsState(eqx.Module):
+    """The state of `ScaleByRms`."""
+
+    age: Int[Array, "*leaves"] | None = per_leaf()
+    """`None` unless `bias_correction` is set."""
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+
+
+class ScaleByRms(AbstractRule[ScaleByRmsState]):
+    """RMSProp: divides updates by the root of a mean of their squares.
+
+        vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
+        uₜ = gₜ / √(vₜ + ε)             or, with `eps_in_sqrt=False`,   gₜ / (√vₜ + ε)
+
+    **Arguments:**
+
+    - `decay`: γ, in [0, 1).
+    - `eps`: ε, ≥ 0.
+    - `initial_scale`: v₀, ≥ 0.
+    - `eps_in_sqrt`: whether to add ε under the root.
+    - `bias_correction`: whether to divide vₜ by 1 − γᵗ.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
+    """
+
+    decay: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    initial_scale: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    eps_in_sqrt: bool = eqx.field(default=True, static=True)
+    bias_correction: bool = eqx.field(default=False, static=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByRmsState:
+        return ScaleByRmsState(
+            age=tree.fresh_count() if self.bias_correction else None,
+            nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
+        )
+
+    def begin(self, now, state):
+        now.rest = 1 - now.decay
+        now.debias = None
+        if state.age is not None:
+            state.age = tree.increment(state.age)
+            now.debias = tree.bias_correction(now.decay, state.age)
+
+    def advance(self, now, g, leaf):
+        leaf.nu = now.decay * leaf.nu + now.rest * tree.bounded_square(g)
+
+    def direction(self, now, g, leaf):
+        debiased = leaf.nu if now.debias is None else leaf.nu * now.debias
+        return _divide(g, debiased, now.eps, self.eps_in_sqrt)
+
+
+class ScaleByStddevState(eqx.Module):
+    """The state of `ScaleByStddev`."""
+
+    age: Int[Array, "*leaves"] | None = per_leaf()
+    """`None` unless `bias_correction` is set."""
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    """The mean, after bias correction if there is one."""
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    """The variance, after bias correction if there is one."""
+
+
+class ScaleByStddev(AbstractRule[ScaleByStddevState]):
+    """Centered RMSProp: divides updates by their running standard deviation.
+
+        Vₜ = (1 − wₜ)·(Vₜ₋₁ + wₜ·|gₜ − mₜ₋₁|²),   mₜ = mₜ₋₁ + wₜ·(gₜ − mₜ₋₁),   wₜ = 1 − γ
+        uₜ = gₜ / √(Vₜ + ε)             or, with `eps_in_sqrt=False`,   gₜ / (√Vₜ + ε)
+
+    Vₜ is the variance around the mean, (mean of |g|²) − |mₜ|², without the cancellation of this
+    difference. With `bias_correction`, wₜ = (1 − γ) / (1 − γᵗ), and m and V are the mean and
+    variance of the gradients so far, in which v₀ has the weight γᵗ / (1 − γᵗ). The variance of
+    the first gradient alone is then 0, so with v₀ = 0 the first update is g₁ / √ε. The update is 0
+    where both Vₜ and ε are 0.
+
+    Differs from Optax, which subtracts |mₜ|² from the mean of |g|². Where the gradients vary by
+    less than 1e-3 of their size, no digit of that difference is right in float32.
+
+    **Arguments:**
+
+    - `decay`: γ, in [0, 1).
+    - `eps`: ε, ≥ 0.
+    - `initial_scale`: v₀, the variance at the start, ≥ 0.
+    - `eps_in_sqrt`: whether to add ε under the root.
+    - `bias_correction`: whether to correct the bias of mₜ and Vₜ towards the start.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
+        because gₜ − mₜ₋₁ cancels.
+    - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Graves, [Generating Sequences With Recurrent Neural
+        Networks](https://arxiv.org/abs/1308.0850), 2013; Finch, Incremental calculation of
+        weighted mean and variance, 2009"
+    """
+
+    decay: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    initial_scale: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    eps_in_sqrt: bool = eqx.field(default=True, static=True)
+    bias_correction: bool = eqx.field(default=False, static=True)
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByStddevState:
+        return ScaleByStddevState(
+            age=tree.fresh_count() if self.bias_correction else None,
+            mu=first_moment(self, params, "decay", wide=True),
+            nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
+        )
+
+    def begin(self, now, state):
+        if state.age is not None:
+            state.age = tree.increment(state.age)
+        _add_weights(now, state.age)
+
+    def advance(self, now, g, leaf):
+        leaf.mu = moved(leaf.mu, g, now.weight)
+        # XLA would copy the old mean, which the variance still reads (see `_xla`).
+        distance = now.back * (g - leaf.mu)
+        leaf.nu = now.keep * leaf.nu + now.spread * tree.bounded_square(distance)
+
+    def direction(self, now, g, leaf):
+        # A zero variance says nothing about the size of the gradient.
+        known = jnp.where((leaf.nu == 0) & (now.eps == 0), jnp.inf, leaf.nu)
+        return _divide(g, known, now.eps, self.eps_in_sqrt)
+
+
+def _add_weights(now: SimpleNamespace, age: Int[Array, "*leaves"] | None) -> None:
+    """Adds the weight w, the factors of the new variance, and 1 / (1 − w).
+
+    With bias correction 1 − w = γ·(1 − γᵗ⁻¹) / (1 − γᵗ), which keeps its digits for a small γ. At
+    t = 1 it is 0, and v₀ enters the variance with the factor γ / (1 − γ) instead.
+    """
+    if age is None:
+        now.weight, now.keep, rest = 1 - now.decay, now.decay, now.decay
+    else:
+        first = age == 1
+        now.weight = tree.newest_weight(now.decay, age)
+        before = tree.bias_correction(now.decay, jnp.maximum(age - 1, 1))
+        rest = now.decay * tree.bias_correction(now.decay, age) / before
+        rest = jnp.where(first, 0, rest)
+        now.keep = jnp.where(first, now.decay / (1 - now.decay), rest)
+    now.spread = now.weight * rest
+    # Where the weight is 1, the new mean is g, and so is the old one for all that it matters.
+    now.back = jnp.where(rest > 0, 1 / jnp.where(rest > 0, rest, 1), 0)
+
+
+def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:
+    """g / √(square + ε), or g / (√square + ε)."""
+    square = tree.positive(square)
+    if eps_in_sqrt:
+        return g / tree.root(square + eps)
+    return g / (tree.root(square) + eps)

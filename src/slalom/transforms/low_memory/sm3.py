@@ -1,0 +1,103 @@
+"""Adagrad with the memory of a few vectors: SM3."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_param
+from ...tree.types import Params, Updates
+from ..momentum._first_moment import first_moment
+from ..momentum.accumulate import divide_by_root
+
+
+class ScaleBySm3State(eqx.Module):
+    """The state of `ScaleBySm3`."""
+
+    accumulators: PyTree[Float[Array, "..."]] = per_param()
+    """At each leaf one accumulator per axis, of size 1 along the others."""
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class ScaleBySm3(AbstractTransform[ScaleBySm3State]):
+    """SM3: Adagrad with sums of squares that are bounded by one number per row and column.
+
+        vₜ = min over the axes k of aₖ + |gₜ|²,   aₖ = max of vₜ over all axes but k
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / √(vₜ + ε),   uₜ = mₜ
+
+    With β₂ < 1, vₜ = β₂·min aₖ + (1 − β₂)·|gₜ|². Vectors and scalars store all of v. The quotient
+    is 0 where v is 0.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the momentum, in [0, 1).
+    - `b2`: β₂, the decay of the accumulators, in [0, 1]; 1 sums.
+    - `eps`: ε, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+
+    ??? cite "Anil et al., [Memory-Efficient Adaptive
+        Optimization](https://arxiv.org/abs/1901.11150), 2019"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(1.0, within="[0, 1]")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    def init(self, params: Params) -> ScaleBySm3State:
+        mu = first_moment(self, params, "b1")
+        accumulators = jax.tree.map(lambda x: tree.zeros_of_sums(x, _others(x.ndim)), params)
+        return ScaleBySm3State(accumulators, mu)
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleBySm3State,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleBySm3State]:
+        del params
+        now = self.at(context)
+        bounds = jax.tree.map(
+            lambda _, along: functools.reduce(jnp.minimum, along), updates, state.accumulators
+        )
+
+        now.c1 = 1 - now.b1
+        now.c2 = jnp.where(now.b2 == 1, 1, 1 - now.b2)
+
+        # XLA writes the total to memory, since a maximum along each axis and the quotient read it.
+        # Phrasing it differently for each, as Adafactor does, would be slower: XLA's fast
+        # reductions do not fuse with a minimum.
+        def rule(now, g, bound, mu):
+            total = now.b2 * bound + now.c2 * tree.bounded_square(g)
+            return now.b1 * mu + now.c1 * divide_by_root(g, total, now.eps), total
+
+        mu, total = tree.map_leaves(rule, (updates, bounds, state.mu), now, like=(state.mu, bounds))
+        accumulators = jax.tree.map(_maxima, total, state.accumulators)
+        return tree.widened(mu), ScaleBySm3State(accumulators, mu)
+
+
+def _others(ndim: int) -> list[tuple[int, ...]]:
+    """For each accumulator of a leaf, the axes along which it has size 1."""
+    if ndim < 2:
+        return [()]
+    return [tuple(axis for axis in range(ndim) if axis != kept) for kept in range(ndim)]
+
+
+def _maxima(total: Array, accumulators: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The maximum along all axes but one, for each axis."""
+    if total.ndim < 2:
+        return (jnp.asarray(total, accumulators[0].dtype),)
+
+    # The initial value is for empty arrays; sums of squares are never negative.
+    return tuple(
+        jnp.asarray(jnp.max(total, others, keepdims=True, initial=0), before.dtype)
+        for others, before in zip(_others(total.ndim), accumulators, strict=True)
+    )

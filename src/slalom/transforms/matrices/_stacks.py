@@ -1,0 +1,182 @@
+"""Matrices of equal shape are processed together, in stacks.
+
+A small matrix does not keep a processor busy, and a large one does: stacks of large matrices only
+cost copies. On several devices all matrices are stacked, and each device gets whole ones.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Inexact
+
+from ... import tree
+from ..._core.protocol.context import Context
+from ...tree.types import Params, Updates, under_jit
+from ...where.layout import Matrix
+from ._placement import (
+    Entry,
+    Placement,
+    apply_on_devices,
+    constrained,
+    distribution,
+    placement,
+    sides,
+)
+
+_SMALL = 2**16
+_SMALL_ON_ACCELERATORS = 2**20
+"""The largest number of entries of a matrix that is stacked with others on one device."""
+
+_STACK = 2**26
+"""The largest number of entries of a stack, unless it would leave devices without a matrix."""
+
+
+class _Kind(NamedTuple):
+    """What matrices must have in common to be stacked."""
+
+    short: int
+    long: int
+    dtype: str
+    spec: tuple[Entry, Entry]
+    """How the sides are sharded."""
+
+
+def map_matrices(
+    function: Callable[..., Inexact[Array, "*batch short long"]],
+    matrices: tuple[Matrix, ...],
+    updates: Updates,
+    context: Context | None = None,
+    numbers: tuple[Array, ...] = (),
+) -> Updates:
+    """Applies a function to the matrices of all leaves, in the accumulation dtype.
+
+    On a mesh of several devices whole matrices are distributed over the devices, so the function
+    may have any number of products without an exchange between devices.
+
+    **Arguments:**
+
+    - `function`: from matrices, or a batch of them, and `numbers` to matrices of the same shape.
+        Matrices with more rows than columns arrive transposed.
+    - `matrices`: how to read each leaf.
+    - `updates`: the updates.
+    - `context`: the context, which knows the mesh.
+    - `numbers`: scalars of this step that the function needs. It must not close over them.
+
+    **Returns:** the new updates.
+    """
+    leaves, structure = jax.tree.flatten(tree.widened(updates))
+    place = None
+    if any(map(under_jit, leaves)):
+        function = jax.jit(function)  # matrices of equal shape share a trace
+        place = placement(leaves, () if context is None else context.shardings)
+    results: list[Array] = list(leaves)
+    done: Array | None = None
+    for kind, chunk in _chunks(matrices, leaves, place):
+        stacks = [_read(matrices[i], leaves[i], i, place) for i in chunk]
+        if place is None and done is not None:
+            # XLA:CPU would begin with all of them, and keep the products of all in memory.
+            stacks = tree.after(stacks, done)
+        stack = jnp.concatenate(stacks) if stacks[1:] else stacks[0]
+        done = _applied(function, kind, stack, place, numbers)
+        begin = 0
+        for i in chunk:
+            m, end = matrices[i], begin + matrices[i].batch
+            results[i] = _write(m, _lying(m, done[begin:end]), i, place)
+            begin = end
+    return structure.unflatten(results)
+
+
+def devices_as_text(matrices: tuple[Matrix, ...], params: Params) -> str:
+    """On how many devices the matrices of all leaves are, and the share of idle time there.
+
+    That is the share in which devices have no matrix of their own, by cost: long · short².
+    """
+    leaves = jax.tree.leaves(params)
+    homes = [getattr(x, "sharding", None) for x in leaves]
+    place = placement(leaves, [h if isinstance(h, NamedSharding) else None for h in homes])
+    if place is None:
+        return ""
+    total = useful = 0.0
+    for kind, chunk in _chunks(matrices, leaves, place):
+        count = sum(matrices[i].batch for i in chunk)
+        cost = float(count * kind.long * kind.short**2)
+        useful += cost
+        total += cost / distribution(place, kind.spec, count).busy if count else 0.0
+    idle = 1 - useful / total if total else 0.0
+    return f" on {place.devices} devices ({idle:.0%} idle)"
+
+
+def _chunks(
+    matrices: tuple[Matrix, ...], leaves: list[Array], place: Placement | None
+) -> Iterator[tuple[_Kind, list[int]]]:
+    """The positions of the leaves that are stacked with each other."""
+    kinds: dict[_Kind, list[int]] = {}
+    for i, (m, x) in enumerate(zip(matrices, leaves, strict=True)):
+        spec = (None, None) if place is None else sides(m, place.specs[i])[1]
+        if m.rows > m.columns:
+            spec = (spec[1], spec[0])
+        short, long = sorted((m.rows, m.columns))
+        kinds.setdefault(_Kind(short, long, str(x.dtype), spec), []).append(i)
+    for kind, members in kinds.items():
+        if place is None and not _is_small(kind):
+            yield from ((kind, [i]) for i in members)
+            continue
+        most = max(1 if place is None else place.devices, _STACK // max(1, kind.short * kind.long))
+        chunk: list[int] = []
+        for i in members:
+            if chunk and sum(matrices[j].batch for j in (*chunk, i)) > most:
+                yield kind, chunk
+                chunk = []
+            chunk.append(i)
+        yield kind, chunk
+
+
+def _is_small(kind: _Kind) -> bool:
+    on_cpu = jax.default_backend() == "cpu"
+    return kind.short * kind.long <= (_SMALL if on_cpu else _SMALL_ON_ACCELERATORS)
+
+
+def _read(m: Matrix, x: Array, i: int, place: Placement | None) -> Array:
+    if place is not None:
+        x = constrained(x, place, sides(m, place.specs[i])[0])
+    return _lying(m, m.read(x))
+
+
+def _write(m: Matrix, x: Array, i: int, place: Placement | None) -> Array:
+    x = m.write(x)
+    return x if place is None else constrained(x, place, place.specs[i])
+
+
+def _lying(m: Matrix, x: Array) -> Array:
+    """Matrices with more rows than columns transposed, and transposed back."""
+    return jnp.swapaxes(x, -1, -2) if m.rows > m.columns else x
+
+
+def _applied(
+    function: Callable[..., Array],
+    kind: _Kind,
+    stack: Array,
+    place: Placement | None,
+    numbers: tuple[Array, ...],
+) -> Array:
+    # Under strict promotion, which users may choose, real times complex would be refused.
+    standard = jax.numpy_dtype_promotion("standard")
+    with standard if jnp.iscomplexobj(stack) else contextlib.nullcontext():
+        if place is not None and stack.size:
+            batched = functools.partial(_batched, function, kind)
+            return apply_on_devices(batched, place, kind.spec, stack, numbers)
+        return _batched(function, kind, stack, *numbers)
+
+
+def _batched(function: Callable[..., Array], kind: _Kind, stack: Array, *numbers: Array) -> Array:
+    if stack.shape[0] == 1:
+        return function(stack[0], *numbers)[None]
+    if _is_small(kind):
+        return function(stack, *numbers)
+    # One large matrix after the other needs the scratch memory of one.
+    return jax.lax.map(lambda x: function(x, *numbers), stack)

@@ -1,0 +1,181 @@
+"""Rules that normalize rows and columns: NorMuon, and the norms of Scion."""
+
+import math
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.stateless import AbstractStatelessTransform
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import per_param
+from ...tree.means import moved
+from ...tree.types import Params, Updates
+from ...where.layout import LayoutLike
+from ._layout import (
+    column_axes,
+    inputs,
+    layout_field,
+    map_by,
+    matrices,
+    matrices_as_text,
+    warn_guessed,
+)
+from ._newton_schulz import divided_by_norm
+
+
+class ScaleByRowRmsState(eqx.Module):
+    """The state of `ScaleByRowRms`."""
+
+    nu: PyTree[Float[Array, "..."]] = per_param()
+    """At each leaf a tuple of one array: for each matrix the mean of squares of each row."""
+
+
+class ScaleByRowRms(AbstractTransform[ScaleByRowRmsState]):
+    """NorMuon's scaling: divides each row of a matrix by its root mean square over all steps.
+
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·mean over the inputs of |gₜ|²
+        uₜ = ûₜ·‖gₜ‖ / ‖ûₜ‖   with   ûₜ = gₜ / (√vₜ + ε)
+
+    A row holds the weights of one output. The norm is that of the matrix and does not change.
+    Behind `sl.Orthogonalize()` it makes the updates of all outputs equally large. Layouts are read
+    as in `sl.where.matrix`, and what is not a matrix is refused.
+
+    **Arguments:**
+
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, ≥ 0.
+    - `layout`: the layout of arrays that are read wrongly otherwise.
+
+    ??? cite "Li et al., [NorMuon](https://arxiv.org/abs/2510.05491), 2025. The paper scales u to a
+        root mean square of 0.2. As in its code, the norm stays that of g, so the scale of
+        `sl.Orthogonalize` is kept."
+    """
+
+    b2: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-10, within="[0, inf)")
+    layout: LayoutLike = layout_field()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByRowRmsState:
+        tree.check_inexact(params)
+        found = matrices(self, params)
+        warn_guessed(self, params)
+        leaves, structure = jax.tree.flatten(params)
+        nu = [
+            (jnp.zeros((m.batch, m.rows, 1), tree.real_dtype(tree.accumulation_dtype(x.dtype))),)
+            for m, x in zip(found, leaves, strict=True)
+        ]
+        return ScaleByRowRmsState(structure.unflatten(nu))
+
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        return matrices_as_text(self, params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByRowRmsState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByRowRmsState]:
+        del params
+        now = self.at(context)
+        now.c2 = 1 - now.b2
+
+        def rule(m, now, g, nu):
+            x = m.read(g)
+            count = max(m.columns, 1)
+            squares = tree.bounded(jnp.sum(tree.abs_squared(x), -1, keepdims=True) / count)
+            nu = moved(nu[0], squares, now.c2)
+            # A row that was always zero stays so, and must not dwarf the others.
+            by_row = jnp.where(nu == 0, 0, 1 / (tree.root(tree.positive(nu)) + now.eps))
+            # The sum of the squares of û follows from those of the rows, without a second pass.
+            largest = jax.lax.stop_gradient(jnp.max(by_row, (-2, -1), keepdims=True, initial=0))
+            relative = by_row / jnp.where(largest == 0, 1, largest)
+            before = jnp.sum(squares, (-2, -1), keepdims=True)
+            after = jnp.sum(squares * jnp.square(relative), (-2, -1), keepdims=True)
+            # √before / √after, not √(before / after), whose derivative would be NaN at zero.
+            divisor = tree.root(after)
+            kept = tree.root(before) / jnp.where(divisor == 0, 1, divisor)
+            return m.write(x * (relative * kept)), (nu,)
+
+        found = matrices(self, updates)
+        updates, nu = map_by(found, rule, (updates,), now, per_param=(state.nu,), results=2)
+        return updates, ScaleByRowRmsState(tree.cast_like(nu, state.nu))
+
+
+class NormalizeColumns(AbstractStatelessTransform):
+    """Scales each column to a root mean square of 1: u ↦ u / ((1 + ε)·rms(u)) for each input.
+
+    A column holds the weights from one input to all outputs, such as the vector of one token in an
+    embedding. A vector, such as a bias, is one column, and a scalar becomes its sign. This is the
+    steepest direction for inputs of which one is 1 and the others are 0.
+
+    **Arguments:**
+
+    - `eps`: ε, ≥ 0, relative to the root mean square, so that the result does not depend on the
+        size of the updates. Zeros stay zero.
+    - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
+
+    ??? cite "Pethick et al., [Training Deep Learning Models with Norm-Constrained
+        LMOs](https://arxiv.org/abs/2502.07529), 2025"
+    """
+
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    layout: LayoutLike = layout_field()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        tree.check_inexact(params)
+        column_axes(self, params)
+        warn_guessed(self, params)
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
+
+        def rule(axes, now, u):
+            if u.size == 0:
+                return (u,)
+            root = math.sqrt(math.prod(u.shape[a] for a in axes))
+            return (divided_by_norm(u, now.eps, axes) * root,)
+
+        axes = column_axes(self, updates)
+        (updates,) = map_by(axes, rule, (updates,), self.at(context))
+        return updates
+
+
+class ScaleByFanIn(AbstractStatelessTransform):
+    """Divides the update of each layer by its number of inputs: u ↦ u / inputs.
+
+    Behind `sl.ScaleBySign()` it is the steepest direction for outputs of which only the largest
+    change counts, as Scion uses it for the last layer. Vectors have no inputs and stay as they are.
+
+    **Arguments:**
+
+    - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
+
+    ??? cite "Pethick et al., [Training Deep Learning Models with Norm-Constrained
+        LMOs](https://arxiv.org/abs/2502.07529), 2025"
+    """
+
+    layout: LayoutLike = layout_field()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> None:
+        tree.check_inexact(params)
+        inputs(self, params)
+        warn_guessed(self, params)
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
+        found = inputs(self, updates)
+        (updates,) = map_by(found, lambda n, _, u: (u * (1 / n),), (updates,))
+        return updates

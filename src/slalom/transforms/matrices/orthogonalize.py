@@ -1,0 +1,187 @@
+"""The link that makes Muon: updates with all singular values near 1."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from ... import tree
+from ..._core.fields.declare import (
+    Hyperparameter,
+    choice_field,
+    count_field,
+    dtype_field,
+    hyperparameter,
+)
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import CHECK
+from ..._core.protocol.stateless import AbstractStatelessTransform
+from ...tree.types import Params, Updates
+from ...where.layout import LayoutLike
+from ._layout import layout_field, matrices, matrices_as_text, warn_guessed
+from ._newton_schulz import MARGINS, PRECONDITIONINGS, SETS, Triple, iteration, newton_schulz
+from ._stacks import devices_as_text, map_matrices
+
+_SCALES: dict[str | None, Any] = {
+    "original": lambda m: math.sqrt(max(1.0, m.rows / m.columns)),
+    "spectral": lambda m: math.sqrt(m.rows / m.columns),
+    "match_rms_adamw": lambda m: 0.2 * math.sqrt(max(m.rows, m.columns)),
+    None: lambda m: 1.0,
+}
+
+
+def _as_triples(given: Any) -> Any:
+    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+        return given
+    is_triple = len(given) == 3 and all(isinstance(x, int | float | np.number) for x in given)
+    triples = (given,) if is_triple else given
+    try:
+        return tuple(tuple(float(x) for x in triple) for triple in triples)
+    except (TypeError, ValueError):
+        return repr(given)  # refused by the check
+
+
+def _check_coefficients(name: str, given: Any) -> None:
+    if isinstance(given, str):
+        good = given == "standard" or given in SETS
+    else:
+        good = isinstance(given, tuple) and {len(t) for t in given} == {3}
+    if not good:
+        names = ", ".join(map(repr, ("standard", *SETS)))
+        raise ValueError(
+            f"{name} must be one of {names}, or three numbers (a, b, c) for all steps, or three "
+            f"for each step, got {given!r}."
+        )
+
+
+def _check_scale(name: str, given: Any) -> None:
+    if given not in _SCALES:
+        names = ", ".join(map(repr, _SCALES))
+        raise ValueError(f"{name} must be one of {names}, got {given!r}.")
+
+
+class Orthogonalize(AbstractStatelessTransform):
+    """Replaces each matrix by the orthogonal matrix nearest to it, approximately: U·S·Vᴴ ↦ s·U·Vᴴ.
+
+        X ← U / ((1 + ε)·‖U‖),   X ← a·X + (b·A + c·A²)·X with A = X·Xᴴ in each step,   u = s·X
+
+    This is a Newton–Schulz iteration: a polynomial of the singular values, which brings them near
+    1. With the standard coefficients they end between 0.68 and 1.14. Behind a momentum it makes
+    Muon: `sl.Trace(0.95, nesterov=True) | sl.Orthogonalize()`.
+
+    A matrix has outputs as rows and inputs as columns, also where the array is stored the other way
+    round. A convolution is one matrix, outputs × (inputs · kernel). Stacks of layers are batches of
+    matrices. Biases, embeddings and all else that is not a matrix is refused. `sl.where.matrix`
+    selects what is one.
+
+    The factor s depends on the numbers of outputs and inputs:
+
+    - `"original"`: √max(1, outputs / inputs), as in the original code and in PyTorch;
+    - `"spectral"`: √(outputs / inputs), with which learning rates carry over between widths;
+    - `"match_rms_adamw"`: 0.2·√max(outputs, inputs), with which an update is as large as one of
+      AdamW, so that its learning rate can be used;
+    - `None`: 1.
+
+    A matrix with sides whose ratio exceeds 1.5 is found from its small Gram matrix, with less work.
+    The iteration is in the precision of the updates, at least float32, but products follow
+    `jax.default_matmul_precision`.
+
+    On a mesh of several devices whole matrices are distributed over the devices, and no device
+    waits for another during the iteration.
+
+    **Arguments:**
+
+    - `ns_coeffs`: `"standard"` repeats Jordan's (3.4445, −4.7750, 2.0315). `"tuned"` and
+        `"polar_express"` have 5 different steps, and `"ten_steps"` has 10, which end closer to 1:
+        write `ns_steps=10`. Or three numbers a, b, c for all steps, or a sequence with three for
+        each step. Fewer steps than a set has are its last ones.
+    - `ns_steps`: the number of steps of the Newton–Schulz iteration, an int ≥ 1.
+    - `scale`: how s depends on the shape.
+    - `compute_dtype`: the dtype of the iteration, such as `"bfloat16"`, as in PyTorch. Defaults to
+        the precision of the updates.
+    - `preconditioning`: what X is divided by first. `"frobenius"` is the norm above. `"schatten"`
+        is closer to the largest singular value, and `"aol"` scales the rows of the shorter side
+        separately; both cost nothing and can save a step. `"spectral"` is the largest singular
+        value itself, which needs an eigendecomposition.
+    - `eps`: ε, ≥ 0. It is relative to the norm, so that the result does not depend on the size of
+        the updates; the authors add it to the norm, which freezes parameters whose gradients are
+        below 1e-7. Zeros stay zero.
+    - `layout`: the layout of arrays that are read wrongly otherwise, such as
+        `{sl.where.path("w"): "oi"}`, explained in `sl.where.matrix`.
+
+    ```python
+    >>> layer = eqx.nn.Linear(64, 256, key=jax.random.key(0))
+    >>> tx = sl.Orthogonalize().mask(sl.where.matrix())
+    >>> updates, _ = tx.update(layer, tx.init(layer))
+    >>> (jnp.linalg.norm(updates.weight, 2) < 2 * 1.15).item()
+    True
+
+    ```
+
+    ??? cite "Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon/), 2024; Amsel et al.,
+        [The Polar Express](https://arxiv.org/abs/2505.16932), 2025; Ahn et al.,
+        [Dion](https://arxiv.org/abs/2504.05295), 2025, for the tuned coefficients; Boissin et al.,
+        [Turbo-Muon](https://arxiv.org/abs/2512.04632), 2025, for `"aol"`; Liu et al.,
+        [Muon is Scalable](https://arxiv.org/abs/2502.16982), 2025, for `"match_rms_adamw"`"
+    """
+
+    ns_coeffs: str | tuple[Triple, ...] = eqx.field(
+        default="standard",
+        static=True,
+        converter=_as_triples,
+        metadata={CHECK: _check_coefficients},
+    )
+    ns_steps: int = count_field(5)
+    scale: str | None = eqx.field(default="original", static=True, metadata={CHECK: _check_scale})
+    compute_dtype: np.dtype | None = dtype_field()
+    preconditioning: str = choice_field(*PRECONDITIONINGS, kw_only=True)
+    eps: Hyperparameter = hyperparameter(1e-7, within="[0, inf)", kw_only=True)
+    layout: LayoutLike = layout_field()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def __check_init__(self):
+        known = self.ns_coeffs
+        # Checked here: the checks of fields run after this method.
+        _check_coefficients("Orthogonalize.ns_coeffs", known)
+        most = len(SETS.get(known, ()) if isinstance(known, str) else known)
+        if most > 1 and self.ns_steps > most:
+            raise ValueError(
+                f"Orthogonalize has ns_steps={self.ns_steps}, but ns_coeffs={known!r} has {most} "
+                f"steps. Write `ns_steps={most}`, or pass more coefficients."
+            )
+
+    def init(self, params: Params) -> None:
+        tree.check_inexact(params)
+        matrices(self, params)
+        if self.scale in ("original", "spectral"):
+            warn_guessed(self, params)
+
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        where = devices_as_text(matrices(self, params), params)
+        return tuple(f"{text}{where}" for text in matrices_as_text(self, params))
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
+        now = self.at(context)
+        known = self.ns_coeffs
+        function = functools.partial(
+            newton_schulz,
+            triples=iteration(known, self.ns_steps),
+            preconditioning=self.preconditioning,
+            margin=MARGINS.get(known, 1.0) if isinstance(known, str) else 1.0,
+            dtype=self.compute_dtype,
+        )
+        found = matrices(self, updates)
+        updates = map_matrices(
+            lambda x, eps: function(x, eps=eps), found, updates, context, (now.eps,)
+        )
+        leaves, structure = jax.tree.flatten(updates)
+        factors = (_SCALES[self.scale](m) if m.rows * m.columns else 1 for m in found)
+        return structure.unflatten(
+            [x if s == 1 else x * s for x, s in zip(leaves, factors, strict=True)]
+        )

@@ -1,0 +1,52 @@
+"""PRNG keys as fields of rules, and as raw data in their states.
+
+A state stores raw data instead of a typed key, so that every leaf of an optimizer can be saved,
+sharded and compared as numbers.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ... import tree
+from ..._core.protocol.parts import CHECK
+
+
+def key_field(**options: Any) -> Any:
+    """Declares a field for an int or the raw data of a key."""
+    return eqx.field(metadata={CHECK: _check_key}, **options)
+
+
+def as_key_data(key: Any) -> tuple[Any, Any]:
+    """The value of such a field for a key, and the implementation of a typed key."""
+    if tree.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(key), jax.random.key_impl(key)
+    return (int(key) if isinstance(key, np.integer) else key), None
+
+
+def fresh_key_data(key: Any) -> Array:
+    """The raw data for a state from the value of the field."""
+    if jnp.shape(key) == ():
+        return jax.random.key_data(jax.random.key(key))
+    # A copy, since the buffers of the state may be donated, unlike those of the rule.
+    return jnp.array(key, jnp.uint32)
+
+
+def _check_key(name: str, key: Any) -> None:
+    if isinstance(key, int) and not isinstance(key, bool):
+        if not 0 <= key < 2**31:
+            raise ValueError(
+                f"{name} must be in [0, 2**31), got {key}. Pass `jax.random.key({key})` instead."
+            )
+    elif not tree.is_array(key) or not _is_one_key(key):
+        raise TypeError(f"{name} must be an int or one PRNG key, got {key!r}.")
+
+
+def _is_one_key(key: Any) -> bool:
+    if key.shape == ():  # a bound int
+        return jnp.issubdtype(key.dtype, jnp.integer)
+    return key.ndim == 1 and key.dtype == np.uint32

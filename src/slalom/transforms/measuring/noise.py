@@ -1,0 +1,86 @@
+"""Gradient noise."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ...tree.types import Params, Updates
+from ._keys import as_key_data, fresh_key_data, key_field
+
+
+class AddNoiseState(eqx.Module):
+    """The state of `AddNoise`."""
+
+    key: UInt32[Array, "*words"]
+    """The raw data of the key for the next noise."""
+
+
+class AddNoise(AbstractTransform[AddNoiseState]):
+    """Adds Gaussian noise that fades: u ↦ u + σₙ·ξ with ξ normal and σₙ² = η / (n + 1)^γ.
+
+    n is the step, counted from 0. Each step draws independent noise for each leaf, in at least
+    float32. The real and imaginary parts of a complex leaf each have half the variance. Equal keys
+    give equal noise. The state stores the raw data of the key, so it is saved and restored like
+    any array.
+
+    **Arguments:**
+
+    - `eta`: η, the variance of the noise in the first step, ≥ 0.
+    - `gamma`: γ, the exponent of the decay of the variance, ≥ 0; 0.55 in the paper.
+    - `key`: an int in [0, 2³¹), or a PRNG key.
+
+    ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
+        Networks](https://arxiv.org/abs/1511.06807), 2015"
+    """
+
+    eta: Hyperparameter = hyperparameter(within="[0, inf)")
+    gamma: Hyperparameter = hyperparameter(within="[0, inf)")
+    key: Any = key_field(default=0)
+    implementation: Any = eqx.field(default=None, static=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("step",)
+
+    def __init__(self, eta: Hyperparameter, gamma: Hyperparameter, key: Any = 0):
+        self.eta = eta
+        self.gamma = gamma
+        self.key, self.implementation = as_key_data(key)
+
+    def init(self, params: Params) -> AddNoiseState:
+        tree.check_inexact(params)
+        return AddNoiseState(fresh_key_data(self.key))
+
+    def update(
+        self,
+        updates: Updates,
+        state: AddNoiseState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, AddNoiseState]:
+        del params
+        step = self.demand("step", None if context is None else context.step)
+        now = self.at(context)
+        number = jnp.asarray(step, now.gamma.dtype) + 1
+        now.sigma = tree.root(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
+
+        key = jax.random.wrap_key_data(state.key, impl=self.implementation)
+        key, drawn = jax.random.split(key)
+        leaves, structure = jax.tree.flatten(updates)
+        # On CPUs JAX draws random numbers in a loop over whole arrays, so the bits and the numbers
+        # take twice the memory of the parameters.
+        noise = [
+            jax.random.normal(own, u.shape, tree.accumulation_dtype(u.dtype))
+            for own, u in zip(jax.random.split(drawn, len(leaves)), leaves, strict=True)
+        ]
+
+        def rule(now, u, xi):
+            return u + now.sigma * xi
+
+        updates = tree.map_leaves(rule, (updates, structure.unflatten(noise)), now)
+        return updates, AddNoiseState(jax.random.key_data(key))

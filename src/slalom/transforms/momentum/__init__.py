@@ -1,0 +1,1 @@
+"""Momentum, signs, and sums of squares."""

@@ -1,0 +1,121 @@
+"""Transforms that divide by accumulated squares: Adagrad and Adadelta."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Inexact, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like
+from ...tree.types import Params, Scalar
+
+
+class ScaleByRssState(eqx.Module):
+    """The state of `ScaleByRss`."""
+
+    sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+
+
+class ScaleByRss(AbstractRule[ScaleByRssState]):
+    """Adagrad: divides updates by the root of the sum of all their squares.
+
+        sₜ = sₜ₋₁ + |gₜ|²
+        uₜ = gₜ / √(sₜ + ε)   where sₜ > 0,   else   0
+
+    **Arguments:**
+
+    - `initial_accumulator_value`: s₀, ≥ 0.
+    - `eps`: ε, ≥ 0.
+    - `accumulator_dtype`: the dtype in which s is stored, which is real also for complex
+        parameters. Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
+        Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
+    """
+
+    initial_accumulator_value: Hyperparameter = hyperparameter(0.1, within="[0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-7, within="[0, inf)")
+    accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByRssState:
+        start = self.at(Context(step=0)).initial_accumulator_value
+        return ScaleByRssState(tree.second_moment(params, self.accumulator_dtype, start))
+
+    def advance(self, now, g, leaf):
+        leaf.sum_of_squares = tree.bounded(leaf.sum_of_squares + tree.abs_squared(g))
+
+    def direction(self, now, g, leaf):
+        return divide_by_root(g, leaf.sum_of_squares, now.eps)
+
+
+def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
+    """g / √(total + ε), and 0 where the total is 0."""
+    return g * tree.inverse_root(tree.positive(total) + eps)
+
+
+class ScaleByAdadeltaState(eqx.Module):
+    """The state of `ScaleByAdadelta`."""
+
+    e_g: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    e_x: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+
+
+class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
+    """Adadelta: gives each update the running size of the updates before it.
+
+        vₜ = ρ·vₜ₋₁ + (1 − ρ)·|gₜ|²
+        uₜ = √(xₜ₋₁ + ε) / √(vₜ + ε) · gₜ
+        xₜ = ρ·xₜ₋₁ + (1 − ρ)·|uₜ|²
+
+    Differs from Optax, where the root of the quotient makes the update of gradients from 3e16 on 0.
+
+    **Arguments:**
+
+    - `rho`: ρ, the decay of both means of squares, in [0, 1).
+    - `eps`: ε, > 0; with ε = 0 all updates would be zero.
+    - `accumulator_dtype`: the dtype in which v and x are stored, which are real also for complex
+        parameters. Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
+    """
+
+    rho: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByAdadeltaState:
+        return ScaleByAdadeltaState(
+            e_g=tree.second_moment(params, self.accumulator_dtype),
+            e_x=tree.second_moment(params, self.accumulator_dtype),
+        )
+
+    def begin(self, now, state):
+        now.rest = 1 - now.rho
+
+    def advance(self, now, g, leaf):
+        square = tree.bounded_square(g)
+        leaf.e_g = now.rho * leaf.e_g + now.rest * square
+        # |g|² / v is at most 1 / (1 − ρ), and no product with it overflows or underflows.
+        ratio = square / (leaf.e_g + now.eps)
+        leaf.e_x = now.rho * leaf.e_x + now.rest * (ratio * (leaf.e_x + now.eps))
+
+    def direction(self, now, g, leaf):
+        return _size_ratio(now, tree.bounded_square(g), leaf.e_g, leaf.e_x) * g
+
+
+def _size_ratio(now: Any, square: Array, e_g: Array, e_x: Array) -> Array:
+    """√((xₜ₋₁ + ε) / (vₜ + ε)) from xₜ instead of xₜ₋₁, which XLA would copy (see `_xla`).
+
+    xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
+    """
+    divisor = now.rho * (e_g + now.eps) + now.rest * square
+    # Not √(a / b), which is 0 for gradients from 3e16 on.
+    return tree.root(e_x + now.rho * now.eps) * tree.inverse_root(tree.positive(divisor))

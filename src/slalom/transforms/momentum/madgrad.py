@@ -1,0 +1,87 @@
+"""Dual averaging with a cube root: MADGRAD."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like, per_leaf
+from ...tree.types import Params
+
+
+class ScaleByMadgradState(eqx.Module):
+    """The state of `ScaleByMadgrad`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    grad_sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+
+
+class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
+    """MADGRAD: dual averaging from the start, divided by the cube root of a sum of squares.
+
+        λₜ = ηₜ·√t
+        sₜ = sₜ₋₁ + λₜ·gₜ
+        vₜ = vₜ₋₁ + λₜ·|gₜ|²
+        zₜ = p₀ − sₜ / (∛vₜ + ε)
+        pₜ = γ·pₜ₋₁ + (1 − γ)·zₜ,   uₜ = pₜ − pₜ₋₁
+
+    Use it as the last link: it includes the learning rate, as a weight of the gradients, and the
+    sign. Each leaf counts t from the start of its own sums. s and v are stored in at least float32,
+    p₀ in the parameter's own dtype, which is exact.
+
+    Differs from Optax, and from the authors' code, which add ε to the learning rate. Here λ is that
+    of the paper, so that a learning rate of 0 leaves the sums as they are.
+
+    **Arguments:**
+
+    - `learning_rate`: η, ≥ 0.
+    - `momentum`: γ, the weight of the old parameters, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+
+    ??? cite "Defazio & Jelassi, [Adaptivity without Compromise: A Momentumized, Adaptive, Dual
+        Averaged Gradient Method for Stochastic Optimization](https://arxiv.org/abs/2101.11075),
+        2021"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter(within="[0, inf)")
+    momentum: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    sets_learning_rate: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByMadgradState:
+        return ScaleByMadgradState(
+            age=tree.fresh_count(),
+            grad_sum_of_squares=tree.second_moment(params),
+            grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
+            init_params=tree.copy(params),
+        )
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.weight = now.learning_rate * jnp.sqrt(age.astype(now.learning_rate.dtype))
+        now.share = 1 - now.momentum
+
+    def advance(self, now, g, leaf):
+        # Bounded before the sum: XLA would move a minimum after it into the kernel that writes
+        # the parameters, which would then read the old sum (see `_xla`).
+        squares = leaf.grad_sum_of_squares
+        room = float(jnp.finfo(squares.dtype).max) / 4 - squares
+        square = jnp.minimum(now.weight * tree.bounded_square(g), room)
+        leaf.grad_sum = leaf.grad_sum + now.weight * g
+        leaf.grad_sum_of_squares = squares + square
+
+    def direction(self, now, g, leaf):
+        divisor = jnp.cbrt(tree.positive(leaf.grad_sum_of_squares)) + now.eps
+        return now.share * ((leaf.init_params - leaf.p) - leaf.grad_sum / divisor)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))

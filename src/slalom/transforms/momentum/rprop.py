@@ -1,0 +1,84 @@
+"""Step sizes that follow the signs of successive gradients: Rprop."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like
+from ...tree.paths import dotted
+from ...tree.types import Params
+
+
+class ScaleByRpropState(eqx.Module):
+    """The state of `ScaleByRprop`."""
+
+    step_sizes: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    signs: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The signs of the last gradients; 0 after a change of sign."""
+
+
+class ScaleByRprop(AbstractRule[ScaleByRpropState]):
+    """Rprop: a step size per number, which grows while the gradient keeps its sign.
+
+        sₜ = sign(gₜ)·sign(gₜ₋₁)
+        ηₜ = η₊·ηₜ₋₁ where s = 1,   η₋·ηₜ₋₁ where s = −1,   ηₜ₋₁ where s = 0
+        uₜ = ηₜ·sign(gₜ),   but 0 where s = −1, and gₜ then counts as 0 in the next step
+
+    η stays between `min_step_size` and `max_step_size`. Use full batches: the noise of small ones
+    changes signs.
+
+    Differs from Optax, which returns the update of the previous step, and 0 in the first. Here the
+    update is that of this step, as in the paper and in PyTorch.
+
+    **Arguments:**
+
+    - `learning_rate`: η₀, the initial step size, > 0; later changes have no effect.
+    - `eta_minus`: η₋, in (0, 1).
+    - `eta_plus`: η₊, > 1.
+    - `min_step_size`: the smallest step size, > 0.
+    - `max_step_size`: the largest step size, > 0.
+
+    ??? cite "Riedmiller & Braun, A direct adaptive method for faster backpropagation learning,
+        1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter(within="(0, inf)")
+    eta_minus: Hyperparameter = hyperparameter(0.5, within="(0, 1)")
+    eta_plus: Hyperparameter = hyperparameter(1.2, within="(1, inf)")
+    min_step_size: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    max_step_size: Hyperparameter = hyperparameter(50.0, within="(0, inf)")
+
+    keeps_zeros: ClassVar[bool] = True
+    written_last: ClassVar[tuple[str, ...]] = ("signs",)
+
+    def init(self, params: Params) -> ScaleByRpropState:
+        for path, x in jax.tree_util.tree_leaves_with_path(params):
+            if jnp.iscomplexobj(x):
+                raise TypeError(
+                    f"ScaleByRprop compares signs, and the parameter '{dotted(path)}' is complex. "
+                    "Use `.split_complex()`, which passes it real and imaginary parts."
+                )
+        start = self.at(Context(step=0)).learning_rate
+        return ScaleByRpropState(
+            step_sizes=tree.second_moment(params, None, start),
+            signs=tree.zeros_like(params),
+        )
+
+    def advance(self, now, g, leaf):
+        sign = jnp.sign(g)
+        # The product of two small gradients could underflow to 0.
+        s = sign * leaf.signs
+        factor = jnp.where(s > 0, now.eta_plus, now.eta_minus)
+        new_size = jnp.clip(leaf.step_sizes * factor, now.min_step_size, now.max_step_size)
+        leaf.step_sizes = jnp.where(s == 0, leaf.step_sizes, new_size)
+        leaf.signs = jnp.where(s < 0, 0, sign)
+
+    def direction(self, now, g, leaf):
+        return leaf.step_sizes * leaf.signs

@@ -1,0 +1,47 @@
+"""Numbers that belong to all leaves together, such as an estimate of the learning rate."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ... import tree
+from ...tree.types import Params, Scalar
+
+
+def sum_dtype(params: Params) -> np.dtype:
+    """The dtype of sums over all leaves: at least float32."""
+    leaves = jax.tree.leaves(params)
+    return tree.real_dtype(
+        tree.accumulation_dtype(jnp.float32, *(tree.canonical(x.dtype) for x in leaves))
+    )
+
+
+def number(value: Any, like: Scalar) -> Scalar:
+    """A number in the dtype of another one."""
+    return jnp.asarray(value, like.dtype)
+
+
+def total(scalars: PyTree, like: Scalar) -> Scalar:
+    """The sum of a tree of scalars, at most a quarter of the largest finite number in size.
+
+    An infinite sum would stay infinite in every mean that it enters.
+    """
+    terms = [jnp.asarray(x, like.dtype) for x in jax.tree.leaves(scalars)]
+    return bounded(sum(terms, jnp.zeros((), like.dtype)))
+
+
+def bounded(x: Array) -> Array:
+    """The nearest number of at most a quarter of the largest finite size; NaN stays NaN."""
+    largest = float(jnp.finfo(x.dtype).max) / 4
+    return jnp.clip(x, -largest, largest)
+
+
+def larger(estimate: Scalar, numerator: Scalar, denominator: Scalar) -> Scalar:
+    """The larger of an estimate and a quotient; the estimate itself if the quotient is not finite,
+    or the denominator 0."""
+    some = denominator > 0
+    quotient = jnp.where(some, numerator, 0) / jnp.where(some, denominator, 1)
+    return jnp.where(jnp.isfinite(quotient), jnp.maximum(estimate, quotient), estimate)

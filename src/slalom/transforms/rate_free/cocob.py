@@ -1,0 +1,86 @@
+"""Coin betting: COCOB."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like
+from ...tree.types import Params
+
+
+class ScaleByCocobState(eqx.Module):
+    """The state of `ScaleByCocob`."""
+
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    cumulative_gradients: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The sum of the negative gradients."""
+    scale: PyTree[Float[Array, "..."]] = param_like("exact")
+    """The largest absolute gradient."""
+    subgradients: PyTree[Float[Array, "..."]] = param_like("exact")
+    """The sum of the absolute gradients."""
+    reward: PyTree[Float[Array, "..."]] = param_like("exact")
+
+
+class ScaleByCocob(AbstractRule[ScaleByCocobState]):
+    """COCOB: each number bets on the sign of its next gradient; no learning rate.
+
+        Lₜ = max(Lₜ₋₁, |gₜ|),   Gₜ = Gₜ₋₁ + |gₜ|,   θₜ = θₜ₋₁ − gₜ
+        Rₜ = max(Rₜ₋₁ − gₜ·(p − p₀), 0)
+        p + uₜ = p₀ + θₜ·(Lₜ + Rₜ) / (Lₜ·max(Gₜ + Lₜ, α·Lₜ))
+
+    with L₀ = ε. The first steps have the size 1/α. This is Algorithm 2 of the paper,
+    COCOB-Backprop. Use this as the last link: the updates descend by themselves. Complex numbers
+    bet as vectors: |g| is the absolute value and g·(p − p₀) the real part of the inner product.
+
+    The sums are stored in at least float32, and p₀ in the parameter's own dtype, which is exact.
+
+    Differs from Optax, where the sums are stored in the parameter's dtype: in bfloat16 they stop
+    growing after some hundred steps.
+
+    **Arguments:**
+
+    - `alpha`: α, > 0; a larger one makes the first steps smaller.
+    - `eps`: ε, > 0, the scale of the gradients before the first one.
+
+    ??? cite "Orabona & Tommasi, [Training Deep Networks without Learning Rates Through Coin
+        Betting](https://arxiv.org/abs/1705.07795), 2017"
+    """
+
+    alpha: Hyperparameter = hyperparameter(100.0, within="(0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> ScaleByCocobState:
+        eps = self.at(Context(step=0)).eps
+        return ScaleByCocobState(
+            init_params=tree.copy(params),
+            cumulative_gradients=tree.zeros_like(params, tree.accumulation_dtype),
+            scale=tree.second_moment(params, value=eps),
+            subgradients=tree.second_moment(params),
+            reward=tree.second_moment(params),
+        )
+
+    def advance(self, now, g, leaf):
+        size, change = jnp.abs(g), leaf.p - leaf.init_params
+        gain = (jnp.conj(g) * change).real if jnp.iscomplexobj(g) else g * change
+        leaf.cumulative_gradients = leaf.cumulative_gradients - g
+        leaf.scale = jnp.maximum(leaf.scale, size)
+        leaf.subgradients = leaf.subgradients + size
+        # XLA would move a last maximum with 0 into `direction`, which would read the old one.
+        leaf.reward = jnp.maximum(leaf.reward, gain) - gain
+
+    def direction(self, now, g, leaf):
+        bound = jnp.maximum(leaf.subgradients + leaf.scale, now.alpha * leaf.scale)
+        wealth = (leaf.scale + leaf.reward) / bound
+        return (leaf.init_params - leaf.p) + leaf.cumulative_gradients / leaf.scale * wealth
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))

@@ -1,0 +1,156 @@
+"""Adam that estimates its learning rate from the sum of its steps: D-Adaptation."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.types import Params, Updates
+from ...where.resolve import Where
+from ..matrices._xla import written_after
+from ..momentum._first_moment import first_moment
+from ..shaping._own_decay import decaying, where_field
+from ._sums import bounded, larger, number, sum_dtype, total
+
+
+class ScaleByDAdaptAdamState(eqx.Module):
+    """The state of `ScaleByDAdaptAdam`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    estim_lr: Float[Array, ""] = until_reset()
+    numerator_weighted: Float[Array, ""] = until_reset()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
+
+
+class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):
+    """D-Adaptation: Adam with a learning rate d that grows with the sum of its steps.
+
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·η·gₜ   with   η = γ·d·√(1 − β₂ᵗ) / (1 − β₁ᵗ)
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        uₜ = −mₜ / (√vₜ + ε) − λ·η·p
+        rₜ = √β₂·rₜ₋₁ + η·⟨gₜ, sₜ₋₁ / (√vₜ₋₁ + ε)⟩,   sₜ = √β₂·sₜ₋₁ + η·gₜ
+        d ← max(d, rₜ / ‖sₜ‖₁)
+
+    with d = d₀ at first. There is one d for all leaves that this transform sees, so under
+    `.partition` each group has its own. It never decreases, and with ε = 0 it does not depend on
+    the scale of the loss; `opt.metrics` has it as `estim_lr`. A reset of all parameters starts it
+    again. Use this as the last link: it includes the learning rate and the sign.
+
+    In the paper s and r have factors 1 − √β₂ and its square, which cancel in the quotient. rₜ
+    divides by √vₜ₋₁ as in the authors' code.
+
+    Differs from Optax: d and r are stored in at least float32 for half-precision parameters, where
+    Optax stores them in the parameters' dtype. v and s are, too. A gradient that is zero everywhere
+    in the first step changes nothing, where Optax makes d NaN.
+
+    **Arguments:**
+
+    - `learning_rate`: γ, ≥ 0. The authors recommend 1, with a schedule that decays it to 0.
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, ≥ 0.
+    - `estim_lr0`: d₀, the initial estimate, > 0. It should be too small rather than too large.
+    - `weight_decay`: λ, ≥ 0.
+    - `bias_correction`: whether η has the factor √(1 − β₂ᵗ) / (1 − β₁ᵗ). Optax has it; the
+        algorithm of the paper does not, and it is off by default in the authors' code.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Defazio & Mishchenko, [Learning-Rate-Free Learning by
+        D-Adaptation](https://arxiv.org/abs/2301.07733), 2023"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    estim_lr0: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
+    decay_where: Where | None = where_field(kw_only=True)
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    sets_learning_rate: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByDAdaptAdamState:
+        first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
+        return ScaleByDAdaptAdamState(
+            age=tree.fresh_count(),
+            estim_lr=jnp.array(first, dtype),
+            numerator_weighted=jnp.zeros((), dtype),
+            mu=first_moment(self, params, "b1"),
+            nu=tree.second_moment(params, self.nu_dtype),
+            grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByDAdaptAdamState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByDAdaptAdamState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        age = tree.increment(state.age)
+        now.c1, now.c2, now.root_b2 = 1 - now.b1, 1 - now.b2, tree.root(now.b2)
+        now.rate = number(now.learning_rate, state.estim_lr) * state.estim_lr
+        if self.bias_correction:
+            root = jnp.sqrt(tree.bias_correction(now.b2, age))
+            correction = tree.bias_correction(now.b1, age) / root
+            now.rate = now.rate * correction.astype(now.rate.dtype)
+
+        def divisor(now, nu):
+            return tree.root(tree.positive(nu)) + now.eps
+
+        def inner_product(now, g, s, nu):
+            return now.rate * tree.inner(g, s / divisor(now, nu))
+
+        def moments(now, g, mu, nu):
+            mu = now.b1 * mu + now.c1 * (now.rate * g)
+            return mu, now.b2 * nu + now.c2 * tree.bounded_square(g)
+
+        def gathered(now, g, s):
+            return now.root_b2 * s + now.rate * g
+
+        def direction(now, mu, nu, decaying):
+            decay = sum(now.weight_decay * p for p in decaying)
+            return -(mu / divisor(now, nu) + now.rate * decay)
+
+        products = tree.map_leaves(inner_product, (updates, state.grad_sum, state.nu), now)
+        d, r = state.estim_lr, state.numerator_weighted
+        r = bounded(number(now.root_b2, r) * r + total(products, r))
+        # The inner products read the old s and v.
+        never = r > float(jnp.finfo(r.dtype).max) / 2
+        now.rate, now.c2 = (written_after(x, never=never) for x in (now.rate, now.c2))
+        mu, nu = tree.map_leaves(
+            moments, (updates, state.mu, state.nu), now, like=(state.mu, state.nu)
+        )
+        grad_sum = tree.map_leaves(gathered, (updates, state.grad_sum), now, like=(state.grad_sum,))
+        sizes = tree.map_leaves(lambda _, s: jnp.sum(jnp.abs(s)), (grad_sum,))
+        updates = tree.map_leaves(
+            direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
+        )
+        return updates, ScaleByDAdaptAdamState(
+            age, larger(d, r, total(sizes, d)), r, mu, nu, grad_sum
+        )
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))
+
+    def metrics(self, state: ScaleByDAdaptAdamState) -> dict[str, Array]:
+        return {"estim_lr": state.estim_lr}

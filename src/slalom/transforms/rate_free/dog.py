@@ -1,0 +1,167 @@
+"""One step size for all leaves from the distance traveled: DoG and DoWG."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, until_reset
+from ...tree.types import Params, Scalar, Updates
+from ._sums import number, sum_dtype, total
+
+
+class ScaleByDogState(eqx.Module):
+    """The state of `ScaleByDog`."""
+
+    max_dist: Float[Array, ""] = until_reset()
+    sum_sq_norm_grads: Float[Array, ""] = until_reset()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+
+
+class ScaleByDog(AbstractTransform[ScaleByDogState]):
+    """DoG: the distance traveled over the root of the sum of squared gradients.
+
+        rₜ = max(rₜ₋₁, ‖pₜ − p₀‖),   Gₜ = Gₜ₋₁ + ‖gₜ‖²
+        uₜ = rₜ / √(Gₜ + ε) · gₜ
+
+    with r₋₁ = r·(1 + ‖p₀‖). The norms are those of all leaves together that this transform sees, so
+    under `.partition` each group has its own step size; `sl.ScaleByDistanceOverGradients` is the
+    rule for each leaf by itself. It replaces a learning rate: `sl.ScaleByDog() | sl.Scale(-1.0)`
+    descends. The authors recommend evaluating an average of the parameters: `.average()`.
+
+    Sums are stored in at least float32, and p₀ in the parameter's own dtype, which is exact. The
+    square of a huge norm stays finite, so later steps do not vanish.
+
+    **Arguments:**
+
+    - `init_step`: r, what the first step is made from, > 0. The paper uses 1e-4 for models with
+        batch normalization and 1e-6 for others.
+    - `eps`: ε, ≥ 0.
+    - `init_step_type`: what r means. `"heuristic"` is the formula above; `"distance"` means
+        r₋₁ = r; with `"learning_rate"` the first step is u = r·g, and r₋₁ = 0.
+
+    ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
+    """
+
+    init_step: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    init_step_type: str = choice_field("heuristic", "distance", "learning_rate")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByDogState:
+        tree.check_inexact(params)
+        dtype = sum_dtype(params)
+        first = self.at(Context(step=0)).init_step
+        if self.init_step_type == "heuristic":
+            norm = tree.global_norm(params)
+            first = number(first, norm) * (1 + norm)
+        elif self.init_step_type == "learning_rate":
+            first = 0 * first
+        return ScaleByDogState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByDogState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByDogState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        distance = tree.root(_squared_distance(params, state.init_params, state.max_dist))
+        distance = jnp.maximum(state.max_dist, distance)
+        before = state.sum_sq_norm_grads
+        squares = tree.bounded(before + _squared_norm(updates, before))
+        now.factor = distance / tree.root(tree.positive(squares + number(now.eps, squares)))
+        if self.init_step_type == "learning_rate":
+            # While all gradients were zero, nothing has moved.
+            now.factor = jnp.where(before == 0, number(now.init_step, before), now.factor)
+        return tree.scale(updates, now.factor), ScaleByDogState(
+            distance, squares, state.init_params
+        )
+
+    def metrics(self, state: ScaleByDogState) -> dict[str, Array]:
+        return {"max_dist": state.max_dist}
+
+
+class ScaleByDowgState(eqx.Module):
+    """The state of `ScaleByDowg`."""
+
+    estim_sq_dist: Float[Array, ""] = until_reset()
+    weighted_sq_norm_grads: Float[Array, ""] = until_reset()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+
+
+class ScaleByDowg(AbstractTransform[ScaleByDowgState]):
+    """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
+
+        Dₜ = max(Dₜ₋₁, ‖pₜ − p₀‖²),   Vₜ = Vₜ₋₁ + Dₜ·‖gₜ‖²
+        uₜ = Dₜ / (√Vₜ + ε) · gₜ
+
+    The norms are those of all leaves together that this transform sees, so under `.partition` each
+    group has its own step size. It replaces a learning rate: `sl.ScaleByDowg() | sl.Scale(-1.0)`
+    descends.
+
+    Sums are stored in at least float32, and p₀ in the parameter's own dtype, which is exact. The
+    square of a huge norm stays finite, so later steps do not vanish.
+
+    **Arguments:**
+
+    - `init_estim_sq_dist`: D₋₁, a guess of the squared distance to the solution, > 0. Defaults to
+        ε. It should be too small rather than too large.
+    - `eps`: ε, > 0.
+
+    ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
+    """
+
+    init_estim_sq_dist: Hyperparameter | None = hyperparameter(None, within="(0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-4, within="(0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByDowgState:
+        tree.check_inexact(params)
+        dtype = sum_dtype(params)
+        now = self.at(Context(step=0))
+        first = now.eps if now.init_estim_sq_dist is None else now.init_estim_sq_dist
+        return ScaleByDowgState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByDowgState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByDowgState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        distance = _squared_distance(params, state.init_params, state.estim_sq_dist)
+        distance = jnp.maximum(state.estim_sq_dist, distance)
+        before = state.weighted_sq_norm_grads
+        squares = tree.bounded(before + distance * _squared_norm(updates, before))
+        now.factor = distance / (tree.root(squares) + number(now.eps, squares))
+        return tree.scale(updates, now.factor), ScaleByDowgState(
+            distance, squares, state.init_params
+        )
+
+    def metrics(self, state: ScaleByDowgState) -> dict[str, Array]:
+        return {"estim_sq_dist": state.estim_sq_dist}
+
+
+def _squared_distance(params: Params, start: Params, like: Scalar) -> Scalar:
+    def rule(_, p, start):
+        return jnp.sum(tree.abs_squared(p - start))
+
+    return total(tree.map_leaves(rule, (params, start)), like)
+
+
+def _squared_norm(updates: Updates, like: Scalar) -> Scalar:
+    return total(tree.map_leaves(lambda _, g: jnp.sum(tree.abs_squared(g)), (updates,)), like)

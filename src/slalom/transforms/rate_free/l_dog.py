@@ -1,0 +1,114 @@
+"""A step size from the distance traveled: DoG."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_param
+from ...tree.types import Params, Updates
+from ..shaping.scale import sign_of
+
+
+class ScaleByDistanceOverGradientsState(eqx.Module):
+    """The state of `ScaleByDistanceOverGradients`."""
+
+    max_dist: PyTree[Float[Array, ""]] = per_param()
+    grad_sum_of_squares: PyTree[Float[Array, ""]] = per_param()
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+
+
+class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradientsState]):
+    """Layer-wise DoG: the distance traveled over the root of the sum of squared gradients.
+
+        rₜ = max(rₜ₋₁, ‖pₜ − p₀‖)   with   r₋₁ = r·(1 + ‖p₀‖)
+        Gₜ = Gₜ₋₁ + ‖gₜ‖²
+        uₜ = s·rₜ / √(Gₜ + ε) · gₜ
+
+    The norms are those of one leaf, which the paper calls a layer. It replaces a learning rate:
+    `sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0)` descends. The authors recommend evaluating
+    an average of the parameters: `.average()`.
+
+    Differs from Optax: p₀ is stored in the parameter's own dtype, which is exact, instead of
+    float32; for complex parameters the norm is that of the absolute values.
+
+    **Arguments:**
+
+    - `reps_rel`: r, the length of the first step relative to the parameter's norm, > 0. The paper
+        uses 1e-4 for models with batch normalization and 1e-6 for others.
+    - `eps`: ε, > 0.
+    - `param_dtype`: the dtype in which p₀ is stored. Defaults to the parameter's dtype.
+    - `global_scale`: s; with −1 the rule descends without a further link.
+
+    ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023
+        (L-DoG)"
+    """
+
+    reps_rel: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
+    param_dtype: np.dtype | None = dtype_field()
+    global_scale: Hyperparameter = hyperparameter(1.0)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByDistanceOverGradientsState:
+        tree.check_inexact(params)
+
+        def first_distance(now, p):
+            return now.reps_rel * (1 + tree.norm(p))
+
+        return ScaleByDistanceOverGradientsState(
+            max_dist=tree.map_leaves(first_distance, (params,), self.at(Context(step=0))),
+            grad_sum_of_squares=jax.tree.map(_zero, params),
+            init_params=tree.copy(params, self._start_dtype),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByDistanceOverGradientsState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByDistanceOverGradientsState]:
+        params = self.demand("params", params)
+
+        def rule(now, g, p, start, distance, total):
+            distance = jnp.maximum(distance[0], tree.norm(p - start))
+            total = tree.bounded(total[0] + jnp.sum(tree.abs_squared(g)))
+            factor = now.global_scale * distance * jax.lax.rsqrt(total + now.eps)
+            return g * factor, distance, total
+
+        updates, distance, total = tree.map_leaves(
+            rule,
+            (updates, params, state.init_params),
+            self.at(context),
+            per_param=(_in_tuples(state.max_dist), _in_tuples(state.grad_sum_of_squares)),
+        )
+        return updates, ScaleByDistanceOverGradientsState(
+            tree.cast_like(distance, state.max_dist),
+            tree.cast_like(total, state.grad_sum_of_squares),
+            state.init_params,
+        )
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (sign_of(self.global_scale),) * len(jax.tree.leaves(params))
+
+    def _start_dtype(self, own: Any) -> np.dtype:
+        return own if self.param_dtype is None else tree.storage_dtype(own, self.param_dtype)
+
+
+def _zero(x: Any) -> Array:
+    return jnp.zeros((), tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype))))
+
+
+def _in_tuples(numbers: PyTree) -> PyTree:
+    """The form that `tree.map_leaves` takes under `per_param`."""
+    return jax.tree.map(lambda x: (x,), numbers)

@@ -1,0 +1,164 @@
+"""Adam that estimates its learning rate from the distance traveled: Prodigy."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.types import Params, Updates
+from ...where.resolve import Where
+from ..momentum._first_moment import first_moment
+from ..shaping._own_decay import decaying, where_field
+from ._sums import bounded, larger, number, sum_dtype, total
+
+
+class ScaleByProdigyState(eqx.Module):
+    """The state of `ScaleByProdigy`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    estim_lr: Float[Array, ""] = until_reset()
+    numerator_weighted: Float[Array, ""] = until_reset()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+
+
+class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):
+    """Prodigy: Adam with a learning rate d that grows to the distance traveled.
+
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·d·gₜ
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·d²·|gₜ|²
+        rₜ = β₃·rₜ₋₁ + d·η·⟨gₜ, p₀ − p⟩,   sₜ = β₃·sₜ₋₁ + d·η·gₜ
+        d' = max(d, c·rₜ / ‖sₜ‖₁)
+        uₜ = −η·(mₜ / (√vₜ + d'·ε) + λ·p)   with   η = γ·d·√(1 − β₂ᵗ) / (1 − β₁ᵗ)
+
+    with d = d₀ at first, and d' in the next step. There is one d for all leaves that this transform
+    sees, so under `.partition` each group has its own. It never decreases; `opt.metrics` has it as
+    `estim_lr`. A reset of all parameters starts it again. Use this as the last link: it includes
+    the learning rate and the sign.
+
+    ε has the factor d', as in the authors' code; in the paper it has the factor d. m and v are
+    stored divided by d₀ and d₀², which keeps small gradients from underflowing.
+
+    Differs from Optax: d and r are stored in at least float32 for half-precision parameters, where
+    Optax stores them in the parameters' dtype. v and s are, too. A gradient that is zero everywhere
+    in the first step changes nothing, where Optax makes d NaN.
+
+    **Arguments:**
+
+    - `learning_rate`: γ, ≥ 0. The authors recommend 1, with a schedule that decays it to 0.
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `b3`: β₃, the decay of r and s, in [0, 1). Defaults to √β₂.
+    - `eps`: ε, ≥ 0.
+    - `estim_lr0`: d₀, the initial estimate, > 0. It should be too small rather than too large.
+    - `estim_lr_coef`: c, > 0. The authors recommend this as the number to tune, from 0.5 to 2.
+    - `weight_decay`: λ, ≥ 0.
+    - `safeguard_warmup`: whether to leave γ and the correction of the bias out of sₜ, which keeps d
+        from growing too fast in a long warm-up.
+    - `bias_correction`: whether η has the factor √(1 − β₂ᵗ) / (1 − β₁ᵗ). Optax has it; the
+        algorithm of the paper does not, and it is off by default in the authors' code.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+        Defaults to the parameter's dtype, but at least float32.
+
+    ??? cite "Mishchenko & Defazio, [Prodigy: An Expeditiously Adaptive Parameter-Free
+        Learner](https://arxiv.org/abs/2306.06101), 2023"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    b3: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    estim_lr0: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    estim_lr_coef: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    safeguard_warmup: bool = eqx.field(default=False, static=True)
+    bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
+    decay_where: Where | None = where_field(kw_only=True)
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    sets_learning_rate: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleByProdigyState:
+        first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
+        return ScaleByProdigyState(
+            age=tree.fresh_count(),
+            estim_lr=jnp.array(first, dtype),
+            numerator_weighted=jnp.zeros((), dtype),
+            mu=first_moment(self, params, "b1"),
+            nu=tree.second_moment(params, self.nu_dtype),
+            grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
+            init_params=tree.copy(params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByProdigyState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByProdigyState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        age = tree.increment(state.age)
+        now.b3 = tree.root(now.b2) if now.b3 is None else now.b3
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        # In units of d₀.
+        now.size = state.estim_lr / number(now.estim_lr0, state.estim_lr)
+        now.rate = number(now.learning_rate, state.estim_lr) * state.estim_lr
+        now.weight = now.size * state.estim_lr
+        if self.bias_correction:
+            root = jnp.sqrt(tree.bias_correction(now.b2, age))
+            correction = tree.bias_correction(now.b1, age) / root
+            now.rate = now.rate * correction.astype(now.rate.dtype)
+        if not self.safeguard_warmup:
+            now.weight = now.size * now.rate
+
+        def moments(now, g, mu, nu):
+            g = now.size * g
+            return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.bounded_square(g)
+
+        def direction(now, mu, nu, decaying):
+            u = mu / (tree.root(tree.positive(nu)) + now.next_size * now.eps)
+            return -now.rate * sum((now.weight_decay * p for p in decaying), u)
+
+        def gathered(now, g, total):
+            return now.b3 * total + now.weight * g
+
+        def inner_product(now, g, p, start):
+            return now.size * now.rate * tree.inner(g, start - p)
+
+        mu, nu = tree.map_leaves(
+            moments, (updates, state.mu, state.nu), now, like=(state.mu, state.nu)
+        )
+        grad_sum = tree.map_leaves(gathered, (updates, state.grad_sum), now, like=(state.grad_sum,))
+        products = tree.map_leaves(inner_product, (updates, params, state.init_params), now)
+        sizes = tree.map_leaves(lambda _, s: jnp.sum(jnp.abs(s)), (grad_sum,))
+        d, r = state.estim_lr, state.numerator_weighted
+        r = bounded(number(now.b3, r) * r + total(products, r))
+        d = larger(d, number(now.estim_lr_coef, d) * r, total(sizes, d))
+        now.next_size = d / number(now.estim_lr0, d)
+        updates = tree.map_leaves(
+            direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
+        )
+        return updates, ScaleByProdigyState(age, d, r, mu, nu, grad_sum, state.init_params)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))
+
+    def metrics(self, state: ScaleByProdigyState) -> dict[str, Array]:
+        return {"estim_lr": state.estim_lr}

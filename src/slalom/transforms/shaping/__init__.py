@@ -1,0 +1,1 @@
+"""Links that shape updates: clipping, normalization, scales, decay, and constraints."""

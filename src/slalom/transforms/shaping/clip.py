@@ -1,0 +1,102 @@
+"""Transforms that clip updates."""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.stateless import AbstractStatelessTransform
+from ...tree.types import Params, Scalar, Updates
+
+
+class Clip(AbstractRule[None]):
+    """Clips each number of the updates: u ↦ min(max(u, −δ), δ).
+
+    The real and imaginary parts of complex updates are clipped separately.
+
+    **Arguments:**
+
+    - `max_delta`: δ, ≥ 0.
+    """
+
+    max_delta: Hyperparameter = hyperparameter(within="[0, inf]")
+
+    keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
+
+    def direction(self, now, g, leaf):
+        if jnp.iscomplexobj(g):
+            return _clipped(g.real, now.max_delta) + 1j * _clipped(g.imag, now.max_delta)
+        return _clipped(g, now.max_delta)
+
+
+def _clipped(u: Array, limit: Scalar) -> Array:
+    # `jnp.clip` has half the derivative with respect to a limit of 0.
+    return jnp.where(u > limit, limit, jnp.where(u < -limit, -limit, u))
+
+
+class ClipByGlobalNorm(AbstractStatelessTransform):
+    """Scales all updates by one factor so that their norm is at most c: u ↦ u·min(1, c / ‖u‖).
+
+    The Euclidean norm is summed in at least float32 over all leaves that this transform sees:
+    inside a mask or a group of a partition, over those of the mask or group. A norm that is not
+    finite makes the updates not finite, which does not hide the error.
+
+    **Arguments:**
+
+    - `max_norm`: c, ≥ 0.
+
+    ??? cite "Pascanu et al., [On the difficulty of training recurrent neural
+        networks](https://arxiv.org/abs/1211.5063), 2012"
+    """
+
+    max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
+
+    keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
+        # A factor, since XLA would write updates that were divided leaf by leaf to memory.
+        return tree.scale(updates, *self.factors(updates, context))
+
+    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
+        norm = tree.global_norm(updates)
+        return (clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype)),)
+
+
+class ClipByBlockRms(AbstractRule[None]):
+    """Scales the update of each leaf so that its root mean square is at most c.
+
+        u ↦ u·min(1, c / rms(u))   with   rms(u) = √(mean |u|²)
+
+    The mean is taken in at least float32. A root mean square that is not finite makes the update
+    of that leaf not finite, which does not hide the error.
+
+    **Arguments:**
+
+    - `threshold`: c, ≥ 0.
+
+    ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
+    """
+
+    threshold: Hyperparameter = hyperparameter(within="[0, inf]")
+
+    over: ClassVar[str] = "leaf"
+    keeps_zeros: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
+
+    def direction(self, now, g, leaf):
+        return g * clip_factor(tree.rms(g), now.threshold)
+
+
+def clip_factor(size: Any, limit: Any) -> Any:
+    """min(1, limit / size), or NaN if the size is not finite."""
+    # `size <= limit` is false for a NaN. An infinite size, which may be the overflowed norm of
+    # finite updates, becomes NaN because a factor of 0 would silently stop the training.
+    divisor = jnp.where(size == 0, 1, jnp.where(jnp.isinf(size), jnp.nan, size))
+    return jnp.where(size <= limit, 1, limit / divisor)

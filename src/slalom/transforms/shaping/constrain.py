@@ -1,0 +1,171 @@
+"""Transforms that zero or restrict updates."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from ... import tree
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import per_leaf, per_param
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, Updates
+from ...where.resolve import WhereLike
+
+
+class SetToZero(AbstractRule[None]):
+    """Replaces updates, including NaN and infinity, by zeros.
+
+    `SetToZero().mask(where)` freezes the selected parameters.
+    """
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def direction(self, now, g, leaf):
+        return jnp.zeros_like(g)
+
+    def has_updated(self, state: Any) -> bool:
+        del state
+        return False
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (0,) * len(jax.tree.leaves(params))
+
+
+def freeze(where: WhereLike) -> AbstractTransform:
+    """Replaces the updates of the selected parameters, including NaN and infinity, by zeros.
+
+    **Arguments:**
+
+    - `where`: a selector, a function of the parameters to a tree of bools, or such a tree.
+
+    **Returns:** `SetToZero().mask(where)`, a link for a chain.
+
+    ```python
+    >>> sl.sgd(0.1) | sl.freeze(sl.where.ndim(1))
+    sl.ScaleByLearningRate(0.1) | sl.SetToZero().mask(sl.where.ndim(1))
+
+    ```
+    """
+    return SetToZero().mask(where)
+
+
+class KeepParamsNonnegative(AbstractRule[None]):
+    """Stops parameters at zero that would become negative: u ↦ u, or −p where p + u < 0.
+
+    Use it as the last link, since it does not see what later links do to the updates. Parameters
+    that start negative become zero in the first update.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> None:
+        for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
+            if jnp.iscomplexobj(p):
+                raise TypeError(
+                    f"KeepParamsNonnegative cannot be used with complex numbers, but '{path}' is "
+                    f"an array of dtype {p.dtype}. Use `.mask(where)` to exclude it."
+                )
+        return tree.no_state(params)
+
+    def direction(self, now, g, leaf):
+        return jnp.where(leaf.p + g < 0, -leaf.p, g)
+
+
+class KeepInitialNormState(eqx.Module):
+    """The state of `KeepInitialNorm`."""
+
+    radius: PyTree[Float[Array, ""]] = per_param()
+    """The norm of each parameter when its state was created."""
+
+
+class KeepInitialNorm(AbstractTransform[KeepInitialNormState]):
+    """Projects each parameter back to the norm that it started with: a hyperball constraint.
+
+        u ↦ R·(p + u) / ‖p + u‖ − p   with R = ‖p₀‖ and the norms of one leaf
+
+    Use it as the last link, since it does not see what later links do to the updates. It takes the
+    place of weight decay. With `sl.ScaleByTrustRatio()` in front of the learning rate, each step
+    turns a parameter by an angle of about η, whatever the rule, as in the paper:
+
+    ```python
+    >>> rule, matrices = sl.ScaleByAdam(), sl.where.ndim(min=2)
+    >>> hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.01) | sl.KeepInitialNorm()
+    >>> tx = rule | hyperball.partition({~matrices: sl.ScaleByLearningRate(1e-3)})
+
+    ```
+
+    A parameter that starts at zero is not restricted.
+
+    ??? cite "Wen et al., [Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
+        Optimization](https://arxiv.org/abs/2606.16899), 2026"
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> KeepInitialNormState:
+        tree.check_inexact(params)
+        return KeepInitialNormState(tree.leaf_norms(params))
+
+    def update(
+        self,
+        updates: Updates,
+        state: KeepInitialNormState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, KeepInitialNormState]:
+        del context
+        params = self.demand("params", params)
+
+        def rule(_, u, p, radius):
+            # Relative to the radius, squares neither overflow nor underflow where they matter.
+            is_free = radius[0] == 0
+            inverse = 1 / jnp.where(is_free, 1, radius[0])
+            square = tree.bounded(jnp.sum(tree.bounded_square((p + u) * inverse)))
+            is_free = is_free | (square == 0)
+            factor = jnp.where(is_free, 1, jax.lax.rsqrt(jnp.where(is_free, 1, square)))
+            # R·(p + u) / ‖p + u‖ − p would lose a small u to rounding.
+            return u * factor + p * (factor - 1)
+
+        radii = jax.tree.map(lambda radius: (radius,), state.radius)
+        return tree.map_leaves(rule, (updates, params), per_param=(radii,)), state
+
+
+class ZeroNansState(eqx.Module):
+    """The state of `ZeroNans`."""
+
+    found_nan: Int[Array, " leaves"] = per_leaf()
+    """The number of updates of each leaf that contained a NaN."""
+
+
+class ZeroNans(AbstractTransform[ZeroNansState]):
+    """Replaces NaN by zero, and counts for each leaf the updates that contained one.
+
+    Infinities pass through. Differs from Optax: `found_nan` is a count, where Optax stores only
+    whether the last update contained a NaN.
+    """
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ZeroNansState:
+        tree.check_inexact(params)
+        return ZeroNansState(jnp.zeros(len(jax.tree.leaves(params)), jnp.int32))
+
+    def update(
+        self,
+        updates: Updates,
+        state: ZeroNansState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ZeroNansState]:
+        del params, context
+        found = [jnp.any(jnp.isnan(u)) for u in jax.tree.leaves(updates)]
+        count = state.found_nan
+        if found:
+            count = jnp.where(jnp.stack(found), tree.increment(count), count)
+        updates = tree.map_leaves(lambda _, u: jnp.where(jnp.isnan(u), 0, u), (updates,))
+        return updates, ZeroNansState(count)

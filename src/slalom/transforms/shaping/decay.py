@@ -1,0 +1,159 @@
+"""Weight decay."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like
+from ...tree.types import Params
+from ...where.resolve import Where
+from ._own_decay import decay_mask, where_field
+from .cautious import agreement
+
+
+class AddDecayedWeights(AbstractRule[None]):
+    """Adds weight decay to the updates: u ↦ u + λ·p.
+
+    After the rule and before `ScaleByLearningRate`, as in `sl.adamw`, the decay is decoupled from
+    the scale of the gradient and follows the learning rate: a step subtracts η·λ·p. Before the
+    rule it is L2 regularization. To decay only some parameters, use `.mask(decay_where)`. For a
+    decay that does not follow the learning rate, see `SubtractDecayedWeights`.
+
+    **Arguments:**
+
+    - `weight_decay`: λ, ≥ 0.
+    - `cautious`: whether to decay only the entries that the update itself shrinks, those with
+        Re(ū·p) > 0.
+
+    ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
+        Regularization](https://arxiv.org/abs/1711.05101), 2017; Chen et al., [Cautious Weight
+        Decay](https://arxiv.org/abs/2510.12402), 2025"
+    """
+
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    cautious: bool = eqx.field(default=False, static=True, kw_only=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def direction(self, now, g, leaf):
+        decayed = g + now.weight_decay * leaf.p
+        return jnp.where(agreement(g, leaf.p) > 0, decayed, g) if self.cautious else decayed
+
+
+class SubtractDecayedWeights(AbstractRule[None]):
+    """Subtracts weight decay from the updates: u ↦ u − λ·p.
+
+    After `ScaleByLearningRate`, or after a whole optimizer, the decay does not depend on the
+    learning rate: each step subtracts λ·p, and another learning rate needs no other λ. The decay
+    then also stays the same when a schedule lowers the learning rate, unless λ is a schedule of the
+    same shape.
+
+    ```python
+    >>> tx = sl.adam(1e-3) | sl.SubtractDecayedWeights(1e-4).mask(sl.where.ndim(min=2))
+
+    ```
+
+    **Arguments:**
+
+    - `weight_decay`: λ, ≥ 0. It is as small as the product of a learning rate and the λ of
+        `AddDecayedWeights`.
+
+    ??? cite "Wortsman et al., [Small-scale proxies for large-scale Transformer training
+        instabilities](https://arxiv.org/abs/2309.14322), 2023 (independent weight decay)"
+    """
+
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def direction(self, now, g, leaf):
+        return g - now.weight_decay * leaf.p
+
+
+class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
+    """The last link of AdamC: a learning rate, and a decay that falls with its square.
+
+        u ↦ −η·(u + λ·(η / η_max)·p)
+
+    Weights in front of a normalization layer settle at a norm at which decay and gradient are in
+    balance. If a schedule lowers η and the decay is η·λ, that norm falls, and the gradients grow
+    near the end of training. With λ·η / η_max it stays the same. A constant η = η_max gives AdamW.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `max_learning_rate`: η_max, the largest value of the schedule, > 0.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+
+    ??? cite "Defazio, [Why Gradients Rapidly Increase Near the End of
+        Training](https://arxiv.org/abs/2506.02285), 2025"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter()
+    max_learning_rate: Hyperparameter = hyperparameter(within="(0, inf)")
+    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    decay_where: Where | None = where_field(kw_only=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    sets_learning_rate: ClassVar[bool] = True
+
+    def plan(self, params):
+        return decay_mask(self.decay_where, params)
+
+    def begin(self, now, state):
+        now.decay = now.weight_decay * (now.learning_rate / now.max_learning_rate)
+
+    def direction(self, now, g, leaf):
+        return -now.learning_rate * (g + now.decay * leaf.p if leaf.plan else g)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))
+
+
+class AddDecayToInitialParamsState(eqx.Module):
+    """The state of `AddDecayToInitialParams`."""
+
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+
+
+class AddDecayToInitialParams(AbstractRule[AddDecayToInitialParamsState]):
+    """Adds decay towards the initial parameters to the updates: u ↦ u + λ·(p − p₀).
+
+    This is L2-SP, for fine-tuning. In front of a rule it is the regularization λ/2·‖p − p₀‖² of the
+    paper. After a rule and before `ScaleByLearningRate` it is decoupled from the scale of the
+    gradient. A new layer has no values to return to: give it `AddDecayedWeights`.
+
+    ```python
+    >>> new = sl.where.path("head.**")
+    >>> decay = sl.AddDecayToInitialParams(0.1).mask(~new) | sl.AddDecayedWeights(0.01).mask(new)
+    >>> tx = sl.ScaleByAdam() | decay | sl.ScaleByLearningRate(1e-4)
+
+    ```
+
+    p₀ are the parameters at binding, or at the last reset, stored in their own dtype. A saved
+    optimizer keeps them.
+
+    **Arguments:**
+
+    - `weight_decay`: λ, ≥ 0.
+
+    ??? cite "Li, Grandvalet & Davoine, [Explicit Inductive Bias for Transfer Learning with
+        Convolutional Networks](https://arxiv.org/abs/1802.01483), 2018"
+    """
+
+    weight_decay: Hyperparameter = hyperparameter(within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> AddDecayToInitialParamsState:
+        return AddDecayToInitialParamsState(tree.copy(params))
+
+    def direction(self, now, g, leaf):
+        return g + now.weight_decay * (leaf.p - leaf.init_params)

@@ -1,0 +1,87 @@
+"""Transforms that normalize updates."""
+
+import math
+from types import SimpleNamespace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.stateless import AbstractStatelessTransform
+from ...tree.types import Params, Updates
+from ...where.layout import LayoutLike
+from ..matrices._layout import layout_field, map_by, row_axes
+from .scale import sign_of
+
+
+class Centralize(AbstractStatelessTransform):
+    """Subtracts from the weights of each output their mean: u ↦ u − mean over the inputs.
+
+    The inputs of a convolution include its kernel, and a stack of layers is that of its layers. In
+    an embedding the vector of each token is centered. Leaves without inputs pass through
+    unchanged: vectors, scalars, the weights of norms, and the biases of `eqx.nn.Conv`, whose shape
+    is (outputs, 1, …). An array of unknown layout has its outputs on the first axis, as in Optax
+    and PyTorch.
+
+    Differs from Optax, where the updates of the biases of `eqx.nn.Conv` become zero.
+
+    **Arguments:**
+
+    - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
+
+    ??? cite "Yong et al., [Gradient Centralization](https://arxiv.org/abs/2004.01461), 2020"
+    """
+
+    layout: LayoutLike = layout_field()
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params, context
+
+        def rule(axes, _, u):
+            if math.prod(u.shape[a] for a in axes) <= 1:
+                return (u,)
+            mean = jnp.mean(u, axes, keepdims=True)
+            return (u - jnp.broadcast_to(mean, u.shape),)
+
+        (updates,) = map_by(row_axes(self, updates), rule, (updates,))
+        return updates
+
+
+class NormalizeByUpdateNorm(AbstractStatelessTransform):
+    """Scales all updates by one factor to a fixed norm: u ↦ u·s / (‖u‖ + ε).
+
+    The Euclidean norm is summed in at least float32 over all leaves that this transform sees. Zero
+    updates stay zero, even with ε = 0.
+
+    Differs from Optax where the sum of squares overflows or underflows: the norm is right there
+    too. If the norm itself is not finite, the updates are NaN, which does not hide the error.
+
+    **Arguments:**
+
+    - `scale_factor`: s.
+    - `eps`: ε, ≥ 0.
+    """
+
+    scale_factor: Hyperparameter = hyperparameter(1.0)
+    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        del params
+        now = self.at(context)
+        norm = tree.scaled_norm(updates)
+        divisor = norm + jnp.asarray(now.eps, norm.dtype)
+        # The quotient s / (‖u‖ + ε) may overflow or underflow where the updates do not.
+        to = SimpleNamespace(
+            inverse=1 / jnp.where(divisor == 0, 1, divisor), factor=now.scale_factor
+        )
+        return tree.map_leaves(lambda to, u: u * to.inverse * to.factor, (updates,), to)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (sign_of(self.scale_factor),) * len(jax.tree.leaves(params))

@@ -1,0 +1,240 @@
+"""Factors of the learning rate that follow from a model's layers and shapes, for `ScaleBy`."""
+
+import functools
+import math
+import operator
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ... import tree
+from ..._core.fields.declare import check_number
+from ..._core.text.messages import warn
+from ...tree.paths import dotted, glob_pattern, leaf_paths
+from ...where.layout import Layout, LayoutLike, as_layout, check_layout, layouts
+from ...where.resolve import Leaf, Where, WhereLike, as_where, mask
+from ...where.selectors import path as at_path
+
+# --- layer-wise decay -------------------------------------------------------------------------
+
+
+def layerwise_decay(
+    model: PyTree, decay: float, *, layers: Sequence[WhereLike] | None = None
+) -> dict[Where, float]:
+    """Factors for `sl.ScaleBy` that decay from the last layer to the first.
+
+    The last of n + 1 layers has the factor 1, and layer i the factor decayⁿ⁻ⁱ. For fine-tuning:
+    what the first layers have learned changes less.
+
+    ```python
+    >>> model = eqx.nn.MLP(2, 1, width_size=4, depth=2, key=jax.random.key(0))
+    >>> sl.layerwise_decay(model, 0.5)
+    {sl.where.path('layers.0.**'): 0.25, sl.where.path('layers.1.**'): 0.5}
+    >>> tx = sl.adamw(1e-3) | sl.ScaleBy(sl.layerwise_decay(model, 0.5))
+
+    ```
+
+    The entries of a list or tuple in the model are layers, in order. What stands in front of the
+    first list, such as an embedding, is one layer before them; what stands behind the last one,
+    such as a final norm and the head, is one layer after them, and so is what stands between two
+    lists. Embeddings always come first. A list inside an entry of a list belongs to that entry.
+
+    **Arguments:**
+
+    - `model`: the model, or its shapes.
+    - `decay`: the factor from one layer to the one before it, in (0, 1].
+    - `layers`: a selector for each layer, first to last, for a model that is not made of lists, or
+        in which they stand in another order. Parameters that none of them selects keep the factor
+        1, as do those of the last one.
+
+    **Returns:** a mapping from selectors to factors, without those that are 1.
+
+    ??? cite "Howard & Ruder, [Universal Language Model Fine-tuning for Text
+        Classification](https://arxiv.org/abs/1801.06146), 2018"
+    """
+    decay = float(check_number("The decay of layerwise_decay", decay, "(0, 1]"))
+    params = _trainable(model)
+    ordered = _layers(params) if layers is None else [as_where(where) for where in layers]
+    if not ordered:
+        raise ValueError("layerwise_decay got no layers. Pass a selector for each: `layers=[...]`.")
+    if layers is not None:
+        for where in ordered:
+            if not any(mask(where, params)):
+                raise ValueError(f"{where!r} in layerwise_decay matches no parameter.")
+    last = len(ordered) - 1
+    return {where: decay ** (last - i) for i, where in enumerate(ordered) if i < last}
+
+
+def _layers(params: PyTree) -> list[Where]:
+    """A selector for each layer, first to last."""
+    key_paths = [key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    in_lists = [key_path for key_path in key_paths if _entry(key_path)]
+    if not in_lists:
+        raise ValueError(
+            "layerwise_decay found no list of layers in this model. Pass a selector for each "
+            "layer, first to last: `layers=[sl.where.path('embedding.**'), ...]`."
+        )
+    first: list[str] = []
+    groups: list[tuple[str | None, list[str]]] = []
+    for key_path in key_paths:
+        entry = _entry(key_path)
+        outside = entry or _outside(key_path, in_lists, params)
+        if entry is None and (not groups or _in_embedding(params, key_path)):
+            first.append(outside)
+            continue
+        if not groups or groups[-1][0] != entry:
+            groups.append((entry, []))
+        groups[-1][1].append(outside)
+    return [_union(paths) for paths in (first, *(paths for _, paths in groups)) if paths]
+
+
+def _entry(key_path: Any) -> str | None:
+    """The path of the entry of a list that a leaf belongs to, if any."""
+    for n, key in enumerate(key_path):
+        if isinstance(key, jax.tree_util.SequenceKey):
+            return dotted(key_path[: n + 1])
+    return None
+
+
+def _outside(key_path: Any, in_lists: list[Any], params: PyTree) -> str:
+    """The path at which a leaf parts from all lists."""
+    n = 1
+    while any(other[:n] == key_path[:n] for other in in_lists):
+        n += 1
+    if isinstance(key_path[n - 1], jax.tree_util.DictKey) and not _in_embedding(params, key_path):
+        raise ValueError(
+            f"layerwise_decay cannot tell whether '{dotted(key_path[:n])}' is before or after the "
+            "layers, since a dict has no order. Pass a selector for each layer, first to last: "
+            "`layers=[sl.where.path('embedding.**'), ...]`."
+        )
+    return dotted(key_path[:n])
+
+
+def _in_embedding(params: PyTree, key_path: Any) -> bool:
+    leaf = Leaf(dotted(key_path), jax.ShapeDtypeStruct((), np.float32), key_path, params)
+    return any(isinstance(node, eqx.nn.Embedding) for node in leaf.ancestors())
+
+
+def _union(paths: Iterable[str]) -> Where:
+    """A selector of everything at or below these paths."""
+    return functools.reduce(operator.or_, (at_path(f"{p}.**") for p in dict.fromkeys(paths)))
+
+
+# --- maximal update parametrization -----------------------------------------------------------
+
+
+def mup(
+    model: PyTree, base: PyTree, *, rule: str = "adam", layout: LayoutLike = None
+) -> dict[Where, float]:
+    """Factors for `sl.ScaleBy` by which a learning rate found on a narrow model suits a wide one.
+
+    This is the learning rate of the maximal update parametrization, μP. For an array whose inputs
+    and outputs are r_in and r_out times as many as in the base model, the factor is
+
+        1 / r_in          for Adam and other rules that divide by the size of the gradient
+        r_out / r_in      for SGD, with or without momentum
+
+    Hidden matrices have r_in = r_out = r, those that read the data or an embedding r_in = 1, and
+    the last layer r_out = 1. Biases, norms and embeddings have no inputs that grow.
+
+    ```python
+    >>> def make(width):
+    ...     return eqx.nn.MLP(2, 1, width, depth=2, key=jax.random.key(0))
+    >>> model, base = make(64), eqx.filter_eval_shape(make, 16)
+    >>> sl.mup(model, base)
+    {sl.where.path('layers.1.weight') | sl.where.path('layers.2.weight'): 0.25}
+    >>> tx = sl.adam(1e-3) | sl.ScaleBy(sl.mup(model, base))
+
+    ```
+
+    With weight decay, put it behind the rule, so that the decay is the same for all widths:
+    `sl.ScaleByAdam() | sl.ScaleBy(sl.mup(model, base)) | sl.AddDecayedWeights(0.1) |
+    sl.ScaleByLearningRate(1e-3)`.
+
+    Learning rates are a part of μP. The initial values are yours: the variance of hidden weights
+    must fall as 1 / inputs, as it does in Equinox's layers, and that of the last layer as
+    1 / inputs² (or start it at 0). Attention must divide by the size of a head, not by its root.
+
+    **Arguments:**
+
+    - `model`: the model, or its shapes.
+    - `base`: the model, or its shapes, at the width at which the learning rate was found. Both have
+        the same layers.
+    - `rule`: `"adam"` or `"sgd"`.
+    - `layout`: the layout of arrays that are read wrongly otherwise: a mapping from selectors to
+        layouts, such as `{sl.where.path("w"): "io"}`.
+
+    **Returns:** a mapping from selectors to factors, without those that are 1.
+
+    ??? cite "Yang et al., [Tensor Programs V: Tuning Large Neural Networks via Zero-Shot
+        Hyperparameter Transfer](https://arxiv.org/abs/2203.03466), 2022 (Table 3)"
+    """
+    if rule not in ("adam", "sgd"):
+        raise ValueError(f"The rule of mup must be 'adam' or 'sgd', got {rule!r}.")
+    told = as_layout(layout)
+    if told is not None:
+        check_layout("layout", told)
+    params, narrow = _trainable(model), _trainable(base)
+    paths, others = leaf_paths(params), leaf_paths(narrow)
+    if paths != others:
+        missing = next((p for p in (*paths, *others) if (p in paths) != (p in others)), "")
+        where = "the model" if missing in paths else "the base model"
+        raise ValueError(
+            f"mup needs two models with the same layers, but '{missing}' is only in {where}."
+        )
+    by_factor: dict[float, list[str]] = {}
+    pairs = zip(layouts(params, told), layouts(narrow, told), strict=True)
+    for path, (wide, small) in zip(paths, pairs, strict=True):
+        inputs, outputs = _growth(path, wide, small, "ik"), _growth(path, wide, small, "o")
+        if wide.guessed and wide.module is not None and inputs != outputs:
+            name, letters = path.rpartition(".")[2], "".join(a for a, _ in wide.letters or ())
+            warn(
+                f"mup does not know how {wide.module} stores '{path}', and assumes, as Optax does, "
+                f"the layout {letters!r}: inputs before outputs. To state the layout and silence "
+                f"this warning, write `__layout__ = {{{name!r}: {letters!r}}}` into the class "
+                f"{wide.module}, or `sl.mup(..., layout={{sl.where.path({path!r}): {letters!r}}})`."
+            )
+        factor = (1 if rule == "adam" else outputs) / inputs
+        if factor != 1:
+            by_factor.setdefault(factor, []).append(path)
+    return {
+        functools.reduce(operator.or_, map(at_path, _globs(chosen, paths))): factor
+        for factor, chosen in by_factor.items()
+    }
+
+
+def _globs(chosen: list[str], paths: list[str]) -> Iterable[str]:
+    """Globs for some of the paths, with `*` for the index of a layer if all layers are alike."""
+    found = []
+    for path in chosen:
+        glob = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+        alike = all(p in chosen for p in paths if glob_pattern(glob).fullmatch(p))
+        found.append(glob if alike else path)
+    return dict.fromkeys(found)
+
+
+def _growth(path: str, wide: Layout, small: Layout, letters: str) -> float:
+    """The number of inputs or outputs of an array, over that in the base model."""
+    if wide.letters is None or small.letters is None:
+        raise ValueError(
+            f"mup does not know which axes of '{path}' are outputs and which are inputs. Pass its "
+            f'layout: `layout={{sl.where.path({path!r}): "..."}}`.'
+        )
+    sizes = [math.prod(one.shape[a] for a in one.axes(letters)) for one in (wide, small)]
+    return sizes[0] / sizes[1] if all(sizes) else 1.0
+
+
+def _trainable(model: PyTree) -> PyTree:
+    """The floating and complex arrays of a model, or arrays of these shapes that take no memory."""
+
+    def array(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            x = np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        return x if tree.is_inexact(x) else None
+
+    return jax.tree.map(array, model)

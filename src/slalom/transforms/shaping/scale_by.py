@@ -1,0 +1,113 @@
+"""Factors for groups of parameters."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.write import RETURN
+from ..._core.text.printing import Call, constructor_call
+from ...tree.types import Params, Updates
+from ...where.resolve import Cases, Where, WhereLike, as_where, labels, selected_from
+from .scale import Scale, sign_of
+
+
+class ScaleBy(AbstractTransform[None]):
+    """Multiplies the updates of selected parameters by a factor: u ↦ s·u.
+
+    The first selector that matches a parameter decides; other updates pass through unchanged.
+    After an optimizer the factors scale the learning rate, including weight decay. A learning rate
+    that decays from layer to layer:
+
+    ```python
+    >>> factors = {sl.where.path(f"layers.{i}.**"): 0.9 ** (11 - i) for i in range(12)}
+    >>> tx = sl.adamw(1e-3) | sl.ScaleBy(factors)
+
+    ```
+
+    Each factor is a hyperparameter, named by its position: `scale_by.0.step_size`.
+
+    **Arguments:**
+
+    - `factors`: a mapping from selectors (or functions of the parameters) to factors: numbers,
+        0-d arrays or schedules.
+    """
+
+    factors: tuple[Scale, ...]
+    cases: Cases = eqx.field(static=True)
+
+    keeps_zeros: ClassVar[bool] = True
+    needs_whole_params: ClassVar[bool | None] = False
+
+    def __init__(self, factors: Mapping[WhereLike, Hyperparameter]):
+        if not isinstance(factors, Mapping):
+            raise TypeError(
+                "ScaleBy takes a mapping from selectors to factors, such as "
+                f"`{{sl.where.path('head.**'): 0.1}}`, got {factors!r} of type "
+                f"{type(factors).__name__}."
+            )
+        wheres = tuple(map(as_where, factors))
+        self.factors = tuple(map(_factor, wheres, factors.values()))
+        self.cases = Cases(tuple(zip(wheres, range(len(wheres)), strict=True)))
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    def update(
+        self,
+        updates: Updates,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        leaves, structure = jax.tree.flatten(updates)
+        by_leaf = labels(self.cases, selected_from(self.cases, updates, params))
+        for part in self.children(state, context):
+            chosen = [i for i, label in enumerate(by_leaf) if str(label) == part.path[0]]
+            scaled, _ = part.run(RETURN, [leaves[i] for i in chosen])
+            for i, leaf in zip(chosen, scaled, strict=True):
+                leaves[i] = leaf
+        return structure.unflatten(leaves), None
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        del state
+        by_leaf = None if params is None else labels(self.cases, params)
+        return tuple(
+            Part(
+                path=(str(i),),
+                module=factor,
+                state=None,
+                context=context,
+                params=None
+                if by_leaf is None
+                else tree.cut(params, tuple(label == i for label in by_leaf)),
+                get=lambda outer, i=i: outer.factors[i],
+            )
+            for i, factor in enumerate(self.factors)
+        )
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        signs: dict[Any, int | None] = {None: 1}
+        signs |= {i: sign_of(factor.step_size) for i, factor in enumerate(self.factors)}
+        return tuple(signs[label] for label in labels(self.cases, params))
+
+    def _code(self) -> Call:
+        pairs = zip(self.cases.cases, self.factors, strict=True)
+        factors = {where: factor.step_size for (where, _), factor in pairs}
+        return constructor_call(self, factors=factors)
+
+
+def _factor(where: Where, factor: Hyperparameter) -> Scale:
+    try:
+        return Scale(factor)
+    except (TypeError, ValueError) as error:
+        message = str(error).replace("Scale.step_size", f"The factor of {where!r} in ScaleBy")
+        raise type(error)(message) from None

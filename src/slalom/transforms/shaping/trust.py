@@ -1,0 +1,140 @@
+"""Transforms that scale the update of each leaf by the norm of its parameter."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.stateless import AbstractStatelessTransform
+from ...tree.types import Params, Updates
+
+
+class ScaleByTrustRatio(AbstractStatelessTransform):
+    """Makes the norm of each leaf's update proportional to that of its parameter.
+
+        u ↦ u·c·‖p‖ / (‖u‖ + ε)   with the norms of one leaf, each at least `min_norm`
+
+    The update is unchanged if one of the two norms is 0, which lets parameters leave zero. Norms
+    are summed in at least float32, and are right also where a sum of squares overflows, or where
+    that of the updates underflows. Differs from Optax, which returns 0 or infinity there.
+
+    **Arguments:**
+
+    - `min_norm`: the lower bound of both norms, ≥ 0.
+    - `trust_coefficient`: c, ≥ 0.
+    - `eps`: ε, ≥ 0.
+
+    ??? cite "You et al., [Large Batch Training of Convolutional
+        Networks](https://arxiv.org/abs/1708.03888), 2017"
+    """
+
+    min_norm: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    trust_coefficient: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
+    eps: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        params = self.demand("params", params)
+
+        def rule(now, u, u_norms, p_norms):
+            u_norm = jnp.maximum(u_norms[0], now.min_norm)
+            p_norm = jnp.maximum(p_norms[0], now.min_norm)
+            zero = (u_norm == 0) | (p_norm == 0)
+            # The ratio may overflow where the result does not.
+            inverse = jnp.where(zero, 1, 1 / jnp.where(zero, 1, u_norm + now.eps))
+            return u * inverse * jnp.where(zero, 1, now.trust_coefficient * p_norm)
+
+        norms = tree.leaf_norms(updates), tree.leaf_norms(params, small=False)
+        per_param = tuple(jax.tree.map(lambda norm: (norm,), of) for of in norms)
+        return tree.map_leaves(rule, (updates,), self.at(context), per_param=per_param)
+
+
+class ScaleByParamBlockNorm(AbstractStatelessTransform):
+    """Multiplies the update of each leaf by the parameter's norm: u ↦ u·max(‖p‖, s).
+
+    **Arguments:**
+
+    - `min_scale`: s, ≥ 0; lets a parameter leave zero.
+    """
+
+    min_scale: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        params = self.demand("params", params)
+
+        def rule(now, u, p):
+            return u * jnp.maximum(tree.norm(p), now.min_scale)
+
+        return tree.map_leaves(rule, (updates, params), self.at(context))
+
+
+class ScaleByParamBlockRms(AbstractStatelessTransform):
+    """Multiplies the update of each leaf by the parameter's root mean square.
+
+        u ↦ u·max(√(mean |p|²), s)
+
+    **Arguments:**
+
+    - `min_scale`: s, ≥ 0; lets a parameter leave zero.
+
+    ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
+    """
+
+    min_scale: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        params = self.demand("params", params)
+
+        def rule(now, u, p):
+            return u * jnp.maximum(tree.rms(p), now.min_scale)
+
+        return tree.map_leaves(rule, (updates, params), self.at(context))
+
+
+class ScaleByFromage(AbstractStatelessTransform):
+    """Fromage: a step of descent, followed by a shrinkage that offsets its growth.
+
+        p + u' = (p − η·u) / √(1 + η²)
+
+    The norm of p is preserved if ‖u‖ = ‖p‖, as after `ScaleByTrustRatio`, and u is orthogonal to p.
+    Use it as the last link: it includes the learning rate and the sign.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+
+    ??? cite "Bernstein et al., [On the distance between two neural networks and the stability of
+        learning](https://arxiv.org/abs/2002.03432), 2020"
+    """
+
+    learning_rate: Hyperparameter = hyperparameter()
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        params = self.demand("params", params)
+        now = self.at(context)
+        square = jnp.square(now.learning_rate)
+        root = jnp.sqrt(1 + square)
+        now.rate = now.learning_rate / root
+        # 1/√(1 + η²) − 1 without cancellation, which would leave 3 digits at η = 0.01.
+        now.shrink = -square / (root * (1 + root))
+
+        def rule(now, u, p):
+            return now.shrink * p - now.rate * u
+
+        return tree.map_leaves(rule, (updates, params), now)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1,) * len(jax.tree.leaves(params))

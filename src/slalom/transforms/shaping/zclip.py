@@ -1,0 +1,116 @@
+"""Clipping by the norm, relative to recent norms."""
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ...tree.dtypes import as_canonical, canonical_float
+from ...tree.types import Params, Scalar, Updates
+from .clip import clip_factor
+
+
+class ZClipState(eqx.Module):
+    """The state of `ZClip`."""
+
+    age: Int[Array, "*runs"]
+    """The number of finite norms so far."""
+    mean: Scalar
+    """The mean of recent norms."""
+    std: Scalar
+    """Their standard deviation."""
+    z: Scalar
+    """How many standard deviations above the mean the last norm was."""
+
+
+class ZClip(AbstractTransform[ZClipState]):
+    """Scales all updates by one factor where their norm is high among recent norms.
+
+    With the norm g, and the mean μ and standard deviation σ of the norms before,
+
+        z = (g − μ) / (σ + ε)
+        c = μ + z₀²·σ / z   if z > z₀,   else g
+        u ↦ u·c / g
+        μ ← α·μ + (1 − α)·c
+        σ² ← α·σ² + (1 − α)·(c − μ)²      with the new μ
+
+    In the first steps nothing is clipped, and μ and σ are the mean and the standard deviation of
+    their norms. The norm is summed in at least float32. A norm that is not finite makes the updates
+    not finite, and leaves μ and σ as they are. `opt.metrics` contains `z`.
+
+    This is the "adaptive scaling" of the authors' code, which also clips by a fixed norm: write
+    `sl.ZClip() | sl.ClipByGlobalNorm(1.0)`.
+
+    **Arguments:**
+
+    - `threshold`: z₀, > 0.
+    - `decay`: α, in [0, 1).
+    - `warmup_steps`: the number of first steps, an int ≥ 1.
+    - `eps`: ε, ≥ 0.
+
+    ??? cite "Kumar et al., [ZClip: Adaptive Spike Mitigation for LLM
+        Pre-Training](https://arxiv.org/abs/2504.02507), 2025"
+    """
+
+    threshold: Hyperparameter = hyperparameter(2.5, within="(0, inf]")
+    decay: Hyperparameter = hyperparameter(0.97, within="[0, 1)")
+    warmup_steps: int = count_field(25, least=1)
+    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+
+    clips: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ZClipState:
+        tree.no_state(params)
+        return ZClipState(tree.fresh_count(), *(jnp.zeros((), canonical_float()) for _ in range(3)))
+
+    def update(
+        self,
+        updates: Updates,
+        state: ZClipState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ZClipState]:
+        now = SimpleNamespace(**{n: as_canonical(x) for n, x in vars(self.at(context)).items()})
+        exact = tree.global_norm(updates)
+        norm = exact.astype(state.mean.dtype)
+        is_warm = state.age >= self.warmup_steps
+        divisor = state.std + now.eps
+        z = (norm - state.mean) / jnp.where(divisor == 0, 1, divisor)
+        is_high = is_warm & (z > now.threshold)
+        lowered = state.mean + now.threshold * state.std * (now.threshold / jnp.where(z == 0, 1, z))
+        limit = jnp.where(is_high, lowered, norm)
+        new = self._moved(state, limit, is_warm, now.decay)
+        is_finite = jnp.isfinite(norm)
+        old = state.age, state.mean, state.std
+        age, mean, std = (jnp.where(is_finite, a, b) for a, b in zip(new, old, strict=True))
+        updates = tree.scale(updates, clip_factor(exact, limit.astype(exact.dtype)))
+        return updates, ZClipState(age, mean, std, jnp.where(is_warm, z, 0))
+
+    def _moved(
+        self, state: ZClipState, norm: Scalar, is_warm: Array, decay: Scalar
+    ) -> tuple[Array, Array, Array]:
+        """The age, mean and standard deviation with one more norm."""
+        age = tree.increment(state.age)
+        n = age.astype(norm.dtype)
+        weight = jnp.where(is_warm, 1 - decay, 1 / n)
+        change = norm - state.mean
+        # Both variances are (1 − w)·(σ² + f·d²), where d is the distance from the old mean.
+        factor = jnp.where(is_warm, decay * (1 - decay), 1 / n)
+        std = jnp.sqrt(1 - weight) * _hypot(state.std, jnp.sqrt(factor) * change)
+        return age, state.mean + weight * change, std
+
+    def metrics(self, state: ZClipState) -> dict[str, Array]:
+        return {"z": state.z}
+
+
+def _hypot(a: Array, b: Array) -> Array:
+    """√(a² + b²) without overflow of the squares."""
+    largest = jnp.maximum(a, jnp.abs(b))
+    scale = jnp.where(largest == 0, 1, largest)
+    return scale * jnp.sqrt((a / scale) ** 2 + (b / scale) ** 2)

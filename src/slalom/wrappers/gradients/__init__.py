@@ -1,0 +1,1 @@
+"""Wrappers that decide which gradients a transform sees, and when."""

@@ -1,0 +1,310 @@
+"""Gradient accumulation."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from ... import tree
+from ..._core.engine.encoded import decoded
+from ..._core.engine.manual_axes import refuse_parts
+from ..._core.engine.run import advance_tree
+from ..._core.fields.declare import dtype_field, whole_number
+from ..._core.fields.schedule import AbstractSchedule, as_schedule
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
+from ..._core.protocol.write import Writer
+from ..._core.state.marks import param_like, per_leaf, until_reset
+from ..._core.state.walk import segments, transforms
+from ...tree.dtypes import canonical_float
+from ...tree.types import Gradients, Params, Updates, is_function
+from .skip import AbstractSkip, as_skip, evaluate_skip
+
+
+def _as_window(k: Any) -> Any:
+    if is_function(k) and not tree.is_array(k):
+        return as_schedule(k)
+    return int(k) if isinstance(k, np.integer) else k
+
+
+def _check_window(name: str, k: Any) -> None:
+    if isinstance(k, jax.Array | np.ndarray):
+        is_count = jnp.issubdtype(k.dtype, jnp.integer)
+    else:
+        is_count = isinstance(k, int) and not isinstance(k, bool)
+    if not is_count and not isinstance(k, AbstractSchedule):
+        raise TypeError(
+            f"{name} must be an int or a schedule, got {k!r} of type {type(k).__name__}."
+        )
+    if isinstance(k, int) and k < 1:
+        raise ValueError(f"{name} must be at least 1 mini-step, got {k}.")
+
+
+def _as_skip(skip: Any) -> Any:
+    return None if skip is None else as_skip(skip)
+
+
+class EveryKState(eqx.Module):
+    """The state of `EveryK`."""
+
+    value: Float[Array, ""]
+    """The weighted mean of the losses in the window, if losses are passed."""
+    count: Int[Array, ""]
+    """The number of completed windows: the inner transform's clock."""
+    updated: Bool[Array, ""]
+    """Whether the last mini-step completed a window."""
+    inner: Any
+    """The inner transform's state."""
+    skip: dict[str, Array] | None
+    """The report of the skip condition on the last mini-batch."""
+    mini_step: Int[Array, ""] = until_reset()
+    """The number of mini-steps done in the present window."""
+    weight: Float[Array, "*leaves"] = per_leaf()
+    """The sum of their weights, an entry per parameter once some were reset."""
+    accumulated: PyTree = param_like()
+    """The window's weighted mean so far (with `mean=False`, its sum)."""
+
+
+class EveryK(AbstractPacedWrapper[EveryKState]):
+    """Runs the inner transform once every `k` mini-steps, on the mean of their gradients.
+
+    Made by `tx.every_k`, which describes the arguments.
+
+    With weights wᵢ (`context.weight`, which defaults to 1) the accumulator holds the running mean
+
+        a₁ = g₁,   aᵢ = aᵢ₋₁ + (gᵢ − aᵢ₋₁)·wᵢ / (w₁ + … + wᵢ)
+
+    A window begins by overwriting the accumulator, so a NaN lasts for its window only. The inner
+    transform sees one step per window, with the mean `value` and the total `weight` of the window.
+    On the other mini-steps nothing of the inner transform is executed: `update` returns zeros and
+    `step` returns the parameters themselves. With `mean=False` the inner transform sees Σ wᵢ·gᵢ and
+    weight 1.
+
+    `opt.metrics` has `mini_step`, the number of mini-steps done in the present window,
+    `gradient_step`, the number of updates made, and `mean_value`, the mean loss of the window if
+    losses are passed. With `skip` it also has `should_skip`, whether the last mini-batch was
+    skipped, and what the condition reports. A skipped mini-batch changes neither the window nor
+    the accumulator. Differs from Optax: `opt.has_updated` is false after a skipped mini-batch.
+
+    A full `opt.reset(model)` starts the window again. After a reset of some parameters their mean
+    is that of the rest of the window.
+
+    Under a `vmap` that batches this transform's own counters, `lax.cond` becomes a selection: the
+    results are the same, but every mini-step costs as much as a full step.
+    """
+
+    inner: AbstractTransform
+    k: int | Int[Array, "*runs"] | AbstractSchedule = whole_number(_as_window, _check_window)
+    mean: bool = eqx.field(default=True, static=True, kw_only=True)
+    accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
+    skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)
+
+    elementwise: ClassVar[bool] = True
+
+    # A class attribute of other classes; here it depends on a field.
+    @property
+    def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether no condition measures the gradients."""
+        return self.skip is None
+
+    def __check_init__(self):
+        for part in transforms(self.inner):
+            if "residuals" in part.module.needs:
+                raise ValueError(
+                    f"'{part.name}' inside of `.every_k` would see the linearization of one "
+                    "mini-batch only. Take a larger batch in each step instead, with `chunk=` to "
+                    "save memory."
+                )
+            if part.module.computes_gradient:
+                (method,) = segments(part.module)
+                raise ValueError(
+                    f"'{part.name}' inside of `.every_k` would compute the gradient of one "
+                    f"mini-batch only. Change the order: `tx.every_k(k).{method}(...)`."
+                )
+
+    def init(self, params: Params) -> EveryKState:
+        def dtype(own: np.dtype) -> np.dtype:
+            if self.accumulator_dtype is None:
+                return tree.accumulation_dtype(own)
+            return tree.storage_dtype(own, self.accumulator_dtype)
+
+        return EveryKState(
+            accumulated=tree.zeros_like(params, dtype),
+            mini_step=tree.fresh_count(),
+            weight=jnp.zeros((), canonical_float()),
+            updated=jnp.array(False),
+            value=jnp.zeros((), canonical_float()),
+            count=tree.fresh_count(),
+            skip=self._nothing_skipped(params),
+            inner=self.inner.init(params),
+        )
+
+    def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
+        if self.skip is None:
+            return None
+        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def _skip_report(
+        self, grads: Updates, state: EveryKState, params: Params | None
+    ) -> dict[str, Array] | None:
+        """The metrics of the skip condition for this mini-batch, in the dtypes of the state."""
+        if state.skip is None:
+            return None
+        report = self._evaluate_skip(grads, state.count, params)
+        if report.keys() != state.skip.keys():
+            raise ValueError(
+                f"{self.skip!r} reports {sorted(report)}, and at binding it reported "
+                f"{sorted(state.skip)}. The names must always be the same."
+            )
+        return {name: jnp.asarray(x, state.skip[name].dtype) for name, x in report.items()}
+
+    def _evaluate_skip(
+        self, grads: Updates, count: Int[Array, ""], params: Params | None
+    ) -> dict[str, Array]:
+        """The metrics of the skip condition for a mini-batch."""
+        assert self.skip is not None
+        wide = jax.tree.map(lambda g: jnp.asarray(g, tree.accumulation_dtype(g.dtype)), grads)
+        skip, report = evaluate_skip(self.skip, wide, count, params)
+        return report | {"should_skip": skip}
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        inner = self.inner_part(state, context, params)
+        if not isinstance(self.skip, AbstractSkip):
+            return (inner,)
+        # A condition is evaluated on the clock of the transform that it holds back.
+        skip = Part(("skip",), self.skip, None, inner.context, params, lambda outer: outer.skip)
+        return inner, skip
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: EveryKState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, EveryKState]:
+        outer = Context() if context is None else context
+        weight, totals = _weights(state, outer)
+        # Mini-batches of weight 0 leave no trace, also as the first ones of a window.
+        first = (state.mini_step == 0) | (state.weight == 0)
+        shares = weight / jnp.where(totals == 0, 1, totals)
+
+        if self.skip is not None:
+            refuse_parts("The `skip` of `.every_k`", updates, params)
+        report = self._skip_report(updates, state, params)
+        skip = None if report is None else report["should_skip"]
+        now = SimpleNamespace(first=first, weight=weight, share=shares)
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, outer)
+        if outer.grad is not None:
+            outer = outer.replace(grad=decoded(accumulated))
+        part = self.inner_part(state, outer, params)
+        value = None if part.context is None else part.context.value
+
+        def step(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
+            return part._replace(state=inner_state).run(write, accumulated)
+
+        done = state.mini_step + 1 >= self._window(state.count)
+        if skip is not None:
+            done = done & ~skip
+        result, inner_state = run_if(done, step, write, params, accumulated, state.inner)
+        return result, EveryKState(
+            accumulated=accumulated,
+            mini_step=_unless(skip, jnp.where(done, 0, state.mini_step + 1), state.mini_step),
+            weight=_unless(skip, totals, state.weight),
+            updated=done,
+            value=state.value if value is None else _unless(skip, value, state.value),
+            count=jnp.where(done, tree.increment(state.count), state.count),
+            skip=report,
+            inner=inner_state,
+        )
+
+    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, EveryKState]:
+        return self.run(write, decoded(updates), part.state, part.params, part.context)
+
+    def inner_context(self, state: EveryKState, context: Context) -> Context:
+        # Also for what reads the inner hyperparameters from outside: a schedule may follow the loss
+        # of the window, and not that of a mini-batch.
+        weight, totals = _weights(state, context)
+        # Parameters that were reset have seen less of the window than the others.
+        total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
+        value = None
+        if context.value is not None:
+            loss = jnp.asarray(context.value, canonical_float())
+            begins = (state.mini_step == 0) | (total == weight)
+            share = weight / jnp.where(total == 0, 1, total)
+            value = _mean(state.value, loss, begins, weight, share)
+        # The weights are already in a sum: an outer mean must not apply them again.
+        window = context.replace(value=value, weight=total if self.mean else jnp.ones_like(total))
+        return super().inner_context(state, window)
+
+    def _accumulate(
+        self,
+        accumulated: PyTree,
+        grads: Updates,
+        now: SimpleNamespace,
+        skip: Bool[Array, ""] | None,
+        context: Context | None,
+    ) -> PyTree:
+        def add_to_mean(now: Any, a: Any, g: Any) -> Any:
+            return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
+
+        def add_to_sum(now: Any, a: Any, g: Any) -> Any:
+            before = jnp.where(now.first, 0, a)
+            return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
+
+        rule = add_to_mean if self.mean else add_to_sum
+        return advance_tree(rule, accumulated, grads, now, context, "accumulated")
+
+    def reading(self, name: str, state: EveryKState, context: Context | None) -> Any:
+        if name == "k":
+            return jnp.asarray(self._window(state.count), jnp.int32)
+        return super().reading(name, state, context)
+
+    def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
+        if not isinstance(self.k, AbstractSchedule):
+            return self.k
+        # The count does not change within a window, so every mini-step samples the same k.
+        return jnp.maximum(jnp.round(self.k(count)).astype(jnp.int32), 1)
+
+    def has_updated(self, state: EveryKState) -> Bool[Array, "*runs"]:
+        return state.updated & self.inner.has_updated(state.inner)
+
+    def metrics(self, state: EveryKState) -> dict[str, Array]:
+        window = {
+            "mini_step": state.mini_step,
+            "gradient_step": state.count,
+            "mean_value": state.value,
+        }
+        return window | (state.skip or {})
+
+
+def _weights(state: EveryKState, context: Context) -> tuple[Array, Array]:
+    """The weight of this mini-batch, and that of the window with it."""
+    weight = jnp.ones((), canonical_float())
+    if context.weight is not None:
+        weight = jnp.asarray(context.weight, canonical_float())
+    return weight, jnp.where(state.mini_step == 0, 0, state.weight) + weight
+
+
+def _unless(skip: Any, new: Any, before: Any) -> Any:
+    """The new value, or the old one bit by bit where the mini-batch is skipped."""
+    return new if skip is None else jnp.where(skip, before, new)
+
+
+def _mean(before: Any, new: Any, first: Any, weight: Any, share: Any) -> Any:
+    """A running mean with one more value. The first value overwrites; weight 0 changes nothing."""
+    change = (new - before) * share
+    # The difference of two infinities is NaN, and that of two large numbers may overflow.
+    wide = before * (1 - share) + new * share
+    mean = jnp.where(first, new, jnp.where(jnp.isfinite(change), before + change, wide))
+    return jnp.where(weight == 0, jnp.where(first, 0, before), mean)

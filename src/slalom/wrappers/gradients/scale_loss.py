@@ -1,0 +1,217 @@
+"""Dynamic scaling of the loss, for gradients in float16."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from ... import tree
+from ..._core.engine.encoded import scaled
+from ..._core.fields.declare import count_field
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import CHECK
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
+from ..._core.protocol.write import Writer
+from ..._core.state.walk import inner_transforms, transforms
+from ..._core.traits import AbstractTraits
+from ...tree.types import Gradients, Params
+
+# The inverse of each scale in between is a normal float32.
+SMALLEST, LARGEST = 2.0**-126, 2.0**126
+
+
+def _as_number(value: Any) -> Any:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return float(value) if whole or isinstance(value, np.floating) else value
+
+
+def _check_scale(name: str, value: Any) -> None:
+    if not isinstance(value, float):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"{name} must be in [2**-126, 2**126], got {value}.")
+
+
+class ScaleLossState(eqx.Module):
+    """The state of `ScaleLoss`."""
+
+    scale: Float[Array, "*runs"]
+    """The scale of the next step's loss."""
+    finite_steps: Int[Array, "*runs"]
+    """The number of consecutive finite steps since the scale last changed."""
+    last_finite: Bool[Array, "*runs"]
+    """Whether the last step was finite."""
+    total_notfinite: Int[Array, "*runs"]
+    """The total number of non-finite steps."""
+    count: Int[Array, "*runs"]
+    """The number of steps of the inner transform: its clock."""
+    inner: Any
+    """The inner transform's state."""
+
+
+class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
+    """Scales the loss, so that small gradients do not become zero in float16.
+
+    Made by `tx.scale_loss`, which describes the arguments.
+
+    The loss is multiplied by a scale s, and the inner transform receives the gradients divided by
+    s. With gradients g of the scaled loss,
+
+        if all of g are finite:   run the inner transform with g/s
+                                  s ← 2·s after `growth_interval` such steps in a row
+        otherwise:                skip the step,   s ← s/2
+
+    In a skipped step the inner transform is not executed and its state does not change, so
+    schedules inside it do not advance. The scale stays between 2⁻¹²⁶ and 2¹²⁶.
+
+    `sl.train_step` multiplies the loss itself, and returns the loss as it was before. In a loop of
+    your own, multiply by `opt.loss_scale`, and pass the gradients as they are:
+
+    ```python
+    >>> def loss_fn(model, x):
+    ...     return jnp.sum(model["w"].astype(jnp.float16) * x).astype(jnp.float32)
+    >>> model, x = {"w": jnp.ones(2)}, jnp.full(2, 1e-3, jnp.float16)
+    >>> opt = sl.Optimizer(sl.sgd(0.1).scale_loss(), model)
+    >>> grads = jax.grad(lambda model: opt.loss_scale * loss_fn(model, x))(model)
+    >>> model, opt = opt.step(model, grads)
+    >>> float(opt.loss_scale), bool(opt.metrics["last_finite"])
+    (32768.0, True)
+
+    ```
+
+    `opt.metrics` contains `loss_scale`, the scale of the next step, `last_finite`, and
+    `total_notfinite`, the number of skipped steps. A few skipped steps are normal: at the start,
+    until the scale fits, and each time that it has grown too large.
+
+    Call `.scale_loss()` last, on the whole optimizer. Binding refuses transforms outside of it that
+    would use scaled gradients. It may be inside of `.every_k` without `skip`, which then keeps one
+    scale for each window and skips the whole window; in `.every_k(k).scale_loss()` each mini-batch
+    is checked and skipped separately. It may also be inside of `.only`, `.average`, `.lookahead`,
+    `.schedule_free`, `.store`, `.write`, `.project`, `.drive` and `.split_complex`. With
+    `transform_grads`, `sl.train_step` calls that function with scaled gradients. If each device has
+    its own gradients, average them there: the devices then agree on which steps to skip.
+
+    Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
+    skipped steps cost as much as others.
+
+    ??? cite "Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740),
+        2017. The rule and its constants are those of `torch.amp.GradScaler`, which starts at 2¹⁶
+        and has no smallest scale."
+    """
+
+    inner: AbstractTransform
+    initial: float | int = eqx.field(
+        default=2.0**15, static=True, converter=_as_number, metadata={CHECK: _check_scale}
+    )
+    growth_interval: int = count_field(2000)
+
+    def init(self, params: Params) -> ScaleLossState:
+        return ScaleLossState(
+            scale=jnp.array(self.initial, jnp.float32),
+            finite_steps=tree.fresh_count(),
+            last_finite=jnp.array(True),
+            total_notfinite=tree.fresh_count(),
+            count=tree.fresh_count(),
+            inner=self.inner.init(params),
+        )
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: ScaleLossState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, ScaleLossState]:
+        part = self.inner_part(state, Context() if context is None else context, params)
+        inverse = 1 / state.scale
+
+        def step(inner_state: Any) -> tuple[Any, Any]:
+            # In here, because the operands of a conditional are written to memory.
+            known = part.context
+            if known.grad is not None:
+                known = known.replace(grad=tree.scale(known.grad, inverse))
+            inner = part._replace(state=inner_state, context=known)
+            return inner.run(write, scaled(updates, inverse))
+
+        # Gradients that are finite stay so when they are unscaled, unless s < 1.
+        finite = tree.all_finite(updates)
+        result, inner_state = run_if(finite, step, write, params, state.inner)
+        total = state.total_notfinite
+        now = self._next_scale(state, finite)
+        return result, ScaleLossState(
+            scale=now.scale,
+            finite_steps=now.finite_steps,
+            last_finite=finite,
+            total_notfinite=jnp.where(finite, total, tree.increment(total)),
+            count=jnp.where(finite, tree.increment(state.count), state.count),
+            inner=inner_state,
+        )
+
+    def _next_scale(self, state: ScaleLossState, finite: Bool[Array, ""]) -> SimpleNamespace:
+        steps = state.finite_steps + 1
+        grows = steps >= self.growth_interval
+        # A scale at the limit stays as it is, so that a power of two remains one.
+        doubled = jnp.where(state.scale <= LARGEST / 2, 2 * state.scale, state.scale)
+        halved = jnp.where(state.scale >= 2 * SMALLEST, state.scale / 2, state.scale)
+        return SimpleNamespace(
+            scale=jnp.where(finite, jnp.where(grows, doubled, state.scale), halved),
+            finite_steps=jnp.where(finite & ~grows, steps, 0),
+        )
+
+    def has_updated(self, state: ScaleLossState) -> Bool[Array, "*runs"] | bool:
+        return state.last_finite & self.inner.has_updated(state.inner)
+
+    def metrics(self, state: ScaleLossState) -> dict[str, Array]:
+        return {
+            "loss_scale": state.scale,
+            "last_finite": state.last_finite,
+            "total_notfinite": state.total_notfinite,
+        }
+
+
+def loss_scale(transform: AbstractTransform, state: Any) -> Float[Array, "*runs"] | None:
+    """What to multiply the loss of the next step by, or `None` if it is not scaled."""
+    for part in transforms(transform, state):
+        if isinstance(part.module, ScaleLoss):
+            return part.state.scale
+    return None
+
+
+def check_loss_scale(transform: AbstractTransform) -> None:
+    """Raises an error if another transform would use gradients that are still scaled."""
+    places = list(_places(transform, ()))
+    if len(places) > 1:
+        raise ValueError(
+            "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it "
+            "once, on the whole optimizer: `tx.scale_loss()`."
+        )
+    for part in transforms(transform) if places else ():
+        if "residuals" in part.module.needs:
+            raise ValueError(
+                f"'{part.name}' computes its updates from the residuals of the loss, which "
+                "`.scale_loss()` does not scale. Remove `.scale_loss()`, and keep the parameters "
+                "in float32."
+            )
+    for outer in places[0] if places else ():
+        if not outer.passes_gradients:
+            raise ValueError(
+                f"{type(outer).__name__} is outside of `.scale_loss()`, so it would use gradients "
+                "that are still multiplied by the scale. Call `.scale_loss()` last, on the whole "
+                "optimizer: `tx.scale_loss()`."
+            )
+
+
+def _places(
+    transform: Any, outside: tuple[AbstractTraits, ...]
+) -> Iterator[tuple[AbstractTraits, ...]]:
+    """The transforms around each part that scales the loss."""
+    if isinstance(transform, ScaleLoss):
+        yield outside
+    for inner in inner_transforms(transform):
+        yield from _places(inner, (*outside, transform))

@@ -1,0 +1,1 @@
+"""Wrappers that write the parameters, or keep others to evaluate."""

@@ -1,0 +1,127 @@
+"""Averages of the parameters."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.state.marks import param_like, per_leaf
+from ...tree.dtypes import canonical_float
+from ...tree.means import moved
+from ...tree.types import Gradients, Params
+
+
+class AverageState(eqx.Module):
+    """The state of `Average`."""
+
+    inner: Any
+    """The inner transform's state."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """The number of averaged steps."""
+    average: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The average. Before the first step, the initial parameters."""
+
+
+class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageState]):
+    """The inner transform, and an average of the parameters that it produces.
+
+    Made by `tx.average`, which describes the arguments.
+
+    The average does not change the steps. For parameters p₁, p₂, … it is
+
+        aₜ = aₜ₋₁ + wₜ·(pₜ − aₜ₋₁)
+
+    With a decay d the weights are wₜ = (1 − d) / (1 − dᵗ), which is an exponential average of the
+    steps so far. With `debias=False` they are wₜ = 1 − d, and the average starts at the initial
+    parameters, a₀ = p₀. Without a decay they are wₜ = 1/t, which is the mean of all steps. The
+    average is stored in at least float32. `opt.eval_params(model)` returns the model with the
+    average. If the inner transform skips steps, as `.every_k` does, only its updates count.
+
+    ??? cite "Polyak & Juditsky, [Acceleration of stochastic approximation by
+        averaging](https://doi.org/10.1137/0330046), 1992; Kingma & Ba, [Adam: A Method for
+        Stochastic Optimization](https://arxiv.org/abs/1412.6980), 2014, for the exponential
+        average"
+    """
+
+    passes_gradients: ClassVar[bool] = True
+    needs_whole_params: ClassVar[bool | None] = False
+
+    inner: AbstractTransform
+    decay: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
+    debias: bool = eqx.field(default=True, static=True)
+
+    def init(self, params: Params) -> AverageState:
+        return AverageState(
+            age=tree.fresh_count(),
+            average=tree.copy(params, tree.accumulation_dtype),
+            inner=self.inner.init(params),
+        )
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: AverageState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, AverageState]:
+        params = self.demand("params", params)
+        result, inner = self.inner_part(state, context, params).run(write, updates)
+
+        def new_params() -> Params:
+            return write.new_params(params, result)
+
+        return result, self._averaged(new_params, inner, state, context)
+
+    def _averaged(
+        self,
+        new_params: Callable[[], Params],
+        inner: Any,
+        state: AverageState,
+        context: Context | None,
+    ) -> AverageState:
+        def take_in(average: Any, age: Any) -> tuple[Any, Any]:
+            # Here, since what a conditional is given is written to memory.
+            params = new_params()
+            age = tree.increment(age)
+            weight = self._weight(age, context)
+            now = SimpleNamespace(weight=weight)
+
+            def rule(now, a, p):
+                return moved(a, p, now.weight)
+
+            new = tree.map_leaves(rule, (average, params), now)
+            return tree.cast_like(new, average), age
+
+        wrote = self.inner.has_updated(inner)
+        if wrote is True:
+            average, age = take_in(state.average, state.age)
+        else:
+            average, age = jax.lax.cond(
+                wrote, take_in, lambda average, age: (average, age), state.average, state.age
+            )
+        return AverageState(inner, age, average)
+
+    def _weight(self, age: Int[Array, "*leaves"], context: Context | None) -> Array:
+        """The weight of the newest parameters."""
+        decay = self.at(context).decay
+        if decay is None:
+            return 1 / age.astype(canonical_float())
+        if self.debias:
+            return tree.newest_weight(decay, age)
+        return jnp.broadcast_to(1 - decay, age.shape)
+
+    def eval_params(self, state: AverageState, params: Params) -> Params:
+        del params
+        return tree.copy(state.average)

@@ -1,0 +1,210 @@
+"""An optimizer around an optimizer: slow weights that move by the difference to the fast ones."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.engine.encoded import encoded_as
+from ..._core.fields.declare import Hyperparameter, count_field
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform, require_transform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import RETURN, Writer
+from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.state.marks import param_like
+from ..._core.state.slots import reset
+from ..._core.state.walk import parts, segments
+from ...transforms import ScaleByLearningRate
+from ...tree.paths import leaf_paths
+from ...tree.types import Gradients, Params
+from .schedule_free import ScheduleFree
+from .write import Write, refuse_written
+
+
+class OuterState(eqx.Module):
+    """The state of `Outer`."""
+
+    steps_since_sync: Int[Array, "*runs"]
+    """The number of fast steps since the last slow one."""
+    syncs: Int[Array, "*runs"]
+    """The number of slow steps: the outer optimizer's clock."""
+    inner: Any
+    """The inner transform's state."""
+    optimizer: Any
+    """The outer optimizer's state."""
+    wrote: Bool[Array, "*runs"] | None
+    """Whether the last step updated the parameters. `None` without `reset_state`, where the inner
+    state contains this."""
+    slow: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The slow weights, in at least float32."""
+
+
+class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
+    """The inner transform, and an outer optimizer that steps slow weights every few steps.
+
+    Made by `tx.outer`, which describes the arguments.
+
+    With fast weights θ and slow weights φ, every k-th fast step is followed by a step of the outer
+    optimizer, to which the way back from the fast weights to the slow ones is the gradient:
+
+        φ ← φ + u(φ − θ),   θ ← φ
+
+    The model contains θ, and `opt.eval_params(model)` returns the model with φ. If the inner
+    transform skips steps, as `.every_k` does, only its updates count as fast steps. Schedules in
+    the outer optimizer count the slow steps.
+
+    With `sl.sgd(0.7, momentum=0.9, nesterov=True)` this is SNOO, or DiLoCo on a single worker. With
+    `sl.sgd(α)` it is Lookahead, which `tx.lookahead(k, α)` returns.
+
+    The hyperparameters of the outer optimizer have paths such as
+    `outer.optimizer.scale_by_learning_rate.learning_rate`. A name without a path, such as
+    `learning_rate`, means that of the inner transform.
+
+    With momentum, slow weights can leave a convex set that the fast ones are in. Put `.project`
+    outside then.
+
+    Differs from Optax's Lookahead: the slow weights are in the state, so the parameters need no
+    special type, and `reset_state` keeps the clocks of schedules. Differs from SNOO's code: the
+    first slow step follows k fast ones, and not the first one.
+
+    ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
+        back](https://arxiv.org/abs/1907.08610), 2019; Douillard et al., [DiLoCo: Distributed
+        Low-Communication Training of Language Models](https://arxiv.org/abs/2311.08105), 2023"
+    """
+
+    passes_gradients: ClassVar[bool] = True
+    needs_whole_params: ClassVar[bool | None] = False
+
+    inner: AbstractTransform
+    optimizer: AbstractTransform
+    every: int = count_field(least=1)
+    reset_state: bool = eqx.field(default=False, static=True)
+
+    def __check_init__(self):
+        require_transform("Outer.optimizer", self.optimizer)
+        for part in parts(self.optimizer):
+            if isinstance(part.module, AbstractParameterWriter | Write):
+                raise ValueError(
+                    f"Outer.optimizer contains '{part.name}', which writes parameters itself. "
+                    f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
+                )
+        refuse_written(self, ".outer(...)")
+        for part in parts(self.inner):
+            if isinstance(part.module, ScheduleFree):
+                raise ValueError(
+                    f"`.outer` and `.lookahead` move the parameters, but '{part.name}' inside of "
+                    "them keeps an average that would stay behind. Leave out one of them."
+                )
+
+    def init(self, params: Params) -> OuterState:
+        slow = tree.copy(params, tree.accumulation_dtype)
+        if any(sign in (0, 1) for sign in self.optimizer.signs(params)):
+            raise ValueError(
+                f"The optimizer of `.outer` must step against the gradient of every parameter, but "
+                f"{self.optimizer!r} does not. Use an optimizer such as `sl.sgd(0.7)`."
+            )
+        return OuterState(
+            slow=slow,
+            steps_since_sync=tree.fresh_count(),
+            syncs=tree.fresh_count(),
+            inner=self.inner.init(params),
+            optimizer=self.optimizer.init(slow),
+            wrote=jnp.array(False) if self.reset_state else None,
+        )
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        # The inner transform comes last, so that `opt.describe` shows its learning rate.
+        return self._outer_part(state, context, params), self.inner_part(state, context, params)
+
+    def _outer_part(
+        self, state: OuterState | None, context: Context | None, params: Params | None
+    ) -> Part:
+        if context is not None and state is not None:
+            context = context.replace(step=state.syncs)
+        own = None if state is None else state.optimizer
+        path = ("optimizer", *segments(self.optimizer))
+        return Part(path, self.optimizer, own, context, params, lambda outer: outer.optimizer)
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: OuterState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, OuterState]:
+        params = self.demand("params", params)
+        context = Context() if context is None else context
+        fast, inner = self.inner_part(state, context, params).run(write, updates)
+        wrote = self.inner.has_updated(inner)
+        steps = state.steps_since_sync + jnp.asarray(wrote, jnp.int32)
+        due = wrote & (steps >= self.every)
+        # Without `reset_state` the inner state needs no branch.
+        resets = inner if self.reset_state else None
+        outer = self._outer_part(state, context, state.slow)
+
+        def sync(result: Any, slow: Any, own: Any, inner: Any) -> tuple[Any, Any, Any, Any]:
+            full = write.full(params)
+            new = tree.add(full, result) if write.returns else write.new_params(params, result)
+            back = tree.map_leaves(lambda _, s, f: s - f, (slow, new))
+            part = outer._replace(state=own, params=slow)
+            change, own = part.run(RETURN, back)
+            slow = tree.cast_like(tree.add(slow, change), slow)
+            total = tree.map_leaves(lambda _, s, p: s - p, (slow, full))
+            result = tree.cast_like(write.assigning(slow)(params, total), result)
+            return result, slow, own, self._reset(inner, slow, params)
+
+        def keep(result: Any, slow: Any, own: Any, inner: Any) -> tuple[Any, Any, Any, Any]:
+            return result, slow, own, inner
+
+        result, slow, own, resets = jax.lax.cond(
+            due, sync, keep, fast, state.slow, state.optimizer, resets
+        )
+        return result, OuterState(
+            steps_since_sync=jnp.where(due, 0, steps),
+            syncs=jnp.where(due, tree.increment(state.syncs), state.syncs),
+            inner=resets if self.reset_state else inner,
+            optimizer=own,
+            wrote=jnp.asarray(wrote) if self.reset_state else None,
+            slow=slow,
+        )
+
+    def _reset(self, inner: Any, slow: Params, params: Params) -> Any:
+        """The inner transform's state after a slow step."""
+        if inner is None:
+            return None
+        # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
+        # and noise keys continue.
+        own = tree.cast_like(slow, params)
+        again = encoded_as(inner, self.inner.init(own))
+        fresh = reset(self.inner, inner, again, own, leaf_paths(own))
+        # Ages are a vector after only some of the parameters were reset.
+        return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
+
+    def has_updated(self, state: OuterState) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(state.inner) if state.wrote is None else state.wrote
+
+    def eval_params(self, state: OuterState, params: Params) -> Params:
+        del params
+        return tree.copy(state.slow)
+
+
+def lookahead(
+    inner: AbstractTransform, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool
+) -> Outer:
+    """Lookahead, with a slow step size in [0, 1]."""
+    slow = ScaleByLearningRate(slow_step_size)
+    size = slow.learning_rate
+    if isinstance(size, float) and not 0 <= size <= 1:
+        raise ValueError(
+            f"`slow_step_size` of `.lookahead` must be in [0, 1], got {size}. For other steps, use "
+            "`.outer`."
+        )
+    return Outer(inner, slow, sync_period, reset_state)

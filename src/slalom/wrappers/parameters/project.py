@@ -1,0 +1,182 @@
+"""Parameters that stay in a set."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ... import tree
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import CHECK, Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import AbstractParameterWriter, params_to_evaluate
+from ..._core.state.walk import segments, transforms
+from ..._core.text.messages import uncalled
+from ..._core.text.printing import AbstractPrinted, code
+from ...projections import AbstractProjection
+from ...tree.paths import dotted, first_difference
+from ...tree.types import Gradients, Params, Updates, is_function
+from ...where.resolve import Where, as_where, mask
+from .write import refuse_written
+
+
+class FunctionProjection(AbstractPrinted):
+    """A plain function of a tree of parameters. It is static: another function recompiles."""
+
+    fn: Callable[[PyTree], PyTree] = eqx.field(static=True)
+
+    def __call__(self, params: PyTree) -> PyTree:
+        return self.fn(params)
+
+    def _code(self) -> Any:
+        return self.fn
+
+
+def _as_function(fn: Any) -> Any:
+    """A plain function wrapped. A function that is a tree, such as a module, stays as it is."""
+    is_plain = is_function(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
+    return FunctionProjection(fn) if is_plain else fn
+
+
+def _check_function(name: str, fn: Any) -> None:
+    if not is_function(fn) or isinstance(fn, type):
+        raise TypeError(
+            f"{name} must be a function from the parameters to a tree like them, such as "
+            f"`sl.projections.l2_ball(1.0)`, got {fn!r}.{uncalled(fn)}"
+        )
+
+
+def _as_where_or_none(where: Any) -> Where | None:
+    return None if where is None else as_where(where)
+
+
+class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
+    """The inner transform, and a projection of the parameters after each of its steps.
+
+    Made by `tx.project`, which describes the arguments.
+
+    With updates u it writes
+
+        p ← fn(p + u)
+
+    where the sum is projected in the accumulation dtype and rounded once. `fn` receives one tree
+    with all selected parameters, so it can act on all of them together; the others get p + u. Where
+    the inner transform is idle, nothing is written. `update` returns fn(p + u) − p. L-BFGS is
+    refused inside: it needs to know the set.
+
+    Put `.project` inside of wrappers that skip steps, which then skip the projection too, and
+    inside of `.average` and `.lookahead`: an average of parameters in a convex set is in it.
+
+    ```python
+    >>> tx = sl.sgd(0.1).project(sl.projections.non_negative())
+    >>> opt = sl.Optimizer(tx, {"w": jnp.ones(2)})
+    >>> opt.step({"w": jnp.ones(2)}, {"w": jnp.array([5.0, 20.0])})[0]
+    {'w': Array([0.5, 0. ], dtype=float32)}
+
+    ```
+    """
+
+    passes_gradients: ClassVar[bool] = True
+
+    inner: AbstractTransform
+    fn: Callable[..., Any] = eqx.field(converter=_as_function, metadata={CHECK: _check_function})
+    where: Where | None = eqx.field(default=None, static=True, converter=_as_where_or_none)
+
+    def __check_init__(self):
+        refuse_written(self, ".project(...)")
+        for part in transforms(self.inner):
+            if part.module.unconstrained:
+                raise ValueError(
+                    f"`.project(...)` cannot be around '{part.name}', which mixes parameters as if "
+                    "each could move freely: it would end in wrong points. Use a first-order rule, "
+                    "such as `sl.adam(1e-3).project(...)`."
+                )
+
+    def warnings(self, params: Params) -> Iterable[str]:
+        if isinstance(self.fn, AbstractProjection):
+            keep = (True,) * len(jax.tree.leaves(params))
+            keep = keep if self.where is None else mask(self.where, params)
+            self.fn.check(tree.cut(params, keep))
+        return ()
+
+    def init(self, params: Params) -> Any:
+        return self.inner.init(params)
+
+    def inner_state(self, state: Any) -> Any:
+        return state
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, Any]:
+        params = self.demand("params", params)
+        updates, state = self.inner_part(state, context, params).run(write.returning, updates)
+
+        def project(updates: Updates) -> Any:
+            old = write.full(params)
+            new = self._projected(tree.add(tree.widened(old), updates), context)
+            change = tree.map_leaves(lambda _, new, old: new - old, (new, old))
+            return write.assigning(new)(params, change)
+
+        wrote = self.inner.has_updated(state)
+        if wrote is True:
+            return project(updates), state
+        shapes = jax.eval_shape(project, updates)
+        result = jax.lax.cond(wrote, project, lambda _: write.idle(params, shapes), updates)
+        return result, state
+
+    def _projected(self, params: Params, context: Context | None) -> Params:
+        """The parameters with the selected ones projected."""
+        structure = jax.tree.structure(params)
+        keep = (True,) * structure.num_leaves
+        if self.where is not None:
+            keep = mask(self.where, params)
+        selected = tree.cut(params, keep)
+        # Only the projections of Slalom have numbers that may be schedules.
+        clock = (context,) if isinstance(self.fn, AbstractProjection) else ()
+        projected = self.fn(selected, *clock)
+        self._check_result(selected, projected)
+        projected = tree.cast_like(projected, selected)
+        rest = tree.cut(params, tuple(not k for k in keep))
+        return tree.merge(structure, keep, projected, rest)
+
+    def _check_result(self, given: PyTree, result: PyTree) -> None:
+        must = f"The projection {code(self.fn)} must return a tree like the one that it receives"
+        if jax.tree.structure(result) != jax.tree.structure(given):
+            names = ("what it returns", "what it receives")
+            raise ValueError(f"{must}: {first_difference(result, given, names)}.")
+        leaves = jax.tree_util.tree_leaves_with_path(given)
+        for (path, x), y in zip(leaves, jax.tree.leaves(result), strict=True):
+            if np.shape(y) != x.shape:
+                raise ValueError(
+                    f"{must}: at '{dotted(path)}' it received shape {x.shape} and returned shape "
+                    f"{np.shape(y)}."
+                )
+            if np.iscomplexobj(y) and not np.iscomplexobj(x):
+                raise TypeError(
+                    f"{must}: at '{dotted(path)}' it received {x.dtype} and returned {y.dtype}."
+                )
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        inner = self.inner_part(state, context, params)
+        if not isinstance(self.fn, AbstractProjection):
+            return (inner,)
+        fn = Part(segments(self.fn), self.fn, None, context, None, lambda outer: outer.fn)
+        return inner, fn
+
+    def eval_params(self, state: Any, params: Params) -> Params:
+        return params_to_evaluate(self.inner, state, params)
+
+    def full_params(self, state: Any, params: Params) -> Params:
+        return params_to_evaluate(self.inner, state, params, full_precision=True)

@@ -1,0 +1,269 @@
+"""Averages in place of a schedule."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
+
+from ... import tree
+from ..._core.fields.declare import (
+    Hyperparameter,
+    dtype_field,
+    hyperparameter,
+    hyperparameter_fields,
+)
+from ..._core.fields.numbers import read_number
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.state.marks import param_like, per_leaf
+from ..._core.state.walk import parts, segments, transforms
+from ..._core.text.printing import shortest
+from ...transforms import Trace
+from ...tree.dtypes import as_canonical, canonical_float, storage_dtype
+from ...tree.paths import dotted, leaf_paths, whole
+from ...tree.types import Gradients, Params
+
+
+class ScheduleFreeState(eqx.Module):
+    """The state of `ScheduleFree`."""
+
+    b1: Float[Array, ""]
+    """The β₁ with which the parameters were written."""
+    inner: Any
+    """The inner transform's state."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """The number of averaged steps."""
+    max_rate: Float[Array, "*leaves"] = per_leaf()
+    """The largest learning rate so far."""
+    weight_sum: Float[Array, "*leaves"] = per_leaf()
+    """The sum of the weights so far."""
+    z: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The parameters that the inner transform steps."""
+
+
+class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[ScheduleFreeState]):
+    """The inner transform, with an average of its iterates in place of a decaying learning rate.
+
+    Made by `tx.schedule_free`, which describes the arguments.
+
+    The gradient is taken at y, the inner transform steps z, and x is the weighted mean of all z.
+    With the updates u that the inner transform returns for the gradient at yₜ,
+
+        zₜ₊₁ = zₜ + uₜ
+        xₜ₊₁ = xₜ + c·(zₜ₊₁ − xₜ)      with   c = wₜ / (w₀ + … + wₜ),   wₜ = (t + 1)^r · γₜ^p
+        yₜ₊₁ = (1 − β₁)·zₜ₊₁ + β₁·xₜ₊₁
+
+    γₜ is the largest learning rate up to step t. The model contains y, and
+    `opt.eval_params(model)` returns the model with x. The state contains z alone: x is computed
+    from y and z, in at least float32. Weight decay in the inner transform acts on y, as in the
+    paper's experiments.
+
+    γ is the learning rate of the link inside that acts on the parameter, on that link's clock, so
+    the groups of a partition are weighed by their own rates. Every parameter that is updated must
+    have exactly one such link. If the inner transform skips steps, as `.every_k` does, only its
+    updates count.
+
+    Averaging takes the place of momentum, so the inner transform should have none: use
+    `sl.schedule_free_sgd`, `sl.schedule_free_adamw`, or `b1=0.0` in other rules. Use a constant
+    learning rate, with a warm-up.
+
+    The average is as precise as y. In bfloat16 a step of y that is smaller than half a unit in the
+    last place is lost, so x stops moving early, although z is kept in float32. Write y in full
+    precision: `tx.schedule_free().write("master")`.
+
+    The paper weighs by γₜ², which is the same unless the learning rate decays. The largest rate so
+    far and r are those of the authors' code. Differs from Optax: wₜ is that of the rate that the
+    step uses (Optax evaluates schedules one step later), sums are never kept in half precision, and
+    the learning rate is not passed twice.
+
+    ??? cite "Defazio et al., [The Road Less Scheduled](https://arxiv.org/abs/2405.15682), 2024"
+    """
+
+    passes_gradients: ClassVar[bool] = True
+    needs_whole_params: ClassVar[bool | None] = False
+
+    inner: AbstractTransform
+    b1: Hyperparameter = hyperparameter(0.9, within="(0, 1]")
+    weight_lr_power: Hyperparameter = hyperparameter(2.0, within="[0, inf)")
+    r: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    state_dtype: np.dtype | None = dtype_field()
+
+    def __check_init__(self):
+        for part in parts(self.inner):
+            if isinstance(part.module, AbstractParameterWriter):
+                (method,) = segments(part.module)
+                if method == "outer":
+                    raise ValueError(
+                        f"'{part.name}' inside of `.schedule_free` would write the parameters at "
+                        "which gradients are taken, and not those that are averaged. Leave out one "
+                        "of them: the average takes the place of slow weights."
+                    )
+                raise ValueError(
+                    f"'{part.name}' inside of `.schedule_free` would write the parameters at which "
+                    "gradients are taken, and not those that are averaged. Write it outside: "
+                    f"`tx.schedule_free().{method}(...)`."
+                )
+
+    def init(self, params: Params) -> ScheduleFreeState:
+        links = self._links(params)
+        # One number for all leaves, or one for each if their learning rates may differ.
+        distinct = {part.name for part in links if part is not None}
+        shape = () if len(distinct) < 2 else (len(links),)
+        return ScheduleFreeState(
+            b1=jnp.array(self.at(Context(step=0)).b1, canonical_float(), copy=True),
+            inner=self.inner.init(params),
+            age=jnp.zeros(shape, jnp.int32),
+            max_rate=jnp.zeros(shape, canonical_float()),
+            weight_sum=jnp.zeros(shape, canonical_float()),
+            z=tree.copy(params, self._storage_dtype),
+        )
+
+    def _storage_dtype(self, own: np.dtype) -> np.dtype:
+        if self.state_dtype is None:
+            return tree.accumulation_dtype(own)
+        return storage_dtype(own, self.state_dtype)
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: ScheduleFreeState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, ScheduleFreeState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        rate = self._rates(state, context, params)
+        updates, inner = self.inner_part(state, context, params).run(write.returning, updates)
+
+        def advance(updates: Any, old: ScheduleFreeState) -> tuple[Any, ScheduleFreeState]:
+            share, after = self._weighed(now, rate, old)
+            z = tree.map_leaves(lambda _, z, u: z + u, (old.z, updates), like=(old.z,))
+            # y moves to (1 − β)·z + β·x without x: x is (y − (1 − β')·z)/β' with the old z = z − u
+            # and the β' of the last step. If β = β', this is y + c·(z − y) + (1 − c)·(1 − β)·u.
+            b1 = as_canonical(now.b1)
+            ratio = b1 / old.b1
+            numbers = SimpleNamespace(
+                to_z=share + (1 - ratio) * (1 - share), ahead=(ratio - b1) * (1 - share)
+            )
+
+            def move(now, y, z, u):
+                return now.to_z * (z - y) + now.ahead * u
+
+            change = tree.map_leaves(move, (write.full(params), z, updates), numbers)
+            return write(params, change), ScheduleFreeState(b1, old.inner, *after, z)
+
+        wrote = self.inner.has_updated(inner)
+        # Not `state` itself: the state of the inner transform needs no branch.
+        before = ScheduleFreeState(
+            state.b1, None, state.age, state.max_rate, state.weight_sum, state.z
+        )
+        if wrote is True:
+            result, after = advance(updates, before)
+        else:
+            shapes, _ = jax.eval_shape(advance, updates, before)
+            result, after = jax.lax.cond(
+                wrote,
+                advance,
+                lambda _, before: (write.idle(params, shapes), before),
+                updates,
+                before,
+            )
+        return result, ScheduleFreeState(
+            after.b1, inner, after.age, after.max_rate, after.weight_sum, after.z
+        )
+
+    def _weighed(
+        self, now: SimpleNamespace, rate: Real[Array, "*leaves"], old: ScheduleFreeState
+    ) -> tuple[Array, tuple[Array, Array, Array]]:
+        """The share of the new z in the mean, and the new ages, largest rates and sums."""
+        power, r = as_canonical(now.weight_lr_power), as_canonical(now.r)
+        age = tree.increment(old.age)
+        largest = jnp.maximum(old.max_rate, jnp.abs(rate))
+        # At zero the derivative with respect to the power would be NaN.
+        is_zero = largest == 0
+        at_zero = (power == 0).astype(power.dtype)
+        by_rate = jnp.where(is_zero, at_zero, jnp.where(is_zero, 1, largest) ** power)
+        weight = by_rate * age.astype(r.dtype) ** r
+        total = old.weight_sum + weight
+        share = jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
+        return share, (age, largest, total)
+
+    def eval_params(self, state: ScheduleFreeState, params: Params) -> Params:
+        def average(now, y, z):
+            return y + now.beyond * (y - z)
+
+        beyond = SimpleNamespace(beyond=1 / state.b1 - 1)
+        return tree.map_leaves(average, (params, state.z), beyond)
+
+    # --- the learning rates inside ----------------------------------------------------------
+
+    def _links(
+        self, params: Params, state: Any = None, context: Context | None = None
+    ) -> list[Part | None]:
+        """The link that sets the learning rate of each parameter; `None` where nothing updates it.
+
+        **Raises:** a `ValueError` for a parameter with no such link, or with two.
+        """
+        paths = leaf_paths(params)
+        found: dict[str, Part] = {}
+        for part in transforms(self.inner, state, context, params):
+            if not part.module.sets_learning_rate:
+                continue
+            keys = (key for key, _ in jax.tree_util.tree_leaves_with_path(part.params))
+            for path in dict.fromkeys(dotted(whole(key)) for key in keys):
+                if path in found:
+                    raise ValueError(
+                        f"`.schedule_free` weighs '{path}' by its learning rate, but both "
+                        f"'{found[path].name}' and '{part.name}' set one. Keep only one; for "
+                        "another factor, use `sl.Scale`."
+                    )
+                found[path] = part
+        still = self.inner.signs(params)
+        for path, sign in zip(paths, still, strict=True):
+            if path not in found and sign != 0:
+                raise ValueError(
+                    f"`.schedule_free` weighs '{path}' by its learning rate, but no link inside "
+                    "sets one. Add it inside: "
+                    "`(tx | sl.ScaleByLearningRate(1e-3)).schedule_free()`."
+                )
+        return [found.get(path) for path in paths]
+
+    def _rates(
+        self, state: ScheduleFreeState, context: Context | None, params: Params
+    ) -> Real[Array, "*leaves"]:
+        """The learning rate of this step: a number, or a vector with an entry for each leaf."""
+        links = self._links(params, state.inner, context)
+        by_name = {part.name: part for part in links if part is not None}
+        rates = {
+            name: as_canonical(read_number(part.module, "learning_rate", part.context))
+            for name, part in by_name.items()
+        }
+        if len(rates) < 2:
+            return next(iter(rates.values()), as_canonical(0.0))
+        return jnp.stack([as_canonical(0.0) if p is None else rates[p.name] for p in links])
+
+    def warnings(self, params: Params) -> Iterator[str]:
+        for part in transforms(self.inner, params=params):
+            field = "decay" if isinstance(part.module, Trace) else "b1"
+            fields = [f.name for f in hyperparameter_fields(part.module)]
+            momentum = getattr(part.module, field) if field in fields else None
+            if isinstance(momentum, float) and momentum != 0:
+                yield (
+                    f"'{part.name}' has momentum, {field}={shortest(momentum)}, and "
+                    "`.schedule_free` already averages in its place. "
+                    + (
+                        "Remove it."
+                        if field == "decay"
+                        else f"Write `{field}=0.0`, or use `sl.schedule_free_adamw`."
+                    )
+                )

@@ -1,0 +1,236 @@
+"""Half-precision parameters that keep small updates."""
+
+import dataclasses
+import zlib
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int8, PyTree
+
+from ... import tree
+from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import CHECK
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import AbstractParameterWriter, params_to_evaluate
+from ..._core.state.marks import param_like
+from ..._core.state.walk import transforms
+from ...transforms.measuring._keys import as_key_data, key_field
+from ...tree import rounding
+from ...tree.paths import leaf_paths
+from ...tree.types import Params
+
+
+class WriteState(eqx.Module):
+    """The state of `Write`. Of the last three fields at most one is not `None`, and that has
+    arrays for half-precision parameters only."""
+
+    inner: Any
+    """The inner transform's state."""
+    master: PyTree[Float32[Array, "..."]] | None = param_like("exact")
+    """Under `"master"`, the parameters."""
+    compensation: PyTree[Float[Array, "..."]] | None = param_like("exact")
+    """Under `"kahan"`, what rounding took away, in units in which it is as large as the parameter
+    at most: times 2⁸ for bfloat16, and 2¹¹ for float16."""
+    correction: PyTree[Int8[Array, "..."]] | None = param_like("exact")
+    """Under `"ecc"`, what rounding took away, in 2⁻⁸ of the parameter's unit in the last place."""
+
+
+def _check_policy(name: str, policy: Any) -> None:
+    if policy not in POLICIES:
+        known = ", ".join(f'"{p}"' for p in POLICIES)
+        raise ValueError(f"{name} must be one of {known}, got {policy!r}.")
+
+
+class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
+    """The inner transform, with a policy for writing half-precision parameters.
+
+    Made by `tx.write`, which describes the arguments.
+
+    A bfloat16 number has 8 significant bits, so p + u is p again for all |u| < 2⁻⁹·|p|, and
+    training stalls. A policy adds the updates to parameters in float32, and splits the sum into the
+    parameter and what its dtype cannot hold:
+
+    | policy | the state has | bytes per parameter | significant bits |
+    |---|---|---|---|
+    | `"master"` | a copy in float32 | 4 | 24 |
+    | `"kahan"` | what rounding took away, in the parameter's dtype | 2 | 16 (float16: 22) |
+    | `"ecc"` | what rounding took away, as eight bits | 1 | 16 (float16: 19) |
+    | `"stochastic"` | nothing; it rounds at random, so that the mean is right | 0 | 8 (11) |
+    | `"nearest"` | nothing, and rounds to nearest, as without `.write` | 0 | 8 (11) |
+
+    The rules inside see the parameters in float32, so weight decay and distances are as exact as
+    the policy. Parameters of other dtypes, such as float32 and complex64, are written as without
+    `.write`. A parameter that was changed outside of the optimizer keeps its new value: the copy
+    under `"master"` starts again from it. What rounding took away before stays under `"kahan"` and
+    `"ecc"`, and moves it by half a unit in its last place at most.
+
+    The policy acts where the updates are added, so `.write` means the same inside and outside of
+    `.every_k` and `.if_finite`. Put it outside of `.project`, `.lookahead`, `.flatten` and
+    `.split_complex`. Groups of a partition may have different policies. `opt.update` is refused
+    for half-precision parameters, because updates that were rounded to their dtype are lost when
+    they are added. `opt.eval_params(model, full_precision=True)` returns the parameters in float32.
+
+    The random bits of `"stochastic"` are a hash of the key, the step, the path of the parameter,
+    and the index of the number. They take no memory, and do not depend on the sharding.
+
+    ```python
+    >>> model = {"w": jnp.ones(2, jnp.bfloat16)}
+    >>> opt = sl.Optimizer(sl.sgd(1e-3).write("kahan"), model)
+    >>> for _ in range(10):
+    ...     model, opt = opt.step(model, {"w": jnp.ones(2, jnp.bfloat16)})
+    >>> model["w"]
+    Array([0.988281, 0.988281], dtype=bfloat16)
+
+    ```
+
+    ??? cite "Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740),
+        2018, for master weights; Zamirai et al., [Revisiting BFloat16
+        Training](https://arxiv.org/abs/2010.06192), 2020, for Kahan summation and stochastic
+        rounding"
+    """
+
+    needs_whole_params: ClassVar[bool | None] = False
+    passes_gradients: ClassVar[bool] = True
+    reads_rest: ClassVar[bool] = True
+
+    inner: AbstractTransform
+    policy: str = eqx.field(static=True, metadata={CHECK: _check_policy})
+    key: Any = key_field(default=0)
+
+    def __init__(self, inner: AbstractTransform, policy: str, key: Any = 0):
+        self.inner = inner
+        self.policy = policy
+        self.key, _ = as_key_data(key)
+
+    def __check_init__(self):
+        for part in transforms(self.inner):
+            if isinstance(part.module, Write):
+                raise ValueError(
+                    f"`.write({self.policy!r})` wraps a transform that contains "
+                    f"`.write({part.module.policy!r})`. Parameters are written once: remove one "
+                    "of them, or write each group of a partition with a policy of its own."
+                )
+
+    # A class attribute of other classes; here it depends on a field.
+    @property
+    def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the step must know: its number, if rounding is random."""
+        policy = POLICIES[self.policy]
+        return ("step",) if policy is not None and policy.random else ()
+
+    def init(self, params: Params) -> WriteState:
+        tree.check_inexact(params)
+        policy = POLICIES[self.policy]
+        fields: dict[str, Any] = dict.fromkeys(("master", "compensation", "correction"))
+        if policy is not None and policy.field is not None:
+            fields[policy.field] = policy.init(tree.cut(params, _are_half(params)))
+        return WriteState(inner=self.inner.init(params), **fields)
+
+    def run(
+        self,
+        write: Writer,
+        updates: PyTree,
+        state: WriteState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, WriteState]:
+        if not self._acts_on(updates if params is None else params):
+            result, inner = self.inner_part(state, context, params).run(write, updates)
+            return result, dataclasses.replace(state, inner=inner)
+        own = write.onto(self._write(state, params, context))
+        seen = None if context is None else _with_rounded_loss(context, params)
+        result, inner = self.inner_part(state, seen, params).run(own, updates)
+        result, kept = split(result)
+        return result, _with_kept(dataclasses.replace(state, inner=inner), kept)
+
+    def _acts_on(self, params: Params) -> bool:
+        return POLICIES[self.policy] is not None and any(_are_half(params))
+
+    def _write(
+        self, state: WriteState, params: Params | None, context: Context | None
+    ) -> PolicyWrite:
+        params = {} if params is None else params
+        halves = _are_half(params)
+        kept = iter(jax.tree.leaves((state.master, state.compensation, state.correction)))
+        seeds: list[Any] = [None] * len(halves)
+        if "step" in self.needs:
+            step = self.demand("step", None if context is None else context.step)
+            seeds = _seeds([step, *jnp.atleast_1d(self.key)], leaf_paths(params))
+        return PolicyWrite(self.policy, [next(kept, None) if h else None for h in halves], seeds)
+
+    def eval_params(self, state: WriteState, params: Params) -> Params:
+        full = self._full(state, params)
+        found = params_to_evaluate(self.inner, state.inner, full, full_precision=True)
+        # Where nothing inside has parameters of its own, those of the model, bit by bit.
+        return jax.tree.map(lambda x, f, p: p if x is f else x, found, full, params)
+
+    def full_params(self, state: WriteState, params: Params) -> Params:
+        full = self._full(state, params)
+        return params_to_evaluate(self.inner, state.inner, full, full_precision=True)
+
+    def _full(self, state: WriteState, params: Params) -> Params:
+        if not self._acts_on(params):
+            return params
+        return self._write(state, params, Context(step=0)).full(params)
+
+
+def refuse_written(outer: AbstractTransform, call: str) -> None:
+    """Raises an error for a transform that writes parameters in the place of a policy inside of it.
+
+    **Arguments:**
+
+    - `outer`: the transform.
+    - `call`: the call that makes it, such as `".project(...)"`.
+    """
+    for part in transforms(outer):
+        if isinstance(part.module, Write):
+            write = f".write({part.module.policy!r})"
+            raise ValueError(
+                f"`{call}` changes the parameters itself, so it cannot be around `{write}`, which "
+                f"keeps them in full precision. Change the order: `tx{call}{write}`. In a "
+                "partition, do so in each group."
+            )
+
+
+def _are_half(params: Params) -> tuple[bool, ...]:
+    return tuple(rounding.is_half(tree.canonical(x.dtype)) for x in jax.tree.leaves(params))
+
+
+def _with_kept(state: WriteState, kept: list[Array | None]) -> WriteState:
+    """The state with what is kept now."""
+    fields = ("master", "compensation", "correction")
+    structure = jax.tree.structure([getattr(state, name) for name in fields])
+    trees = structure.unflatten([x for x in kept if x is not None])
+    return dataclasses.replace(state, **dict(zip(fields, trees, strict=True)))
+
+
+def _with_rounded_loss(context: Context, params: Params | None) -> Context:
+    """The context with a loss of full parameters: that of the model, which holds them rounded."""
+
+    def of_full(function: Any) -> Any:
+        if function is None:
+            return None
+        return lambda full, *key: function(tree.cast_like(full, params), *key)
+
+    names = ("value_fn", "grad_fn", "sampled_grad_fn")
+    return context.replace(**{name: of_full(getattr(context, name)) for name in names})
+
+
+def _seeds(numbers: list[Any], paths: list[str]) -> list[Seeds]:
+    """Two seeds for each parameter, from some integers and its path."""
+    first, second = jnp.uint32(0x9E3779B9), jnp.uint32(0x85EBCA6B)
+    for number in numbers:
+        first = rounding.scramble(first ^ jnp.asarray(number).astype(jnp.uint32))
+        second = rounding.scramble(second + first)
+    seeds = []
+    for path in paths:
+        own = np.uint32(zlib.crc32(path.encode()))
+        seeds.append((rounding.scramble(first ^ own), rounding.scramble(second ^ own)))
+    # Behind a barrier the kernels of equal parameters are equal, and XLA compiles them once.
+    return jax.lax.optimization_barrier(seeds)

@@ -1,0 +1,151 @@
+"""Hyperparameters driven by stateful schedules."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import equinox as eqx
+
+from ..._core.fields.hyperparams import targets, with_field
+from ..._core.fields.schedule import (
+    AbstractSchedule,
+    AbstractStatefulSchedule,
+    check_schedule_value,
+)
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform, missing
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.text.messages import uncalled
+from ...tree.types import Gradients, Params, is_function
+
+
+class DriveState(eqx.Module):
+    """The state of `Drive`."""
+
+    schedules: dict[str, Any]
+    """The state of each schedule, by the name of what it drives."""
+    inner: Any
+    """The inner transform's state."""
+
+
+class Drive(AbstractWrapper[DriveState]):
+    """The inner transform with hyperparameters driven by stateful schedules.
+
+    Made by `tx.drive`, which describes the arguments.
+
+    In every step each schedule is first updated with the context, above all with the loss `value`.
+    Its new value then replaces the hyperparameter. Inside `.every_k` a schedule sees one step per
+    window, with the mean loss.
+
+    `opt.hyperparams` shows the value that the last step used. The next step uses it too, unless
+    its loss changes the schedule.
+    """
+
+    inner: AbstractTransform
+    schedules: dict[str, AbstractStatefulSchedule]
+
+    elementwise: ClassVar[bool] = True
+
+    def __init__(self, inner: AbstractTransform, schedules: Mapping[str, Any]):
+        if not isinstance(schedules, Mapping):
+            raise TypeError(
+                "`.drive` takes a mapping from hyperparameters to schedules, such as "
+                f"{{'learning_rate': schedule}}, got {schedules!r}."
+            )
+        self.inner = inner
+        self.schedules = dict(schedules)
+        taken: dict[str, str] = {}
+        for name, schedule in schedules.items():
+            _check_schedule(name, schedule)
+            for path, part, field in targets(inner, name):
+                own = getattr(part.module, field.name)
+                if isinstance(own, AbstractStatefulSchedule):
+                    raise ValueError(
+                        f"'{path}' is driven by {own!r} already, which '{name}' would "
+                        "override. Drive it once."
+                    )
+                if path in taken:
+                    raise ValueError(
+                        f"'{path}' would be driven twice: by '{taken[path]}' and by '{name}'."
+                    )
+                taken[path] = name
+
+    # Class attributes of other classes; here they depend on a field.
+    @property
+    def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether no schedule uses the gradients."""
+        return "grad" not in self.needs
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The entries of the context that the schedules need."""
+        return tuple(dict.fromkeys(name for s in self.schedules.values() for name in s.needs))
+
+    def init(self, params: Params) -> DriveState:
+        return DriveState(
+            {name: s.init() for name, s in self.schedules.items()}, self.inner.init(params)
+        )
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: DriveState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, DriveState]:
+        context = Context() if context is None else context
+        for name in self.needs:
+            if not context.has(name):
+                raise TypeError(missing("Drive", name))
+        part, *_ = self.children(state, context, params)
+        result, inner = part.run(write, updates)
+        return result, DriveState(self._advanced(state, context), inner)
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        inner = self.inner_part(state, context, params)
+        values: Mapping[str, Any] = self.schedules
+        if state is not None and context is not None:
+            advanced = self._advanced(state, context)
+            values = {
+                name: check_schedule_value(s, s.value(advanced[name]), context.step)
+                for name, s in self.schedules.items()
+            }
+        states = {} if state is None else state.schedules
+        schedules = (
+            Part((n,), s, states.get(n), context, None, lambda outer, n=n: outer.schedules[n])
+            for n, s in self.schedules.items()
+        )
+        return (inner._replace(module=self._with(values)), *schedules)
+
+    def _advanced(self, state: DriveState, context: Context) -> dict[str, Any]:
+        """The states of the schedules for a step with this context. A schedule that needs what the
+        context does not have keeps its state."""
+
+        def advance(schedule: AbstractStatefulSchedule, own: Any) -> Any:
+            return schedule.update(own, context) if all(map(context.has, schedule.needs)) else own
+
+        return {name: advance(s, state.schedules[name]) for name, s in self.schedules.items()}
+
+    def _with(self, values: Mapping[str, Any]) -> AbstractTransform:
+        """The inner transform with these values of its driven hyperparameters."""
+        inner = self.inner
+        for name, value in values.items():
+            for _, part, field in targets(self.inner, name):
+                inner = with_field(inner, part, field, value)
+        return inner
+
+
+def _check_schedule(name: str, given: Any) -> None:
+    if isinstance(given, AbstractStatefulSchedule):
+        return
+    advice = uncalled(given) if isinstance(given, type) else ""
+    if not advice and (isinstance(given, AbstractSchedule) or is_function(given)):
+        advice = " Pass a stateless schedule as the hyperparameter itself, in place of a number."
+    raise TypeError(
+        f"`.drive` takes stateful schedules, such as `sl.schedules.ReduceOnPlateau(1e-3)`, got "
+        f"{given!r} of type {type(given).__name__} for '{name}'.{advice}"
+    )

@@ -1,0 +1,224 @@
+"""Concatenates small parameters into buffers."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+from ... import tree
+from ..._core.fields.declare import count_field
+from ..._core.protocol.chain import Chain
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import RETURN, Writer
+from ..._core.state.walk import transforms
+from ...tree.paths import leaf_paths
+from ...tree.types import Gradients, Params, Tracer, Updates
+
+_MAX_SIZE = 8192
+"""The size at which concatenation starts to pay on a CPU. It is larger on a GPU."""
+
+
+class Joined(eqx.Module):
+    """The parameters or updates that the inner transform of `Flatten` sees."""
+
+    together: dict[str, Array]
+    """The small leaves, concatenated into one buffer for each dtype of the parameters."""
+    apart: PyTree
+    """The tree with only the large leaves."""
+
+
+class FlattenState(eqx.Module):
+    """The state of `Flatten`."""
+
+    inner: Any
+    """The inner transform's state: a `Joined` in place of every parameter-shaped tree."""
+    dtypes: tuple[str, ...] = eqx.field(static=True)
+    """The buffer of each small parameter. Updates may have another dtype."""
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    """The shape of each small parameter."""
+
+
+class Flatten(AbstractWrapper[FlattenState]):
+    """Applies the inner transform to all small leaves at once, in one buffer per dtype.
+
+    Made by `tx.flatten`, which describes the arguments.
+
+    The result is that of the inner transform, but a few large computations replace one computation
+    per leaf. This is faster for models with very many small leaves, where the overhead of each
+    computation dominates. Large leaves are not concatenated, because the copies would cost more
+    than they save.
+
+    The inner transform must be elementwise, because a buffer has no leaves for norms or masks.
+    Flatten only the elementwise links: `sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`.
+
+    A buffer is replicated over the devices, also where its leaves are sharded.
+
+    Differs from Optax, which concatenates leaves of all sizes.
+    """
+
+    needs_whole_params: ClassVar[bool | None] = False
+
+    inner: AbstractTransform
+    max_size: int = count_field(_MAX_SIZE)
+
+    def __check_init__(self):
+        for part in transforms(self.inner):
+            if not part.module.elementwise:
+                raise ValueError(
+                    f"{part.name or type(part.module).__name__} is not elementwise, so it cannot "
+                    "be used under `.flatten()`. Flatten only the elementwise links, for example "
+                    "`sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3).flatten()`, and apply wrappers "
+                    "afterwards, as in `tx.flatten().if_finite()`."
+                )
+
+    def init(self, params: Params) -> FlattenState:
+        tree.check_inexact(params)
+        small = [x for x in jax.tree.leaves(params) if self._joins(x)]
+        dtypes = tuple(str(tree.canonical(x.dtype)) for x in small)
+        shapes = tuple(np.shape(x) for x in small)
+        return FlattenState(self.inner.init(self._join(params, dtypes)), dtypes, shapes)
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: FlattenState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, FlattenState]:
+        if params is not None:
+            tree.check_same_structure((updates, params))
+        self._check_shapes(updates, state)
+        dtypes, links = state.dtypes, self._links(state.inner)
+        stateful = [i for i, link in enumerate(links) if not _is_stateless(link)]
+        until = stateful[-1] + 1 if stateful else 0
+        joined = self._join(updates, dtypes) if until else None
+        full = write.full(params)
+        seen = full if full is None or not until else self._join(full, dtypes)
+        known = self._join_context(context, full, dtypes)
+        states = []
+        for link in links[:until]:
+            joined, new = link._replace(params=seen, context=known).run(RETURN, joined)
+            states.append(new)
+        if joined is not None:
+            updates = self._split(joined, updates, dtypes)
+        # Stateless links run leaf by leaf, fused with the addition to the parameters. So the
+        # parameters need no buffer, although weight decay reads them.
+        for link in links[until:]:
+            link = link._replace(params=full, context=context)
+            updates, new = link.run(RETURN, updates)
+            states.append(new)
+        inner = tuple(states) if isinstance(self.inner, Chain) else states[0]
+        return write(params, updates), FlattenState(inner, dtypes, state.shapes)
+
+    def _check_shapes(self, updates: Updates, state: FlattenState) -> None:
+        """Raises an error for parameters whose shapes differ from those at `init`."""
+        named = zip(leaf_paths(updates), jax.tree.leaves(updates), strict=True)
+        small = [(path, np.shape(x)) for path, x in named if self._joins(x)]
+        if len(small) != len(state.shapes):
+            raise ValueError(
+                f"There are {len(small)} small parameters, but the state of `.flatten()` was "
+                f"created for {len(state.shapes)}. Create a new optimizer with "
+                "`sl.Optimizer(tx, model)`, or transfer the state with `opt.rebind(model)`."
+            )
+        for (path, shape), before in zip(small, state.shapes, strict=True):
+            if shape != before:
+                raise ValueError(
+                    f"The parameter at '{path}' has shape {shape}, but the state of `.flatten()` "
+                    f"was created for shape {before}. Create a new optimizer with "
+                    "`sl.Optimizer(tx, model)`, or transfer the state with `opt.rebind(model)`."
+                )
+
+    def shares(self, state: FlattenState, params: Params) -> dict[str, dict[str, float]]:
+        """The small parameters in each buffer, with the fraction of it that each occupies."""
+        named = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
+        sizes: dict[str, dict[str, int]] = {}
+        small = ((path, np.size(x)) for path, x in named if self._joins(x))
+        for (path, size), dtype in zip(small, state.dtypes, strict=True):
+            sizes.setdefault(dtype, {})[path] = size
+        return {
+            f"together.{dtype}": {path: n / max(sum(own.values()), 1) for path, n in own.items()}
+            for dtype, own in sizes.items()
+        }
+
+    def _joins(self, leaf: Any) -> bool:
+        return np.size(leaf) <= self.max_size
+
+    def _join(self, whole: PyTree, dtypes: tuple[str, ...]) -> Joined:
+        """A tree like the parameters with the small leaves in buffers."""
+        leaves = jax.tree.leaves(whole)
+        groups: dict[str, list[Any]] = {dtype: [] for dtype in dtypes}
+        for dtype, x in zip(dtypes, filter(self._joins, leaves), strict=True):
+            groups[dtype].append(x)
+        apart = tree.cut(whole, tuple(not self._joins(x) for x in leaves))
+        return Joined({dtype: _concatenate(group) for dtype, group in groups.items()}, apart)
+
+    def _split(self, joined: Joined, like: PyTree, dtypes: tuple[str, ...]) -> PyTree:
+        """Undoes `_join`: a tree of the structure and shapes of `like`."""
+        leaves, structure = jax.tree.flatten(like)
+        ends = dict.fromkeys(joined.together, 0)
+        of_small, apart = iter(dtypes), iter(jax.tree.leaves(joined.apart))
+        pieces = []
+        for x in leaves:
+            if not self._joins(x):
+                pieces.append(next(apart))
+                continue
+            dtype = next(of_small)
+            start, ends[dtype] = ends[dtype], ends[dtype] + np.size(x)
+            piece = jnp.reshape(joined.together[dtype][start : ends[dtype]], np.shape(x))
+            pieces.append(_with_spec(piece, x, jax.typeof(x).sharding.spec))
+        return structure.unflatten(pieces)
+
+    def _join_context(
+        self, context: Context | None, params: Params | None, dtypes: tuple[str, ...]
+    ) -> Context | None:
+        """The context with all parameter-shaped trees joined."""
+        if context is None:
+            return None
+        if params is None:
+            context = context.replace(value_fn=None, grad_fn=None, sampled_grad_fn=None)
+        return context.in_form(
+            lambda whole: self._join(whole, dtypes),
+            lambda joined: self._split(joined, params, dtypes),
+        )
+
+    def _links(self, state: Any) -> tuple[Part, ...]:
+        """The links of a chain, or the single inner transform."""
+        if isinstance(self.inner, Chain):
+            return self.inner.children(state)
+        return (self.inner_part(FlattenState(state, (), ())),)
+
+
+def _is_stateless(link: Part) -> bool:
+    return not jax.tree.leaves(link.state)
+
+
+def _concatenate(group: list[Any]) -> Array:
+    own = {tree.canonical(x.dtype) for x in group}
+    # Updates in one buffer may differ in dtype, so they are promoted to a common one.
+    dtype = own.pop() if len(own) == 1 else tree.accumulation_dtype(*own, *(x.dtype for x in group))
+    whole = [_with_spec(x, x, PartitionSpec(*(None,) * np.ndim(x))) for x in group]
+    buffer = jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in whole])
+    home = None if isinstance(buffer, Tracer) else buffer.sharding
+    if not isinstance(home, NamedSharding):
+        return buffer
+    # The compiler would choose, depending on the leaves. `sl.plan` must know.
+    return jax.device_put(buffer, home.update(spec=tree.canonical_spec(home.mesh, (), 1)))
+
+
+def _with_spec(x: Any, like: Any, spec: PartitionSpec) -> Any:
+    """An array with this sharding along the explicit axes of the mesh of another, if there are any.
+
+    They are part of its type, so that only arrays that are sharded alike can be joined and added.
+    """
+    home = jax.typeof(like).sharding
+    if jax.typeof(x).sharding.spec == spec:
+        return x
+    return jax.sharding.reshard(x, home.update(spec=spec))

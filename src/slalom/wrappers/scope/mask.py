@@ -1,0 +1,137 @@
+"""Transforms for some of the leaves."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool
+
+from ... import tree
+from ..._core.engine.run import Leafwise
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractComposite
+from ..._core.protocol.write import Writer
+from ..._core.state.walk import segments, transforms
+from ...tree.types import Gradients, Params
+from ...where.resolve import Where, as_where, mask, selected_from
+
+
+class _AbstractCut(AbstractComposite[Any]):
+    """The base class of `Mask` and `Only`. The inner transform sees only the selected leaves."""
+
+    needs_whole_params: ClassVar[bool | None] = False
+
+    inner: AbstractTransform
+    where: Where = eqx.field(static=True, converter=as_where)
+
+    def init(self, params: Params) -> Any:
+        return self.inner.init(tree.cut(params, mask(self.where, params)))
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        if params is not None:
+            keep = mask(self.where, params)
+            context = None if context is None else context.cut(keep, params)
+            params = tree.cut(params, keep)
+        path = segments(self.inner)
+        return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
+
+    def _run_inside(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, tuple[bool, ...], Any]:
+        """The result for the selected leaves, which leaves these are, and the new state."""
+        keep = mask(self.where, selected_from(self.where, updates, params))
+        (part,) = self.children(state, context, params)
+        result, state = part.run(write.cut(keep), tree.cut(updates, keep))
+        return result, keep, state
+
+
+class Mask(_AbstractCut):
+    """Applies the inner transform to the selected leaves; the others pass through unchanged.
+
+    Made by `tx.mask`, which describes the arguments.
+
+    Use it for links of a chain. As a whole optimizer it would add raw gradients to the other
+    parameters, so `sl.Optimizer` raises an error."""
+
+    @property
+    def descends_partly(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it has the learning rate of some leaves."""
+        return any(part.module.sets_learning_rate for part in transforms(self.inner))
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, Any]:
+        inside, keep, state = self._run_inside(write, updates, state, params, context)
+        others = tuple(not k for k in keep)
+        rest = None if params is None else tree.cut(params, others)
+        outside = write.cut(others)(rest, tree.cut(updates, others))
+        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
+
+    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        if part.params is None:
+            return None
+        keep = mask(self.where, part.params)
+        (inner,) = self.children(part.state, part.context, part.params)
+        kept = tuple(i for i, k in zip(leaves, keep, strict=True) if k)
+        inner = inner._replace(path=part.path + inner.path)
+        return inner.module.leafwise(inner, kept) if kept else None
+
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        # Before a learning rate for all leaves, the others always change.
+        return self.inner.has_updated(state) if self.descends_partly else True
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return _signs(self, params, outside=1)
+
+
+class Only(_AbstractCut):
+    """Applies the inner transform to the selected leaves; the others are not updated.
+
+    Made by `tx.only`, which describes the arguments.
+
+    """
+
+    passes_gradients: ClassVar[bool] = True
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, Any]:
+        inside, keep, state = self._run_inside(write, updates, state, params, context)
+        others = tuple(not k for k in keep)
+        rest = None if params is None else tree.cut(params, others)
+        # Only for the shapes of the result.
+        write = write.cut(others)
+        shapes = jax.eval_shape(lambda: write(rest, tree.cut(updates, others)))
+        outside = write.idle(rest, shapes)
+        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
+
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(state)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return _signs(self, params, outside=0)
+
+
+def _signs(outer: _AbstractCut, params: Params, outside: int) -> tuple[int | None, ...]:
+    keep = mask(outer.where, params)
+    inner = iter(outer.inner.signs(tree.cut(params, keep)))
+    return tuple(next(inner) if k else outside for k in keep)

@@ -1,0 +1,205 @@
+"""Different transforms for different leaves."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool
+
+from ... import tree
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform, require_transform
+from ..._core.protocol.wrapper import AbstractComposite
+from ..._core.protocol.write import Writer
+from ..._core.state.walk import segments
+from ..._core.text.fluent import AbstractFluent
+from ..._core.text.printing import Call, method_call
+from ...tree.paths import candidates, leaf_paths
+from ...tree.types import Gradients, Params
+from ...where.resolve import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
+
+REST = "rest"
+"""The label of the leaves that no selector of `.partition({...})` matches."""
+
+
+class PartitionState(eqx.Module):
+    """The state of `Partition`."""
+
+    groups: tuple[Any, ...]
+    """The state of each group."""
+    is_empty: tuple[bool, ...] = eqx.field(static=True)
+    """Whether each group has no parameters."""
+
+
+class Partition(AbstractComposite[PartitionState]):
+    """Different transforms for different leaves. Each has state only for its own leaves.
+
+    Made by `tx.partition` and `sl.partition`. Norms inside a group are norms of that group. To clip
+    by the norm of all parameters, clip before the partition:
+    `sl.ClipByGlobalNorm(1.0) | a.partition({where: b})`.
+
+    **Arguments:**
+
+    - `groups`: the transforms.
+    - `names`: the label of each.
+    - `labeling`: a tree, function or selectors that map each leaf to its label.
+    """
+
+    needs_whole_params: ClassVar[bool | None] = False
+
+    groups: tuple[AbstractTransform, ...]
+    names: tuple[Hashable, ...] = eqx.field(static=True)
+    labeling: Where = eqx.field(static=True)
+
+    def __check_init__(self):
+        for name, group in zip(self.names, self.groups, strict=True):
+            require_transform(f"Group {name!r} of a partition", group)
+        for i, name in enumerate(self.names):
+            if str(name) in map(str, self.names[:i]):
+                raise ValueError(
+                    f"Two groups of this partition have the name '{name}' in paths: their labels "
+                    f"are {', '.join(repr(n) for n in self.names if str(n) == str(name))}. Writer "
+                    "labels that also differ as text."
+                )
+
+    @classmethod
+    def by_cases(
+        cls,
+        rest: AbstractTransform,
+        others: Mapping[WhereLike, AbstractTransform],
+        names: tuple[Hashable, ...] | None,
+    ) -> "Partition":
+        """The result of `rest.partition(others, names)`."""
+        _check_mapping("`.partition` takes a mapping from selectors to transforms", others)
+        if names is None:
+            names = tuple(range(len(others)))
+        if len(names) != len(others) or len({*names, REST}) != len(others) + 1:
+            raise ValueError(
+                f"`names` must give a name to each of the {len(others)} groups, all different "
+                f"and none of them {REST!r}, got {names!r}."
+            )
+        cases = tuple(zip(map(as_where, others), names, strict=True))
+        return cls((*others.values(), rest), (*names, REST), Cases(cases, REST))
+
+    def init(self, params: Params) -> PartitionState:
+        masks = self._masks(params)
+        states = (
+            group.init(tree.cut(params, keep))
+            for group, keep in zip(self.groups, masks, strict=True)
+        )
+        return PartitionState(tuple(states), tuple(not any(keep) for keep in masks))
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        states = (None,) * len(self.groups) if state is None else state.groups
+        masks = (None,) * len(self.groups) if params is None else self._masks(params)
+        return tuple(
+            Part(
+                path=(str(name), *segments(group)),
+                module=group,
+                state=group_state,
+                context=context if context is None or keep is None else context.cut(keep, params),
+                params=None if keep is None else tree.cut(params, keep),
+                get=lambda outer, i=i: outer.groups[i],
+                group=(str(name),),
+            )
+            for i, (name, group, group_state, keep) in enumerate(
+                zip(self.names, self.groups, states, masks, strict=True)
+            )
+        )
+
+    def has_updated(self, state: PartitionState) -> Bool[Array, "*runs"] | bool:
+        wrote: Any = False
+        for group, own, empty in zip(self.groups, state.groups, state.is_empty, strict=True):
+            wrote = wrote | (not empty and group.has_updated(own))
+        return wrote
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        masks = self._masks(params)
+        signs = [
+            iter(group.signs(tree.cut(params, keep)))
+            for group, keep in zip(self.groups, masks, strict=True)
+        ]
+        return tuple(next(signs[column.index(True)]) for column in zip(*masks, strict=True))
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, PartitionState]:
+        structure = jax.tree.structure(updates)
+        masks = self._masks(selected_from(self.labeling, updates, params))
+        whole: list[Any] = [None] * structure.num_leaves
+        states = []
+        for part, keep in zip(self.children(state, context, params), masks, strict=True):
+            group = tree.cut(updates, keep)
+            result, new = part.run(write.cut(keep), group)
+            states.append(new)
+            chosen = (i for i, k in enumerate(keep) if k)
+            leaves = jax.tree.structure(group).flatten_up_to(result)
+            for i, leaf in zip(chosen, leaves, strict=True):
+                whole[i] = leaf
+        return structure.unflatten(whole), PartitionState(tuple(states), state.is_empty)
+
+    def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
+        """Which leaves belong to each group."""
+        given = labels(self.labeling, params)
+        for path, label in zip(leaf_paths(params), given, strict=True):
+            if label is None:
+                raise ValueError(
+                    f"The parameter '{path}' has no label. Give every leaf one, for example with "
+                    "`sl.where.everything()` as the last case."
+                )
+            if label not in self.names:
+                raise ValueError(
+                    f"The parameter '{path}' has the label {label!r}, for which there is no "
+                    f"transform. Labels with a transform: {candidates('', map(str, self.names))}."
+                )
+        return tuple(tuple(label == name for label in given) for name in self.names)
+
+    def _code(self) -> Call:
+        if isinstance(self.labeling, Cases) and self.labeling.rest == REST:
+            *others, rest = self.groups
+            pairs = zip(self.labeling.cases, others, strict=True)
+            mapping = {where: group for (where, _), group in pairs}
+            names = None if self.names[:-1] == tuple(range(len(others))) else self.names[:-1]
+            return method_call(self, rest, AbstractFluent.partition, others=mapping, names=names)
+        labeling = dict(self.labeling.cases) if isinstance(self.labeling, Cases) else self.labeling
+        return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labeling))
+
+
+def _check_mapping(takes: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{takes}, got {given!r} of type {type(given).__name__}.")
+
+
+def partition(transforms: Mapping[Hashable, AbstractTransform], labels: Any) -> Partition:
+    """Applies a different transform for each label of the leaves.
+
+    **Arguments:**
+
+    - `transforms`: a mapping from labels, which are any hashable objects, to transforms.
+    - `labels`: a tree of labels with the structure of the parameters, a prefix of such a tree, a
+        function of the parameters that returns one, or a mapping from selectors to labels. If
+        several selectors match a leaf, the first one is used.
+
+    **Returns:** a transform.
+
+    **Raises:** `ValueError`, when the state is initialized, for a leaf without a label or with a
+    label that has no transform. Labels without leaves are allowed.
+
+    ```python
+    >>> tx = sl.partition({"g": sl.adam(0.1), "d": sl.adam(0.5)}, ("g", "d"))
+    >>> generator, discriminator = jnp.ones(2), jnp.ones(3)
+    >>> state = tx.init((generator, discriminator))
+
+    ```
+    """
+    _check_mapping("sl.partition takes a mapping from labels to transforms", transforms)
+    return Partition(tuple(transforms.values()), tuple(transforms), as_labels(labels))

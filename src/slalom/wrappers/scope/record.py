@@ -1,0 +1,105 @@
+"""Records norms and hyperparameters."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ... import tree
+from ..._core.fields.by_path import ByPath
+from ..._core.fields.hyperparams import read
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import MeasuredWrite, Writer
+from ...tree.types import Gradients, Params, Scalar
+
+
+class RecordState(eqx.Module):
+    """The state of `Record`."""
+
+    inner: Any
+    """The inner transform's state."""
+    grad_norm: Scalar
+    update_norm: Scalar
+    param_norm: Scalar
+    lost_updates: Scalar
+    hyperparams: ByPath
+    """The value of each hyperparameter, by path, that the last step used."""
+
+
+class Record(AbstractWrapper[RecordState]):
+    """Reports norms and hyperparameters of the inner transform in `opt.metrics`.
+
+    Made by `tx.record`, which describes the arguments.
+
+    The metrics are `grad_norm`, `update_norm` and `param_norm`, which are the global norms of the
+    incoming gradients, the updates and the new parameters, computed in at least float32, and the
+    value of each hyperparameter in the last step, by path. In the idle steps of the inner
+    transform, as under `.every_k`, the norm of the updates is 0.
+
+    `lost_updates` is the share of nonzero updates that changed nothing, because the sum was rounded
+    back to the old parameter. If it is large for half-precision parameters, choose a policy with
+    `.write`, which then counts what the policy keeps too. Under `.write("stochastic")` these
+    updates are made up for by others that were rounded up.
+
+    Each norm requires an additional pass over its arrays, and measuring the updates a buffer for
+    them. Under a policy of `.write`, one for the parameters before the step is added.
+    """
+
+    inner: AbstractTransform
+
+    elementwise: ClassVar[bool] = True
+    needs_whole_params: ClassVar[bool | None] = True
+
+    def init(self, params: Params) -> RecordState:
+        inner = self.inner.init(params)
+        norm = jax.eval_shape(tree.global_norm, params)
+        hyperparams = self._hyperparams(inner, Context(step=jnp.zeros((), jnp.int32)))
+
+        def zero() -> Scalar:
+            return jnp.zeros((), norm.dtype)
+
+        return RecordState(inner, zero(), zero(), zero(), zero(), hyperparams)
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: RecordState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, RecordState]:
+        measured = MeasuredWrite(write)
+        result, inner = self.inner_part(state, context, params).run(measured, updates)
+        result, update_norm, lost = measured.split(result)
+        param_norm = jnp.nan
+        if params is not None:
+            param_norm = tree.scaled_norm(write.new_params(params, result), small=False)
+        return result, RecordState(
+            inner,
+            _as(state.grad_norm, tree.scaled_norm(updates, small=False)),
+            _as(state.update_norm, update_norm),
+            _as(state.param_norm, param_norm),
+            _as(state.lost_updates, lost),
+            self._hyperparams(state.inner, context),
+        )
+
+    def _hyperparams(self, state: Any, context: Context | None) -> ByPath:
+        # Copied: the transform's own numbers must not be donated along with the state.
+        return jax.tree.map(jnp.copy, read(self.inner, state, context))
+
+    def metrics(self, state: RecordState) -> dict[str, Array]:
+        own = {
+            "grad_norm": state.grad_norm,
+            "update_norm": state.update_norm,
+            "param_norm": state.param_norm,
+            "lost_updates": state.lost_updates,
+        }
+        return own | state.hyperparams
+
+
+def _as(like: Scalar, x: Any) -> Scalar:
+    return jnp.asarray(x, like.dtype)

@@ -1,0 +1,118 @@
+"""Transforms the real and imaginary parts of complex parameters separately."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import ADD, RETURN, Writer
+from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.state.walk import parts, segments
+from ...tree.paths import HalfKey, snake_case
+from ...tree.types import Gradients, Params
+
+
+class RealAndImaginary(NamedTuple):
+    """A complex array, as the inner transform of `SplitComplex` sees it."""
+
+    real: Float[Array, "*shape"]
+    imag: Float[Array, "*shape"]
+
+
+# With keys of its own type, because selectors name parameters, not their parts.
+jax.tree_util.register_pytree_with_keys(
+    RealAndImaginary,
+    lambda pair: (((HalfKey("real"), pair.real), (HalfKey("imag"), pair.imag)), None),
+    lambda _, halves: RealAndImaginary(*halves),
+)
+
+
+class SplitComplex(AbstractWrapper[Any]):
+    """Applies the inner transform to the real and imaginary parts of complex leaves.
+
+    Made by `tx.split_complex`, which describes the arguments.
+
+    The two parts are separate real leaves, with separate second moments, norms and signs. Real
+    leaves are unchanged.
+
+    A selector inside names the parameter and selects both parts: its path is `"w"`, not
+    `"w.real"`. In the state, the parts have separate paths, such as `scale_by_adam.mu.w.real`. The
+    `grad`, `per_param` and `value_fn` of the context are split too.
+
+    A transform that writes parameters itself must wrap this one, as in
+    `tx.split_complex().lookahead(5, 0.5)`.
+    """
+
+    passes_gradients: ClassVar[bool] = True
+    needs_whole_params: ClassVar[bool | None] = False
+
+    inner: AbstractTransform
+
+    def __check_init__(self):
+        for part in parts(self.inner):
+            if isinstance(part.module, AbstractParameterWriter):
+                method = snake_case(type(part.module).__name__)
+                raise ValueError(
+                    f"{type(part.module).__name__} writes parameters itself, so it cannot be used "
+                    "inside of `.split_complex()`. Change the order: "
+                    f"`tx.split_complex().{method}(...)` instead of "
+                    f"`tx.{method}(...).split_complex()`."
+                )
+
+    def init(self, params: Params) -> Any:
+        return self.inner.init(_split(params))
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: Any,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, Any]:
+        if write is RETURN or write is ADD:
+            (part,) = self.children(state, context, params)
+            result, state = part.run(write, _split(updates))
+            return _joined(result), state
+        # Other writes need whole parameters.
+        (part,) = self.children(state, context, write.full(params))
+        halves, state = part.run(RETURN, _split(updates))
+        return write(params, _joined(halves)), state
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        context = None if context is None else context.in_form(_split, _joined)
+        params = None if params is None else _split(params)
+        path = segments(self.inner)
+        return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
+
+    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(state)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        signs = iter(self.inner.signs(_split(params)))
+        found: list[int | None] = []
+        for leaf in jax.tree.leaves(params):
+            halves = {next(signs) for _ in jax.tree.leaves(_split(leaf))}
+            found.append(halves.pop() if len(halves) == 1 else None)
+        return tuple(found)
+
+
+def _split(tree: PyTree) -> PyTree:
+    def halves(x: Any) -> Any:
+        return RealAndImaginary(x.real, x.imag) if jnp.iscomplexobj(x) else x
+
+    return jax.tree.map(halves, tree)
+
+
+def _joined(tree: PyTree) -> PyTree:
+    def is_pair(x: Any) -> bool:
+        return isinstance(x, RealAndImaginary)
+
+    return jax.tree.map(lambda x: jax.lax.complex(*x) if is_pair(x) else x, tree, is_leaf=is_pair)

@@ -1,0 +1,193 @@
+"""Stores state in fewer bits."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from ... import tree
+from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
+from ..._core.engine.manual_axes import refuse_shards
+from ..._core.fields.declare import count_field
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.state.marks import EXACT, NONNEGATIVE, PARAM_LIKE
+from ..._core.state.slots import Slot, slots
+from ..._core.text.fluent import AbstractFluent
+from ..._core.text.printing import Call, code, method_call
+from ...codecs.names import as_codec
+from ...codecs.offloading import offload
+from ...tree.memory import to_device, to_host, to_memory_of
+from ...tree.paths import candidates, glob_pattern, has_suffix, leaf_paths
+from ...tree.types import Params, Tracer
+from ...where.resolve import Where, as_where, mask
+
+
+class StoreState(eqx.Module):
+    """The state of `Store`."""
+
+    inner: Any
+    """The inner transform's state, with encoded leaves."""
+    count: Int[Array, "*runs"]
+    """The number of steps, which stochastic rounding hashes."""
+
+
+class Codecs(NamedTuple):
+    """A mapping from fields to codecs that hashes."""
+
+    pairs: tuple[tuple[str, Any], ...]
+
+
+def _as_codecs(given: Any) -> Any:
+    return Codecs(tuple(given.items())) if isinstance(given, Mapping) else given
+
+
+class Store(AbstractWrapper[StoreState]):
+    """The inner transform, with its state stored in fewer bits.
+
+    Made by `tx.store`, which describes the arguments.
+
+    The state that has the shape of the parameters, such as moments and accumulators, rests in a
+    codec. It is decoded where the inner transform reads it and encoded where it writes, inside of
+    any conditional. The updates follow from the new moments: with `"bfloat16"` as they are stored,
+    with the others before they are encoded.
+
+    Fields that hold parameters or must be exact stay as they are unless they are named: slow
+    weights, averages, initial parameters, the memory of L-BFGS and of line searches. So do state of
+    other shapes, such as Adafactor's factors, and leaves with fewer than `min_size` entries.
+
+    Elementwise rules process large leaves in pieces, in place, so that they need hardly any more
+    memory. Other rules, such as `sl.lamb`, need the memory of a decoded leaf.
+
+    `opt.rebind(model, tx=...)` changes the codec of a running optimizer.
+
+    ??? cite "Dettmers et al., [8-bit Optimizers via Block-wise
+        Quantization](https://arxiv.org/abs/2110.02861), 2021"
+    """
+
+    needs_whole_params: ClassVar[bool | None] = False
+    elementwise: ClassVar[bool] = True
+    passes_gradients: ClassVar[bool] = True
+    reads_rest: ClassVar[bool] = True
+
+    inner: AbstractTransform
+    codec: Any = eqx.field(static=True, converter=_as_codecs)
+    where: Where | None = eqx.field(
+        default=None, static=True, converter=lambda w: None if w is None else as_where(w)
+    )
+    min_size: int = count_field(4096)
+
+    def __check_init__(self):
+        for name, codec in self._codecs():
+            as_codec(f"The codec of '{name}'" if name else "Store.codec", codec)
+
+    def _codecs(self) -> tuple[tuple[str, Any], ...]:
+        """The codecs by field; `""` stands for all that are not exact."""
+        return self.codec.pairs if isinstance(self.codec, Codecs) else (("", self.codec),)
+
+    def _code(self) -> Call:
+        codec = dict(self.codec.pairs) if isinstance(self.codec, Codecs) else self.codec
+        return method_call(self, self.inner, AbstractFluent.store, codec=codec)
+
+    def init(self, params: Params) -> StoreState:
+        state = self.inner.init(params)
+        leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
+        # A leaf that is already encoded is one leaf here.
+        places = slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
+        for i, codec in self._chosen(params, leaves, places).items():
+            leaves[i] = _stored(places[i], leaves[i], codec)
+        return StoreState(structure.unflatten(leaves), tree.fresh_count())
+
+    def run(
+        self,
+        write: Writer,
+        updates: PyTree,
+        state: StoreState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, StoreState]:
+        if has_encoded(state.inner):
+            refuse_shards("Store", updates if params is None else params)
+        count = tree.increment(state.count)
+        known = (Context() if context is None else context).replace(stored_clock=count)
+        part = self.inner_part(state, known, params)._replace(state=to_device(state.inner))
+        result, inner = part.run(write, updates)
+        return result, StoreState(to_memory_of(state.inner, inner), count)
+
+    def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
+        return self.run(write, updates, part.state, part.params, part.context)
+
+    def has_updated(self, state: StoreState) -> Bool[Array, "*runs"] | bool:
+        return self.inner.has_updated(state.inner)
+
+    def _chosen(self, params: Params, leaves: list[Any], places: list[Slot]) -> dict[int, Any]:
+        """The codec of each leaf that has one, by position."""
+        fields = {i: f"{s.node[0]}.{s.field}".lstrip(".") for i, s in enumerate(places)}
+        known = {i: name for i, name in fields.items() if places[i].mark == PARAM_LIKE}
+        selected = None
+        if self.where is not None:
+            keep = mask(self.where, params)
+            selected = {p for p, k in zip(leaf_paths(params), keep, strict=True) if k}
+        found: dict[int, Any] = {}
+        for name, given in self._codecs():
+            codec = as_codec("The codec", given)
+            named = {i for i, field in known.items() if _is_named(name, field)}
+            if name and not named and known:
+                raise ValueError(
+                    f"`.store` names the field '{name}', which is not in the state of this "
+                    f"transform. Its fields: {candidates(name, sorted(set(known.values())))}."
+                )
+            for i in sorted(named - found.keys()):
+                slot = places[i]
+                if not name and slot.stored == EXACT and not isinstance(codec, offload):
+                    continue
+                if selected is not None and slot.param not in selected:
+                    continue
+                if math.prod(leaves[i].shape) >= self.min_size:
+                    found[i] = codec
+        return found
+
+
+def _is_named(name: str, field: str) -> bool:
+    return not name or has_suffix(field, name) or bool(glob_pattern(name).fullmatch(field))
+
+
+def _stored(slot: Slot, x: Any, codec: Any) -> Any:
+    """A leaf of the initial state in its codec."""
+    if isinstance(codec, offload):
+        return jax.tree.map(lambda a: _offloaded(slot, a, codec.memory_kind), x)
+    if is_encoded(x):
+        raise ValueError(
+            f"'{slot.name}' is stored in {code(x.codec)} by an inner `.store` already. Store each "
+            "field once."
+        )
+    form = encoded_form(x, codec, slot.stored == NONNEGATIVE)
+    try:
+        codec.check(form.spec)
+    except ValueError as error:
+        raise ValueError(f"'{slot.name}' cannot be stored: {error}") from None
+    plain = None if jnp.iscomplexobj(x) else codec.plain_dtype(form.spec)
+    if plain is not None:
+        return x.astype(plain)
+    # Compiled, so that the arrays are sharded like the leaf, and values are written once.
+    return jax.jit(form.encode)(x)
+
+
+def _offloaded(slot: Slot, x: Any, memory_kind: str) -> Any:
+    """An array in another memory."""
+    if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+        return to_host(x) if memory_kind == "pinned_host" else x
+    known = sorted(m.kind for m in next(iter(x.sharding.device_set)).addressable_memories())
+    if memory_kind not in known:
+        raise ValueError(
+            f"'{slot.name}' cannot be stored in the memory {memory_kind!r}, which the backend "
+            f"'{jax.default_backend()}' has not. Its memories: {', '.join(map(repr, known))}."
+        )
+    return jax.device_put(x, x.sharding.with_memory_kind(memory_kind))

@@ -5,7 +5,7 @@
 Each file of `optax/` and `torch/` is a table. A row is a list of texts: the names, separated by
 commas; what to write instead; and what differs. The second is code in backticks, `not yet`,
 `use ...`, or empty if nothing takes its place. A fourth text is a call of the other library that
-does the same. `tests/test_migration.py` checks that no name is missing or stale, that the code
+does the same. `tests/io/test_migration.py` checks that no name is missing or stale, that the code
 runs, that the calls do the same, and that the pages are up to date.
 """
 

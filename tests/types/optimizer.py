@@ -1,4 +1,4 @@
-"""What a type checker infers of optimizers. Read by `tests/test_types.py`, never run.
+"""What a type checker infers of optimizers. Read by `tests/core/test_types.py`, never run.
 
 The comment above a line is what the checker says of it.
 """

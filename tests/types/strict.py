@@ -1,5 +1,5 @@
 # pyright: strict
-"""A user's file in strict mode: nothing of Slalom is unknown. Read by `tests/test_types.py`.
+"""A user's file in strict mode: nothing of Slalom is unknown. Read by `tests/core/test_types.py`.
 
 It has no line that a strict checker complains of.
 """

@@ -23,7 +23,7 @@ _PACKAGE = __name__.partition(".")[0]
 # The one circle of the library closes here, when a method is called, and not when it is imported.
 # Every transform has these methods, and each method needs the class that it returns, which is a
 # transform. So the methods import their classes when they are called. (The arithmetic of schedules
-# in `schedule.py` does the same.) `tests/test_import_graph.py` allows it in no other file.
+# in `schedule.py` does the same.) `tests/core/test_import_graph.py` allows it in no other file.
 
 # Every `self` here is an `AbstractTransform`, which is the only subclass of this class.
 # pyright: reportArgumentType=false

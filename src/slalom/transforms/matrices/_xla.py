@@ -15,7 +15,7 @@ array and a number into the kernel that reads ν, which would then read the old 
 So Adafactor phrases the square differently for each reduction. A number that is broadcast for
 several reductions is written, too, so `tree.scaled_norm` reduces pairs instead of scaled arrays.
 
-`tests/test_compiled.py` counts copies, writes and scratch memory.
+`tests/core/test_compiled.py` counts copies, writes and scratch memory.
 """
 
 from typing import Any

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_schedules import CYCLES
 
 import slalom as sl
-from test_schedules import CYCLES
 
 S = sl.schedules
 

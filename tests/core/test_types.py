@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "types"
+FOLDER = Path(__file__).parents[1] / "types"
 REVEALED = re.compile(r'Type of "(.*)" is "(.*)"', re.DOTALL)
 
 pytestmark = [

@@ -12,7 +12,7 @@ import pytest
 import slalom as sl
 from slalom._core.text.fluent import FLUENT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
 MODULES = [
     "checkpoint",

@@ -19,7 +19,7 @@ import pytest
 
 from helpers import lenient, slow_except
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"] + [
     path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))
 ]

@@ -20,7 +20,7 @@ import pytest
 import slalom as sl
 from helpers import nested_dict
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GENERATE = ROOT / "docs" / "migration" / "generate.py"
 generate = types.SimpleNamespace(**runpy.run_path(str(GENERATE)))
 LIBRARIES = list(generate.PAGES)

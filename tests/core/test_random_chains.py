@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from test_parity import ROWS
 
 import slalom as sl
 from helpers import (
@@ -23,7 +24,6 @@ from helpers import (
     slalom_trajectory,
 )
 from slalom._core.state.walk import transforms
-from test_parity import ROWS
 
 
 class Box(eqx.Module):

@@ -271,7 +271,10 @@ def test_something_that_is_no_condition_is_refused():
         "EveryK.skip must be a condition such as `sl.SkipNotFinite()`, or a function of (updates, "
         "gradient_step, params), got "
     )
-    uncalled = "<class 'slalom.wrappers.gradients.skip.SkipNotFinite'>. Call it first: `SkipNotFinite(...)`."
+    uncalled = (
+        "<class 'slalom.wrappers.gradients.skip.SkipNotFinite'>. "
+        "Call it first: `SkipNotFinite(...)`."
+    )
     with refuses(TypeError, must + uncalled):
         sl.adam(0.1).every_k(2, skip=sl.SkipNotFinite)
     with refuses(TypeError, f"{must}3."):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS, DQN = EXAMPLES / "digits.py", EXAMPLES / "dqn.py"
 DISTRIBUTED, SWEEP = EXAMPLES / "distributed.py", EXAMPLES / "sweep.py"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))

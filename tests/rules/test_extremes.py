@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_table import known
 
 import slalom as sl
 from helpers import slalom_trajectory, slow_except
 from table import EVERYTHING
-from test_table import known
 
 EVERYDAY = ("ScaleByTrustRatio", "ScaleBySoap", "Mechanize")
 

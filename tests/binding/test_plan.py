@@ -116,7 +116,7 @@ print("same")
     environment = {
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), *sys.path]),
     }
     done = subprocess.run(
         [sys.executable, "-c", code],

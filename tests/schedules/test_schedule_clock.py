@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from test_schedules import ALL, each
 
 import slalom as sl
 from helpers import assert_same_bits, gradients, lenient, nested_dict
 from slalom._core.fields.declare import hyperparameter_fields
-from test_schedules import ALL, each
 
 S = sl.schedules
 

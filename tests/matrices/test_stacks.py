@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_table import known
 
 import slalom as sl
 from helpers import slow_except
 from table import RECIPES
-from test_table import known
 
 OF_A_LEAF = {
     *("novograd", "novograd, decay_where", "lamb", "lars", "fromage", "mars", "stable_adamw"),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from slalom._core.text.fluent import FLUENT
+from slalom._core.methods.fluent import FLUENT
 from slalom.tree.paths import snake_case
 
 CLASSES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import slalom as sl
-from slalom._core.text.fluent import FLUENT
+from slalom._core.methods.fluent import FLUENT
 
 ROOT = Path(__file__).parents[2]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))

@@ -12,12 +12,12 @@ from ..._core.fields.declare import bind_numbers
 from ..._core.fields.hyperparams import bound
 from ..._core.protocol.chain import Chain, first_link
 from ..._core.protocol.parts import Part
+from ..._core.protocol.traits import MIXED, AbstractTraits
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper
 from ..._core.state.walk import inner_transforms, keeps_zeros, segments, transforms
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
-from ..._core.traits import MIXED, AbstractTraits
 from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params

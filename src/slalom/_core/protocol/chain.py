@@ -15,10 +15,10 @@ from ..engine.manual_axes import refuse_parts
 from ..engine.run import Leafwise, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
-from ..traits import MIXED
 from .context import Context
 from .parts import Part
 from .stateless import AbstractStatelessTransform
+from .traits import MIXED
 from .transform import AbstractTransform, require_transform
 from .wrapper import AbstractComposite
 from .write import Writer

@@ -20,14 +20,14 @@ from ..engine.decoding import run_decoded
 from ..engine.run import Leafwise
 from ..fields.declare import hyperparameter_fields
 from ..fields.numbers import read_number
+from ..methods.fluent import FLUENT, AbstractFluent
 from ..state.walk import find
-from ..text.fluent import FLUENT, AbstractFluent
 from ..text.messages import uncalled
 from ..text.mistakes import frozen, no_attribute, not_callable
 from ..text.notebook import document, transform_tree
-from ..traits import AbstractTraits
 from .context import Context
 from .parts import Part
+from .traits import AbstractTraits
 from .write import ADD, Writer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from ...tree.paths import candidates, has_suffix, snake_case
 from ...tree.types import Params
 from ..protocol.context import Context
 from ..protocol.parts import AbstractDeclared, Part
-from ..traits import AbstractTraits
+from ..protocol.traits import AbstractTraits
 
 
 def parts(

@@ -1,1 +1,1 @@
-"""What people read: paths, code, messages, figures, and the methods of transforms."""
+"""What people read: code, messages, suggestions and figures."""

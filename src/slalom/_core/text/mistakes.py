@@ -7,9 +7,9 @@ import inspect
 from typing import Any, NoReturn
 
 from ..fields.declare import hyperparameter_fields
+from ..methods.fluent import FLUENT
 from ..state.walk import parts
 from .advice import renamed_advice
-from .fluent import FLUENT
 
 _INSTEAD = {
     "accumulate": "tx.every_k(k)",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from .fluent import FLUENT
+from ..methods.fluent import FLUENT
 
 PACKAGE = __name__.partition(".")[0]
 

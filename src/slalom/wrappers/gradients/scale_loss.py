@@ -14,11 +14,11 @@ from ..._core.engine.encoded import scaled
 from ..._core.fields.declare import count_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
+from ..._core.protocol.traits import AbstractTraits
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
 from ..._core.protocol.write import Writer
 from ..._core.state.walk import inner_transforms, transforms
-from ..._core.traits import AbstractTraits
 from ...tree.types import Gradients, Params
 
 # The inverse of each scale in between is a normal float32.

@@ -12,11 +12,11 @@ from ... import tree
 from ..._core.fields.declare import choice_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
+from ..._core.protocol.traits import MIXED
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, run_if
 from ..._core.protocol.write import Writer
 from ..._core.text.printing import code
-from ..._core.traits import MIXED
 from ...tree.types import Gradients, Params, Updates, is_function
 
 

@@ -13,6 +13,7 @@ from ... import tree
 from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
 from ..._core.engine.manual_axes import refuse_shards
 from ..._core.fields.declare import count_field
+from ..._core.methods.fluent import AbstractFluent
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -20,7 +21,6 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.write import Writer
 from ..._core.state.marks import EXACT, NONNEGATIVE, PARAM_LIKE
 from ..._core.state.slots import Slot, slots
-from ..._core.text.fluent import AbstractFluent
 from ..._core.text.printing import Call, code, method_call
 from ...codecs.names import as_codec
 from ...codecs.offloading import offload

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import jax
 
-from ..tree.types import Params
-from ..where.resolve import Where
-from .protocol.parts import AbstractDeclared
+from ...tree.types import Params
+from ...where.resolve import Where
+from .parts import AbstractDeclared
 
 MIXED = 2
 """The sign of updates that point along the gradients in some steps and against them in others."""

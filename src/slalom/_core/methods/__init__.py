@@ -1,0 +1,1 @@
+"""The methods of transforms, such as `.mask`, in files like the rooms of the wrappers."""

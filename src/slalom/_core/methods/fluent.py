@@ -1,0 +1,58 @@
+"""The methods that wrap a transform, such as `.mask` and `.every_k`.
+
+A method and the class that it returns share a name: `.every_k` returns a `wrappers.EveryK`. The
+method has the signature and describes the arguments, for editors and type checkers; the class
+describes what it computes. A test compares the two signatures.
+"""
+
+from typing import TYPE_CHECKING, Any, cast
+
+from ...tree.paths import snake_case
+from ..text.printing import constructor_call, method_call
+from .gradients import AbstractGradientMethods
+from .parameters import AbstractParameterMethods
+from .scope import AbstractScopeMethods
+
+if TYPE_CHECKING:
+    import slalom
+
+_PACKAGE = __name__.partition(".")[0]
+
+# The one circle of the library closes here, when a method is called, and not when it is imported.
+# Every transform has these methods, and each method needs the class that it returns, which is a
+# transform. So the methods import their classes when they are called. (The arithmetic of schedules
+# in `schedule.py` does the same.) `tests/core/test_import_graph.py` allows it in no other file.
+
+# Every `self` here is an `AbstractTransform`, which is the only subclass of this class.
+# pyright: reportArgumentType=false
+
+
+class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractParameterMethods):
+    """The methods of every transform that make a chain or a wrapper of it."""
+
+    def _code(self) -> Any:
+        # The wrappers of the library print as calls of the methods that make them.
+        cls = type(self)
+        own = cls.__module__.startswith(f"{_PACKAGE}.wrappers.")
+        method = getattr(AbstractFluent, snake_case(cls.__name__), None) if own else None
+        if method is None:
+            return constructor_call(self)
+        return method_call(self, cast(Any, self).inner, method)
+
+    def __or__(self, other: "slalom.AbstractTransform") -> "slalom.AbstractTransform":
+        """This transform, followed by another one."""
+        from ..protocol.chain import Chain
+
+        return Chain.join(self, other)
+
+    def __ror__(self, other: Any) -> "slalom.AbstractTransform":
+        # `other` is not a transform. The chain raises an error that names it.
+        from ..protocol.chain import Chain
+
+        return Chain.join(other, self)
+
+
+FLUENT = frozenset(
+    name for cls in AbstractFluent.__mro__[:4] for name in vars(cls) if name[0] != "_"
+)
+"""The names that fields of transforms must not have."""

@@ -1,0 +1,155 @@
+"""Methods that decide which gradients a transform sees, and when."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..fields.declare import Hyperparameter
+from ..protocol.parts import AbstractDeclared
+from ..text.advice import advise_keywords
+
+if TYPE_CHECKING:
+    import slalom
+
+# Every `self` here is an `AbstractTransform`: see `fluent.py`.
+# pyright: reportArgumentType=false
+
+
+class AbstractGradientMethods(AbstractDeclared):
+    """Methods that decide which gradients a transform sees, and when."""
+
+    @advise_keywords
+    def every_k(
+        self,
+        k: Any,
+        *,
+        mean: bool = True,
+        accumulator_dtype: Any | None = None,
+        skip: Callable[..., Any] | None = None,
+    ) -> "slalom.wrappers.EveryK":
+        """Applies this transform every `k` mini-steps, to the mean of their gradients.
+
+        **Arguments:**
+
+        - `k`: the number of mini-steps in a window: an int ≥ 1, or a schedule, which is called
+            with the number of earlier windows at the start of each window, and rounded. It is a
+            hyperparameter: `opt.with_hyperparams(k=8)` does not recompile.
+        - `mean`: whether to use the weighted mean of the window's gradients, or their weighted sum.
+        - `accumulator_dtype`: the dtype of the accumulator. Defaults to float32 for
+            half-precision leaves, and to the leaf's own dtype for wider ones.
+        - `skip`: a condition for mini-batches to be skipped: `sl.SkipNotFinite()`,
+            `sl.SkipLargeUpdates(max_squared_norm)`, several joined with `|`, or any function
+            `(updates, gradient_step, params) -> (bool scalar, dict of scalars)`, where
+            `gradient_step` is the number of updates so far. The dict appears in `opt.metrics`.
+            Defaults to none.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import EveryK
+
+        return EveryK(self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip)
+
+    @advise_keywords
+    def if_finite(
+        self,
+        max_consecutive_errors: int = 5,
+        on_limit: Literal["accept", "skip", "raise"] = "accept",
+        check: Literal["grads", "both"] = "grads",
+    ) -> "slalom.wrappers.IfFinite":
+        """Applies this transform only in steps whose gradients are finite.
+
+        **Arguments:**
+
+        - `max_consecutive_errors`: the number of consecutive steps that may be skipped, an
+            int ≥ 0.
+        - `on_limit`: what happens in the next step that is not finite: `"accept"` applies it,
+            `"skip"` continues to skip, `"raise"` raises an error at the following step.
+        - `check`: `"grads"`, or `"both"` to check the resulting updates too.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import IfFinite
+
+        return IfFinite(self, max_consecutive_errors, on_limit, check)
+
+    @advise_keywords
+    def skip_spikes(
+        self,
+        sigma: Hyperparameter = 6.0,
+        window: int = 128,
+        by: Literal["both", "loss", "grad_norm"] = "both",
+        max_consecutive: int = 20,
+    ) -> "slalom.wrappers.SkipSpikes":
+        """Applies this transform only in steps whose loss and gradient norm are not far above
+        their recent values.
+
+        **Arguments:**
+
+        - `sigma`: how many standard deviations above the mean are too far, > 0.
+        - `window`: the number of recent values, an int ≥ 2.
+        - `by`: what is compared: `"both"`, `"loss"` or `"grad_norm"`.
+        - `max_consecutive`: the number of consecutive spikes that may be skipped, an int ≥ 1. The
+            next one is accepted, as a new level.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import SkipSpikes
+
+        return SkipSpikes(self, sigma, window, by, max_consecutive)
+
+    @advise_keywords
+    def when(
+        self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
+    ) -> "slalom.wrappers.When":
+        """Applies this transform only in steps in which a condition holds.
+
+        **Arguments:**
+
+        - `condition`: a function `condition(context, updates)` that returns a bool scalar. It is
+            called in every step. `context.step` is the step count.
+        - `otherwise`: the updates in other steps: `"pass"` leaves them unchanged, `"zero"` makes
+            them zero.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import When
+
+        return When(self, condition, otherwise)
+
+    @advise_keywords
+    def scale_loss(
+        self, initial: float | int = 2.0**15, growth_interval: int = 2000
+    ) -> "slalom.wrappers.ScaleLoss":
+        """Scales the loss for gradients in float16, and skips steps that overflow.
+
+        **Arguments:**
+
+        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶]. Powers of two round nothing.
+        - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
+
+        **Returns:** a transform. `sl.train_step` scales the loss itself; in other loops, multiply
+        it by `opt.loss_scale`.
+        """
+        from ...wrappers import ScaleLoss
+
+        return ScaleLoss(self, initial, growth_interval)
+
+    @advise_keywords
+    def sam(
+        self, rho: Hyperparameter = 0.05, adaptive: bool = False, every: int = 1
+    ) -> "slalom.wrappers.Sam":
+        """Gives this transform the gradient at the worst point nearby (SAM).
+
+        **Arguments:**
+
+        - `rho`: ρ, the size of the neighborhood, ≥ 0. The paper uses 0.05, and 0.5 to 2 with
+            `adaptive`.
+        - `adaptive`: whether the neighborhood scales with the parameters (ASAM).
+        - `every`: the number of steps from one perturbation to the next, an int ≥ 1. The steps
+            between use the plain gradient, and cost one.
+
+        **Returns:** a transform. `sl.train_step` computes the second gradient. By hand, pass the
+        loss as a function of the model, as `value_fn`, to `opt.step`.
+        """
+        from ...wrappers import Sam
+
+        return Sam(self, rho, adaptive, every)

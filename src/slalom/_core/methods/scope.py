@@ -1,0 +1,173 @@
+"""Methods that change where a transform acts, and how its state and its parameters are kept."""
+
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...where.resolve import WhereLike
+from ..protocol.parts import AbstractDeclared
+from ..text.advice import advise_keywords
+
+if TYPE_CHECKING:
+    import slalom
+
+# Every `self` here is an `AbstractTransform`: see `fluent.py`.
+# pyright: reportArgumentType=false
+
+
+class AbstractScopeMethods(AbstractDeclared):
+    """Methods that change where a transform acts, and how its state and its parameters are kept."""
+
+    @advise_keywords
+    def mask(self, where: WhereLike) -> "slalom.wrappers.Mask":
+        """Applies this transform to the selected leaves; the others pass through unchanged.
+
+        Use it for links of a chain. For a whole optimizer, use `.only`: leaves that pass through
+        would receive raw gradients as updates.
+
+        **Arguments:**
+
+        - `where`: a selector, a function of the parameters that returns a tree of bools, or such a
+            tree.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Mask
+
+        return Mask(self, where)
+
+    @advise_keywords
+    def only(self, where: WhereLike) -> "slalom.wrappers.Only":
+        """Applies this transform to the selected leaves; the others are not updated.
+
+        **Arguments:**
+
+        - `where`: as for `mask`.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Only
+
+        return Only(self, where)
+
+    @advise_keywords
+    def partition(
+        self,
+        others: Mapping[WhereLike, "slalom.AbstractTransform"],
+        names: tuple[Hashable, ...] | None = None,
+    ) -> "slalom.wrappers.Partition":
+        """Applies other transforms to some leaves, and this one to the rest.
+
+        **Arguments:**
+
+        - `others`: a mapping from selectors (or functions of the parameters) to transforms. If
+            several selectors match a leaf, the first one is used.
+        - `names`: a name for each of the `others`, which appears in paths. Defaults to their
+            positions.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Partition
+
+        return Partition.by_cases(self, others, names)
+
+    @advise_keywords
+    def maximize(self) -> "slalom.wrappers.Maximize":
+        """Maximizes the loss with this transform, which descends by itself.
+
+        **Returns:** a transform, for a whole model or for some of its parameters.
+        """
+        from ...wrappers import Maximize
+
+        return Maximize(self)
+
+    @advise_keywords
+    def flatten(self, max_size: int = 8192) -> "slalom.wrappers.Flatten":
+        """Applies this transform to all small leaves at once, concatenated into a buffer per dtype.
+
+        **Arguments:**
+
+        - `max_size`: the size of the largest leaves that are concatenated, an int ≥ 1.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Flatten
+
+        return Flatten(self, max_size)
+
+    @advise_keywords
+    def split_complex(self) -> "slalom.wrappers.SplitComplex":
+        """Applies this transform to the real and imaginary parts of complex leaves.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import SplitComplex
+
+        return SplitComplex(self)
+
+    @advise_keywords
+    def store(
+        self, codec: Any, where: WhereLike | None = None, *, min_size: int = 4096
+    ) -> "slalom.wrappers.Store":
+        """Stores the state of this transform in fewer bits.
+
+        **Arguments:**
+
+        - `codec`: `"bfloat16"`, `"float16"`, `"float8_e4m3fn"`, `"int8"`, `"dynamic8"`, `"int4"`,
+            or a codec of `sl.codecs`; or a mapping from fields of the state to them. A field is
+            named by its path, such as `"scale_by_adam.mu"`, a suffix of it, or a glob.
+        - `where`: the parameters whose state is encoded: a selector, a function or a tree of
+            bools. Defaults to all.
+        - `min_size`: the number of entries from which a leaf is encoded, an int ≥ 1.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Store
+
+        return Store(self, codec, where, min_size)
+
+    @advise_keywords
+    def write(
+        self,
+        policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
+        key: Any = 0,
+    ) -> "slalom.wrappers.Write":
+        """Writes half-precision parameters so that small updates are not rounded away.
+
+        **Arguments:**
+
+        - `policy`: what keeps small updates: `"master"`, a float32 copy of the parameters;
+            `"kahan"`, a compensation in the parameter's dtype; `"ecc"`, eight more bits;
+            `"stochastic"`, rounding at random; or `"nearest"`, nothing.
+        - `key`: the key of the random rounding, an int in [0, 2³¹) or a PRNG key.
+
+        **Returns:** a transform, which must be the last link of a chain.
+        """
+        from ...wrappers import Write
+
+        return Write(self, policy, key)
+
+    @advise_keywords
+    def drive(self, schedules: Mapping[str, Any]) -> "slalom.wrappers.Drive":
+        """Sets hyperparameters of this transform by stateful schedules.
+
+        **Arguments:**
+
+        - `schedules`: a mapping from hyperparameters to stateful schedules such as
+            `sl.schedules.ReduceOnPlateau`. A hyperparameter is named by its path inside this
+            transform, any unambiguous suffix of it, such as `"learning_rate"`, or a glob.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Drive
+
+        return Drive(self, schedules)
+
+    @advise_keywords
+    def record(self) -> "slalom.wrappers.Record":
+        """Reports norms and the hyperparameters in use in `opt.metrics`.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Record
+
+        return Record(self)

@@ -24,9 +24,8 @@ Body: TypeAlias = Callable[[list[Any], list[Any], Store], None]
 those that may be written, and a function that stores."""
 
 _SIZES = {"cpu": 2**17}
-"""The number of entries in a piece, by platform: few enough for the cache of a CPU."""
-_SIZE = 2**22
-"""On other platforms: many enough for all cores of a GPU."""
+"""The number of entries in a piece, by platform: few enough for the cache of a CPU. Elsewhere leaves
+stay whole: on an H100, AdamW in int8 took 4.4 ms for GPT-2 small in pieces of 2²², and 2.7 without."""
 _SMALL = 2**15
 """From this number of entries on, leaves wait for each other, so that they share scratch memory."""
 
@@ -241,7 +240,10 @@ def _decoded(like: AtRest, x: Any, shape: tuple[int, int]) -> Array:
 
 def _rows_per_piece(rows: int, width: int) -> int:
     """How many rows a piece has. A number that divides the rows spares a last, shorter piece."""
-    most = max(1, _SIZES.get(jax.default_backend(), _SIZE) // max(1, width))
+    entries = _SIZES.get(jax.default_backend(), math.inf)
+    if rows * width <= 2 * entries:
+        return rows
+    most = max(1, int(entries) // max(1, width))
     if rows <= 2 * most:
         return rows
     return next((n for n in range(most, most // 4, -1) if rows % n == 0), most)

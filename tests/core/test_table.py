@@ -19,7 +19,7 @@ from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
 from helpers import assert_same_bits, kind_of, known
-from slalom._core.state.walk import parts
+from slalom._core.state.walk import parts, transforms
 from table import EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
@@ -315,8 +315,10 @@ def test_vmap_over_runs_equals_the_runs(tx):
 
     together = jax.jit(jax.vmap(run))(scales)
     alone = jax.jit(lambda: run(scales[1]))()
+    # A solve with the matrix of three examples multiplies rounding errors by its condition number.
+    rtol = 1e-3 if any("residuals" in part.module.needs for part in transforms(tx)) else 1e-5
     for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a[1], b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a[1], b, rtol=rtol, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from jaxtyping import config as jaxtyping_config
 import slalom as sl
 from helpers import assert_same_bits, lenient, mlp, slow_except
 from slalom.interop import to_optax
-from table import EVERYTHING, PER_EXAMPLE
+from table import PER_EXAMPLE, WITH_GRADIENT
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def three_updates(update, state):
 QUICK = ("adamw", "Average")
 
 
-@pytest.mark.parametrize("name", slow_except(EVERYTHING, *QUICK))
+@pytest.mark.parametrize("name", slow_except(WITH_GRADIENT, *QUICK))
 def test_every_transform_updates_as_an_optimizer_does(name):
-    tx = to_optax(EVERYTHING[name])
+    tx = to_optax(WITH_GRADIENT[name])
 
     def ours(grads, opt):
         return opt.update(params, grads, **known(grads))
@@ -70,7 +70,7 @@ def test_every_transform_updates_as_an_optimizer_does(name):
     def theirs(grads, state):
         return tx.update(grads, state, params, **known(grads))
 
-    opt, expected = three_updates(ours, sl.Optimizer(EVERYTHING[name], params))
+    opt, expected = three_updates(ours, sl.Optimizer(WITH_GRADIENT[name], params))
     state, updates = three_updates(theirs, tx.init(params))
     assert_same_bits(updates, expected)
     assert_same_bits(state.inner_state, opt.state)
@@ -112,7 +112,7 @@ def test_a_whole_model_is_accepted():
 
 @pytest.mark.parametrize("name", slow_except(["adam", "Flatten", "EveryK, skip"], "adam"))
 def test_parameters_may_be_left_out_where_no_link_needs_them(name):
-    given = sl.adam(0.1).flatten() if name == "Flatten" else EVERYTHING[name]
+    given = sl.adam(0.1).flatten() if name == "Flatten" else WITH_GRADIENT[name]
     tx = to_optax(given)
     state, updates = three_updates(tx.update, tx.init(params))
     after, expected = three_updates(lambda g, s: tx.update(g, s, params), tx.init(params))
@@ -355,11 +355,11 @@ def test_optax_maps_the_parameters_of_the_state():
     assert set(jax.tree.leaves((state.transform, state.count))) == {"other"}
 
 
-@pytest.mark.parametrize("name", slow_except(EVERYTHING, "Partition", "Flatten", "adamw"))
+@pytest.mark.parametrize("name", slow_except(WITH_GRADIENT, "Partition", "Flatten", "adamw"))
 def test_optax_maps_what_slalom_maps(name):
     if name == "Monitor":
         pytest.skip("it measures a list of leaves, which no tree without leaves shows")
-    tx = to_optax(EVERYTHING[name])
+    tx = to_optax(WITH_GRADIENT[name])
     state = tx.init(params)
     mapped = optax.tree.map_params(tx, lambda _: "param", state)
     assert jax.tree.structure(mapped) == jax.tree.structure(state)

@@ -204,7 +204,7 @@ def same_noise(monkeypatch):
         drawn = np.random.default_rng(5).standard_normal(like.shape[1:])
         return jnp.broadcast_to(jnp.asarray(drawn, like.dtype), like.shape)
 
-    monkeypatch.setattr(sl.transforms.kron, "_noise", noise)
+    monkeypatch.setattr("slalom.transforms.matrices.kron._noise", noise)
 
 
 def dense_kron(start, grads, probability, noise, rate=0.1):

@@ -48,7 +48,8 @@ def row(request):
 def not_finite(tree):
     """The paths of arrays that are not finite."""
     leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_inexact_array))
-    return [jax.tree_util.keystr(path) for path, x in leaves if not jnp.isfinite(x).all()]
+    paths = [jax.tree_util.keystr(path) for path, x in leaves if not jnp.isfinite(x).all()]
+    return [path for path in paths if not path.endswith(".radius")]  # infinite where there is none
 
 
 def test_parameters_that_the_loss_does_not_use_stay_finite(row):

@@ -126,6 +126,10 @@ def hills(x):
     return 0.5 - r / 4 + jnp.cos(3 * r) / 2
 
 
+def residual(params, x):
+    return jnp.tanh(x * params) - x
+
+
 @pytest.mark.parametrize(("cls", "name"), list(rules()))
 def test_update_n_uses_the_schedule_at_n(cls, name):
     # Compared with giving each step's number by hand: the same bits. The values are computed
@@ -148,6 +152,8 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
         # To a line search, what it is given descends.
         needs = made_with(cls, name, values[0]).needs
         known = {"value": 0.5, "grad": grads[n - 1] if "grad" in needs else None}
+        if "residuals" in needs:
+            known["residuals"] = sl.LeastSquares(residual).on(jnp.linspace(0.5, 1, 3))
         if {"value_fn", "grad_fn"} & {*needs}:
             # To a line search, what it is given descends.
             known = {"value": 1.0, "grad": -0.3 * grads[n], "value_fn": hills}

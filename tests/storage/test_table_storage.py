@@ -14,7 +14,7 @@ import pytest
 import slalom as sl
 from helpers import assert_same_bits, slow_except
 from slalom._core.state.walk import parts, transforms
-from table import EVERYTHING, QUICK
+from table import QUICK, WITH_GRADIENT
 
 STEPS = 3
 
@@ -82,7 +82,7 @@ def assert_same(tx, left, right):
 
 
 OFTEN = ("ScaleByAdam", "ScaleByLion", "ScaleByAdan", "ScaleByAdopt", "EveryK", "adamw")
-ROWS = pytest.mark.parametrize("name", slow_except(EVERYTHING, *OFTEN))
+ROWS = pytest.mark.parametrize("name", slow_except(WITH_GRADIENT, *OFTEN))
 
 
 WAYS = {
@@ -94,7 +94,7 @@ WAYS = {
 
 @pytest.mark.parametrize("name", slow_except(QUICK, "ScaleByAdam", "ScaleByLion"))
 def test_no_way_to_store_and_no_observer_changes_a_bit(name):
-    row = EVERYTHING[name]
+    row = WITH_GRADIENT[name]
     if stores(row) or writes(row):
         pytest.skip("this row has a codec or a policy of its own")
     alone = trained(row)
@@ -104,7 +104,7 @@ def test_no_way_to_store_and_no_observer_changes_a_bit(name):
 
 @ROWS
 def test_half_precision_parameters_with_master_weights_follow_single_precision(name):
-    row = EVERYTHING[name]
+    row = WITH_GRADIENT[name]
     if writes(row):
         pytest.skip("this row has a policy already")
     needs = {name for part in transforms(row) for name in part.module.needs}

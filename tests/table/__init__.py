@@ -6,6 +6,8 @@ with `-m slow` only.
 
 import pytest
 
+from slalom._core.state.walk import transforms
+
 from . import (
     adam_like,
     around,
@@ -47,6 +49,12 @@ def _joined(which):
 
 RULES, RECIPES, WRAPPERS = map(_joined, ("RULES", "RECIPES", "WRAPPERS"))
 EVERYTHING = RULES | RECIPES | WRAPPERS
+# What a gradient is enough for. The others linearize a loss; `tests/curvature/` has their own tests.
+WITH_GRADIENT = {
+    name: tx
+    for name, tx in EVERYTHING.items()
+    if not any("residuals" in part.module.needs for part in transforms(tx))
+}
 QUICK = [name for part in _PARTS for name in EVERYTHING if name in part.QUICK]
 assert all(EVERYTHING.keys() >= part.QUICK for part in _PARTS)
 

@@ -8,20 +8,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import count_field
-from ..._core.fields.schedule import AbstractSchedule, as_schedule, call_schedule
+from ..._core.fields.declare import count_field, count_or_schedule
+from ..._core.fields.schedule import AbstractSchedule, call_schedule
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK
 from ..._core.protocol.transform import missing
-from ...tree.types import Params, is_function
+from ...tree.types import Params
 from ...where.layout import Matrix
 from ._layout import matrices_or_none
 
@@ -38,26 +35,7 @@ _STACK = 2**22
 
 def frequency_field(default: int) -> Any:
     """Declares a number of steps between refreshes: an int ≥ 1 or a schedule."""
-    return eqx.field(default=default, converter=_as_frequency, metadata={CHECK: _check_frequency})
-
-
-def _as_frequency(value: Any) -> Any:
-    if is_function(value) and not tree.is_array(value):
-        return as_schedule(value)
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def _check_frequency(name: str, value: Any) -> None:
-    if isinstance(value, jax.Array | np.ndarray):
-        is_count = jnp.issubdtype(value.dtype, jnp.integer)
-    else:
-        is_count = isinstance(value, int) and not isinstance(value, bool)
-    if not is_count and not isinstance(value, AbstractSchedule):
-        raise TypeError(
-            f"{name} must be an int or a schedule, got {value!r} of type {type(value).__name__}."
-        )
-    if isinstance(value, int) and value < 1:
-        raise ValueError(f"{name} must be at least 1 step, got {value}.")
+    return count_or_schedule("step", default, listed=False)
 
 
 def frequency_at(rule: Any, context: Context | None) -> Int[Array, ""] | int:

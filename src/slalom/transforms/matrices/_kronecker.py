@@ -21,10 +21,7 @@ from ..._core.protocol.transform import missing
 from ...tree.types import Params
 from ...where.layout import Matrix
 from ._layout import matrices_or_none
-
-_SMALL = 2**16
-_SMALL_ON_ACCELERATORS = 2**20
-"""The largest number of entries of a matrix that is factored together with others."""
+from ._stacks import is_small
 
 _STACK = 2**22
 """The largest number of entries of a stack."""
@@ -165,7 +162,7 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
 
 
 def _applied(function: Callable[..., Any], stacks: tuple[Array, ...], size: int) -> Any:
-    if len(stacks[0]) == 1 or _is_small(size):
+    if len(stacks[0]) == 1 or is_small(size):
         return function(*stacks)
 
     def of_one(one: tuple[Array, ...]) -> Any:
@@ -174,13 +171,9 @@ def _applied(function: Callable[..., Any], stacks: tuple[Array, ...], size: int)
     return jax.lax.map(of_one, stacks)
 
 
-def _is_small(size: int) -> bool:
-    return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
-
-
 def _chunks(members: list[int], numbers: list[int], size: int) -> list[list[int]]:
     """The members that are stacked with each other, given with their numbers of matrices."""
-    if not _is_small(size):
+    if not is_small(size):
         return [[i] for i in members]
     most = max(1, _STACK // max(1, size))
     chunks: list[list[int]] = []

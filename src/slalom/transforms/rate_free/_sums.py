@@ -22,6 +22,7 @@ class AbstractEstimatingAdam(AbstractTransform[State]):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
+    update_sign: ClassVar[int | None] = -1
 
     def rate(self, now: SimpleNamespace, d: Scalar, age: Int[Array, "*leaves"]) -> Array:
         """η = γ·d, with the factor √(1 − β₂ᵗ) / (1 − β₁ᵗ) if the bias is corrected."""
@@ -31,9 +32,6 @@ class AbstractEstimatingAdam(AbstractTransform[State]):
         root = jnp.sqrt(tree.bias_correction(now.b2, age))
         correction = tree.bias_correction(now.b1, age) / root
         return rate * correction.astype(rate.dtype)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))
 
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"estim_lr": state.estim_lr}

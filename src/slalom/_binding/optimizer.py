@@ -22,7 +22,7 @@ from .._core.text.suggest import frozen_attribute, no_attribute
 from ..tree.memory import to_device, to_memory_of
 from ..tree.paths import example, leaf_paths
 from ..tree.types import PyTree, Tracer
-from ..where.resolve import Where, WhereLike, as_where, check_matches, mask
+from ..where.resolve import Where, WhereLike, as_where, as_where_or_none, check_matches, mask
 from ..wrappers.gradients.scale_loss import loss_scale
 from .arrays import Arrays
 from .binding import (
@@ -102,7 +102,7 @@ class Optimizer(AbstractPrinted):
                 "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the "
                 "state for the arrays of the model."
             )
-        where = None if trainable is None else as_where(trainable)
+        where = as_where_or_none(trainable)
         if is_abstract(model):
             make = functools.partial(
                 Optimizer, transform, trainable=where, hyperparam_dtype=hyperparam_dtype

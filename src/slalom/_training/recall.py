@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from .. import tree
 from .._core.protocol.chain import Chain
-from .._core.protocol.linesearch import AbstractLinesearch
 from .._core.protocol.transform import AbstractTransform
+from ..transforms.linesearch._line import AbstractLinesearch
 from ..tree.types import Scalar, Updates
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -36,6 +36,8 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
 
     gt: Any = eqx.field(static=True)
     needs: tuple[str, ...] = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # a class of Slalom knows its own
+
+    update_sign: ClassVar[int | None] = None
 
     def init(self, params: Params) -> PyTree:
         with _usual_promotion():
@@ -69,9 +71,6 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
         known = {name: getattr(context, name) for name in _ALWAYS}
         known = {k: x for k, x in known.items() if x is not None}
         return dict(context.per_param or {}) | known | dict(context.extra)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (None,) * len(jax.tree.leaves(params))
 
     def _code(self) -> Call:
         numbers = {f.name: getattr(self, f.name) for f in hyperparameter_fields(self)}

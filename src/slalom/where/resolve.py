@@ -278,6 +278,11 @@ def as_where(where: WhereLike) -> Where:
     return _Tree.freeze(where)
 
 
+def as_where_or_none(where: WhereLike | None) -> Where | None:
+    """As `as_where`, for an optional argument."""
+    return None if where is None else as_where(where)
+
+
 @dataclasses.dataclass(frozen=True)
 class Cases(Where):
     """The label of the first selector that matches a leaf, and `rest` if none matches."""

@@ -269,7 +269,9 @@ def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
     """Warns of a rule without a learning rate: a step adds what points along the gradients."""
     signs = set(transform.signs(params))
     inner = [part.module for part in transforms(transform) if not inner_transforms(part.module)]
-    deliberate = any(type(link).signs is not AbstractTraits.signs for link in inner)
+    deliberate = any(
+        link.update_sign != 1 or type(link).signs is not AbstractTraits.signs for link in inner
+    )
     if signs == {1} and not deliberate:
         names = [part.name for part in transforms(transform) if part.name]
         warn(

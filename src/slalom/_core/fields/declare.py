@@ -85,9 +85,13 @@ def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
     return _declare(_STEPS, default, _as_steps, check)
 
 
-def whole_number(converter: Callable[[Any], Any], check: Callable[[str, Any], None]) -> Any:
-    """Declares an integer leaf that is traced, read and replaced like a hyperparameter."""
-    return _declare(_STEPS, _MISSING, converter, check)
+def count_or_schedule(unit: str, default: Any = _MISSING, *, listed: bool = True) -> Any:
+    """Declares a traced number of steps of this unit: an int ≥ 1 or a schedule.
+
+    `listed` says whether users read and replace it as a hyperparameter.
+    """
+    check = functools.partial(_check_count_or_schedule, unit)
+    return _declare(_STEPS if listed else "unlisted", default, _as_count_or_schedule, check)
 
 
 def count_field(default: Any = _MISSING, *, least: int = 1) -> Any:
@@ -176,6 +180,12 @@ def _as_hyperparameter(value: Any) -> Any:
     return as_schedule(value) if is_function(value) else value
 
 
+def _as_count_or_schedule(value: Any) -> Any:
+    if is_function(value) and not is_array(value):
+        return as_schedule(value)
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def _as_steps(value: Any) -> Any:
     if isinstance(value, np.integer) or (isinstance(value, float) and value.is_integer()):
         return int(value)
@@ -255,6 +265,19 @@ def _check_count(least: int, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def _check_count_or_schedule(unit: str, name: str, value: Any) -> None:
+    if isinstance(value, jax.Array | np.ndarray):
+        is_count = jnp.issubdtype(value.dtype, jnp.integer)
+    else:
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not is_count and not isinstance(value, AbstractSchedule):
+        raise TypeError(
+            f"{name} must be an int or a schedule, got {value!r} of type {type(value).__name__}."
+        )
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
 
 
 def _check_choice(known: tuple[str, ...], name: str, value: Any) -> None:

@@ -19,8 +19,7 @@ from ..state.walk import parts
 from ..text.printing import shortest
 from .by_path import ByPath, the_path
 from .declare import bind_numbers, hyperparameter_fields
-from .numbers import read_number
-from .schedule import AbstractSchedule, AbstractStatefulSchedule
+from .schedule import AbstractSchedule, AbstractStatefulSchedule, read_number
 
 
 def all_targets(

@@ -1,4 +1,4 @@
-"""The base classes of schedules. The schedules themselves are in `schedules/`."""
+"""The base classes of schedules, and how a step reads them. The schedules are in `schedules/`."""
 
 import abc
 import dataclasses
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from ...tree.dtypes import as_float
 from ...tree.types import Scalar, Step, Tracer
+from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.figures import make_figure
 from ..text.messages import uncalled
@@ -336,3 +337,17 @@ def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:
             "step."
         )
     return value
+
+
+def read_number(module: AbstractDeclared, name: str, context: Context | None) -> Scalar | None:
+    """A field of a transform or skip condition as this step uses it, in the dtype it has."""
+    value = getattr(module, name)
+    if isinstance(value, AbstractSchedule):
+        step = None if context is None else context.step
+        if step is None:
+            raise TypeError(
+                f"{type(module).__name__}.{name} is a schedule and needs the step count: pass "
+                "`context=sl.Context(step=n)` with the number of updates so far."
+            )
+        value = call_schedule(value, value, step)
+    return None if value is None else as_float(value)

@@ -55,6 +55,13 @@ class AbstractTraits(AbstractDeclared):
     sets_learning_rate: ClassVar[bool] = False
     """Whether the transform flips the sign of the updates. A chain should do so once."""
 
+    update_sign: ClassVar[int | None] = 1
+    """The direction of the result when gradients come in.
+
+    1 along the gradients, −1 against them (a descent), 0 for no update at all, `MIXED` for along
+    them in some steps and against them in others, and `None` for unknown. Binding refuses an
+    optimizer that would ascend."""
+
     clips: ClassVar[bool] = False
     """Whether the transform bounds gradients. A warning tells if the learning rate comes first."""
 
@@ -70,13 +77,9 @@ class AbstractTraits(AbstractDeclared):
     """Whether this adds no segment to a path, as a chain does not."""
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
-        """The direction of the result at each leaf when gradients come in.
-
-        1 along the gradients, −1 against them (a descent), 0 for no update at all, `MIXED` for
-        along them in some steps and against them in others, and `None` for unknown. Binding
-        refuses an optimizer that would ascend.
-        """
-        return (1,) * len(jax.tree.leaves(params))
+        """The `update_sign` at each leaf. Replaced where it differs between leaves or follows from
+        fields."""
+        return (self.update_sign,) * len(jax.tree.leaves(params))
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         """What `opt.describe` says of each leaf for this transform, such as `"768 × 3072"`."""

@@ -19,7 +19,7 @@ from ...tree.types import Gradients, Params, Updates
 from ..engine.decoding import run_decoded
 from ..engine.run import Leafwise
 from ..fields.declare import hyperparameter_fields
-from ..fields.numbers import read_number
+from ..fields.schedule import read_number
 from ..methods.fluent import FLUENT, AbstractFluent
 from ..state.walk import find
 from ..text.messages import uncalled

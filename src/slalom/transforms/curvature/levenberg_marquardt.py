@@ -119,6 +119,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     needs: ClassVar[tuple[str, ...]] = ("params", "residuals")
     computes_gradient: ClassVar[bool] = True
     unconstrained: ClassVar[bool] = True
+    update_sign: ClassVar[int | None] = -1
 
     def __check_init__(self):
         if self.scaling is not None and self.form == "residuals":
@@ -289,9 +290,6 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
 
     def has_updated(self, state: ScaleByLevenbergMarquardtState) -> Bool[Array, "*runs"]:
         return state.accepted
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))
 
     def metrics(self, state: ScaleByLevenbergMarquardtState) -> dict[str, Array]:
         return {

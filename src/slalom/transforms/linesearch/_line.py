@@ -1,17 +1,35 @@
-"""The loss along a line, for the line searches."""
+"""What the line searches share: the loss along a line, and where they stopped."""
 
+import abc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ...tree.dtypes import as_float, canonical_float
 from ...tree.types import Params, Scalar, Updates
+
+
+class AbstractLinesearch(AbstractTransform):
+    """A transform that scales its updates by a learning rate for which it evaluates the loss."""
+
+    @abc.abstractmethod
+    def recall(self, state: Any) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
+        """Loss and gradient at the parameters that the last step led to.
+
+        **Arguments:**
+
+        - `state`: this transform's state.
+
+        **Returns:** the loss, the gradient, and whether they are known, which they are not before
+        the first step and after a reset. `None` if the state does not keep the gradient.
+        """
 
 
 class Line(NamedTuple):

@@ -10,11 +10,10 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.protocol.context import Context
-from ..._core.protocol.linesearch import AbstractLinesearch
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
-from ._line import Line, line, next_guess, numbers, scale_or_zero, steepest
+from ._line import AbstractLinesearch, Line, line, next_guess, numbers, scale_or_zero, steepest
 
 
 class ScaleByZoomLinesearchState(eqx.Module):

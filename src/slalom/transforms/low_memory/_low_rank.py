@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
 
 from ... import tree
-from ...tree.types import Params
+from ...tree.types import Params, Updates
 from ...where.layout import Matrix
 from ..matrices._layout import matrices_or_none
 
@@ -45,22 +45,23 @@ def sides_of(rule: Any, params: Params) -> tuple[Side | None, ...]:
     )
 
 
-# --- Adam -----------------------------------------------------------------------------------
-
-
-def adam_numbers(now: SimpleNamespace, age: Int[Array, "*leaves"]) -> None:
-    """Adds the numbers that the functions below use."""
+def adam(
+    now: SimpleNamespace, updates: Updates, state: Any
+) -> tuple[Updates, Int[Array, "*leaves"], PyTree, PyTree]:
+    """Adam's updates for these gradients, and its new age and moments."""
+    age = tree.increment(state.age)
     now.c1, now.c2 = 1 - now.b1, 1 - now.b2
     now.mu_scale = tree.bias_correction(now.b1, age)
     now.nu_scale = tree.bias_correction(now.b2, age)
+    like = (state.mu, state.nu)
+    mu, nu = tree.map_leaves(_moments, (updates, state.mu, state.nu), now, like=like)
+    return tree.map_leaves(_direction, (mu, nu), now), age, mu, nu
 
 
-def moments(now: Any, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
-    """Adam's new moments."""
+def _moments(now: Any, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
     return now.b1 * mu + now.c1 * r, now.b2 * nu + now.c2 * tree.bounded_square(r)
 
 
-def direction(now: Any, mu: Array, nu: Array) -> Array:
-    """Adam's update."""
+def _direction(now: Any, mu: Array, nu: Array) -> Array:
     root = tree.root(tree.positive(nu) * now.nu_scale)
     return now.mu_scale * mu / (root + now.eps)

@@ -20,7 +20,7 @@ from ...where.layout import LayoutLike
 from ..matrices._layout import layout_field
 from ..measuring._keys import as_key_data, fresh_key_data, key_field
 from ..momentum._first_moment import first_moment
-from ._low_rank import Side, adam_numbers, direction, moments, sides_of
+from ._low_rank import Side, adam, sides_of
 
 
 class ScaleByApolloState(eqx.Module):
@@ -137,9 +137,6 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
     ) -> tuple[Updates, ScaleByApolloState]:
         del params
         now = self.at(context)
-        age = tree.increment(state.age)
-        adam_numbers(now, age)
-
         leaves, structure = jax.tree.flatten(tree.widened(updates))
         sides = sides_of(self, updates)
         key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
@@ -153,13 +150,8 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
                 own = jax.random.fold_in(own, window if window.ndim == 0 else window[i])
                 g = _projection(own, side, g) @ side.read(g)
             low.append(g)
-        mu, nu = tree.map_leaves(
-            moments,
-            (structure.unflatten(low), state.mu, state.nu),
-            now,
-            like=(state.mu, state.nu),
-        )
-        steps = jax.tree.leaves(tree.map_leaves(direction, (mu, nu), now))
+        steps, age, mu, nu = adam(now, structure.unflatten(low), state)
+        steps = jax.tree.leaves(steps)
         new, norms = [], []
         old = structure.flatten_up_to(state.norm)
         for g, r, n, last, side in zip(leaves, low, steps, old, sides, strict=True):

@@ -15,7 +15,7 @@ from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike
 from ..matrices._layout import layout_field
 from ..momentum._first_moment import first_moment
-from ._low_rank import Side, adam_numbers, direction, moments, sides_of
+from ._low_rank import Side, adam, sides_of
 
 
 class ScaleByGaloreState(eqx.Module):
@@ -103,9 +103,6 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
     ) -> tuple[Updates, ScaleByGaloreState]:
         del params
         now = self.at(context)
-        age = tree.increment(state.age)
-        adam_numbers(now, age)
-
         leaves, structure = jax.tree.flatten(tree.widened(updates))
         sides = sides_of(self, updates)
         grads = [g if side is None else side.read(g) for g, side in zip(leaves, sides, strict=True)]
@@ -114,8 +111,8 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
         projectors = _refreshed(due, old, grads, sides)
 
         low = structure.unflatten(map(_projected, projectors, grads))
-        mu, nu = tree.map_leaves(moments, (low, state.mu, state.nu), now, like=(state.mu, state.nu))
-        steps = jax.tree.leaves(tree.map_leaves(direction, (mu, nu), now))
+        steps, age, mu, nu = adam(now, low, state)
+        steps = jax.tree.leaves(steps)
         new = [
             n if side is None else side.write(now.scale.astype(n.real.dtype) * _back(pair, n))
             for pair, n, side in zip(projectors, steps, sides, strict=True)

@@ -8,26 +8,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import count_field
-from ..._core.fields.schedule import AbstractSchedule, as_schedule, call_schedule
+from ..._core.fields.declare import count_field, count_or_schedule
+from ..._core.fields.schedule import AbstractSchedule, call_schedule
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK
 from ..._core.protocol.transform import missing
-from ...tree.types import Params, is_function
+from ...tree.types import Params
 from ...where.layout import Matrix
 from ._layout import matrices_or_none
-
-_SMALL = 2**16
-_SMALL_ON_ACCELERATORS = 2**20
-"""The largest number of entries of a matrix that is factored together with others."""
+from ._stacks import is_small
 
 _STACK = 2**22
 """The largest number of entries of a stack."""
@@ -38,26 +32,7 @@ _STACK = 2**22
 
 def frequency_field(default: int) -> Any:
     """Declares a number of steps between refreshes: an int ≥ 1 or a schedule."""
-    return eqx.field(default=default, converter=_as_frequency, metadata={CHECK: _check_frequency})
-
-
-def _as_frequency(value: Any) -> Any:
-    if is_function(value) and not tree.is_array(value):
-        return as_schedule(value)
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def _check_frequency(name: str, value: Any) -> None:
-    if isinstance(value, jax.Array | np.ndarray):
-        is_count = jnp.issubdtype(value.dtype, jnp.integer)
-    else:
-        is_count = isinstance(value, int) and not isinstance(value, bool)
-    if not is_count and not isinstance(value, AbstractSchedule):
-        raise TypeError(
-            f"{name} must be an int or a schedule, got {value!r} of type {type(value).__name__}."
-        )
-    if isinstance(value, int) and value < 1:
-        raise ValueError(f"{name} must be at least 1 step, got {value}.")
+    return count_or_schedule("step", default, listed=False)
 
 
 def frequency_at(rule: Any, context: Context | None) -> Int[Array, ""] | int:
@@ -187,7 +162,7 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
 
 
 def _applied(function: Callable[..., Any], stacks: tuple[Array, ...], size: int) -> Any:
-    if len(stacks[0]) == 1 or _is_small(size):
+    if len(stacks[0]) == 1 or is_small(size):
         return function(*stacks)
 
     def of_one(one: tuple[Array, ...]) -> Any:
@@ -196,13 +171,9 @@ def _applied(function: Callable[..., Any], stacks: tuple[Array, ...], size: int)
     return jax.lax.map(of_one, stacks)
 
 
-def _is_small(size: int) -> bool:
-    return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
-
-
 def _chunks(members: list[int], numbers: list[int], size: int) -> list[list[int]]:
     """The members that are stacked with each other, given with their numbers of matrices."""
-    if not _is_small(size):
+    if not is_small(size):
         return [[i] for i in members]
     most = max(1, _STACK // max(1, size))
     chunks: list[list[int]] = []

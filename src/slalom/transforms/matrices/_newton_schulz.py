@@ -13,6 +13,7 @@ from jaxtyping import Array, Inexact
 
 from ... import tree
 from ...tree.types import Scalar
+from ._kronecker import adjoint
 
 Triple = tuple[float, float, float]
 
@@ -147,12 +148,7 @@ def _factor(gram: Array, triple: Triple) -> Array:
 
 
 def _gram(x: Array) -> Array:
-    return x @ _adjoint(x)
-
-
-def _adjoint(x: Array) -> Array:
-    turned = jnp.swapaxes(x, -1, -2)
-    return jnp.conj(turned) if jnp.iscomplexobj(x) else turned
+    return x @ adjoint(x)
 
 
 # --- the first scaling ----------------------------------------------------------------------

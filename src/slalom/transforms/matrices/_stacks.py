@@ -123,7 +123,7 @@ def _chunks(
         short, long = sorted((m.rows, m.columns))
         kinds.setdefault(_Kind(short, long, str(x.dtype), spec), []).append(i)
     for kind, members in kinds.items():
-        if place is None and not _is_small(kind):
+        if place is None and not is_small(kind.short * kind.long):
             yield from ((kind, [i]) for i in members)
             continue
         most = max(1 if place is None else place.devices, _STACK // max(1, kind.short * kind.long))
@@ -136,9 +136,9 @@ def _chunks(
         yield kind, chunk
 
 
-def _is_small(kind: _Kind) -> bool:
-    on_cpu = jax.default_backend() == "cpu"
-    return kind.short * kind.long <= (_SMALL if on_cpu else _SMALL_ON_ACCELERATORS)
+def is_small(size: int) -> bool:
+    """Whether a matrix with so many entries is processed together with others on one device."""
+    return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
 
 
 def _read(m: Matrix, x: Array, i: int, place: Placement | None) -> Array:
@@ -176,7 +176,7 @@ def _applied(
 def _batched(function: Callable[..., Array], kind: _Kind, stack: Array, *numbers: Array) -> Array:
     if stack.shape[0] == 1:
         return function(stack[0], *numbers)[None]
-    if _is_small(kind):
+    if is_small(kind.short * kind.long):
         return function(stack, *numbers)
     # One large matrix after the other needs the scratch memory of one.
     return jax.lax.map(lambda x: function(x, *numbers), stack)

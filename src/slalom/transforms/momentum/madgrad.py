@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
@@ -56,6 +55,7 @@ class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
+    update_sign: ClassVar[int | None] = -1
 
     def init(self, params: Params) -> ScaleByMadgradState:
         return ScaleByMadgradState(
@@ -82,6 +82,3 @@ class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
     def direction(self, now, g, leaf):
         divisor = jnp.cbrt(tree.positive(leaf.grad_sum_of_squares)) + now.eps
         return now.share * ((leaf.init_params - leaf.p) - leaf.grad_sum / divisor)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))

@@ -1,14 +1,40 @@
 """Numbers that belong to all leaves together, such as an estimate of the learning rate."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ... import tree
+from ..._core.protocol.transform import AbstractTransform, State
 from ...tree.types import Params, Scalar
+
+
+class AbstractEstimatingAdam(AbstractTransform[State]):
+    """Adam with an estimate d of the learning rate, the `estim_lr` of its state: the last link of
+    a chain."""
+
+    bias_correction: eqx.AbstractVar[bool]
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    sets_learning_rate: ClassVar[bool] = True
+    update_sign: ClassVar[int | None] = -1
+
+    def rate(self, now: SimpleNamespace, d: Scalar, age: Int[Array, "*leaves"]) -> Array:
+        """η = γ·d, with the factor √(1 − β₂ᵗ) / (1 − β₁ᵗ) if the bias is corrected."""
+        rate = number(now.learning_rate, d) * d
+        if not self.bias_correction:
+            return rate
+        root = jnp.sqrt(tree.bias_correction(now.b2, age))
+        correction = tree.bias_correction(now.b1, age) / root
+        return rate * correction.astype(rate.dtype)
+
+    def metrics(self, state: Any) -> dict[str, Array]:
+        return {"estim_lr": state.estim_lr}
 
 
 def sum_dtype(params: Params) -> np.dtype:

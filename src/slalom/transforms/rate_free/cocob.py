@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
@@ -57,6 +56,7 @@ class ScaleByCocob(AbstractRule[ScaleByCocobState]):
     eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
+    update_sign: ClassVar[int | None] = -1
 
     def init(self, params: Params) -> ScaleByCocobState:
         eps = self.at(Context(step=0)).eps
@@ -81,6 +81,3 @@ class ScaleByCocob(AbstractRule[ScaleByCocobState]):
         bound = jnp.maximum(leaf.subgradients + leaf.scale, now.alpha * leaf.scale)
         wealth = (leaf.scale + leaf.reward) / bound
         return (leaf.init_params - leaf.p) + leaf.cumulative_gradients / leaf.scale * wealth
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))

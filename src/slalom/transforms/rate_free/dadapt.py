@@ -1,9 +1,6 @@
 """Adam that estimates its learning rate from the sum of its steps: D-Adaptation."""
 
-from typing import ClassVar
-
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
@@ -11,14 +8,13 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ...tree.types import Params, Updates
 from ...where.resolve import Where
 from ..matrices._xla import written_after
 from ..momentum._first_moment import first_moment
 from ..shaping._own_decay import decaying, where_field
-from ._sums import bounded, larger, number, sum_dtype, total
+from ._sums import AbstractEstimatingAdam, bounded, larger, number, sum_dtype, total
 
 
 class ScaleByDAdaptAdamState(eqx.Module):
@@ -32,7 +28,7 @@ class ScaleByDAdaptAdamState(eqx.Module):
     grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
-class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):
+class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
     """D-Adaptation: Adam with a learning rate d that grows with the sum of its steps.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·η·gₜ   with   η = γ·d·√(1 − β₂ᵗ) / (1 − β₁ᵗ)
@@ -83,9 +79,6 @@ class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    needs: ClassVar[tuple[str, ...]] = ("params",)
-    sets_learning_rate: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByDAdaptAdamState:
         first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
         return ScaleByDAdaptAdamState(
@@ -108,11 +101,7 @@ class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):
         now = self.at(context)
         age = tree.increment(state.age)
         now.c1, now.c2, now.root_b2 = 1 - now.b1, 1 - now.b2, tree.root(now.b2)
-        now.rate = number(now.learning_rate, state.estim_lr) * state.estim_lr
-        if self.bias_correction:
-            root = jnp.sqrt(tree.bias_correction(now.b2, age))
-            correction = tree.bias_correction(now.b1, age) / root
-            now.rate = now.rate * correction.astype(now.rate.dtype)
+        now.rate = self.rate(now, state.estim_lr, age)
 
         def divisor(now, nu):
             return tree.root(tree.positive(nu)) + now.eps
@@ -148,9 +137,3 @@ class ScaleByDAdaptAdam(AbstractTransform[ScaleByDAdaptAdamState]):
         return updates, ScaleByDAdaptAdamState(
             age, larger(d, r, total(sizes, d)), r, mu, nu, grad_sum
         )
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))
-
-    def metrics(self, state: ScaleByDAdaptAdamState) -> dict[str, Array]:
-        return {"estim_lr": state.estim_lr}

@@ -27,9 +27,7 @@ class _AbstractMomo(AbstractTransform[State]):
 
     needs: ClassVar[tuple[str, ...]] = ("params", "value")
     sets_learning_rate: ClassVar[bool] = True
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))
+    update_sign: ClassVar[int | None] = -1
 
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"step_size": state.step_size}

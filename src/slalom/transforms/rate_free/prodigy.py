@@ -1,9 +1,6 @@
 """Adam that estimates its learning rate from the distance traveled: Prodigy."""
 
-from typing import ClassVar
-
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
@@ -11,13 +8,12 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ...tree.types import Params, Updates
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
 from ..shaping._own_decay import decaying, where_field
-from ._sums import bounded, larger, number, sum_dtype, total
+from ._sums import AbstractEstimatingAdam, bounded, larger, number, sum_dtype, total
 
 
 class ScaleByProdigyState(eqx.Module):
@@ -32,7 +28,7 @@ class ScaleByProdigyState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
-class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):
+class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
     """Prodigy: Adam with a learning rate d that grows to the distance traveled.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·d·gₜ
@@ -90,9 +86,6 @@ class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    needs: ClassVar[tuple[str, ...]] = ("params",)
-    sets_learning_rate: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByProdigyState:
         first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
         return ScaleByProdigyState(
@@ -119,14 +112,8 @@ class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         # In units of d₀.
         now.size = state.estim_lr / number(now.estim_lr0, state.estim_lr)
-        now.rate = number(now.learning_rate, state.estim_lr) * state.estim_lr
-        now.weight = now.size * state.estim_lr
-        if self.bias_correction:
-            root = jnp.sqrt(tree.bias_correction(now.b2, age))
-            correction = tree.bias_correction(now.b1, age) / root
-            now.rate = now.rate * correction.astype(now.rate.dtype)
-        if not self.safeguard_warmup:
-            now.weight = now.size * now.rate
+        now.rate = self.rate(now, state.estim_lr, age)
+        now.weight = now.size * (state.estim_lr if self.safeguard_warmup else now.rate)
 
         def moments(now, g, mu, nu):
             g = now.size * g
@@ -156,9 +143,3 @@ class ScaleByProdigy(AbstractTransform[ScaleByProdigyState]):
             direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
         )
         return updates, ScaleByProdigyState(age, d, r, mu, nu, grad_sum, state.init_params)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))
-
-    def metrics(self, state: ScaleByProdigyState) -> dict[str, Array]:
-        return {"estim_lr": state.estim_lr}

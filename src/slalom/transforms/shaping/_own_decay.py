@@ -7,17 +7,12 @@ import jax
 from jaxtyping import PyTree
 
 from ...tree.types import Params
-from ...where.resolve import Where, as_where, mask
+from ...where.resolve import Where, as_where_or_none, mask
 
 
 def where_field(*, kw_only: bool = False) -> Any:
     """Declares an optional selector; `None` selects all leaves."""
-    return eqx.field(
-        default=None,
-        static=True,
-        kw_only=kw_only,
-        converter=lambda where: None if where is None else as_where(where),
-    )
+    return eqx.field(default=None, static=True, kw_only=kw_only, converter=as_where_or_none)
 
 
 def decay_mask(where: Where | None, params: Params) -> tuple[bool, ...]:

@@ -24,6 +24,7 @@ class SetToZero(AbstractRule[None]):
     """
 
     keeps_zeros: ClassVar[bool] = True
+    update_sign: ClassVar[int | None] = 0
 
     def direction(self, now, g, leaf):
         return jnp.zeros_like(g)
@@ -31,9 +32,6 @@ class SetToZero(AbstractRule[None]):
     def has_updated(self, state: Any) -> bool:
         del state
         return False
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (0,) * len(jax.tree.leaves(params))
 
 
 def freeze(where: WhereLike) -> AbstractTransform:

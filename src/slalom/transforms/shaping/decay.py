@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
@@ -103,6 +102,7 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
+    update_sign: ClassVar[int | None] = -1
 
     def plan(self, params):
         return decay_mask(self.decay_where, params)
@@ -112,9 +112,6 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
 
     def direction(self, now, g, leaf):
         return -now.learning_rate * (g + now.decay * leaf.p if leaf.plan else g)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))
 
 
 class AddDecayToInitialParamsState(eqx.Module):

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 
 from ... import tree
 from ..._core.protocol.context import Context
@@ -31,6 +30,7 @@ class Stateless(AbstractStatelessTransform):
     """
 
     needs_whole_params: ClassVar[bool | None] = False
+    update_sign: ClassVar[int | None] = None
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
@@ -39,9 +39,6 @@ class Stateless(AbstractStatelessTransform):
         new_updates = self.fn(updates, params)
         tree.check_same_structure((updates, new_updates))
         return tree.widened(new_updates)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (None,) * len(jax.tree.leaves(params))
 
 
 class StatelessPerLeaf(AbstractStatelessTransform):
@@ -65,6 +62,7 @@ class StatelessPerLeaf(AbstractStatelessTransform):
     """
 
     needs_whole_params: ClassVar[bool | None] = False
+    update_sign: ClassVar[int | None] = None
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
@@ -78,6 +76,3 @@ class StatelessPerLeaf(AbstractStatelessTransform):
         new_updates = tree.map_leaves(rule, trees)
         tree.check_same_structure((updates, new_updates))
         return new_updates
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (None,) * len(jax.tree.leaves(params))

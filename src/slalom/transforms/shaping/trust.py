@@ -121,6 +121,7 @@ class ScaleByFromage(AbstractStatelessTransform):
     learning_rate: Hyperparameter = hyperparameter()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
+    update_sign: ClassVar[int | None] = -1
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params = self.demand("params", params)
@@ -135,6 +136,3 @@ class ScaleByFromage(AbstractStatelessTransform):
             return now.shrink * p - now.rate * u
 
         return tree.map_leaves(rule, (updates, params), now)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1,) * len(jax.tree.leaves(params))

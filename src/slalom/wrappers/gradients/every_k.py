@@ -14,8 +14,8 @@ from ... import tree
 from ..._core.engine.encoded import decoded
 from ..._core.engine.manual_axes import refuse_parts
 from ..._core.engine.run import advance_tree
-from ..._core.fields.declare import dtype_field, whole_number
-from ..._core.fields.schedule import AbstractSchedule, as_schedule
+from ..._core.fields.declare import count_or_schedule, dtype_field
+from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -24,27 +24,8 @@ from ..._core.protocol.write import Writer
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.state.walk import segments, transforms
 from ...tree.dtypes import canonical_float
-from ...tree.types import Gradients, Params, Updates, is_function
+from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip
-
-
-def _as_window(k: Any) -> Any:
-    if is_function(k) and not tree.is_array(k):
-        return as_schedule(k)
-    return int(k) if isinstance(k, np.integer) else k
-
-
-def _check_window(name: str, k: Any) -> None:
-    if isinstance(k, jax.Array | np.ndarray):
-        is_count = jnp.issubdtype(k.dtype, jnp.integer)
-    else:
-        is_count = isinstance(k, int) and not isinstance(k, bool)
-    if not is_count and not isinstance(k, AbstractSchedule):
-        raise TypeError(
-            f"{name} must be an int or a schedule, got {k!r} of type {type(k).__name__}."
-        )
-    if isinstance(k, int) and k < 1:
-        raise ValueError(f"{name} must be at least 1 mini-step, got {k}.")
 
 
 def _as_skip(skip: Any) -> Any:
@@ -101,7 +82,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     """
 
     inner: AbstractTransform
-    k: int | Int[Array, "*runs"] | AbstractSchedule = whole_number(_as_window, _check_window)
+    k: int | Int[Array, "*runs"] | AbstractSchedule = count_or_schedule("mini-step")
     mean: bool = eqx.field(default=True, static=True, kw_only=True)
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
     skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)

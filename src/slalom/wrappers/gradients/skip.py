@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.fields.numbers import read_number
+from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import AbstractDeclared, Part
 from ..._core.text.messages import uncalled

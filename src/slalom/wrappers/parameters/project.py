@@ -21,7 +21,7 @@ from ..._core.text.printing import AbstractPrinted, code
 from ...projections import AbstractProjection
 from ...tree.paths import dotted, first_difference
 from ...tree.types import Gradients, Params, Updates, is_function
-from ...where.resolve import Where, as_where, mask
+from ...where.resolve import Where, as_where_or_none, mask
 from .write import refuse_written
 
 
@@ -49,10 +49,6 @@ def _check_function(name: str, fn: Any) -> None:
             f"{name} must be a function from the parameters to a tree like them, such as "
             f"`sl.projections.l2_ball(1.0)`, got {fn!r}.{uncalled(fn)}"
         )
-
-
-def _as_where_or_none(where: Any) -> Where | None:
-    return None if where is None else as_where(where)
 
 
 class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
@@ -85,7 +81,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     inner: AbstractTransform
     fn: Callable[..., Any] = eqx.field(converter=_as_function, metadata={CHECK: _check_function})
-    where: Where | None = eqx.field(default=None, static=True, converter=_as_where_or_none)
+    where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
 
     def __check_init__(self):
         refuse_written(self, ".project(...)")

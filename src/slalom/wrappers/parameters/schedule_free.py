@@ -17,7 +17,7 @@ from ..._core.fields.declare import (
     hyperparameter,
     hyperparameter_fields,
 )
-from ..._core.fields.numbers import read_number
+from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform

@@ -27,7 +27,7 @@ from ...codecs.offloading import offload
 from ...tree.memory import to_device, to_host, to_memory_of
 from ...tree.paths import candidates, glob_pattern, has_suffix, leaf_paths
 from ...tree.types import Params, Tracer
-from ...where.resolve import Where, as_where, mask
+from ...where.resolve import Where, as_where_or_none, mask
 
 
 class StoreState(eqx.Module):
@@ -79,9 +79,7 @@ class Store(AbstractWrapper[StoreState]):
 
     inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)
-    where: Where | None = eqx.field(
-        default=None, static=True, converter=lambda w: None if w is None else as_where(w)
-    )
+    where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
     min_size: int = count_field(4096)
 
     def __check_init__(self):

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
-from helpers import assert_same_bits, kind_of
+from helpers import assert_same_bits, kind_of, slow_except
 from slalom._core.state.walk import parts
 from table import EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
 
@@ -338,6 +338,31 @@ def test_vmap_over_runs_equals_the_runs(tx):
     for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(a[1], b, rtol=1e-5, atol=1e-6)
 
+
+# A dimension and a number of entries that no int32 holds. Nothing is allocated.
+LARGE = {"a matrix": (2**16, 2**16), "a vector": (2**31 + 8,)}
+DIVIDES = ("adafactor", "stable_adamw", "adam_mini", "Cautious")
+# A linear system with as many unknowns as parameters is refused.
+SOLVED_WHOLE = (
+    "ScaleByGaussNewton, momentum",
+    "ScaleByGaussNewton, qr",
+    "ScaleByLevenbergMarquardt, columns",
+)
+COUNTED = [name for name in EVERYTHING if name not in SOLVED_WHOLE]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", slow_except(COUNTED, *DIVIDES))
+@pytest.mark.parametrize("shape", slow_except(LARGE, "a vector"))
+def test_a_leaf_may_have_more_entries_than_an_int_counts(shape, name):
+    def step(params):
+        grads = make_grads(params)
+        opt = sl.Optimizer(EVERYTHING[name], params)
+        return opt.step(params, grads, **known(params, grads))[0]
+
+    params = {"w": jax.ShapeDtypeStruct(LARGE[shape], jnp.float32)}
+    with unchecked():
+        assert jax.eval_shape(step, params) == params
 
 @pytest.mark.slow
 @QUICK_ROWS

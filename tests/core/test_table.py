@@ -339,6 +339,29 @@ def test_vmap_over_runs_equals_the_runs(tx):
         np.testing.assert_allclose(a[1], b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", slow_except(EVERYTHING, "EveryK", "Mechanize"))
+@pytest.mark.parametrize("created", [False, True], ids=["switched on", "switched off"])
+def test_an_optimizer_steps_when_x64_is_switched_or_says_so(created, name):
+    params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    grads = make_grads(params)
+    with jax.enable_x64(created):
+        opt = sl.Optimizer(EVERYTHING[name], params)
+
+    def step(params, opt):
+        return opt.step(params, grads, **known(params, grads))
+
+    with jax.enable_x64(not created), unchecked():
+        message = "This optimizer was created with x64"
+        try:
+            jax.eval_shape(step, params, opt)
+        except (TypeError, ValueError) as error:
+            message = str(error)
+        assert message.startswith("This optimizer was created with x64")
+        opt, _ = opt.rebind(params)
+        jax.eval_shape(step, params, opt)
+
+
 # A dimension and a number of entries that no int32 holds. Nothing is allocated.
 LARGE = {"a matrix": (2**16, 2**16), "a vector": (2**31 + 8,)}
 DIVIDES = ("adafactor", "stable_adamw", "adam_mini", "Cautious")
@@ -363,6 +386,7 @@ def test_a_leaf_may_have_more_entries_than_an_int_counts(shape, name):
     params = {"w": jax.ShapeDtypeStruct(LARGE[shape], jnp.float32)}
     with unchecked():
         assert jax.eval_shape(step, params) == params
+
 
 @pytest.mark.slow
 @QUICK_ROWS

@@ -240,10 +240,8 @@ def _decoded(like: AtRest, x: Any, shape: tuple[int, int]) -> Array:
 
 def _rows_per_piece(rows: int, width: int) -> int:
     """How many rows a piece has. A number that divides the rows spares a last, shorter piece."""
-    entries = _SIZES.get(jax.default_backend(), math.inf)
-    if rows * width <= 2 * entries:
-        return rows
-    most = max(1, int(entries) // max(1, width))
+    entries = _SIZES.get(jax.default_backend(), rows * width)
+    most = max(1, entries // max(1, width))
     if rows <= 2 * most:
         return rows
     return next((n for n in range(most, most // 4, -1) if rows % n == 0), most)

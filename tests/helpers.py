@@ -163,3 +163,28 @@ def assert_same_path(ours, theirs, start, of_distance):
     moved = distance(theirs, jax.tree.map(lambda h, s: jnp.broadcast_to(s, h.shape), theirs, start))
     apart = distance(ours, theirs)
     assert apart <= of_distance * moved, f"{apart / moved:.2e} of the distance {moved:.3g} apart"
+
+
+def loss_of_any(params):
+    """A loss of any tree of arrays, with gradients near 0.5."""
+    leaves = [x.real.astype(float) for x in jax.tree.leaves(params) if eqx.is_inexact_array(x)]
+    return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
+
+
+def residual_of_any(params, x):
+    """Two residuals of any tree of arrays."""
+    leaves = [v for v in jax.tree.leaves(params) if eqx.is_inexact_array(v)]
+    real = sum((jnp.sum(v.real.astype(float)) for v in leaves), jnp.zeros(()))
+    imaginary = sum((jnp.sum(v.imag.astype(float)) for v in leaves), jnp.zeros(()))
+    return jnp.stack([x * real - 1, x * imaginary + jnp.tanh(real)])
+
+
+def known(params, grads):
+    """The optional arguments of `opt.step`; few rules look at them."""
+    residuals = sl.LeastSquares(residual_of_any).on(jnp.linspace(0.5, 1, 3))
+    return {
+        "value": loss_of_any(params),
+        "grad": grads,
+        "value_fn": loss_of_any,
+        "residuals": residuals,
+    }

@@ -264,7 +264,7 @@ def test_a_donated_model_is_refused_by_name():
     opt = sl.Optimizer(tx, model)
     step = sl.train_step(loss_fn, donate="all")
     new, new_opt, _ = step(model, opt, x, y)
-    with pytest.raises(ValueError, match=r'model\.layers\.0\.weight.*\n.*\n.*\n.*donate="opt"'):
+    with pytest.raises(ValueError, match=r'model\.layers\.0\.weight.*(\n.*)+donate="opt"'):
         step(model, new_opt, x, y)
     with pytest.raises(ValueError, match=r"was donated"):
         step(new, opt, x, y)
@@ -282,7 +282,7 @@ def test_by_default_the_model_is_kept_and_the_optimizer_is_donated():
     state = list(zip(opt.binding.names, opt.arrays, strict=True))[opt.binding.rules :]
     kept = [name for name, leaf in state if not leaf.is_deleted()]
     assert kept == ["every_k.updated"]  # written without being read, so JAX drops the argument
-    with pytest.raises(ValueError, match=r"opt\.arrays.*\n.*\n.*\n.*donate=False"):
+    with pytest.raises(ValueError, match=r"opt\.arrays.*(\n.*)+donate=False"):
         step(best, opt, x, y)
     step(best, new_opt, x, y)  # `best` goes on being a model like any other
     step(model, sl.Optimizer(tx, model), x, y)

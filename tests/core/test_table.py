@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
-from helpers import assert_same_bits, kind_of, slow_except
+from helpers import assert_same_bits, kind_of, known, slow_except
 from slalom._core.state.walk import parts
 from table import EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
 
@@ -53,26 +53,6 @@ def make_params(dtypes=SINGLE):
 
 def make_grads(params):
     return jax.tree.map(lambda p: (p * 0 + 0.5).astype(p.dtype), params)
-
-
-def loss_fn(params):
-    """A loss of any tree of arrays, with gradients near 0.5."""
-    leaves = [x.real.astype(float) for x in jax.tree.leaves(params) if eqx.is_inexact_array(x)]
-    return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in leaves), jnp.ones(()))
-
-
-def residual(params, x):
-    """Two residuals of any tree of arrays."""
-    leaves = [v for v in jax.tree.leaves(params) if eqx.is_inexact_array(v)]
-    real = sum((jnp.sum(v.real.astype(float)) for v in leaves), jnp.zeros(()))
-    imaginary = sum((jnp.sum(v.imag.astype(float)) for v in leaves), jnp.zeros(()))
-    return jnp.stack([x * real - 1, x * imaginary + jnp.tanh(real)])
-
-
-def known(params, grads):
-    """The optional arguments of `opt.step`; few rules look at them."""
-    residuals = sl.LeastSquares(residual).on(jnp.linspace(0.5, 1, 3))
-    return {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn, "residuals": residuals}
 
 
 @contextlib.contextmanager

@@ -5,10 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_table import known
 
 import slalom as sl
-from helpers import slow_except
+from helpers import known, slow_except
 from table import RECIPES
 
 OF_A_LEAF = {

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_table import known
 
 import slalom as sl
-from helpers import slalom_trajectory, slow_except
+from helpers import known, slalom_trajectory, slow_except
 from table import EVERYTHING
 
 EVERYDAY = ("ScaleByTrustRatio", "ScaleBySoap", "Mechanize")

@@ -224,6 +224,8 @@ def _late_clips(transform: AbstractTransform[Any]) -> Iterator[str]:
     for outer in transforms(transform):
         if not isinstance(outer.module, Chain):
             continue
+        if any("residuals" in inner.module.needs for inner in transforms(outer.module)):
+            continue  # which does not take a gradient, so that only its step can be clipped
         rate: str | None = None
         for part in outer.module.children():
             if rate is not None and part.module.clips:

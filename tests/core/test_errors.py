@@ -73,7 +73,8 @@ def assert_refused(name: str, error: str, message: str) -> None:
 @pytest.fixture(scope="module")
 def heard_without_checks() -> dict[str, tuple[str, str]]:
     command = [sys.executable, __file__]
-    environment = os.environ | {"SLALOM_TYPECHECK": "0"}
+    # pytest knows where the tests are, and the new process must too.
+    environment = os.environ | {"SLALOM_TYPECHECK": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -1,10 +1,13 @@
 """The functional core, used wrongly."""
 
+import warnings
+
+import jax
 import jax.numpy as jnp
 
 import slalom as sl
 
-from ._table import NOT_BROADCAST, mlp, params, refused
+from ._table import NOT_BROADCAST, bound, mlp, params, refused
 
 PARAMETERS_ARE = (
     "; parameters and gradients must be trees of floating or complex arrays. Create the optimizer "
@@ -73,3 +76,25 @@ def decay_without_parameters():
 def a_schedule_without_a_clock():
     tx = sl.sgd(sl.schedules.linear(0.0, 1.0, 10))
     tx.update(params(), tx.init(params()))
+
+
+SWITCHED = (
+    "This optimizer was created with x64 {}, and this step runs with x64 {}: the state at '{}' is "
+    "{}, and would be {} now. Set `jax_enable_x64` once, before anything is created, or convert "
+    "the state with `opt, _ = opt.rebind(model)`."
+)
+
+
+@refused(TypeError, SWITCHED.format("off", "on", "every_k.value", "float32", "float64"))
+def x64_switched_on_after_creation():
+    opt = bound(sl.adam(0.1).every_k(2))
+    with jax.enable_x64(True):
+        opt.step(params(), params())
+
+
+@refused(TypeError, SWITCHED.format("on", "off", "every_k.value", "float64", "float32"))
+def x64_switched_off_after_creation():
+    with jax.enable_x64(True):
+        opt = bound(sl.adam(0.1).every_k(2))
+    with warnings.catch_warnings(action="ignore"):  # JAX warns that it has no float64
+        opt.step(params(), params())

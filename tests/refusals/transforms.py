@@ -207,15 +207,27 @@ def a_group_without_a_learning_rate():
     bound(sl.adam(0.1).partition({sl.where.path("b"): sl.Trace(0.9)}, names=("bias",)))
 
 
-@refused(
-    ValueError,
-    "Mechanize is outside of `.maximize()`, so it would follow the loss where the transform "
-    "inside ascends. Call `.maximize()` after `.mechanize(...)`: "
-    "`tx.mechanize(...).maximize()`.",
+ASCENT = {sl.where.path("b"): sl.sgd(0.1, maximize=True)}
+OUTSIDE = (
+    "{0} is outside of `.maximize()`, so it would follow the loss where the transform inside "
+    "ascends. Call `.maximize()` after `.{1}(...)`: `tx.{1}(...).maximize()`."
 )
+
+
+@refused(ValueError, OUTSIDE.format("Mechanize", "mechanize"))
 def a_wrapper_that_descends_around_an_ascent():
-    ascent = {sl.where.path("b"): sl.sgd(0.1, maximize=True)}
-    bound(sl.sgd(0.1).partition(ascent).every_k(2).mechanize())
+    bound(sl.sgd(0.1).partition(ASCENT).every_k(2).mechanize())
+
+
+@refused(ValueError, OUTSIDE.format("Sam", "sam"))
+def a_worst_point_of_a_descent_around_an_ascent():
+    bound(sl.sgd(0.1).partition(ASCENT).every_k(2).sam(0.05))
+
+
+@refused(ValueError, OUTSIDE.format("Drive", "drive"))
+def a_schedule_that_follows_the_loss_around_an_ascent():
+    plateau = sl.schedules.ReduceOnPlateau(0.1, 0.5, 3)
+    bound(sl.sgd(0.1).maximize().every_k(2).drive({"learning_rate": plateau}))
 
 
 PRESERVE = (
@@ -596,11 +608,6 @@ def an_outer_optimizer_that_ascends():
     bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))
 
 
-@refused(
-    ValueError,
-    "SkipSpikes is outside of `.maximize()`, so it would follow the loss where the transform "
-    "inside ascends. Call `.maximize()` after `.skip_spikes(...)`: "
-    "`tx.skip_spikes(...).maximize()`.",
-)
+@refused(ValueError, OUTSIDE.format("SkipSpikes", "skip_spikes"))
 def skipped_spikes_of_what_is_maximized():
     bound(sl.sgd(0.1).maximize().skip_spikes())

@@ -103,6 +103,10 @@ INSENSITIVE = {
     # The estimate stays below its start for more than these steps.
     (sl.ScaleByProdigy, "b3"),
     (sl.ScaleByProdigy, "estim_lr_coef"),
+    # The parameters stay where they were, so that these rules choose the damping themselves.
+    (sl.ScaleByGaussNewton, "damping"),
+    (sl.ScaleByGaussNewton, "momentum"),
+    (sl.ScaleByLevenbergMarquardt, "damping"),
     # The parameters stay where they were, the updates grow less, and there is no decay.
     (sl.AddDecayToInitialParams, "weight_decay"),
     (sl.ScaleByApollo, "max_growth"),

@@ -117,6 +117,9 @@ def paced(tx):
     return (sl.ClipByGlobalNorm(1.0) | tx).every_k(2).if_finite()
 
 
+# The size of a step is that of the parameters.
+GRAFTED = sl.ScaleByShampoo(graft=sl.AddDecayedWeights(10.0)) | sl.ScaleByLearningRate(1e-2)
+
 # Under "master" everything is as in float32.
 AS_IN_FLOAT32 = {
     "adamw": lambda tx, write: write(tx),
@@ -139,11 +142,12 @@ AS_IN_FLOAT32 = {
     "flatten": lambda tx, write: write(tx.flatten(max_size=30)),
     "split_complex": lambda tx, write: write(tx.split_complex()),
     "record": lambda tx, write: write(tx.record()).record(),
+    "graft": lambda tx, write: write(tx.partition({W: GRAFTED})),
     "distance": lambda tx, write: write(sl.ScaleByDistanceOverGradients(1e-6) | sl.Scale(-1.0)),
 }
 
 
-@pytest.mark.parametrize("name", slow_except(AS_IN_FLOAT32, "outside of paced"))
+@pytest.mark.parametrize("name", slow_except(AS_IN_FLOAT32, "outside of paced", "graft"))
 def test_master_copies_are_those_of_float32(name):
     make, model, grads = AS_IN_FLOAT32[name], start(), gradients(steps=12)
     tx = sl.adamw(1e-4, weight_decay=0.1, mu_dtype=F32)
@@ -251,6 +255,45 @@ def test_losses_see_the_dtypes_of_the_model():
     after, _ = opt.step(model, grad, value=value, grad=grad, value_fn=loss)
     assert set(seen) == {jnp.dtype(BF16)}
     assert loss(after) < value
+
+
+ESTIMATORS = ("hutchinson", "gauss_newton_bartlett")
+
+
+@pytest.mark.parametrize("estimator", slow_except(ESTIMATORS, ESTIMATORS[1]))
+def test_sophia_takes_the_curvature_of_the_model_at_full_parameters(estimator):
+    seen, curvatures = [], []
+
+    class Curved(sl.ScaleBySophia):
+        """Tells at which parameters it is asked for a curvature."""
+
+        def update(self, updates, state, params=None, context=None):
+            curvatures.append(params["w"])
+            return super().update(updates, state, params, context)
+
+    def loss(params):
+        seen.append(params["w"].dtype)
+        return jnp.sum(params["w"].astype(F32) ** 3)
+
+    def sampled(params, key):
+        del key
+        return loss(params), 1
+
+    tx = Curved(b2=0.0, update_interval=1, estimator=estimator) | sl.ScaleByLearningRate(2.0**-12)
+    model = {"w": jnp.array([0.5, 1.0, 2.0, 4.0], BF16)}
+    opt = sl.Optimizer(tx.write("master"), model)
+    step = sl.train_step(loss, sampled_loss_fn=sampled, donate=False)
+    with jax.disable_jit():
+        for _ in range(2):
+            full = opt.eval_params(model, full_precision=True)
+            model, opt, _ = step(model, opt)
+            assert_same_bits(curvatures[-1], full["w"])
+    assert set(seen) == {jnp.dtype(BF16)}
+    # The second estimate is that of full parameters which the model does not hold.
+    assert jnp.any(curvatures[-1] != model["w"].astype(F32))
+    w = model["w"].astype(F32)
+    exact = 6 * w if estimator == "hutchinson" else 9 * w**4
+    np.testing.assert_allclose(opt.state_of("curved").hessian["w"], exact, rtol=2.0**-6)
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def _joined(which):
 
 RULES, RECIPES, WRAPPERS = map(_joined, ("RULES", "RECIPES", "WRAPPERS"))
 EVERYTHING = RULES | RECIPES | WRAPPERS
-# What a gradient is enough for. The others linearize a loss; `tests/curvature/` has their own tests.
+# What a gradient is enough for. The others linearize a loss, and `tests/curvature/` is about them.
 WITH_GRADIENT = {
     name: tx
     for name, tx in EVERYTHING.items()

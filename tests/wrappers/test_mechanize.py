@@ -53,6 +53,26 @@ def test_it_finds_a_rate_of_its_own():
     assert jnp.sum(opt.state.scales) > 1e-4
 
 
+def test_it_learns_what_only_a_master_copy_can_hold():
+    # The steps from s₀ = 1e-6 are far below half a unit in the last place of bfloat16.
+    def learned(dtype, wrap):
+        w = jnp.full(3, 0.75, dtype)
+
+        def body(carry, _):
+            w, opt = carry
+            return opt.step(w, w), None
+
+        tx = wrap(sl.sgd(1.0).mechanize())
+        run = jax.jit(lambda *carry: jax.lax.scan(body, carry, None, 300)[0])
+        w, opt = run(w, sl.Optimizer(tx, w))
+        return opt.eval_params(w, full_precision=True)
+
+    single = learned(jnp.float32, lambda tx: tx)
+    assert jnp.max(jnp.abs(single)) < 1e-3
+    half = learned(jnp.bfloat16, lambda tx: tx.write("master"))
+    assert jnp.max(jnp.abs(half)) < 1e-3
+
+
 @pytest.mark.slow
 def test_scratch_is_a_number_broadcast_to_one_leaf():
     # Rules that square their gradients included. In a sum, XLA keeps a broadcast in memory.

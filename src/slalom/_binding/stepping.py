@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from .. import tree
@@ -73,9 +74,13 @@ def run(
     if write is ADD:
         warn_of_ascent(transform, params)
     root = next(parts(transform, state, context, params if sees_params else None))
-    result, new = root.run(write, grads)
-    tree.check_same_structure((result, params))
-    new_leaves = _check_state(transform, state, new)
+    try:
+        result, new = root.run(write, grads)
+        tree.check_same_structure((result, params))
+        new_leaves = _check_state(transform, state, new)
+    except (TypeError, ValueError) as error:  # the latter where promotion is strict
+        _refuse_switched_x64(error, transform, state, params)
+        raise
     return tree.cast_like(result, params), [*new_leaves, tree.increment(count)]
 
 
@@ -231,6 +236,33 @@ def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> N
                         "optimizer with `sl.Optimizer(tx, model)`, or transfer the state with "
                         "`opt.rebind(model)`."
                     )
+
+
+def _refuse_switched_x64(
+    error: Exception, transform: AbstractTransform, state: PyTree, params: Params
+) -> None:
+    """Raises an error that names the cause, if it is that x64 was switched after the binding."""
+    # State like the parameters has their dtypes, which may have changed for another reason.
+    single = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, _single(p.dtype)), params)
+    fresh = jax.tree.leaves(jax.eval_shape(transform.init, single))
+    held = jax.tree.leaves(state)
+    now = np.dtype(canonical_float())
+    other = np.dtype(np.float32 if now == np.float64 else np.float64)
+    before, after = ("off", "on") if now == np.float64 else ("on", "off")
+    if len(fresh) != len(held):
+        return
+    for i, (old, new) in enumerate(zip(held, fresh, strict=True)):
+        if tree.is_array(old) and (old.dtype, new.dtype) == (other, now):
+            raise TypeError(
+                f"This optimizer was created with x64 {before}, and this step runs with x64 "
+                f"{after}: the state at '{_names(transform, state)[i]}' is {other}, and would be "
+                f"{now} now. Set `jax_enable_x64` once, before anything is created, or convert the "
+                "state with `opt, _ = opt.rebind(model)`."
+            ) from error
+
+
+def _single(dtype: Any) -> Any:
+    return {"float64": np.float32, "complex128": np.complex64}.get(np.dtype(dtype).name, dtype)
 
 
 def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[Array]:

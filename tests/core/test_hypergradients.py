@@ -12,8 +12,8 @@ from slalom._core.fields.declare import hyperparameter_fields
 from slalom._core.protocol.parts import CHECK
 from table import RULES
 
-# Chains, whose numbers are in their links, rules that round to another dtype than float64, and rules
-# that linearize a loss.
+# Chains, whose numbers are in their links, rules that round to another dtype than float64, and
+# rules that linearize a loss.
 SKIPPED = (
     *("ScaleByGaussNewton", "ScaleByLevenbergMarquardt"),
     *("ScaleByLbfgs", "ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch", "Freeze"),

@@ -30,9 +30,9 @@ def gauss_newton(
 ) -> AbstractTransform:
     """Gauss–Newton with a line search: p ↦ p − η·(JᵀJ + λ)⁻¹·Jᵀρ.
 
-    For deterministic losses ½‖ρ‖², written as an `sl.LeastSquares`, or as an `sl.OutputLoss`. It
-    is the most accurate rule for small physics-informed networks in float64. For mini-batches use
-    `sl.natural_gradient`.
+    For deterministic losses ½‖ρ‖², written as an `sl.LeastSquares`, or as an `sl.OutputLoss`. In
+    float64 it solves small physics-informed networks to errors that first-order rules do not reach.
+    For mini-batches use `sl.natural_gradient`.
 
     ```python
     >>> loss_fn = sl.LeastSquares(lambda model, x, y: model["a"] * jnp.exp(model["b"] * x) - y)

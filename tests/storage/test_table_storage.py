@@ -14,7 +14,7 @@ import pytest
 import slalom as sl
 from helpers import slow_except
 from slalom._core.state.walk import parts, transforms
-from table import QUICK, WITH_GRADIENT
+from table import QUICK, RULES, WITH_GRADIENT, WRAPPERS
 
 STEPS = 3
 
@@ -82,8 +82,11 @@ def assert_same(tx, left, right):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
-OFTEN = ("ScaleByAdam", "ScaleByLion", "ScaleByAdan", "ScaleByAdopt", "EveryK", "adamw")
-ROWS = pytest.mark.parametrize("name", slow_except(WITH_GRADIENT, *OFTEN))
+OFTEN = ("ScaleByAdam", "ScaleByLion", "ScaleByAdan", "ScaleByAdopt", "EveryK")
+# Recipes are chains of rules.
+ROWS = pytest.mark.parametrize(
+    "name", slow_except([n for n in WITH_GRADIENT if n in RULES | WRAPPERS], *OFTEN)
+)
 
 
 WAYS = {

@@ -22,7 +22,7 @@ _SIGINT, _MAIN = int(signal.SIGINT), threading.main_thread()
 class HeldInterrupts:
     """A context in which Ctrl-C waits, except while a program is traced and compiled.
 
-    That takes long, and nothing is donated before it ends. Without it a call takes a moment, and an
+    That takes long, and nothing is donated before it ends. Any other call takes a moment, and an
     exception inside of JAX's own callbacks would be ignored or become another one. Other threads
     than the main one are never interrupted.
 

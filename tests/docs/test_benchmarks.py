@@ -16,6 +16,7 @@ from benchmarks import (
     codecs,
     docs,
     donation,
+    gpu,
     matrices,
     measure,
     precision,
@@ -454,3 +455,18 @@ def test_the_state_of_peers_is_measured(name):
     with lenient():
         size = codec_peers.bytes_per_parameter(name, {"w": (256, 512)})
     assert size == pytest.approx(8 if name == "torch AdamW" else 2.03, abs=0.02)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_gpu_runs_dry(tmp_path):
+    page, file = tmp_path / "page.md", tmp_path / "gpu.json"
+    page.write_text(f"before\n\n{gpu.BEGIN}\nold\n{gpu.END}\n\nafter\n")
+    with lenient():
+        found = gpu.main(["--dry", "--no-torch", "--json", str(file), "--docs", str(page)])
+    assert json.loads(file.read_text()) == found
+    (memory,) = found["memory"]
+    # Parameters, gradients, two moments, and a few numbers.
+    assert 4 * 4 * 4160 <= memory["planned"] < 4.2 * 4 * 4160
+    moved = {row["step"]: round(row["bytes_per_parameter"]) for row in found["bandwidth"]}
+    assert (moved["AdamW"], moved["clip, AdamW"], moved["Lion"]) == (28, 32, 20)
+    assert "\nold\n" not in page.read_text()

@@ -105,8 +105,10 @@ def test_no_way_to_store_and_no_observer_changes_a_bit(name):
     if stores(row) or writes(row):
         pytest.skip("this row has a codec or a policy of its own")
     alone = trained(row)
-    for way in WAYS.values():
-        assert_same(row, trained(way(row)), alone)
+    for how, way in WAYS.items():
+        scales = any(isinstance(part.module, sl.wrappers.ScaleLoss) for part in parts(row))
+        if how != "record" or not scales:  # which would show gradients that are scaled
+            assert_same(row, trained(way(row)), alone)
 
 
 @ROWS

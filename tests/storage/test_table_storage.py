@@ -116,6 +116,11 @@ def test_half_precision_parameters_with_master_weights_follow_single_precision(n
     row = WITH_GRADIENT[name]
     if writes(row):
         pytest.skip("this row has a policy already")
+    if stores(row):
+        pytest.skip("its codes are rounded with random bits that depend on paths")
+    own = sl.wrappers.AbstractParameterWriter | sl.wrappers.Outer
+    if any(isinstance(part.module, own) for part in parts(row)):
+        pytest.skip("it keeps parameters of its own, so it goes around `.write`")
     needs = {name for part in transforms(row) for name in part.module.needs}
     if needs & {"value_fn", "grad_fn"}:
         pytest.skip("the loss is that of the model, whose parameters are rounded")

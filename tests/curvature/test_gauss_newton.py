@@ -71,6 +71,7 @@ def test_a_step_is_the_damped_solution(x64, form, solver):
     np.testing.assert_allclose(u, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_momentum_is_that_of_spring(x64, form):
     p, data = problem(jnp.float64)
@@ -104,6 +105,7 @@ def test_golden_steps_of_spring(x64):
     np.testing.assert_allclose(found[1], [0.000687, 0.249986, 0.248612], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_float32_keeps_its_digits_at_small_damping(form):
     # A Jacobian with singular values from 1 to 1e-3, and λ = 1e-10·σ₁².
@@ -165,6 +167,7 @@ def test_a_loop_of_ones_own_needs_the_residuals_only(x64):
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_only_and_partition_see_their_own_columns(x64):
     p, data = problem(jnp.float64)
     rho, jacobian = dense(p, *data)
@@ -182,6 +185,7 @@ def test_only_and_partition_see_their_own_columns(x64):
     np.testing.assert_allclose(p["b"] - new["b"], expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", [sl.ScaleByGaussNewton, sl.ScaleByLevenbergMarquardt])
 def test_chunks_give_the_same_step(x64, form, rule):
@@ -206,6 +210,7 @@ def scratch(tx, examples, size=40):
     return jax.jit(step).lower(p, opt, x).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [sl.ScaleByGaussNewton, sl.ScaleByLevenbergMarquardt])
 def test_chunks_bound_the_memory_of_the_parameter_form(rule):
     """Memory for the vectors of length N grows, but none for N·P."""
@@ -216,6 +221,7 @@ def test_chunks_bound_the_memory_of_the_parameter_form(rule):
     assert scratch(whole, 8_000) - scratch(whole, 2_000) > 6_000 * 4 * 40
 
 
+@pytest.mark.slow
 def test_chunks_bound_the_memory_of_the_residual_form():
     tx = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky", chunk=10)
     assert scratch(tx, 100, 8_000) - scratch(tx, 100, 4_000) < 4_000 * 4 * 60
@@ -223,6 +229,7 @@ def test_chunks_bound_the_memory_of_the_residual_form():
     assert scratch(whole, 100, 8_000) - scratch(whole, 100, 4_000) >= 4_000 * 4 * 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(
     "tx",
@@ -272,6 +279,7 @@ def test_levenberg_marquardt_commits_the_damping_of_rejected_steps():
     assert not np.all(np.isnan(dampings))
 
 
+@pytest.mark.slow
 def test_a_singular_problem_moves_in_float32():
     """With more parameters than residuals, and no damping to speak of."""
     loss_fn = sl.LeastSquares(lambda m, x: m(x) - jnp.sin(3 * x))
@@ -285,6 +293,7 @@ def test_a_singular_problem_moves_in_float32():
         assert loss < 1e-4, tx
 
 
+@pytest.mark.slow
 def test_cross_entropy_has_the_generalized_gauss_newton_matrix(x64):
     def outputs(p, x):
         return p["w"] @ x + p["b"]
@@ -313,6 +322,7 @@ def test_cross_entropy_has_the_generalized_gauss_newton_matrix(x64):
         np.testing.assert_allclose(flat_updates(u), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("complex_psi", [False, True])
 def test_scores_give_stochastic_reconfiguration(x64, complex_psi):
     """The formulas of SR, as NetKet has them for real parameters."""
@@ -345,6 +355,7 @@ def test_scores_give_stochastic_reconfiguration(x64, complex_psi):
         np.testing.assert_allclose(flat_updates(u), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_ensembles_under_vmap_are_the_runs(x64):
     p, data = problem(jnp.float64)
     loss_fn = sl.LeastSquares(residual)

@@ -8,6 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import slalom as sl
+from helpers import slow_except
 from slalom._core.protocol.residuals import from_vector, to_vector
 
 
@@ -58,7 +59,7 @@ def test_the_loss_is_the_sum_of_weighted_means(x64):
     np.testing.assert_allclose(BLOCKS(model, data), first + 5 * second, rtol=1e-14)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 7])
+@pytest.mark.parametrize("chunk", slow_except([None, 1, 2, 3, 7], 2))
 def test_the_linearization_is_that_of_all_residuals_at_once(x64, chunk):
     model, data = model_of(), batch(jnp.float64)
     params = eqx.filter(model, eqx.is_inexact_array)
@@ -84,6 +85,7 @@ def test_the_linearization_is_that_of_all_residuals_at_once(x64, chunk):
     np.testing.assert_allclose(rhs, jacobian.T @ rho, **close)
 
 
+@pytest.mark.slow
 def test_complex_residuals_and_parameters_count_as_pairs(x64):
     z = jnp.array([1.0 + 2j, -1j, 0.5])
     params = {"a": jnp.array(0.3 - 0.2j), "b": jnp.array([0.1, 0.2])}
@@ -113,6 +115,7 @@ def test_complex_residuals_and_parameters_count_as_pairs(x64):
     assert eqx.tree_equal(again, params)
 
 
+@pytest.mark.slow
 def test_a_residual_of_all_data_at_once(x64):
     def trajectory(p, t, y):
         return jnp.exp(-p["rate"] * t) * p["start"] - y
@@ -160,6 +163,7 @@ def test_new_weights_reuse_the_program():
     assert second > first
 
 
+@pytest.mark.slow
 def test_microbatches_of_several_blocks_are_the_whole_batch(x64):
     data = batch(jnp.float64)
     data = {"fit": tuple(x[:6] for x in data["fit"]), "edge": data["edge"]}

@@ -62,6 +62,7 @@ def test_residuals_are_passed_and_it_can_be_continued():
     np.testing.assert_allclose(rest.model["a"], 2, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_restarts_under_vmap_stop_at_their_own_steps():
     def run(start):
         return sl.minimize(bowl, sl.sgd(0.1), start, max_steps=100, tol=1e-2)

@@ -79,6 +79,7 @@ def test_a_stack_is_its_layers(name, same_noise):
         assert apart(RECIPES[name]) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_stack_that_a_layout_states_is_its_matrices(same_noise):
     tx = sl.kron(0.1, update_probability=1.0, layout="soi")
     random = np.random.default_rng(0)

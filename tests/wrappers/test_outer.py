@@ -70,6 +70,7 @@ def test_a_name_without_a_path_is_that_of_the_inner_transform():
     assert opt.describe(params).to_dict()[""]["learning_rate"] == np.float32(0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_observing_and_policies_change_no_slow_weight(dtype):
     params = {"w": jnp.linspace(-1, 1, 6).astype(dtype)}

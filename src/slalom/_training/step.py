@@ -277,7 +277,10 @@ def _program(function: Any, options: Options, body: Any = training_step) -> Trai
         # steps hold the loss.
         reference = weakref.WeakMethod if is_method else weakref.ref
         try:
-            get_function = reference(function, lambda _: _programs.pop(own, None))
+            # Bound here, since names of a module may be `None` already when Python ends. `pop` takes
+            # the dead reference for its default.
+            forget = functools.partial(_programs.pop, own)
+            get_function = reference(function, forget)
         except TypeError:  # the loss does not support weak references
             return _new_program(lambda: function, options, body)
         _programs[own] = get_function, {}

@@ -277,8 +277,8 @@ def _program(function: Any, options: Options, body: Any = training_step) -> Trai
         # steps hold the loss.
         reference = weakref.WeakMethod if is_method else weakref.ref
         try:
-            # Bound here, since names of a module may be `None` already when Python ends. `pop` takes
-            # the dead reference for its default.
+            # Bound here, since names of a module may be `None` already when Python ends. The
+            # dead reference becomes the default of `pop`.
             forget = functools.partial(_programs.pop, own)
             get_function = reference(function, forget)
         except TypeError:  # the loss does not support weak references

@@ -24,6 +24,12 @@ CODE = re.compile(r"<code>[^<]*</code>")
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '<details class="mkdocstrings-source"'
+PICTURES = {
+    "choosing.md": (valley.PLACE, valley.figure),
+    "guides/sharding.md": (memory.DEVICES_PLACE, memory.devices),
+    "guides/storing-state.md": (memory.CODECS_PLACE, memory.codecs),
+}
+"""The place of a picture on a page, and what draws it."""
 
 
 def on_config(config):
@@ -75,14 +81,11 @@ def on_page_content(html, page=None, **_):
     if page is not None and "notebook" in page.meta:
         html = notebooks.with_outputs(html, _source(page))
     where = "" if page is None else page.file.src_uri
-    if where == "choosing.md":
-        html = html.replace(valley.PLACE, valley.figure())
+    if where in PICTURES:
+        place, draw = PICTURES[where]
+        html = html.replace(place, draw())
     if where in ("index.md", "performance.md"):
         html = times.PICTURE.sub(lambda _: times.times(), html)
-    if where == "guides/storing-state.md":
-        html = html.replace(memory.CODECS_PLACE, memory.codecs())
-    if where == "guides/sharding.md":
-        html = html.replace(memory.DEVICES_PLACE, memory.devices())
     return schedule_curves.add(html) if where == "api/schedules.md" else html
 
 

@@ -133,6 +133,12 @@ def mathml(formula):
         ),
         ("a + b / c", "<mi>a</mi><mo>+</mo><mfrac><mi>b</mi><mi>c</mi></mfrac>"),
         ("a / b·c", "<mfrac><mi>a</mi><mi>b</mi></mfrac><mo>·</mo><mi>c</mi>"),
+        (
+            "a / max(1, b)",
+            '<mfrac><mi>a</mi><mi>max</mi><mo form="prefix" fence="true" stretchy="false">(</mo>'
+            '<mn>1</mn><mo separator="true">,</mo><mi>b</mi>'
+            '<mo form="postfix" fence="true" stretchy="false">)</mo></mfrac>',
+        ),
         ("x^−c", "<msup><mi>x</mi><mo>−</mo><mi>c</mi></msup>"),
         ("v̂", '<mover accent="true"><mi>v</mi><mo stretchy="false">^</mo></mover>'),
         ("decay_rate", '<mtext class="name">decay_rate</mtext>'),

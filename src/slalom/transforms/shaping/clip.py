@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -10,6 +11,7 @@ from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.stateless import AbstractStatelessTransform
+from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 
 
@@ -39,6 +41,13 @@ def _clipped(u: Array, limit: Scalar) -> Array:
     return jnp.where(u > limit, limit, jnp.where(u < -limit, -limit, u))
 
 
+class ClipByGlobalNormState(eqx.Module):
+    """The state of `ClipByGlobalNorm` with `delayed=True`."""
+
+    norm: Scalar
+    """The last norm that was finite."""
+
+
 class ClipByGlobalNorm(AbstractStatelessTransform):
     """Scales all updates by one factor so that their norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
@@ -46,18 +55,49 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
     inside a mask or a group of a partition, over those of the mask or group. A norm that is not
     finite makes the updates not finite, which does not hide the error.
 
+    No update can be written before the norm of all is known, so all gradients are in memory at
+    once. With `delayed=True` the factor is that of the step before,
+
+        uₜ ↦ uₜ·min(1, c / ‖uₜ₋₁‖)
+
+    and each gradient can be freed as soon as its update is written. This bounds the norm only where
+    it changes slowly. The first step is not clipped, so begin with a small learning rate. Neither
+    is the first step of a spike; the step after it is made too short instead. A norm that is not
+    finite is passed over, and the last one before it is used again. Steps that a wrapper around
+    this transform skips do not count.
+
     **Arguments:**
 
     - `max_norm`: c, ≥ 0.
+    - `delayed`: whether to use the norm of the step before.
 
     ??? cite "Pascanu et al., [On the difficulty of training recurrent neural
         networks](https://arxiv.org/abs/1211.5063), 2012"
     """
 
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
+    delayed: bool = eqx.field(default=False, static=True, kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ClipByGlobalNormState | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        none = super().init(params)
+        return ClipByGlobalNormState(jnp.zeros((), canonical_float())) if self.delayed else none
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        updates: Updates,
+        state: ClipByGlobalNormState | None,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ClipByGlobalNormState | None]:
+        if state is None:
+            return super().update(updates, None, params, context)
+        limit = jnp.asarray(self.at(context).max_norm, state.norm.dtype)
+        norm = jnp.asarray(tree.global_norm(updates), state.norm.dtype)
+        new = jnp.where(jnp.isfinite(norm), norm, state.norm)
+        return tree.scale(updates, clip_factor(state.norm, limit)), ClipByGlobalNormState(new)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
@@ -65,6 +105,8 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
         return tree.scale(updates, *self.factors(updates, context))
 
     def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
+        if self.delayed:
+            return ()
         norm = tree.global_norm(updates)
         return (clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype)),)
 

@@ -28,6 +28,7 @@ OTHERS = re.compile(r"^- The others: as in `(\w+)`\.((?:.*)(?:\n +.*)*)", re.MUL
 ARGUMENT = re.compile(r"^- ((?:`\w+`(?:, )?)+): ((?:.*)(?:\n +.*)*)", re.MULTILINE)
 MODULES = (
     "checkpoint",
+    "combine",
     "fields",
     "interop",
     "projections",

@@ -149,14 +149,14 @@ def synthesized(tx, model=None, sigma_rel=0.1, steps=2, **options):
 POWER = sl.sgd(0.1).average(sl.schedules.power_average(0.1))
 
 
-@refused(FileNotFoundError, "There is no checkpoint in '<directory>'.")
+@refused(FileNotFoundError, "There is no checkpoint in '<…>'.")
 def an_average_of_no_checkpoint():
     synthesized(POWER, steps=0)
 
 
 @refused(
     ValueError,
-    "The checkpoints in '<directory>' have no power-function average of 'opt'. Train with "
+    "The checkpoints in '<…>' have no power-function average of 'opt'. Train with "
     "`tx.average(sl.schedules.power_average(0.1))`, and save the optimizer.",
 )
 def checkpoints_without_a_power_average():

@@ -189,3 +189,19 @@ def test_weights_that_adapt_are_carried_and_fixed_ones_do_not_recompile():
     alone = sl.train_step(lambda model, x: 2 * loss_fn(model, x)["second"])
     expected, *_ = alone(MODEL, sl.Optimizer(sl.sgd(0.1), MODEL), X)
     np.testing.assert_allclose(model["w"], expected["w"], rtol=1e-6)
+
+
+def test_the_gradients_of_the_terms_are_not_all_in_memory():
+    model = [jnp.ones((128, 128)) for _ in range(12)]
+
+    def terms(model, x):
+        for w in model:
+            x = jnp.tanh(x @ w)
+        return {"first": jnp.mean(x**2), "second": jnp.mean(x)}
+
+    tx = sl.adam(0.1).combine(sl.combine.UPGrad(), NAMES)
+    step = sl.train_step(terms, donate="all")
+    compiled = step.lower(model, sl.Optimizer(tx, model), jnp.ones((4, 128))).compile()
+    params = sum(w.nbytes for w in model)
+    # Those of both terms would take 2.
+    assert compiled.memory_analysis().temp_size_in_bytes / params < 0.6

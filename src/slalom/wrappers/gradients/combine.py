@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from ... import tree
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK, Part
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.write import Writer
@@ -90,15 +90,16 @@ class Combine(AbstractWrapper[CombineState]):
     """
 
     inner: AbstractTransform
-    combination: AbstractCombination = eqx.field(metadata={CHECK: _check_combination})
-    terms: tuple[str, ...] = eqx.field(
-        static=True, converter=_as_names, metadata={CHECK: _check_names}
-    )
+    combination: AbstractCombination
+    terms: tuple[str, ...] = eqx.field(static=True, converter=_as_names)
 
     needs: ClassVar[tuple[str, ...]] = ("terms",)
     passes_gradients: ClassVar[bool] = False
 
     def __check_init__(self):
+        # Here and not in the declarations, whose checks come later.
+        _check_combination("Combine.combination", self.combination)
+        _check_names("Combine.terms", self.terms)
         self.combination.check(len(self.terms))
         for part in transforms(self.inner):
             other = [name for name in OTHER_LOSSES if name in part.module.needs]
@@ -139,9 +140,13 @@ class Combine(AbstractWrapper[CombineState]):
         terms = self.demand("terms", None if context is None else context.terms)
         weights, combination = self.weigh(terms, state, context)
         result, inner = self.inner_part(state, context, params).run(write, updates)
-        known = tree.cast_like((terms.losses, weights), (state.losses, state.weights))
-        gram = None if state.gram is None else tree.cast_like(terms.gram, state.gram)
-        return result, CombineState(inner, combination, *known, gram)
+        return result, CombineState(
+            inner=inner,
+            combination=combination,
+            losses=tree.cast_like(terms.losses, state.losses),
+            weights=tree.cast_like(weights, state.weights),
+            gram=None if state.gram is None else tree.cast_like(terms.gram, state.gram),
+        )
 
     def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None

@@ -81,11 +81,6 @@ def a_loss_that_is_no_function():
     sl.train_step(3)
 
 
-@refused(TypeError, NO_OPTIMIZER + "dict in its place.", unchecked=True)
-def model_and_optimizer_exchanged():
-    sl.train_step(total)(bound(), params())
-
-
 @refused(
     TypeError,
     "The leaf 'args.0' of type set is not an array, so it is static and must be hashable, but it "

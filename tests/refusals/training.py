@@ -46,11 +46,6 @@ def a_loss_that_is_a_tuple():
     train(lambda model: (total(model), 1))
 
 
-@refused(TypeError, "The loss returned a dict." + HAS_AUX)
-def a_loss_that_is_a_dict():
-    train(lambda model: {"loss": total(model)})
-
-
 @refused(TypeError, "The loss returned None. Does the function end with `return`?")
 def a_loss_that_is_none():
     train(lambda model: None)

@@ -7,10 +7,8 @@ from jaxtyping import Array
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Scalar
 
 
 class Clip(AbstractRule[None]):
@@ -39,7 +37,7 @@ def _clipped(u: Array, limit: Scalar) -> Array:
     return jnp.where(u > limit, limit, jnp.where(u < -limit, -limit, u))
 
 
-class ClipByGlobalNorm(AbstractStatelessTransform):
+class ClipByGlobalNorm(AbstractRule[None]):
     """Scales all updates by one factor so that their norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
     The Euclidean norm is summed in at least float32 over all leaves that this transform sees:
@@ -56,17 +54,19 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
 
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
 
+    scales: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        # A factor, since XLA would write updates that were divided leaf by leaf to memory.
-        return tree.scale(updates, *self.factors(updates, context))
+    def measure(self, now, g, leaf):
+        return {"square": jnp.sum(tree.abs_squared(g))}
 
-    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
-        norm = tree.global_norm(updates)
-        return (clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype)),)
+    def finish(self, now, sums, state):
+        now.factor = clip_factor(tree.root(sums.square), now.max_norm)
+
+    def direction(self, now, g, leaf):
+        # A factor, since XLA would write updates that were divided leaf by leaf to memory.
+        return g * now.factor
 
 
 class ClipByBlockRms(AbstractRule[None]):

@@ -37,13 +37,17 @@ class Sums:
 
 @contextlib.contextmanager
 def at_leaf(
-    part: Part, plan: Any, numbers: dict[str, Any], u: Array, p: Any, fields: dict[str, Any]
+    part: Part,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
 ) -> Iterator[tuple[SimpleNamespace, Array, SimpleNamespace, Callable[[PyTree], PyTree]]]:
     """What a phase sees: the numbers, the gradient and the leaf, in one precision. And a function
     that brings other arrays to it."""
     shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
-    others = [p] if "params" in part.module.needs else []
-    dtype = accumulation_dtype(*(x.dtype for x in (u, *others, *shaped)))
+    dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
     real = real_dtype(dtype)
     now = SimpleNamespace(
         **{n: x if x is None or x.dtype == bool else cast(x, real) for n, x in numbers.items()}
@@ -53,7 +57,7 @@ def at_leaf(
         return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
 
     u, others, fields = wide((u, others, fields))
-    leaf = SimpleNamespace(**fields, p=others[0] if others else None, plan=plan)
+    leaf = SimpleNamespace(**fields, **others, plan=plan)
     # Under strict promotion, which users may choose, real times complex would be refused.
     promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
     with jax.named_scope("/".join(part.path)), promoting:
@@ -66,7 +70,7 @@ def phases(
     plan: Any,
     numbers: dict[str, Any],
     u: Array,
-    p: Any,
+    others: dict[str, Array],
     fields: dict[str, Any],
     store: Store,
 ) -> Array | None:
@@ -76,11 +80,12 @@ def phases(
 
     - `part`: the rule, and what it sees.
     - `does`: the phases, `"advance"`, `"direction"` or both.
-    - `plan`, `numbers`, `u`, `p`, `fields`: as the leaf has them.
+    - `plan`, `numbers`, `u`, `fields`: as the leaf has them.
+    - `others`: what else the rule needs at the leaf, by name.
     - `store`: stores a field by its number among these.
     """
     rule = part.module
-    with at_leaf(part, plan, numbers, u, p, fields) as (now, g, leaf, wide):
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, wide):
         if "advance" in does:
             old = {name: getattr(leaf, name) for name in fields}
             rule.advance(now, g, leaf)
@@ -95,10 +100,16 @@ def phases(
 
 
 def measured(
-    part: Part, phase: str, plan: Any, numbers: dict[str, Any], u: Array, p: Any, fields: Any
+    part: Part,
+    phase: str,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
 ) -> dict[str, Array]:
     """What `measure` or `reduce` returns at a leaf."""
-    with at_leaf(part, plan, numbers, u, p, fields) as (now, g, leaf, _):
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
         return getattr(part.module, phase)(now, g, leaf)
 
 

@@ -115,7 +115,7 @@ class Row:
         del params["empty"]
         if self.name in COMPLEX:
             params["z"] = jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64)
-        with unchecked():  # the test of the scan checks the types
+        with unchecked():  # the test of `scan` and `cond` checks the types
             return TwoSteps(self.tx, params, donate=True)
 
 
@@ -193,7 +193,7 @@ def scan_four(params, opt, grads, check=lambda before, after: None):
     return jax.lax.scan(body, (params, opt), length=4)[0]
 
 
-def test_scan_and_cond_carry_an_optimizer_in_double_precision(row, x64):
+def test_scan_and_cond_carry_an_optimizer_in_double_precision(row, x64, typechecked):
     params = make_params((jnp.float64, jnp.float32, jnp.bfloat16))
     opt = sl.Optimizer(row.tx, params)
 

@@ -7,6 +7,7 @@ import slalom as sl
 from .catalogue import halving
 
 RULES: dict[str, Any] = {
+    "ClipByGlobalNorm, delayed": sl.ClipByGlobalNorm(1.0, delayed=True),
     "ZClip": sl.ZClip(warmup_steps=1),
 }
 

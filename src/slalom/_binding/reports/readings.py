@@ -81,6 +81,10 @@ class Readings(_Numbers):
             return reading.compute(*used)
         return _copy(*used) if self._copies else used[0]
 
+    def __getattr__(self, name: str) -> Any:
+        advice = "" if name[0] == "_" else f' Write `opt.{self._kind}["{name}"]`.'
+        raise AttributeError(f"'Readings' object has no attribute '{name}'.{advice}", name=name)
+
     def __iter__(self) -> Iterator[str]:
         return (name for name, reading in self._table.items() if reading.path == name)
 

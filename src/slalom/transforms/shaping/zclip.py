@@ -77,13 +77,16 @@ class ZClip(AbstractTransform[ZClipState]):
         context: Context | None = None,
     ) -> tuple[Updates, ZClipState]:
         now = SimpleNamespace(**{n: as_canonical(x) for n, x in vars(self.at(context)).items()})
-        exact = tree.global_norm(updates)
+        # Where the squares overflow too: an infinite norm of finite updates would not be clipped.
+        exact = tree.scaled_norm(updates, small=False)
         norm = exact.astype(state.mean.dtype)
         is_warm = state.age >= self.warmup_steps
-        divisor = state.std + now.eps
-        z = (norm - state.mean) / jnp.where(divisor == 0, 1, divisor)
-        is_high = is_warm & (z > now.threshold)
-        lowered = state.mean + now.threshold * state.std * (now.threshold / jnp.where(z == 0, 1, z))
+        above, unit = norm - state.mean, state.std + now.eps
+        # Compared without a quotient: after equal norms, with ε = 0, any rise is high.
+        is_high = is_warm & (above > now.threshold * unit)
+        inverse = 1 / jnp.where(above == 0, 1, above)
+        lowered = state.mean + now.threshold * state.std * (now.threshold * unit * inverse)
+        z = above / jnp.where(unit == 0, 1, unit)
         limit = jnp.where(is_high, lowered, norm)
         new = self._moved(state, limit, is_warm, now.decay)
         is_finite = jnp.isfinite(norm)
@@ -102,7 +105,7 @@ class ZClip(AbstractTransform[ZClipState]):
         change = norm - state.mean
         # Both variances are (1 − w)·(σ² + f·d²), where d is the distance from the old mean.
         factor = jnp.where(is_warm, decay * (1 - decay), 1 / n)
-        std = jnp.sqrt(1 - weight) * _hypot(state.std, jnp.sqrt(factor) * change)
+        std = tree.root(1 - weight) * _hypot(state.std, tree.root(factor) * change)
         return age, state.mean + weight * change, std
 
     def metrics(self, state: ZClipState) -> dict[str, Array]:
@@ -113,4 +116,4 @@ def _hypot(a: Array, b: Array) -> Array:
     """√(a² + b²) without overflow of the squares."""
     largest = jnp.maximum(a, jnp.abs(b))
     scale = jnp.where(largest == 0, 1, largest)
-    return scale * jnp.sqrt((a / scale) ** 2 + (b / scale) ** 2)
+    return scale * tree.root((a / scale) ** 2 + (b / scale) ** 2)

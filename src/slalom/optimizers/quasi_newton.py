@@ -56,7 +56,7 @@ def lbfgs(
 
     ```python
     >>> params = {"x": jnp.array(0.0), "y": jnp.array(0.0)}
-    >>> opt = sl.Optimizer(sl.lbfgs(bounds=(None, {"x": 0.5, "y": None})), params)
+    >>> opt = sl.Optimizer(sl.lbfgs(bounds={sl.where.path("x"): (None, 0.5)}), params)
     >>> for _ in range(30):
     ...     params, opt, loss = step(params, opt)
     >>> params

@@ -17,7 +17,7 @@ OF_A_LEAF = {
 """Their docstrings speak of the norm, the root mean square or the axes of one leaf."""
 
 OF_ALL = {
-    *("lbfgs", "polyak_sgd", "dog", "dowg", "momo", "momo_adam"),
+    *("lbfgs", "ss_broyden", "polyak_sgd", "dog", "dowg", "momo", "momo_adam"),
 }
 """One number for all parameters together."""
 

@@ -300,8 +300,8 @@ def _at_leaf(
     before = len(written if advances else read) - len(flat)
 
     def body(read: list[Any], old: list[Any], store: Store) -> None:
-        u, target = read[0], old[0]
-        p = target if plan.adds else (read[1] if seen else None)
+        u: Any = read[0]
+        p = old[0] if plan.adds else (read[1] if seen else None)
         own_grads = iter(read[1 + len(seen) :])
         shaped = (old if advances else read)[before:]
         for n, (k, own, here) in enumerate(zip(plan.active, plan.plans, numbers, strict=True)):

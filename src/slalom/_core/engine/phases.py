@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
+from .matrices import OneByOne, Seen, is_key
 from .pieces import Store
 
 
@@ -45,9 +46,7 @@ def at_leaf(
     others = [p] if "params" in part.module.needs else []
     dtype = accumulation_dtype(*(x.dtype for x in (u, *others, *shaped)))
     real = real_dtype(dtype)
-    now = SimpleNamespace(
-        **{n: x if x is None or x.dtype == bool else cast(x, real) for n, x in numbers.items()}
-    )
+    now = SimpleNamespace(**{n: cast(x, real) if _is_number(x) else x for n, x in numbers.items()})
 
     def wide(x: Any) -> Any:
         return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
@@ -79,19 +78,30 @@ def phases(
     - `plan`, `numbers`, `u`, `p`, `fields`: as the leaf has them.
     - `store`: stores a field by its number among these.
     """
-    rule = part.module
+    last = part.module.written_last
+    rule = part.module if part.module.over != "matrix" else OneByOne(part.module, plan, part.state)
     with at_leaf(part, plan, numbers, u, p, fields) as (now, g, leaf, wide):
         if "advance" in does:
             old = {name: getattr(leaf, name) for name in fields}
             rule.advance(now, g, leaf)
             new = {n: x for n in fields if (x := getattr(leaf, n)) is not old[n]}
-            first = [x for n, x in new.items() if n not in rule.written_last]
+            first = [x for n, x in new.items() if n not in last]
             for i, name in enumerate(fields):
                 if name in new:
-                    last = name in rule.written_last
-                    value = _written_after(first, new[name]) if last else new[name]
+                    value = _written_after(first, new[name]) if name in last else new[name]
                     setattr(leaf, name, wide(store(i, value)))
         return rule.direction(now, g, leaf) if "direction" in does else None
+
+
+def seen_by_refresh(
+    part: Part, plan: Any, numbers: dict[str, Any], u: Array, p: Any, fields: dict[str, Any]
+) -> Seen:
+    """What `refresh` sees of a leaf."""
+    with at_leaf(part, plan, numbers, u, p, fields) as (now, g, leaf, _):
+        fields = {name: getattr(leaf, name) for name in (*fields, "p")}
+        if part.module.over == "matrix":
+            return OneByOne(part.module, plan, part.state).seen(now, g, fields)
+        return Seen(g, fields, vars(now))
 
 
 def measured(
@@ -130,6 +140,10 @@ def finish(
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _is_number(x: Any) -> bool:
+    return x is not None and x.dtype != bool and not is_key(x)
 
 
 def _written_after(others: list[Array], x: Array) -> Array:

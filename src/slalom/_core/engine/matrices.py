@@ -104,7 +104,7 @@ class OneByOne:
     def __init__(self, rule: Any, matrix: Matrix, state: Any):
         self.rule = rule
         self.matrix = matrix
-        self.as_params = ("p", *params_like_fields(state))
+        self.as_params = ("p", "grad", *params_like_fields(state))
         """The fields that are read as matrices. Others have a leading axis of matrices."""
 
     def read(self, fields: dict[str, Any]) -> dict[str, Any]:

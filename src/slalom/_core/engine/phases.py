@@ -38,13 +38,17 @@ class Sums:
 
 @contextlib.contextmanager
 def at_leaf(
-    part: Part, plan: Any, numbers: dict[str, Any], u: Array, p: Any, fields: dict[str, Any]
+    part: Part,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
 ) -> Iterator[tuple[SimpleNamespace, Array, SimpleNamespace, Callable[[PyTree], PyTree]]]:
     """What a phase sees: the numbers, the gradient and the leaf, in one precision. And a function
     that brings other arrays to it."""
     shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
-    others = [p] if "params" in part.module.needs else []
-    dtype = accumulation_dtype(*(x.dtype for x in (u, *others, *shaped)))
+    dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
     real = real_dtype(dtype)
     now = SimpleNamespace(**{n: cast(x, real) if _is_number(x) else x for n, x in numbers.items()})
 
@@ -52,7 +56,7 @@ def at_leaf(
         return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
 
     u, others, fields = wide((u, others, fields))
-    leaf = SimpleNamespace(**fields, p=others[0] if others else None, plan=plan)
+    leaf = SimpleNamespace(**fields, **others, plan=plan)
     # Under strict promotion, which users may choose, real times complex would be refused.
     promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
     with jax.named_scope("/".join(part.path)), promoting:
@@ -65,7 +69,7 @@ def phases(
     plan: Any,
     numbers: dict[str, Any],
     u: Array,
-    p: Any,
+    others: dict[str, Array],
     fields: dict[str, Any],
     store: Store,
 ) -> Array | None:
@@ -75,12 +79,13 @@ def phases(
 
     - `part`: the rule, and what it sees.
     - `does`: the phases, `"advance"`, `"direction"` or both.
-    - `plan`, `numbers`, `u`, `p`, `fields`: as the leaf has them.
+    - `plan`, `numbers`, `u`, `fields`: as the leaf has them.
+    - `others`: what else the rule needs at the leaf, by name.
     - `store`: stores a field by its number among these.
     """
     last = part.module.written_last
     rule = part.module if part.module.over != "matrix" else OneByOne(part.module, plan, part.state)
-    with at_leaf(part, plan, numbers, u, p, fields) as (now, g, leaf, wide):
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, wide):
         if "advance" in does:
             old = {name: getattr(leaf, name) for name in fields}
             rule.advance(now, g, leaf)
@@ -94,21 +99,32 @@ def phases(
 
 
 def seen_by_refresh(
-    part: Part, plan: Any, numbers: dict[str, Any], u: Array, p: Any, fields: dict[str, Any]
+    part: Part,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
 ) -> Seen:
     """What `refresh` sees of a leaf."""
-    with at_leaf(part, plan, numbers, u, p, fields) as (now, g, leaf, _):
-        fields = {name: getattr(leaf, name) for name in (*fields, "p")}
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
+        fields = {name: getattr(leaf, name) for name in (*fields, *others)}
         if part.module.over == "matrix":
             return OneByOne(part.module, plan, part.state).seen(now, g, fields)
         return Seen(g, fields, vars(now))
 
 
 def measured(
-    part: Part, phase: str, plan: Any, numbers: dict[str, Any], u: Array, p: Any, fields: Any
+    part: Part,
+    phase: str,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
 ) -> dict[str, Array]:
     """What `measure` or `reduce` returns at a leaf."""
-    with at_leaf(part, plan, numbers, u, p, fields) as (now, g, leaf, _):
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
         return getattr(part.module, phase)(now, g, leaf)
 
 

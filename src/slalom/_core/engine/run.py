@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
+from ...tree.dtypes import as_float
 from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
 from ..protocol.parts import Part
@@ -128,8 +129,10 @@ def _over_leaves(
 ) -> list[Any]:
     """Runs these phases of all rules at one leaf after the other."""
 
-    def at_leaf(plan: _Plan, numbers: Any, u: Any, p: Any, fields: Any, seeds: Any, after: Any):
-        return _at_leaf(runs, plan, numbers, u, p, fields, seeds, after)
+    def at_leaf(
+        plan: _Plan, numbers: Any, u: Any, p: Any, grads: Any, fields: Any, seeds: Any, after: Any
+    ):
+        return _at_leaf(runs, plan, numbers, u, p, grads, fields, seeds, after)
 
     if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
@@ -156,9 +159,9 @@ def _over_leaves(
             u = tree.after(u, after)
         if done is not None and any(run.rule.over == "matrix" for run, _ in own):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
-        result, new = at_leaf(
-            plan, [run.numbers_of(n) for run, n in own], u, params[i], fields, seeds, after
-        )
+        numbers = [run.numbers_of(n) for run, n in own]
+        grads = [run.grads[n] for run, n in own]
+        result, new = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
         results.append(result)
         done = (result, new)
         # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
@@ -192,23 +195,32 @@ class _Run:
         inside = jax.tree.structure(updates, is_leaf=rests)
         whole = len(at.leaves) == inside.num_leaves
         inside = inside if whole else jax.tree.structure(part.params)
-        if "params" in self.rule.needs:
-            self.rule.demand("params", part.params)
+        context = part.context
+        trees = {"params": part.params, "grad": None if context is None else context.grad}
+        needed = {name: x for name, x in trees.items() if name in self.rule.needs}
+        for name, x in needed.items():
+            self.rule.demand(name, x)
         known = marks(part.state)
         children = children_by_name(part.state)
         shaped = {n: x for n, x in children.items() if known.get(n) in (PARAM_LIKE, PER_PARAM)}
         likes = [x for n, x in shaped.items() if known[n] == PARAM_LIKE and jax.tree.leaves(x)]
         if whole:
-            others = [part.params] if "params" in self.rule.needs else []
-            tree.check_same_structure(tuple(map(_as_if_decoded, (updates, *others, *likes))))
+            same = (updates, *needed.values(), *likes)
+            tree.check_same_structure(tuple(map(_as_if_decoded, same)))
         self.columns = {
             name: inside.flatten_up_to(x)
             for name, x in shaped.items()
-            if jax.tree.leaves(x) or known[name] == PER_PARAM
+            if jax.tree.leaves(x) or (x is not None and known[name] == PER_PARAM)
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})
-        self.now = self.rule.at(part.context)
+        self.now = self.rule.at(context)
+        if "value" in self.rule.needs:
+            value = self.rule.demand("value", None if context is None else context.value)
+            self.now.value = as_float(value)
+        self.grads: list[Any] = [None] * len(at.leaves)
+        if "grad" in needed:
+            self.grads = inside.flatten_up_to(needed["grad"])
         self.rule.begin(self.now, self.scalars)
         self.shapes = _as_if_decoded(updates) if whole else part.params
         if self.rule.over == "matrix":
@@ -236,6 +248,11 @@ class _Run:
     def _own_key(self, n: int, key: Array) -> Array:
         # From the path, so that a leaf keeps its key when others come or go.
         return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
+
+    def others_of(self, p: Any, grad: Any) -> dict[str, Any]:
+        """What else the rule needs of a leaf, by name."""
+        known = {"params": ("p", p), "grad": ("grad", grad)}
+        return dict(known[name] for name in self.rule.needs if name in known)
 
     def fields_of(self, n: int) -> list[Any]:
         """The fields of the state of the leaf at this position."""
@@ -277,7 +294,7 @@ class _Run:
                 self.plan[n],
                 self.numbers_of(n),
                 u,
-                decoded(p),
+                self.others_of(decoded(p), self.grads[n]),
                 dict(zip(self.columns, self.fields_of(n), strict=True)),
             )
             for n, u, p in at
@@ -296,16 +313,16 @@ class _Run:
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
         leaves = jax.tree.leaves(decoded_again(updates), is_leaf=rests)
 
-        def at_leaf(plan: Any, numbers: Any, u: Any, p: Any, fields: Any) -> dict[str, Array]:
-            u, p, fields = decoded((u, p, fields))
+        def at_leaf(plan: Any, numbers: Any, u: Any, others: Any, fields: Any) -> dict[str, Array]:
+            u, others, fields = decoded((u, others, fields))
             values = dict(zip(self.columns, fields, strict=True))
-            return measured(self.part, phase, plan, numbers, u, p, values)
+            return measured(self.part, phase, plan, numbers, u, others, values)
 
         if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
             at_leaf = jax.jit(at_leaf, static_argnums=0)
         for i, n in self.positions.items():
-            p = params[i] if "params" in self.rule.needs else None
-            found = at_leaf(self.plan[n], self.numbers_of(n), leaves[i], p, self.fields_of(n))
+            others = self.others_of(params[i] if params else None, self.grads[n])
+            found = at_leaf(self.plan[n], self.numbers_of(n), leaves[i], others, self.fields_of(n))
             self.found[n] = self.found[n] | found
 
     def new_state(self) -> Any:
@@ -320,6 +337,7 @@ def _at_leaf(
     numbers: Sequence[dict[str, Any]],
     u: AtRest,
     p: Any,
+    grads: Sequence[Any],
     fields: Sequence[Sequence[Any]],
     seeds: Sequence[Sequence[Any]],
     after: Any,
@@ -330,21 +348,27 @@ def _at_leaf(
     counts = [len(values) for values in fields]
     starts = np.cumsum([0, *counts]).tolist()
     flat = [x for values in fields for x in values]
-    read = [u, *([] if plan.adds or p is None else [p]), *([] if advances else flat)]
+    seen = [] if plan.adds or p is None else [p]
+    known = [x for x in grads if x is not None]
+    read = [u, *seen, *known, *([] if advances else flat)]
     written = [*([p if plan.adds else None] if directs else []), *(flat if advances else [])]
     all_seeds = [*([None] if directs else []), *(seed for values in seeds for seed in values)]
     before = len(written if advances else read) - len(flat)
 
     def body(read: list[Any], old: list[Any], store: Store) -> None:
         u, target = read[0], old[0]
-        seen = target if plan.adds else (None if p is None else read[1])
+        p = target if plan.adds else (read[1] if seen else None)
+        own_grads = iter(read[1 + len(seen) :])
         shaped = (old if advances else read)[before:]
-        for k, own, here, start in zip(plan.active, plan.plans, numbers, starts, strict=False):
+        for n, (k, own, here) in enumerate(zip(plan.active, plan.plans, numbers, strict=True)):
+            start = starts[n]
             values = dict(zip(runs[k].columns, shaped[start:], strict=False))
             own_store = functools.partial(_store_from, store, before + start)
-            u = phases(runs[k].part, plan.does, own, here, u, seen, values, own_store)
+            grad = None if grads[n] is None else next(own_grads)
+            others = runs[k].others_of(p, grad)
+            u = phases(runs[k].part, plan.does, own, here, u, others, values, own_store)
         if directs:
-            store(0, tree.add(seen, u) if plan.adds else u)
+            store(0, tree.add(p, u) if plan.adds else u)
 
     if not any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
         new = run_whole(body, read, written, all_seeds)

@@ -125,8 +125,9 @@ class AbstractRule(AbstractTransform[State]):
 
         **Arguments:**
 
-        - `now`: the hyperparameters at this step. What is added may be a scalar, or a vector with
-            an entry for each leaf, of which a leaf sees its own.
+        - `now`: the hyperparameters at this step, and `now.value`, the loss, if the rule `needs`
+            it. What is added may be a scalar, or a vector with an entry for each leaf, of which a
+            leaf sees its own.
         - `state`: those fields of the state that are not shaped like the parameters, for example
             `age`. What is assigned is the new state.
         """
@@ -152,8 +153,9 @@ class AbstractRule(AbstractTransform[State]):
         - `now`: the numbers of this step.
         - `g`: the gradient.
         - `leaf`: the old state by field. What is assigned to a field is stored; other attributes
-            are kept for `direction`, unless the rule has a `reduce`. `leaf.p` is the parameter,
-            if the rule `needs` `"params"`, and `leaf.plan` what `plan` says of it.
+            are kept for `direction`, unless the rule has a `reduce`. `leaf.plan` is what `plan`
+            says of it. If the rule `needs` `"params"`, `leaf.p` is the parameter; if it needs
+            `"grad"`, `leaf.grad` is the gradient of the loss.
         """
         del now, g, leaf
 

@@ -1,4 +1,4 @@
-"""Rules for matrices: how leaves are read, and what is computed only now and then.
+"""Rules for matrices: how leaves are read, and what is computed in some steps only.
 
 Large matrices are processed one after the other, which needs the scratch memory of one. Small ones
 of equal shape are stacked, since one alone does not keep a processor busy.
@@ -138,6 +138,21 @@ class OneByOne:
         for name, x in new.items():
             setattr(leaf, name, self.matrix.write(x) if name in self.as_params else x)
 
+    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+        """As `AbstractRule.measure`: the sums over the matrices of a leaf."""
+        return self._summed(self.rule.measure, now, g, leaf)
+
+    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+        """As `AbstractRule.reduce`."""
+        return self._summed(self.rule.reduce, now, g, leaf)
+
+    def _summed(self, phase: Any, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+        def one(now: Any, g: Array, fields: dict[str, Any]) -> dict[str, Array]:
+            return phase(now, g, SimpleNamespace(**fields))
+
+        found = _each(one, now, self.matrix.read(g), self.read(vars(leaf)))
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), found)
+
     def direction(self, now: Any, g: Array, leaf: Any) -> Array:
         """As `AbstractRule.direction`."""
         if g.size == 0:
@@ -156,6 +171,7 @@ def _each(function: Callable[..., Any], now: Any, g: Array, fields: Any) -> Any:
     def one(keys: dict[str, Any], g: Array, fields: Any) -> Any:
         return function(SimpleNamespace(**(vars(now) | keys)), g, fields)
 
+    # Also for one matrix: without its axis, XLA keeps copies of the gradients.
     return jax.vmap(one)(keys, g, fields)
 
 
@@ -231,6 +247,19 @@ def refreshed(
     return jax.lax.cond(jnp.any(due), fresh, lambda kept: kept, list(old))
 
 
+def not_refreshed(who: str, unknown: list[str]) -> str:
+    """The message for a rule whose `refresh` cannot run."""
+    if unknown:
+        return (
+            f"{who}.refreshes names '{unknown[0]}', which is no field of its state that belongs to "
+            "the parameters. Mark the field with `sl.fields.per_param()`."
+        )
+    return (
+        f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `now.due` there, "
+        "to a bool array such as `state.age % 10 == 0`."
+    )
+
+
 def _in_batches(
     function: Callable[[Any, Seen], Any],
     seen: Sequence[Seen],
@@ -248,7 +277,8 @@ def _in_batches(
         kinds.setdefault(kind if over == "matrix" else i, []).append(i)
     for members in kinds.values():
         size = max(math.prod(x.shape[1:]) for x in jax.tree.leaves(seen[members[0]]))
-        for batch in chunks(members, [len(seen[i].g) for i in members], size):
+        counts = [len(seen[i].g) if over == "matrix" else 1 for i in members]
+        for batch in chunks(members, counts, size):
             stack = jax.tree.map(lambda *xs: _joined(xs), *(seen[i] for i in batch))
             # Not the factors themselves, which would be copied.
             rest = {name: x for name, x in stack.fields.items() if name not in refreshes}

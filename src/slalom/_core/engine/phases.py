@@ -84,7 +84,7 @@ def phases(
     - `store`: stores a field by its number among these.
     """
     last = part.module.written_last
-    rule = part.module if part.module.over != "matrix" else OneByOne(part.module, plan, part.state)
+    rule = _at(part, plan)
     with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, wide):
         if "advance" in does:
             old = {name: getattr(leaf, name) for name in fields}
@@ -125,7 +125,7 @@ def measured(
 ) -> dict[str, Array]:
     """What `measure` or `reduce` returns at a leaf."""
     with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
-        return getattr(part.module, phase)(now, g, leaf)
+        return getattr(_at(part, plan), phase)(now, g, leaf)
 
 
 def finish(
@@ -156,6 +156,12 @@ def finish(
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _at(part: Part, plan: Any) -> Any:
+    """The rule with phases that see a whole leaf."""
+    rule = part.module
+    return OneByOne(rule, plan, part.state) if rule.over == "matrix" else rule
 
 
 def _is_number(x: Any) -> bool:

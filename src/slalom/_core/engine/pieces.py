@@ -62,9 +62,12 @@ def run_at_rest(
 
 
 def run_whole(
-    body: Body, read: Sequence[AtRest], written: Sequence[AtRest | None], seeds: Sequence[Any]
+    body: Body,
+    read: Sequence[AtRest | tuple[Array, ...]],
+    written: Sequence[AtRest | tuple[Array, ...] | None],
+    seeds: Sequence[Any],
 ) -> list[Any]:
-    """As `run_at_rest`, on whole leaves."""
+    """As `run_at_rest`, on whole leaves, each of which may also be a tuple of arrays."""
     results: list[Any] = list(written)
 
     def store(i: int, value: Any) -> Any:

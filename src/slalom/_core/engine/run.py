@@ -29,7 +29,7 @@ from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
 from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seed_of
-from .matrices import is_key, matrices, refreshed
+from .matrices import is_key, matrices, not_refreshed, refreshed
 from .phases import finish, measured, phases, seen_by_refresh
 from .pieces import Store, last_of, run_at_rest, run_whole
 
@@ -245,7 +245,7 @@ class _Run:
         here = {name: x if x is None or x.ndim == 0 else x[n] for name, x in vars(self.now).items()}
         return {name: self._own_key(n, x) if is_key(x) else x for name, x in here.items()}
 
-    def _own_key(self, n: int, key: Array) -> Array:
+    def _own_key(self, n: int, key: Any) -> Array:
         # From the path, so that a leaf keeps its key when others come or go.
         return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
 
@@ -285,6 +285,10 @@ class _Run:
 
     def refresh(self, leaves: Sequence[Array], params: Sequence[Any]) -> None:
         """Runs `refresh`, if it is due, at all leaves with any numbers."""
+        rule = self.rule
+        unknown = [name for name in rule.refreshes if name not in self.columns]
+        if unknown or not hasattr(self.now, "due"):
+            raise TypeError(not_refreshed(type(rule).__name__, unknown))
         at = [(n, leaves[i], params[i]) for i, n in self.positions.items() if leaves[i].size]
         if not at:
             return

@@ -90,7 +90,7 @@ def adjoint(x: Inexact[Array, "... n m"]) -> Inexact[Array, "... m n"]:
     return jnp.conj(x.mT) if jnp.iscomplexobj(x) else x.mT
 
 
-def adjoint_times(q: Inexact[Array, "batch n n"], x: Inexact[Array, "batch n m"]) -> Array:
+def adjoint_times(q: Inexact[Array, "... n n"], x: Inexact[Array, "... n m"]) -> Array:
     """qᴴ·x, without a transposed copy of `q`, which XLA:CPU would make."""
     return adjoint(adjoint(x) @ q)
 
@@ -100,7 +100,7 @@ def times_adjoint(x: Inexact[Array, "batch n m"], q: Inexact[Array, "batch m m"]
     return jnp.einsum("bij,bkj->bik", x, jnp.conj(q) if jnp.iscomplexobj(q) else q)
 
 
-def bounded_entries(g: Inexact[Array, "batch n m"]) -> Inexact[Array, "batch n m"]:
+def bounded_entries(g: Inexact[Array, "... n m"]) -> Inexact[Array, "... n m"]:
     """The matrices with entries so bounded that no product with their adjoint overflows.
 
     Infinities and NaN become NaN.

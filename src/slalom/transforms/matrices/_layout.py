@@ -1,16 +1,9 @@
 """What rules ask of a layout: units, pairs of axes, and matrices.
 
 A rule that reads layouts declares `layout: LayoutLike = layout_field()`, and asks the functions
-below in `init` and in `update`. All of them depend only on the structure and the shapes of the
-parameters, and are memoized.
-
-A rule for matrices calls `matrices` in `init`, where an array without meaning is refused, and in
-`update`:
-
-    for m, g in zip(matrices(self, updates), jax.tree.leaves(updates), strict=True):
-        u = m.write(rule(m.read(g)))       # (batch, outputs, inputs)
-
-Where an array may also be something else than a matrix, it calls `matrices_or_none`.
+below in `init`, where an array without meaning is refused, and in `plan`. All of them depend only
+on the structure and the shapes of the parameters, and are memoized. A rule with `over = "matrix"`
+is given matrices.
 """
 
 import math

@@ -90,17 +90,16 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
     refreshes: ClassVar[tuple[str, ...]] = ("roots",)
 
     def init(self, params: Params) -> ScaleByShampooState:
-        def zeros() -> PyTree:
-            # Two trees, since no two leaves of a state may share a buffer.
-            return self.for_each_matrix(
-                params, lambda *args: _Blocks.of(*args[:2], self.block_size).zeros(args[2])
-            )
+        def blocks(rows: int, columns: int, dtype: Any) -> tuple[Array, Array]:
+            return _Blocks.of((rows, columns), self.block_size).zeros(dtype)
 
+        # Two trees, since no two leaves of a state may share a buffer.
+        statistics, roots = (self.for_each_matrix(params, blocks) for _ in range(2))
         return ScaleByShampooState(
             age=tree.fresh_count(),
             since=tree.fresh_count(),
-            statistics=zeros(),
-            roots=zeros(),
+            statistics=statistics,
+            roots=roots,
             graft=None if self.graft is None else self.graft.init(params),
         )
 
@@ -127,7 +126,9 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
         updates, state = super().run(write.returning, updates, state, params, context)
         if jax.tree.leaves(updates):
             updates = self._grafted(updates, sizes)
-        return write(params, updates), eqx.tree_at(lambda s: s.graft, state, graft)
+        return write(params, updates), eqx.tree_at(
+            lambda s: s.graft, state, graft, is_leaf=lambda x: x is None
+        )
 
     def _grafted(self, updates: Updates, sizes: Updates) -> Updates:
         """The updates of matrices with the norms of others."""
@@ -159,7 +160,7 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
         state.since = jnp.where(now.due, 0, tree.increment(state.since))
 
     def advance(self, now, g, leaf):
-        blocks = _Blocks.of(*g.shape, self.block_size).split(bounded_entries(g))
+        blocks = _Blocks.of(g.shape, self.block_size).split(bounded_entries(g))
         left, right = leaf.statistics
         left = now.b2 * left + now.c2 * (blocks @ adjoint(blocks))
         right = now.b2 * right + now.c2 * (adjoint(blocks) @ blocks)
@@ -171,13 +172,12 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
         def root(x):
             return _inverse_fourth_root(x * now.scale, now.eps)
 
-        roots = []
-        for x in leaf.statistics:
-            roots.append(root(x) if x.ndim == 2 else of_matrices(root, x))
-        leaf.roots = tuple(roots)
+        leaf.roots = tuple(
+            root(x) if x.ndim == 2 else of_matrices(root, x) for x in leaf.statistics
+        )
 
     def direction(self, now, g, leaf):
-        cut = _Blocks.of(*g.shape, self.block_size)
+        cut = _Blocks.of(g.shape, self.block_size)
         left, right = leaf.roots
         return cut.join(left @ cut.split(bounded_entries(g)) @ right)
 
@@ -187,7 +187,7 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
         def note(matrix: Matrix | None) -> str | None:
             if matrix is None:
                 return None
-            blocks = str(_Blocks.of(matrix.rows, matrix.columns, self.block_size))
+            blocks = str(_Blocks.of((matrix.rows, matrix.columns), self.block_size))
             return ", ".join(filter(None, (str(matrix), blocks)))
 
         return tuple(map(note, matrices_or_none(self, params)))
@@ -208,7 +208,8 @@ class _Blocks(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, rows: int, columns: int, size: int) -> "_Blocks":
+    def of(cls, shape: tuple[int, ...], size: int) -> "_Blocks":
+        rows, columns = shape
         down, across = max(1, -(-rows // size)), max(1, -(-columns // size))
         return cls(rows, columns, down, across, -(-rows // down), -(-columns // across))
 

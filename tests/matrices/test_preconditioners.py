@@ -201,8 +201,8 @@ def same_noise(monkeypatch):
     """The same noise in every refresh, for each matrix of a shape."""
 
     def noise(_, like):
-        drawn = np.random.default_rng(5).standard_normal(like.shape)
-        return jnp.asarray(drawn, like.dtype)
+        drawn = np.random.default_rng(5).standard_normal(like.shape[1:])
+        return jnp.broadcast_to(jnp.asarray(drawn, like.dtype), like.shape)
 
     monkeypatch.setattr("slalom.transforms.matrices.kron._noise", noise)
 

@@ -259,7 +259,7 @@ def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "
     values = jnp.maximum(values, 0) + eps.astype(values.dtype) * largest
     powers = jnp.where(largest > 0, tree.positive(values), 1) ** -0.25
     with jax.default_matmul_precision("highest"):
-        roots = (vectors * powers) @ adjoint(vectors)
+        roots = (vectors * powers[None, :]) @ adjoint(vectors)
     return roots * scale**-0.25
 
 

@@ -7,6 +7,7 @@ weight decays side by side, as one program. The best of them are compared with t
 no network is trained on. The data are the 1797 images of 8 × 8 pixels that come with scikit-learn.
 """
 
+# %%
 import argparse
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ try:
     import equinox as eqx
     import jax
     import jax.numpy as jnp
+    import matplotlib.pyplot as plt
     import numpy as np
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -25,15 +27,40 @@ except ImportError as error:
     raise SystemExit(f'{error}. Install the dependencies: pip install -e ".[examples]"') from None
 
 BATCH = 64
+EPOCHS = 20
+RATES = 12
+SEED = 0
 
+# %% tags=["script"]
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("--epochs", type=int, default=EPOCHS, help="number of epochs of a run (20)")
+parser.add_argument("--rates", type=int, default=RATES, help="number of learning rates (12)")
+parser.add_argument("--quick", action="store_true", help="4 learning rates, 2 epochs")
+parser.add_argument("--seed", type=int, default=SEED, help="random seed (0)")
+parser.add_argument("--out", type=Path, default=Path("sweep.png"), help="file of the plot")
+args = parser.parse_args()
+EPOCHS, RATES, SEED = (2, 4, args.seed) if args.quick else (args.epochs, args.rates, args.seed)
+plt.switch_backend("Agg")
+display = print  # what notebooks have instead
 
-def load_data():
-    """Images in [0, 1] as vectors, and their labels. The split does not depend on `--seed`."""
-    images, labels = load_digits(return_X_y=True)
-    images = images.astype(np.float32) / 16
-    return train_test_split(
-        images, labels.astype(np.int32), test_size=0.2, stratify=labels, random_state=0
-    )
+# %% [markdown]
+# ## Data, network and loss
+#
+# The images are vectors of 64 numbers in [0, 1]. The split does not depend on the seed.
+
+# %%
+images, labels = load_digits(return_X_y=True)
+train_images, test_images, train_labels, test_labels = train_test_split(
+    images.astype(np.float32) / 16,
+    labels.astype(np.int32),
+    test_size=0.2,
+    stratify=labels,
+    random_state=0,
+)
+steps = EPOCHS * (len(train_images) // BATCH)
+model = eqx.nn.MLP(64, 10, width_size=64, depth=2, key=jax.random.key(SEED))
 
 
 def loss_fn(model, images, labels):
@@ -47,65 +74,60 @@ def accuracy(model, images, labels):
     return jnp.mean(jnp.argmax(jax.vmap(model)(images), axis=1) == labels)
 
 
-def shuffled_batches(images, labels, epochs, seed):
+def batches(epochs=EPOCHS):
     """The batches of some epochs. Leftover examples are dropped."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     for _ in range(epochs):
-        rows = rng.permutation(len(images))[: len(images) // BATCH * BATCH]
+        rows = rng.permutation(len(train_images))[: len(train_images) // BATCH * BATCH]
         for batch in rows.reshape(-1, BATCH):
-            yield images[batch], labels[batch]
+            yield train_images[batch], train_labels[batch]
 
 
-def train(tx, model, batches, steps):
-    """Trains one network."""
-    opt, step = sl.Optimizer(tx, model), sl.train_step(loss_fn)
-    for _, batch in zip(trange(steps, desc="best run", unit="step"), batches, strict=True):
-        model, opt, _ = step(model, opt, *batch)
-    return model
+# %% [markdown]
+# ## Range test
+#
+# One short run, in which the learning rate grows from step to step, shows where the loss falls
+# fastest.
 
+# %%
+tx = sl.adamw(1e-3, decay_where=sl.where.ndim(min=2))
+tested = sl.lr_range_test(
+    loss_fn, tx, model, list(batches(1)), lr_min=1e-5, lr_max=10.0, progress=True
+)
+display(tested)
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=20, help="number of epochs of a run (20)")
-    parser.add_argument("--rates", type=int, default=12, help="number of learning rates (12)")
-    parser.add_argument("--quick", action="store_true", help="4 learning rates, 2 epochs")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
-    parser.add_argument("--out", type=Path, default=Path("sweep.png"), help="file of the plot")
-    args = parser.parse_args()
+# %% [markdown]
+# ## Sweep
+#
+# `sl.sweep` trains the networks of a grid at once. Its result lists the best runs first.
 
-    train_images, test_images, train_labels, test_labels = load_data()
-    epochs, rates = (2, 4) if args.quick else (args.epochs, args.rates)
-    steps = epochs * (len(train_images) // BATCH)
-    model = eqx.nn.MLP(64, 10, width_size=64, depth=2, key=jax.random.key(args.seed))
-    tx = sl.adamw(1e-3, decay_where=sl.where.ndim(min=2))
+# %%
+grid = {"learning_rate": np.geomspace(1e-4, 1.0, RATES), "weight_decay": [0.0, 1e-2, 1e-1]}
+start = time.perf_counter()
+found = sl.sweep(loss_fn, tx, model, batches(), grid, steps=steps, progress=True)
+together = time.perf_counter() - start
+display(found)
 
-    def batches(number=epochs):
-        return shuffled_batches(train_images, train_labels, number, args.seed)
+# %%
+figure = found.plot()
+display(figure)
 
-    short = list(batches(1))
-    tested = sl.lr_range_test(loss_fn, tx, model, short, lr_min=1e-5, lr_max=10.0, progress=True)
-    print(tested)
+# %% [markdown]
+# ## The best run
+#
+# It is trained once more, by itself, and tested.
 
-    grid = {"learning_rate": np.geomspace(1e-4, 1.0, rates), "weight_decay": [0.0, 1e-2, 1e-1]}
-    runs = 3 * rates
-    start = time.perf_counter()
-    found = sl.sweep(loss_fn, tx, model, batches(), grid, steps=steps, progress=True)
-    together = time.perf_counter() - start
-    print(found)
+# %%
+start = time.perf_counter()
+best = sl.adamw(**found.best, decay_where=sl.where.ndim(min=2))
+opt, step = sl.Optimizer(best, model), sl.train_step(loss_fn)
+for _, batch in zip(trange(steps, desc="best run", unit="step"), batches(), strict=True):
+    model, opt, _ = step(model, opt, *batch)
+test_accuracy = accuracy(model, test_images, test_labels)
+alone = time.perf_counter() - start
+print(f"{3 * RATES} runs in one program: {together:.1f} s; one run alone: {alone:.1f} s")
+print(f"test accuracy of the best run {test_accuracy:.2%}")
 
-    start = time.perf_counter()
-    tx = sl.adamw(**found.best, decay_where=sl.where.ndim(min=2))
-    model = train(tx, model, batches(), steps)
-    test_accuracy = accuracy(model, test_images, test_labels)
-    alone = time.perf_counter() - start
-    print(f"{runs} runs in one program: {together:.1f} s; one run alone: {alone:.1f} s")
-    print(f"test accuracy of the best run {test_accuracy:.2%}")
-
-    found.plot().savefig(args.out, dpi=150)
-    print(f"wrote {args.out}")
-
-
-if __name__ == "__main__":
-    main()
+# %% tags=["script"]
+figure.savefig(args.out, dpi=150)
+print(f"wrote {args.out}")

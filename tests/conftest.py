@@ -91,15 +91,23 @@ NOT_TYPECHECKED = {
     "test_table_storage",
     "test_writing",
 }
-"""Files that take long, and whose rules and wrappers are type-checked by `test_table` and others
-too. Checking types takes a third of the time of a test."""
+"""Files that take long, and whose rules and wrappers are type-checked by `test_table`, which does
+so for all rows. Checking types takes a third of the time of a test."""
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def typecheck(request):
-    """Turns the checks of types off where others make them."""
-    jaxtyping_config.update("jaxtyping_disable", request.module.__name__ in NOT_TYPECHECKED)
+    """Turns the checks of types off in slow tests, and where others make them."""
+    slow = request.node.get_closest_marker("slow") is not None
+    off = slow or request.module.__name__ in NOT_TYPECHECKED
+    jaxtyping_config.update("jaxtyping_disable", off)
     yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def typechecked(typecheck):
+    """Checks types in a slow test too."""
     jaxtyping_config.update("jaxtyping_disable", False)
 
 

@@ -10,8 +10,21 @@ import re
 import unicodedata
 
 SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ᵢₖₗₙₜ", "0123456789+−ikℓnt")
-SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿᵗᵖᵀ", "0123456789+−ntpT")
-FUNCTIONS = {"argmin", "cos", "fn", "max", "mean", "measure", "min", "rms", "sign"}
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿᵗᵖᵀᴴ", "0123456789+−ntpTH")
+FUNCTIONS = {
+    "argmin",
+    "clip",
+    "cos",
+    "fn",
+    "lmo",
+    "max",
+    "mean",
+    "measure",
+    "min",
+    "orth",
+    "rms",
+    "sign",
+}
 CLOSING = {"(": ")", "⟨": "⟩", "{": "}", "|": "|", "‖": "‖"}
 ACCENTS = {"\u0302": "^", "\u0304": "¯"}
 
@@ -22,7 +35,7 @@ TOKEN = re.compile(
     | (?P<name>(?:[A-Za-z]{2,}|[A-Za-zͰ-Ͽℓ])(?:_[A-Za-zͰ-Ͽ]+)*)
     | (?P<accent>[\u0302\u0304])
     | (?P<sub>[₀-₉₊₋ᵢₖₗₙₜ]+)
-    | (?P<sup>[⁰¹²³⁴-⁹⁺⁻ⁿᵗᵖᵀ]+)
+    | (?P<sup>[⁰¹²³⁴-⁹⁺⁻ⁿᵗᵖᵀᴴ]+)
     | (?P<other>.)""",
     re.VERBOSE,
 )
@@ -176,7 +189,11 @@ class _Parser:
                 "<mfrac><mn>1</mn><mn>2</mn></mfrac>" if text == "½" else f"<mn>{text}</mn>"
             ), None
         if kind == "name":
-            return self.name(text), None
+            markup = self.name(text)
+            if text in FUNCTIONS and self.peek(skip_space=False)[1] == "(":
+                # A call binds tighter than a fraction or a root.
+                markup = f"<mrow>{markup}{self.atom()[0]}</mrow>"
+            return markup, None
         if text == "√":
             return f"<msqrt>{''.join(_bare([self.factor()]))}</msqrt>", None
         if text in CLOSING:

@@ -24,10 +24,15 @@ FORMULA = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}[^\n]*(?:\n|\Z))+)")
 EXAMPLE = re.compile(r"^( *)```python\n(.*?)\n\s*```$", re.MULTILINE | re.DOTALL)
 CITATION = re.compile(r"^\?\?\? cite \"(.*?)\"$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?<!\[)`(?:(sl|eqx|opt|tx)\.)?([A-Za-z_][\w.]*)(\([^`]*\))?`(?!\])")
-OTHERS = re.compile(r"^- The others: as in `(\w+)`\.((?:.*)(?:\n +.*)*)", re.MULTILINE)
-ARGUMENT = re.compile(r"^- ((?:`\w+`(?:, )?)+): ((?:.*)(?:\n +.*)*)", re.MULTILINE)
+ARGUMENTS = re.compile(r"(?<=\*\*Arguments:\*\*\n\n)(?:- .*\n?(?: +\S.*\n?)*)+")
+ITEM = re.compile(r"^- (.*(?:\n +\S.*)*)", re.MULTILINE)
+NAMED = re.compile(r"((?:`\w+`(?:,\s+)?)+): (.*)", re.DOTALL)
+OTHERS = re.compile(r"The (?:others|arguments): as\s+in\s+`([\w.]+)`\.\s*(.*)", re.DOTALL)
+DEFAULT = re.compile(r"\s*Defaults? to [^.]*\.(?=\s|$)")
+REFERENCE = re.compile(r"as\s+in\s+`([\w.]+)`\.\s*(.*)", re.DOTALL)
 MODULES = (
     "checkpoint",
+    "combine",
     "fields",
     "interop",
     "projections",
@@ -54,7 +59,7 @@ class Slalom(griffe.Extension):
                     if isinstance(parameter.default, str):
                         parameter.default = _shortest(parameter.default)
         documented = [x for x in _everything(pkg) if x.docstring is not None]
-        texts = {id(x): self._with_others(x) for x in documented}
+        texts = {id(x): self._with_arguments(x) for x in documented}
         for thing in documented:
             thing.docstring.value = texts[id(thing)]
             thing.docstring.value = self._docstring(thing)
@@ -91,26 +96,39 @@ class Slalom(griffe.Extension):
 
     # --- docstrings -------------------------------------------------------------------------
 
-    def _with_others(self, thing: griffe.Object) -> str:
-        """The docstring with every argument, in place of "The others: as in `ScaleByAdam`"."""
-        text = thing.docstring.value
-        match = OTHERS.search(text)
-        if match is None:
-            return text
-        own, others = _arguments(text), self._arguments_of(match[1])
-        missing = [p for p in _signature(thing) if p.name not in own and p.name in others]
-        entries = [f"- `{p.name}`: {_with_default(others[p.name], p.default)}" for p in missing]
-        rest = match[2].strip()
-        if rest:
-            entries.append(f"- {rest}")
-        return text[: match.start()] + "\n".join(entries) + text[match.end() :]
+    def _with_arguments(self, thing: griffe.Object) -> str:
+        """The docstring with the meaning and the default of every argument.
 
-    def _arguments_of(self, name: str) -> dict[str, str]:
-        """The arguments that a public function or class explains, or those that it refers to."""
-        value = getattr(slalom, name)
-        text = inspect.getdoc(value) or ""
-        match = OTHERS.search(text)
-        return (self._arguments_of(match[1]) if match else {}) | _arguments(text)
+        References such as "as in `ScaleByAdam`" are replaced by what that one says.
+        """
+        text = thing.docstring.value
+        section = ARGUMENTS.search(text)
+        if section is None:
+            return text
+        defaults = {p.name: p.default for p in _signature(thing)}
+        explained = _explained(text)
+        listed = [name for names, _ in _items(section[0]) for name in names]
+        entries = []
+        for names, said in _items(section[0]):
+            if OTHERS.match(said):
+                names = [name for name in defaults if name in explained and name not in listed]
+                rest = OTHERS.match(said)[2]
+            elif REFERENCE.match(said):
+                rest = ""
+            else:
+                entries.append((names, said))
+                continue
+            entries += [([name], explained[name]) for name in names]
+            if rest:
+                entries.append(([], rest))
+        listed = {name for names, _ in entries for name in names}
+        unexplained = [name for name in defaults if name != "self" and name not in listed]
+        if unexplained and thing.path in self.pages:
+            raise ValueError(f"{thing.path} does not explain {', '.join(unexplained)}")
+        order = {name: i for i, name in enumerate(defaults)}
+        entries.sort(key=lambda entry: min((order.get(n, 999) for n in entry[0]), default=999))
+        lines = [_entry(names, said, defaults) for names, said in entries]
+        return text[: section.start()] + "\n".join(lines) + "\n" + text[section.end() :]
 
     def _docstring(self, thing: griffe.Object) -> str:
         text = thing.docstring.value
@@ -163,21 +181,56 @@ def _signature(thing: griffe.Object) -> list[Any]:
     return list(init.parameters) if isinstance(init, griffe.Function) else []
 
 
-def _arguments(text: str) -> dict[str, str]:
-    """What a docstring says of each argument."""
-    _, _, section = text.partition("**Arguments:**")
-    section = section.partition("\n\n**")[0]
-    found = {}
-    for names, said in ARGUMENT.findall(section):
-        for name in re.findall(r"`(\w+)`", names):
-            found[name] = said.strip()
+def _items(section: str) -> list[tuple[list[str], str]]:
+    """(names, what is said) of each item in the list of arguments."""
+    found = []
+    for item in ITEM.findall(section):
+        named = NAMED.match(item)
+        names = re.findall(r"`(\w+)`", named[1]) if named else []
+        found.append((names, named[2] if named else item))
     return found
 
 
-def _with_default(said: str, default: Any) -> str:
-    if default is None or "efault" in said:
-        return said
-    return f"{said.rstrip('.')}. Defaults to `{default}`."
+def _explained(text: str) -> dict[str, str]:
+    """What a docstring says of each argument, itself or by reference to another one."""
+    section = ARGUMENTS.search(text)
+    own: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for names, said in _items(section[0]) if section else []:
+        if all_others := OTHERS.match(said):
+            others = _explained(_text_of(all_others[1]))
+        elif reference := REFERENCE.match(said):
+            there, rest = _explained(_text_of(reference[1])), reference[2]
+            for name in names:
+                # `adam_b1` of `sl.muon` is the `b1` of `sl.adamw`.
+                meaning = there.get(name) or f"for AdamW: {there[name.removeprefix('adam_')]}"
+                if "efault" in rest:
+                    meaning = DEFAULT.sub("", meaning)
+                own[name] = f"{meaning} {rest}".strip()
+        else:
+            own |= dict.fromkeys(names, said)
+    return others | own
+
+
+def _text_of(name: str) -> str:
+    """The docstring of `ScaleByAdam`, `tx.schedule_free` or `sl.where.matrix`."""
+    value: Any = slalom.AbstractTransform if name.startswith("tx.") else slalom
+    for part in name.removeprefix("tx.").removeprefix("sl.").split("."):
+        value = getattr(value, part)
+    text = inspect.getdoc(value) or ""
+    return text if "**Arguments:**" in text else inspect.getdoc(value.__init__) or ""
+
+
+def _entry(names: list[str], said: str, defaults: dict[str, Any]) -> str:
+    """One item of the list of arguments, with the defaults."""
+    if not names:
+        return f"- {said}"
+    shown = [f"`{defaults[n]}`" for n in names if defaults.get(n) is not None]
+    if shown and "efault" not in said:
+        verb = "Defaults" if len(names) == 1 else "Default"
+        values = shown[:1] if len(set(shown)) == 1 else shown
+        said = f"{said.rstrip('.')}. {verb} to {' and '.join(values)}."
+    return f"- {', '.join(f'`{n}`' for n in names)}: {said}"
 
 
 def _parameters(thing: griffe.Object) -> set[str]:

@@ -7,7 +7,10 @@ from pathlib import Path
 import slalom as sl
 
 sys.path.append(str(Path(__file__).parent))
+import memory
+import notebooks
 import schedule_curves
+import times
 import valley
 
 ERROR = re.compile(r'<div class="language-text highlight">(?=<pre>(?:<[^>]+>)*[\w.]+Error: )')
@@ -21,6 +24,12 @@ CODE = re.compile(r"<code>[^<]*</code>")
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '<details class="mkdocstrings-source"'
+PICTURES = {
+    "choosing.md": (valley.PLACE, valley.figure),
+    "guides/sharding.md": (memory.DEVICES_PLACE, memory.devices),
+    "guides/storing-state.md": (memory.CODECS_PLACE, memory.codecs),
+}
+"""The place of a picture on a page, and what draws it."""
 
 
 def on_config(config):
@@ -31,11 +40,35 @@ def on_config(config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Shows a file of the repository, with its links changed to lead to the pages."""
+    """Shows a notebook, or a file of the repository with links that lead to the pages."""
+    if "notebook" in page.meta:
+        return "\n\n".join([markdown, _ways_to_run(page), notebooks.markdown(_source(page))])
     name = page.meta.get("include")
     if name is None:
         return markdown
     return re.sub(r"\]\(docs/", "](../", (ROOT / name).read_text())
+
+
+def _ways_to_run(page):
+    script = Path(page.meta["notebook"])
+    return (
+        "This page was run when the site was built. "
+        f'<a href="{script.stem}.ipynb" download>Download the notebook</a>, or run the script: '
+        f"`python {script}`."
+    )
+
+
+def _source(page):
+    return (ROOT / page.meta["notebook"]).read_text()
+
+
+def on_post_page(output, page, **_):
+    """Writes the notebooks to download beside their pages."""
+    if "notebook" in page.meta:
+        path = Path(page.file.abs_dest_path).parent / f"{Path(page.meta['notebook']).stem}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(notebooks.ipynb(page.title, _source(page)))
+    return output
 
 
 def on_page_content(html, page=None, **_):
@@ -45,9 +78,14 @@ def on_page_content(html, page=None, **_):
     html = ERROR.sub('<div class="language-text highlight wrapped">', html)
     html = NAMES.sub(_link, html)
     html = CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), html)
+    if page is not None and "notebook" in page.meta:
+        html = notebooks.with_outputs(html, _source(page))
     where = "" if page is None else page.file.src_uri
-    if where == "choosing.md":
-        html = html.replace(valley.PLACE, valley.figure())
+    if where in PICTURES:
+        place, draw = PICTURES[where]
+        html = html.replace(place, draw())
+    if where in ("index.md", "performance.md"):
+        html = times.PICTURE.sub(lambda _: times.times(), html)
     return schedule_curves.add(html) if where == "api/schedules.md" else html
 
 

@@ -20,6 +20,7 @@ CURVES = [
     sl.schedules.constant(0.5),
     sl.schedules.linear(1.0, 0.0, 80, transition_begin=10),
     sl.schedules.linear_half_life(0.9, 0.1, 80),
+    sl.schedules.power_average(0.1),
     sl.schedules.polynomial(1.0, 0.0, 2.0, 80),
     sl.schedules.cosine_decay(1.0, 80),
     sl.schedules.exponential_decay(1.0, 20, 0.5),

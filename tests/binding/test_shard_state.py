@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import slow_except
+from helpers import known, slow_except
 from table import EVERYTHING
 
 DEVICES = jax.device_count()
@@ -40,8 +40,8 @@ def loss_fn(params):
 
 def step(params, opt, loss_fn=loss_fn):
     grads = jax.grad(loss_fn)(params)
-    known = {"value": loss_fn(params), "grad": grads, "value_fn": loss_fn}
-    return opt.step(params, grads, **known)
+    given = known(params, grads) | {"value": loss_fn(params), "value_fn": loss_fn}
+    return opt.step(params, grads, **given)
 
 
 def noisy_step(params, opt, noise):

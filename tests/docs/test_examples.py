@@ -38,7 +38,8 @@ def run(*command):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_has_a_page_that_shows_it(name):
     page = (PAGES / f"{name}.md").read_text()
-    assert f'--8<-- "examples/{name}.py"' in page
+    script = f"examples/{name}.py"
+    assert f'--8<-- "{script}"' in page or f"notebook: {script}\n" in page
     for picture in re.findall(r"!\[.+\]\((.+)\)", page):
         size = (PAGES / picture).stat().st_size
         assert size < 100_000, f"{picture} has {size} bytes"

@@ -17,6 +17,7 @@ API = sorted((ROOT / "docs" / "api").glob("*.md"))
 MODULES = [
     "checkpoint",
     "codecs",
+    "combine",
     "fields",
     "interop",
     "projections",
@@ -29,9 +30,12 @@ MODULES = [
 
 def tool(name):
     """A module of `docs/_tools`, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "_tools" / f"{name}.py")
+    tools = str(ROOT / "docs" / "_tools")
+    spec = importlib.util.spec_from_file_location(name, f"{tools}/{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tools)  # for what it imports from beside it
+        spec.loader.exec_module(module)
     return module
 
 
@@ -130,6 +134,12 @@ def mathml(formula):
         ),
         ("a + b / c", "<mi>a</mi><mo>+</mo><mfrac><mi>b</mi><mi>c</mi></mfrac>"),
         ("a / b·c", "<mfrac><mi>a</mi><mi>b</mi></mfrac><mo>·</mo><mi>c</mi>"),
+        (
+            "a / max(1, b)",
+            '<mfrac><mi>a</mi><mi>max</mi><mo form="prefix" fence="true" stretchy="false">(</mo>'
+            '<mn>1</mn><mo separator="true">,</mo><mi>b</mi>'
+            '<mo form="postfix" fence="true" stretchy="false">)</mo></mfrac>',
+        ),
         ("x^−c", "<msup><mi>x</mi><mo>−</mo><mi>c</mi></msup>"),
         ("v̂", '<mover accent="true"><mi>v</mi><mo stretchy="false">^</mo></mover>'),
         ("decay_rate", '<mtext class="name">decay_rate</mtext>'),
@@ -233,3 +243,79 @@ def test_every_schedule_has_a_curve():
     page = (ROOT / "docs/api/schedules.md").read_text()
     for name in re.findall(r"^::: slalom\.schedules\.([a-z_]+)$", page, re.MULTILINE):
         assert name in drawn or name == "join"
+
+
+# --- notebooks and pictures -----------------------------------------------------------------
+
+
+NOTEBOOK = """# %%
+import matplotlib.pyplot as plt
+
+# %% tags=["script"]
+raise SystemExit("this is for the script only")
+
+# %% [markdown]
+# ## A title
+#
+# Some prose.
+
+# %%
+figure, axes = plt.subplots()
+axes.plot([1, 2])
+print("printed")
+display(figure)
+display([1, 2])
+"""
+
+
+def test_a_notebook_shows_what_its_cells_show():
+    notebooks = tool("notebooks")
+    page = notebooks.markdown(NOTEBOOK)
+    assert "## A title\n\nSome prose." in page
+    assert "```text\nprinted\n```" in page
+    assert "```text\n[1, 2]\n```" in page
+    assert "script" not in page
+    shown = notebooks.with_outputs(page, NOTEBOOK)
+    assert shown.count("<svg") == 1
+    assert notebooks.PLACE.format(0) not in shown
+    assert "fill: currentColor" in shown
+    assert notebooks.INK not in shown
+
+
+def test_a_notebook_can_be_downloaded():
+    made = json.loads(tool("notebooks").ipynb("A page", NOTEBOOK))
+    kinds = [cell["cell_type"] for cell in made["cells"]]
+    assert kinds == ["markdown", "code", "markdown", "code"]
+    outputs = made["cells"][-1]["outputs"]
+    assert [output["output_type"] for output in outputs] == ["stream", "display_data", "stream"]
+    assert "image/svg+xml" in outputs[1]["data"]
+
+
+def test_three_examples_are_notebooks():
+    pages = [path.read_text() for path in (ROOT / "docs/examples").glob("*.md")]
+    scripts = [
+        name for page in pages for name in re.findall(r"^notebook: (\S+)$", page, re.MULTILINE)
+    ]
+    assert len(scripts) >= 3
+    for script in scripts:
+        assert len(tool("notebooks").cells((ROOT / script).read_text())) > 5
+
+
+def test_bars_are_as_long_as_what_they_show():
+    rows = [("a", [("4", [(0, 4.0)])]), ("b", [("2", [(0, 1.0), (1, 1.0)])])]
+    shown = tool("bars").figure(rows, "title", ("x", "y"))
+    assert [float(w) for w in re.findall(r"width:([\d.]+)%", shown)] == [78.0, 19.5, 19.5]
+
+
+def test_the_times_are_those_of_the_table():
+    found = dict(tool("times").ratios())
+    assert len(found) > 10
+    assert all(ratios[0] is not None for ratios in found.values())
+    assert sum(x is not None for x in found["AdamW"]) == 3
+
+
+@pytest.mark.parametrize("tool_name", ["codecs", "devices"])
+def test_the_pictures_of_memory_have_a_place(tool_name):
+    pages = {"codecs": "storing-state", "devices": "sharding"}
+    text = (ROOT / "docs/guides" / f"{pages[tool_name]}.md").read_text()
+    assert getattr(tool("memory"), f"{tool_name.upper()}_PLACE") in text

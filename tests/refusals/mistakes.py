@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 import slalom as sl
@@ -99,6 +101,100 @@ def a_load_by_position():
     sl.checkpoint.load("run", params(), bound())  # pyright: ignore[reportCallIssue]
 
 
+@refused(
+    TypeError,
+    "update() takes 2 arguments by position, got 3. An optimizer holds its state: write `model, "
+    "opt = opt.step(model, grads)`.",
+)
+def an_update_as_in_optax():
+    opt: Any = bound()
+    opt.update(params(), opt.state, params())
+
+
+@refused(
+    TypeError,
+    "rebind() takes 1 argument by position, got 2. Name the others: `opt, report = "
+    "opt.rebind(model, tx=tx)`.",
+)
+def a_transform_to_rebind_by_position():
+    bound().rebind(params(), sl.sgd(0.1))  # pyright: ignore[reportCallIssue]
+
+
+STEP = "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, got "
+
+
+@refused(
+    TypeError,
+    "The model and the optimizer are swapped: write `model, opt, loss = step(model, opt, ...)`.",
+    unchecked=True,
+)
+def a_step_of_optimizer_and_model():
+    step: Any = sl.train_step(total)
+    step(bound(), params())
+
+
+@refused(
+    TypeError,
+    STEP + "Chain in its place. Bind it to the model first: `opt = sl.Optimizer(tx, model)`.",
+    unchecked=True,
+)
+def a_step_with_a_transform():
+    step: Any = sl.train_step(total)
+    step(params(), sl.adam(0.1))
+
+
+@refused(TypeError, STEP + "an array in its place.", unchecked=True)
+def a_step_without_an_optimizer():
+    step: Any = sl.train_step(total)
+    step(params(), jnp.ones(2))
+
+
+@refused(
+    TypeError,
+    "train_step takes a loss function, got a Linear. Write a function `loss_fn(model, x, y)` that "
+    "returns a scalar; the step gets the model: `step(model, opt, x, y)`.",
+)
+def a_model_as_loss():
+    sl.train_step(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
+
+
+@refused(
+    TypeError,
+    "A Linear is a model, not a schedule. Bind it to the optimizer: `opt = "
+    "sl.Optimizer(sl.adam(1e-3), model)`.",
+)
+def an_optimizer_of_a_model_as_in_torch():
+    sl.adam(eqx.nn.Linear(2, 2, key=jax.random.key(0)), 0.1)
+
+
+@refused(
+    ValueError,
+    "`nesterov=True` has no effect without momentum. Pass `momentum=0.9` too, or leave it out.",
+)
+def nesterov_without_momentum():
+    sl.sgd(0.1, nesterov=True)
+
+
+# --- keywords of other libraries --------------------------------------------------------------
+
+
+@refused(
+    TypeError,
+    "adam() got an unexpected keyword 'clipnorm'. Write sl.ClipByGlobalNorm(1.0) | tx.",
+)
+def a_clip_as_in_keras():
+    sl.adam(0.1, clipnorm=1.0)  # pyright: ignore[reportCallIssue]
+
+
+@refused(
+    TypeError,
+    "sgd() got an unexpected keyword 'weight_decay'. Write sl.adamw(learning_rate, "
+    "weight_decay=0.1), or sl.AddDecayedWeights(0.1) | tx.",
+)
+def a_weight_decay_as_in_torch():
+    sl.sgd(0.1, weight_decay=0.1)  # pyright: ignore[reportCallIssue]
+
+
 # --- chains -----------------------------------------------------------------------------------
 
 CLIPPED = (sl.Clip(1.0), sl.sgd(0.1))
@@ -123,6 +219,27 @@ def a_tuple_as_optimizer():
 def a_chain_of_a_list():
     links: Any = [*CLIPPED]
     sl.chain(links)
+
+
+@refused(
+    TypeError,
+    "Link 1 is not a transform: got None of type NoneType. Leave it out, or write `sl.Identity()`.",
+    unchecked=True,
+)
+def a_chain_with_nothing():
+    nothing: Any = None
+    sl.chain(sl.Clip(1.0), nothing)
+
+
+@refused(
+    TypeError,
+    "Link 1 is not a transform: got <…> of type Optimizer. Join transforms before you bind them: "
+    "`sl.Optimizer(tx | other, model)`.",
+    unchecked=True,
+)
+def a_chain_with_an_optimizer():
+    opt: Any = bound()
+    sl.chain(sl.Clip(1.0), opt)
 
 
 # --- attributes -------------------------------------------------------------------------------

@@ -137,3 +137,38 @@ def a_learning_rate_as_attribute():
 @refused(AttributeError, "DynamicJaxprTracer has no attribute foo")
 def an_attribute_error_inside_of_a_schedule():
     bound(sl.sgd(lambda n: n.foo)).hyperparams["learning_rate"]
+
+
+@refused(
+    AttributeError,
+    "module 'slalom.schedules' has no attribute 'CosineAnnealingLR'. Write "
+    "sl.adam(sl.schedules.cosine_decay(1e-3, steps)).",
+)
+def a_schedule_of_torch():
+    sl.schedules.CosineAnnealingLR  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "module 'slalom' has no attribute 'clip_grad_norm_'. Write sl.ClipByGlobalNorm(1.0) | tx.",
+)
+def a_clip_of_torch():
+    sl.clip_grad_norm_  # noqa: B018
+
+
+@refused(
+    AttributeError,
+    "'Readings' object has no attribute 'learning_rate'. Write "
+    '`opt.hyperparams["learning_rate"]`.',
+)
+def a_hyperparameter_as_attribute():
+    bound().hyperparams.learning_rate  # noqa: B018  # pyright: ignore
+
+
+@refused(
+    AttributeError,
+    "'Optimizer' object has no attribute 'fit'. Write `step = sl.train_step(loss_fn)` and `model, "
+    "opt, loss = step(model, opt, x, y)`.",
+)
+def a_method_of_keras():
+    bound().fit  # noqa: B018  # pyright: ignore

@@ -556,65 +556,38 @@ def both_trajectories(row, model):
     return params_of(model), *run(opt, grads)
 
 
-# Other rows test the same rules: with more of their numbers, or within a recipe.
-COVERED_BY_OTHERS = {
-    "adafactor",
-    "adafactor plain",
-    "adam",
-    "adam nesterov",
-    "adam scheduled",
-    "adamw",
-    "adamw nesterov",
-    "adamw scheduled",
-    "fromage scheduled",
-    "lamb",
-    "lars",
-    "lion",
-    "lion scheduled",
-    "normalize_by_update_norm",
-    "optimistic_adam_v2",
-    "polyak_sgd sps",
-    "reduce_on_plateau",
-    "rmsprop",
-    "rmsprop centered",
-    "rmsprop scheduled",
-    "scale_by_adadelta",
-    "scale_by_adamax",
-    "scale_by_amsgrad",
-    "scale_by_belief",
-    "scale_by_distance_over_gradients",
-    "scale_by_factored_rms",
-    "scale_by_learning_rate",
-    "scale_by_lion",
-    "scale_by_novograd",
-    "scale_by_radam",
-    "scale_by_rms eps outside",
-    "scale_by_rms initial_scale",
-    "scale_by_rprop",
-    "scale_by_rss",
-    "scale_by_sm3",
-    "scale_by_stddev initial_scale",
-    "scale_by_trust_ratio",
-    "scale_by_yogi",
-    "sgd momentum",
-    "sgd scheduled",
+EVERYDAY = {
+    "scale_by_adam mu_dtype",
+    "scale_by_belief nesterov",
+    "scale_by_radam nesterov",
+    "scale_by_factored_rms factored",
+    "scale_by_rms eps outside bias_correction",
+    "scale_by_stddev bias_correction",
+    "scale_by_distance_over_gradients numbers",
+    "scale_by_optimistic_gradient",
+    "scale_by_polyak sps+",
+    "scale_by_rprop numbers",
+    "scale_by_sm3 numbers",
+    "normalize_by_update_norm numbers",
+    "apply_if_finite",
+    "conditionally_mask",
+    "flatten",
+    "reduce_on_plateau accumulating",
+    "adadelta",
+    "adafactor numbers",
+    "adan half",
+    "lamb decay_where",
+    "lars masked",
+    "lion decay_where",
+    "rmsprop centered nesterov",
+    "yogi",
 }
-assert {row.name for row in ROWS} > COVERED_BY_OTHERS
+"""One row for each kind of rule: the slow tests compare all of them, for whole models."""
+assert {row.name for row in ROWS} > EVERYDAY
 
 
-def rows(*, slow=()):
-    """All rows, some of them for the slow run."""
-    return pytest.mark.parametrize(
-        "row",
-        [
-            pytest.param(
-                row,
-                id=row.name.replace(" ", "-"),
-                marks=pytest.mark.slow if row.name in slow else (),
-            )
-            for row in ROWS
-        ],
-    )
+def with_rows(rows):
+    return pytest.mark.parametrize("row", rows, ids=[row.name.replace(" ", "-") for row in rows])
 
 
 def assert_same_path_in_double_precision(row, model):
@@ -627,7 +600,7 @@ def assert_same_path_in_double_precision(row, model):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
 
 
-@rows(slow=COVERED_BY_OTHERS)
+@with_rows([row for row in ROWS if row.name in EVERYDAY])
 def test_same_path_as_optax_in_double_precision(row, x64):
     # The test in single precision has the scalar too.
     matrix_and_vector = nested_dict(jax.random.key(0))["dense"]
@@ -635,14 +608,14 @@ def test_same_path_as_optax_in_double_precision(row, x64):
 
 
 @pytest.mark.slow
-@rows()
+@with_rows(ROWS)
 def test_same_path_as_optax_for_a_whole_model_in_double_precision(row, x64):
     # Optax sees the filtered part.
     assert_same_path_in_double_precision(row, mlp(jax.random.key(1), depth=0))
 
 
 @pytest.mark.slow
-@rows()
+@with_rows(ROWS)
 def test_same_path_as_optax_in_single_precision(row):
     for model in (nested_dict(jax.random.key(0)), mlp(jax.random.key(1), depth=0)):
         start, ours, theirs = both_trajectories(row, model)

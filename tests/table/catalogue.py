@@ -190,4 +190,31 @@ PER_EXAMPLE = {
 }
 """What takes a gradient for each example: `test_per_example.py` has its properties."""
 
-QUICK = RULES.keys() | RECIPES.keys() | WRAPPERS.keys()
+QUICK = {
+    "ScaleBy",
+    "ScaleByAdam",
+    "ScaleByAdam, dtypes",
+    "ScaleByNovograd",
+    "ScaleByFactoredRms, factored",
+    "ScaleByLion",
+    "Trace, nesterov",
+    "ClipByGlobalNorm",
+    "ScaleByDistanceOverGradients",
+    "AddNoise",
+    "ScaleByLbfgs",
+    "Monitor",
+    "adamw",
+    "lamb",
+    "Mask",
+    "Partition",
+    "Outer",
+    "Average, uniform",
+    "Project, every_k",
+    "SplitComplex, masked",
+    "Drive",
+    "EveryK, skip",
+    "Flatten",
+    "IfFinite, both",
+    "When",
+    "nested",
+}

@@ -20,6 +20,14 @@ from slalom._binding import program
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Tests that a shell has started in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt():
     signal.raise_signal(signal.SIGINT)
 
@@ -126,8 +134,10 @@ def test_other_threads_may_step():
 
 
 PROGRAM = """
-import sys, jax, jax.numpy as jnp, slalom as sl
+import signal, sys, jax, jax.numpy as jnp, slalom as sl
 
+# A process that a shell has started in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 size, donate = int(sys.argv[1]), sys.argv[2]
 model = {"w": jnp.ones((size, size)) / size, "b": jnp.ones(size)}
 opt = sl.Optimizer(sl.adam(1e-3), model)

@@ -11,7 +11,7 @@ import pytest
 import slalom as sl
 from helpers import assert_same_bits, slow_except
 from slalom._core.state.walk import transforms
-from table import WITH_GRADIENT
+from table import BUT_RECIPES, WITH_GRADIENT
 
 model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.linspace(0.5, 1, 3)}
 is_matrix = sl.where.ndim(2)
@@ -38,16 +38,26 @@ def three_steps(tx, sign):
     return path, opt
 
 
-QUICK = ("adamw", "lbfgs", "Average", "EveryK, skip")
+QUICK = ("ScaleByAdam", "ScaleByLbfgs", "Average", "EveryK, skip", "ScaleByPolyak")
 
 
 @pytest.mark.filterwarnings("ignore:A step of this optimizer ascends")
-@pytest.mark.parametrize("name", slow_except(WITH_GRADIENT, *QUICK))
+@pytest.mark.parametrize(
+    "name", slow_except([name for name in WITH_GRADIENT if name in BUT_RECIPES], *QUICK)
+)
 def test_to_maximize_is_to_minimize_the_negative(name):
     expected, descended = three_steps(WITH_GRADIENT[name], -1)
     path, opt = three_steps(WITH_GRADIENT[name].maximize(), 1)
-    assert_same_bits(path, expected)
-    assert_same_bits(opt.state, descended.state)
+    # Not the same bits: XLA fuses the negation, and contracts other products and sums.
+    found, known = (
+        jax.tree.leaves(tree) for tree in ((path, opt.state), (expected, descended.state))
+    )
+    for ours, theirs in zip(found, known, strict=True):
+        assert ours.dtype == theirs.dtype
+        if jnp.issubdtype(ours.dtype, jnp.inexact):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        else:
+            assert_same_bits(ours, theirs)
 
 
 # --- recipes --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from .._core.protocol.transform import AbstractTransform
 from .._core.protocol.writer import params_to_evaluate
 from .._core.state.slots import reset
 from .._core.state.walk import find
+from .._core.text.advice import advise_positions
 from .._core.text.printing import AbstractPrinted, Call
 from .._core.text.suggest import frozen_attribute, no_attribute
 from ..tree.memory import to_device, to_memory_of
@@ -247,6 +248,7 @@ class Optimizer(AbstractPrinted):
         after, _ = compiled_step(StepInputs(grads, keywords, model, self))
         return after.model, after.opt
 
+    @advise_positions("An optimizer holds its state: write `model, opt = opt.step(model, grads)`.")
     def update(
         self,
         model: Model,
@@ -363,6 +365,7 @@ class Optimizer(AbstractPrinted):
         leaves, binding = _bound((transform, (state, count)), params, self.binding.trainable)
         return _make(leaves, binding)._sharded_like(self, params)
 
+    @advise_positions("Name the others: `opt, report = opt.rebind(model, tx=tx)`.")
     def rebind(
         self,
         model: PyTree,
@@ -459,8 +462,8 @@ class Optimizer(AbstractPrinted):
     def eval_params(self, model: Model, *, full_precision: bool = False) -> Model:
         """Returns the model to evaluate.
 
-        This is the slow weights under `.lookahead`, the averaged weights under `.average`, and the
-        model itself for all other transforms.
+        This is the slow weights under `.lookahead` and `.outer`, the averaged weights under
+        `.average` and `.schedule_free`, and the model itself for all other transforms.
 
         **Arguments:**
 

@@ -15,6 +15,7 @@ from .._binding.optimizer import Optimizer
 from .._binding.program import Program
 from .._binding.recompiled import watch
 from .._binding.stepping import as_keywords, check_one_run
+from .._core.protocol.transform import AbstractTransform
 from ..tree.types import PyTree, Tracer
 from .gradient import TrainingInputs, training_step
 from .options import Options
@@ -213,10 +214,7 @@ class TrainStep(Generic[P, R]):
         context: Mapping[str, Any] | None,
     ) -> TrainingInputs:
         if not isinstance(opt, Optimizer):
-            raise TypeError(
-                "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, "
-                f"got {type(opt).__name__} in its place."
-            )
+            raise TypeError(_no_optimizer(model, opt))
         check_one_run(opt.arrays.leaves[-1], "step(model, opt, ...)")
         check_guards(opt)
         return TrainingInputs(
@@ -292,6 +290,23 @@ def _program(function: Any, options: Options, body: Any = training_step) -> Trai
     if key not in known:
         known[key] = _new_program(get_function, options, body)
     return known[key]
+
+
+def _no_optimizer(model: Any, opt: Any) -> str:
+    """The message for a training step that got no optimizer."""
+    if isinstance(model, Optimizer):
+        return (
+            "The model and the optimizer are swapped: write `model, opt, loss = step(model, opt, "
+            "...)`."
+        )
+    got = "an array" if isinstance(opt, jax.Array) else type(opt).__name__
+    message = (
+        "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, got "
+        f"{got} in its place."
+    )
+    if isinstance(opt, AbstractTransform):
+        message += " Bind it to the model first: `opt = sl.Optimizer(tx, model)`."
+    return message
 
 
 def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -> TrainProgram:

@@ -237,4 +237,10 @@ def train_step(
 def _step_of(loss_fn: Any, options: Options) -> TrainStep[Any, Any]:
     if not is_function(loss_fn):
         raise TypeError(f"train_step takes a loss function, got {loss_fn!r}.")
+    if type(loss_fn).__module__.startswith("equinox.nn"):
+        raise TypeError(
+            f"train_step takes a loss function, got a {type(loss_fn).__name__}. Write a function "
+            "`loss_fn(model, x, y)` that returns a scalar; the step gets the model: `step(model, "
+            "opt, x, y)`."
+        )
     return TrainStep(loss_fn, options)

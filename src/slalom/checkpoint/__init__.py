@@ -7,6 +7,7 @@ from ._report import MismatchError as MismatchError
 from ._rolling import Rolling as Rolling
 from ._save import save as save
 from ._saving import Saving as Saving
+from ._synthesize import synthesize as synthesize
 
 __all__ = [
     "DamagedError",
@@ -18,6 +19,7 @@ __all__ = [
     "header",
     "load",
     "save",
+    "synthesize",
     "to_dict",
 ]
 

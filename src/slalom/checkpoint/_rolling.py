@@ -43,17 +43,21 @@ class Rolling:
     """Where the checkpoints are."""
 
     def __init__(
-        self, directory: str | os.PathLike[str], keep: int = 3, *, background: bool = False
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None = 3,
+        *,
+        background: bool = False,
     ):
         """Opens a directory, which need not exist.
 
         **Arguments:**
 
         - `directory`: the directory. Nothing else should write to it.
-        - `keep`: the number of checkpoints to keep, at least 1.
+        - `keep`: the number of checkpoints to keep, at least 1; `None` keeps all of them.
         - `background`: whether to write files while training goes on, as for `save`.
         """
-        if keep < 1:
+        if keep is not None and keep < 1:
             raise ValueError(f"`keep` must be at least 1, got {keep}.")
         self.directory = Path(os.path.abspath(directory))
         self.keep = keep
@@ -97,7 +101,8 @@ class Rolling:
         def prune() -> None:
             remove_leftovers(self.directory, _NAME.fullmatch)
             files = self._files()
-            old = [n for n in sorted(files) if n <= step][: -self.keep]
+            earlier = [n for n in sorted(files) if n <= step]
+            old = [] if self.keep is None else earlier[: -self.keep]
             if old:
                 # What the disk holds, before an older file goes.
                 _check(path)

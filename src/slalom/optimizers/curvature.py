@@ -28,7 +28,9 @@ def gauss_newton(
     chunk: int | None = None,
     linesearch: Any = BACKTRACKING,
 ) -> AbstractTransform:
-    """Gauss–Newton with a line search: p ↦ p − η·(JᵀJ + λ)⁻¹·Jᵀρ.
+    """Gauss–Newton, with a line search.
+
+        p ↦ p − η·(JᵀJ + λ)⁻¹·Jᵀρ
 
     For deterministic losses ½‖ρ‖², written as an `sl.LeastSquares`, or as an `sl.OutputLoss`. In
     float64 it solves small physics-informed networks to errors that first-order rules do not reach.
@@ -75,7 +77,11 @@ def natural_gradient(
     solver: Any = "auto",
     chunk: int | None = None,
 ) -> AbstractTransform:
-    """SPRING: p ↦ p − η·φ, with the direction φ of `ScaleByGaussNewton` and its momentum.
+    """SPRING: energy natural gradient descent, with momentum.
+
+        p ↦ p − η·φₜ   with   φₜ = (JᵀJ + λ)⁻¹·Jᵀ·(ρ − μ·J·φₜ₋₁) + μ·φₜ₋₁
+
+    J is the Jacobian of the residuals ρ, as in `ScaleByGaussNewton`.
 
     For mini-batches: the momentum keeps what earlier batches have determined.
 
@@ -110,6 +116,11 @@ def levenberg_marquardt(
     chunk: int | None = None,
 ) -> AbstractTransform:
     """Levenberg–Marquardt, for losses written as an `sl.LeastSquares`.
+
+        p ↦ p − (JᵀJ + λ·D²)⁻¹·Jᵀρ
+
+    λ is raised until the loss falls, and lowered afterwards, as `ScaleByLevenbergMarquardt`
+    describes.
 
     It has no learning rate. Its steps lower the loss of the batch that they see, so batches should
     be large. For the fit of a formula with a few parameters, use `scaling="columns"`.

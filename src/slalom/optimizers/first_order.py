@@ -6,7 +6,8 @@ from .._core.fields.declare import Hyperparameter
 from .._core.protocol.chain import chain
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
-from ..transforms import ScaleByLearningRate, ScaleByRms, ScaleByStddev, Trace
+from ..transforms import ScaleByLearningRate, ScaleByRms, ScaleByStddev
+from ._momentum import momentum_if_any
 from ._objective import maximized_if
 
 
@@ -19,7 +20,11 @@ def sgd(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Stochastic gradient descent: p ↦ p − η·g, or with momentum p ↦ p − η·t, t ↦ g + γ·t.
+    """Stochastic gradient descent, with or without momentum.
+
+        p ↦ p − η·g,   or with momentum   p ↦ p − η·tₙ,   tₙ = g + γ·tₙ₋₁
+
+    With `nesterov` the step is η·(g + γ·tₙ).
 
     **Arguments:**
 
@@ -38,7 +43,7 @@ def sgd(
 
     ```
     """
-    links = [] if momentum is None else [Trace(momentum, nesterov, accumulator_dtype)]
+    links = momentum_if_any(momentum, nesterov, accumulator_dtype)
     return maximized_if(maximize, chain(*links, ScaleByLearningRate(learning_rate)))
 
 
@@ -57,7 +62,11 @@ def rmsprop(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """RMSProp: p ↦ p − η·g / √(v + ε), or with momentum a decaying sum of these updates.
+    """RMSProp: divides gradients by the root of a mean of their squares.
+
+        p ↦ p − η·gₜ / √(vₜ + ε)   with   vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
+
+    With momentum, the step is a decaying sum of these steps.
 
     **Arguments:**
 
@@ -73,7 +82,7 @@ def rmsprop(
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
-    links = [] if momentum is None else [Trace(momentum, nesterov)]
+    links = momentum_if_any(momentum, nesterov)
     rule = ScaleByStddev if centered else ScaleByRms
     return maximized_if(
         maximize,

@@ -24,7 +24,9 @@ def optimistic_gradient_descent(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Optimistic gradient descent: p ↦ p − η·((α + β)·gₜ − β·gₜ₋₁).
+    """Optimistic gradient descent: extrapolates from the previous gradient to the next one.
+
+        p ↦ p − η·((α + β)·gₜ − β·gₜ₋₁)
 
     **Arguments:**
 
@@ -57,7 +59,11 @@ def optimistic_adam_v2(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Optimistic Adam: p ↦ p − η·((α + β)·uₜ − β·uₜ₋₁), where u is Adam's update.
+    """Optimistic Adam: extrapolates from Adam's previous update to the next one.
+
+        p ↦ p − η·((α + β)·uₜ − β·uₜ₋₁)   with   u = m̂ / (√v̂ + ε)
+
+    m̂ and v̂ are those of `ScaleByAdam`.
 
     **Arguments:**
 
@@ -91,7 +97,9 @@ def noisy_sgd(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Gradient descent with decaying noise: p ↦ p − η_lr·(g + σₙ·ξ), σₙ² = η / (n + 1)^γ.
+    """Gradient descent with decaying noise.
+
+        p ↦ p − η_lr·(g + σₙ·ξ)   with   σₙ² = η / (n + 1)^γ
 
     ξ is standard normal noise.
 
@@ -121,7 +129,9 @@ def polyak_sgd(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """SGD with Polyak's step size: p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g.
+    """SGD with Polyak's step size.
+
+        p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g
 
     Each step needs the loss f: use `sl.train_step`, or pass `value=` to `opt.step`.
 

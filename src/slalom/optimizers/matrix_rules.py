@@ -60,8 +60,9 @@ def muon(
     `opt.describe(model)` shows which is which.
 
     With the original scale η is much larger than for AdamW, such as 0.02, so that AdamW gets
-    0.015·η by default, the ratio of 0.02 to 0.0003 in the original code. With
-    `scale="match_rms_adamw"` both rates are η.
+    0.015·η by default: 0.02 and 0.0003 are the defaults of `MuonWithAuxAdam`, the
+    [authors' code](https://github.com/KellerJordan/Muon). With `scale="match_rms_adamw"` both
+    rates are η, as in Keras.
 
     Differs from Optax: weights of Equinox's layers are outputs × inputs, so s is √(outputs /
     inputs) of the right numbers; convolutions and stacks of layers are matrices too; the momentum
@@ -76,9 +77,9 @@ def muon(
     - `decay_where`: which of the matrices decay. Defaults to all.
     - `mu_dtype`: the dtype of the momentum.
     - `nesterov`: whether m looks ahead; mₜ = tₜ if not.
-    - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `scale`, `compute_dtype`, `layout`: as
-        `ns_coeffs`, `ns_steps` and so on in `Orthogonalize`. Optax's `consistent_rms=0.2` is
-        `scale="match_rms_adamw"`.
+    - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in
+        `Orthogonalize`.
+    - `scale`: as in `Orthogonalize`. Optax's `consistent_rms=0.2` is `scale="match_rms_adamw"`.
     - `where`: which matrices are trained with Muon. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
         `scale="match_rms_adamw"`, and to 0.015·η otherwise.
@@ -154,16 +155,19 @@ def norm_muon(
 ) -> AbstractTransform:
     """NorMuon for the matrices of hidden layers, and AdamW for everything else.
 
-    It is `muon` with `ScaleByRowRms` behind `Orthogonalize`: the updates of all outputs of a layer
-    become equally large, and the norm of each matrix stays.
+        p ↦ p − η·(s·r·D·orth(m) + λ·p)
+
+    It is `muon` with `ScaleByRowRms` behind `Orthogonalize`: the diagonal matrix D makes the
+    updates of all outputs of a layer equally large, and r keeps the norm of the matrix.
 
     **Arguments:**
 
     - `learning_rate`: η.
     - `b2`: the decay of the mean of squares of each row, in [0, 1).
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
-    - The others: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`,
-        up to the deviation of the singular values from 1.
+    - `scale`: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`, up to
+        the deviation of the singular values from 1.
+    - The others: as in `muon`.
 
     **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `ScaleByRowRms`,
     `AddDecayedWeights` and `ScaleByLearningRate`, and of AdamW.

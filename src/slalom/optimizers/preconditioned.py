@@ -44,6 +44,8 @@ def soap(
 ) -> AbstractTransform:
     """SOAP for the matrices of hidden layers, and AdamW for everything else.
 
+        p ↦ p − η·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᴴ + λ·p)
+
     It is Adam in the eigenbasis of Shampoo's factors, with the learning rates of Adam: 3e-3 in the
     paper. Matrices are what `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves
     out go to AdamW. `opt.describe(model)` shows which is which. The first step of a matrix only
@@ -124,6 +126,8 @@ def kron(
 ) -> AbstractTransform:
     """PSGD Kron for the matrices of hidden layers, and AdamW for everything else.
 
+        p ↦ p − η·(U·min(1, c / rms(U)) + λ·p)   with   U = P_L·M·P_Rᵀ
+
     The mean of the gradients is whitened by two triangular factors, and the root mean square of
     each update is clipped. The authors recommend a third of Adam's learning rate. Matrices are what
     `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves out go to AdamW.
@@ -194,9 +198,11 @@ def shampoo(
 ) -> AbstractTransform:
     """Shampoo for the matrices of hidden layers, and AdamW for everything else.
 
-    Each update has the norm that Adam's would have, so the learning rates of Adam fit, and then
-    goes into a mean. Matrices are what `sl.where.matrix` selects. Vectors, embeddings and what
-    `where` leaves out go to AdamW. `opt.describe(model)` shows which is which.
+        p ↦ p − η·(m̂ + λ·p)   with the mean m of   Δ·‖S‖ / ‖Δ‖,   Δ = L̂^(−1/4)·G·R̂^(−1/4)
+
+    Each update has the norm of S, which is that of Adam's update, so the learning rates of Adam
+    fit, and then goes into a mean. Matrices are what `sl.where.matrix` selects. Vectors, embeddings
+    and what `where` leaves out go to AdamW. `opt.describe(model)` shows which is which.
 
     **Arguments:**
 

@@ -6,7 +6,8 @@ from .._core.fields.declare import Hyperparameter
 from .._core.protocol.chain import chain
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
-from ..transforms import DifferentiallyPrivateAggregate, ScaleByLearningRate, Trace
+from ..transforms import DifferentiallyPrivateAggregate, ScaleByLearningRate
+from ._momentum import momentum_if_any
 from ._objective import maximized_if
 
 
@@ -23,8 +24,10 @@ def dpsgd(
 ) -> AbstractTransform:
     """Differentially private SGD: clips the gradient of each example, and adds noise to their mean.
 
-    p ↦ p − η·(Σᵢ gᵢ·min(1, c / ‖gᵢ‖) + c·σ·ξ) / B for B examples and normal ξ. It takes gradients
-    with a leading axis of examples, which `sl.train_step` computes.
+        p ↦ p − η·(Σᵢ gᵢ·min(1, c / ‖gᵢ‖) + c·σ·ξ) / B
+
+    for B examples and normal ξ. It takes gradients with a leading axis of examples, which
+    `sl.train_step` computes.
 
     **Arguments:**
 
@@ -47,7 +50,7 @@ def dpsgd(
     ??? cite "Abadi et al., [Deep Learning with Differential
         Privacy](https://arxiv.org/abs/1607.00133), 2016"
     """
-    links = [] if momentum is None else [Trace(momentum, nesterov)]
+    links = momentum_if_any(momentum, nesterov)
     return chain(
         DifferentiallyPrivateAggregate(l2_norm_clip, noise_multiplier, key),
         maximized_if(maximize, chain(*links, ScaleByLearningRate(learning_rate))),

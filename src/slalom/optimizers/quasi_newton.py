@@ -19,7 +19,11 @@ def lbfgs(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """L-BFGS: p ↦ p − η·P·g, where P approximates the inverse Hessian and a line search finds η.
+    """L-BFGS: an approximation of Newton's method, with a line search.
+
+        p ↦ p − η·P·g
+
+    P approximates the inverse Hessian, as in `ScaleByLbfgs`, and a line search finds η.
 
     For deterministic losses: use the same data in every step. `sl.train_step` passes the loss to
     the line search.

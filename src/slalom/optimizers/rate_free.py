@@ -41,7 +41,9 @@ def prodigy(
 ) -> AbstractTransform:
     """Prodigy: AdamW whose learning rate grows to the distance traveled.
 
-    p ↦ p − γ·d·(m / (√v + d·ε) + λ·p), where d is an estimate of the distance to the solution.
+        p ↦ p − γ·d·(m / (√v + d·ε) + λ·p)
+
+    d is an estimate of the distance to the solution, and m and v are those of `ScaleByProdigy`.
 
     **Arguments:**
 
@@ -97,8 +99,10 @@ def dadapt_adamw(
 ) -> AbstractTransform:
     """D-Adaptation: AdamW whose learning rate grows with the sum of its steps.
 
-    p ↦ p − m / (√v + ε) − λ·γ·d·p, where m is a mean of γ·d·g and d an estimate of the distance to
-    the solution. `sl.prodigy` is its successor, which grows faster.
+        p ↦ p − m / (√v + ε) − λ·γ·d·p
+
+    m is a mean of γ·d·g, and d an estimate of the distance to the solution. `sl.prodigy` is its
+    successor, which grows faster.
 
     **Arguments:**
 
@@ -139,7 +143,11 @@ def dog(
     init_step_type: str = "heuristic",
     maximize: bool = False,
 ) -> AbstractTransform:
-    """DoG: p ↦ p − η·r / √(G + ε)·g, with the distance r traveled and the sum G of ‖g‖².
+    """DoG: the distance traveled over the root of the sum of squared gradients.
+
+        p ↦ p − η·r / √(G + ε)·g
+
+    r is the distance traveled, and G the sum of ‖g‖².
 
     With weight decay, g is the gradient plus λ·p. The authors recommend evaluating an average of
     the parameters: `sl.dog().average()`.
@@ -176,7 +184,11 @@ def dowg(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """DoWG: p ↦ p − η·D / (√V + ε)·g, with the squared distance D and the sum V of D·‖g‖².
+    """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
+
+        p ↦ p − η·D / (√V + ε)·g
+
+    D is the squared distance traveled, and V the sum of D·‖g‖².
 
     With weight decay, g is the gradient plus λ·p.
 
@@ -212,9 +224,12 @@ def momo(
     mu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """MoMo: momentum with a step size from the loss: p ↦ (p − τ·m) / (1 + η·λ), τ ≤ η.
+    """MoMo: momentum with a step size from the loss.
 
-    Each step needs the loss: use `sl.train_step`, or pass `value=` to `opt.step`.
+        p ↦ (p − τ·m) / (1 + η·λ)   with   τ ≤ η
+
+    m is a mean of gradients, and τ the step size of `ScaleByMomo`. Each step needs the loss: use
+    `sl.train_step`, or pass `value=` to `opt.step`.
 
     **Arguments:**
 
@@ -256,9 +271,12 @@ def momo_adam(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """MoMo-Adam: Adam with a step size from the loss: p ↦ (p − τ·m / (√v̂ + ε)) / (1 + η·λ).
+    """MoMo-Adam: Adam with a step size from the loss.
 
-    Each step needs the loss: use `sl.train_step`, or pass `value=` to `opt.step`.
+        p ↦ (p − τ·m / (√v̂ + ε)) / (1 + η·λ)
+
+    m is a mean of gradients, and τ the step size of `ScaleByMomoAdam`. Each step needs the loss:
+    use `sl.train_step`, or pass `value=` to `opt.step`.
 
     **Arguments:**
 
@@ -299,6 +317,10 @@ def cocob(
     maximize: bool = False,
 ) -> AbstractTransform:
     """COCOB: each number bets on the sign of its next gradient, without a learning rate.
+
+        p ↦ p₀ + θ·(L + R) / (L·max(G + L, α·L))
+
+    L is the largest |g| so far, G the sum of |g|, θ that of −g, and R the reward.
 
     With weight decay, the gradient is g plus λ·p.
 

@@ -30,7 +30,11 @@ def sophia(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Sophia: p ↦ p − η·(clip(m̂ / max(γ·h, ε), ±ρ) + λ·p), where h estimates the curvature.
+    """Sophia: divides a mean of gradients by the curvature, and clips the result.
+
+        p ↦ p − η·(clip(m̂ / max(γ·h, ε), ±ρ) + λ·p)
+
+    h estimates the diagonal of the Hessian.
 
     Use it with `sl.train_step`, which computes the estimate in every k-th step:
 

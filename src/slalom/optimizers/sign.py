@@ -24,7 +24,9 @@ def lion(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Lion: p ↦ p − η·(sign(β₁·m + (1 − β₁)·g) + λ·p).
+    """Lion: the sign of an interpolation between momentum and gradient.
+
+        p ↦ p − η·(sign(β₁·mₜ₋₁ + (1 − β₁)·gₜ) + λ·p)   with   mₜ = β₂·mₜ₋₁ + (1 − β₂)·gₜ
 
     Every parameter changes by η per step, so η is usually 3 to 10 times smaller than for Adam,
     and λ larger by the same factor.
@@ -55,7 +57,9 @@ def lion(
 
 @advise_keywords
 def sign_sgd(learning_rate: Hyperparameter, *, maximize: bool = False) -> AbstractTransform:
-    """Sign descent: p ↦ p − η·sign(g).
+    """Sign descent: steps of one size, against the sign of the gradient.
+
+        p ↦ p − η·sign(g)
 
     Every parameter changes by η per step, so it converges only if η decays.
 
@@ -79,7 +83,9 @@ def signum(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Sign descent with momentum: p ↦ p − η·sign(t), t ↦ g + β·t.
+    """Sign descent with momentum.
+
+        p ↦ p − η·sign(tₙ)   with   tₙ = g + β·tₙ₋₁
 
     The sum t has the same sign as the mean m ↦ β·m + (1 − β)·g.
 
@@ -111,7 +117,9 @@ def rprop(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Rprop: p ↦ p − η·sign(g), with a step size η for each parameter.
+    """Rprop: a step size for each number, which grows while the gradient keeps its sign.
+
+        p ↦ p − ηₜ·sign(gₜ)
 
     A step size grows while the sign of its gradient stays the same, and shrinks when it flips.
 

@@ -14,6 +14,7 @@ from .._core.fields.schedule import (
     FunctionSchedule as FunctionSchedule,
     ModuleSchedule as ModuleSchedule,
 )
+from .averages import power_average as power_average
 from .basic import (
     constant as constant,
     linear as linear,
@@ -67,6 +68,7 @@ __all__ = [
     "piecewise_constant",
     "piecewise_interpolate",
     "polynomial",
+    "power_average",
     "sgdr",
     "warmup_constant",
     "warmup_cosine_decay",

@@ -258,6 +258,11 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
         return function
     if isinstance(function, type):
         raise TypeError(f"The class {function!r} is not a schedule.{uncalled(function)}")
+    if type(function).__module__.startswith("equinox.nn"):
+        raise TypeError(
+            f"A {type(function).__name__} is a model, not a schedule. Bind it to the optimizer: "
+            "`opt = sl.Optimizer(sl.adam(1e-3), model)`."
+        )
     if not jax.tree_util.all_leaves([function]):
         return ModuleSchedule(function)
     if any(isinstance(x, Tracer) for x in _captured(function)):

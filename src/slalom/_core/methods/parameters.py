@@ -94,7 +94,8 @@ class AbstractParameterMethods(AbstractDeclared):
 
         **Arguments:**
 
-        - `decay`: d, the decay of an exponential average, in [0, 1). Defaults to a uniform average.
+        - `decay`: d, the decay of an exponential average, in [0, 1), or
+            `sl.schedules.power_average(sigma_rel)`. Defaults to a uniform average.
         - `debias`: whether the exponential average is corrected for its start at zero. If not, it
             starts at the first parameters.
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from ... import tree
 from ...tree.types import Params, Updates
 from ..engine.matrices import for_each_matrix
-from ..engine.run import Leafwise, RuleAt, run_rule
+from ..engine.run import Leafwise, RuleAt, in_blocks, run_rule
 from .context import Context
 from .parts import Part
 from .transform import AbstractTransform, State
@@ -257,6 +257,9 @@ class AbstractRule(AbstractTransform[State]):
 
     def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
         if self.over == "matrix" or self.refreshes:
+            return super().run_at_rest(part, write, updates)
+        if self.reduces and in_blocks(part.state):
+            # XLA would not decode what was stored, but keep the new values of all leaves, and more.
             return super().run_at_rest(part, write, updates)
         return run_rule(part, write, updates)
 

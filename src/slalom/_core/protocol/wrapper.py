@@ -96,7 +96,7 @@ class AbstractWrapper(AbstractComposite[State]):
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> Part:
         """The inner transform with what it sees."""
-        if context is not None and state is not None:
+        if context is not None:
             context = self.inner_context(state, context)
         inner_state = None if state is None else self.inner_state(state)
         path = segments(self.inner)

@@ -35,6 +35,18 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 """Names from Optax and PyTorch, and what they are called here."""
 
 
+_ELSEWHERE: dict[str, str] = {
+    "amsgrad": "sl.amsgrad(learning_rate)",
+    "clipnorm": "sl.ClipByGlobalNorm(1.0) | tx",
+    "clipvalue": "sl.Clip(1.0) | tx",
+    "ema_momentum": "tx.average(decay)",
+    "global_clipnorm": "sl.ClipByGlobalNorm(1.0) | tx",
+    "use_ema": "tx.average(decay)",
+    "weight_decay": "sl.adamw(learning_rate, weight_decay=0.1), or sl.AddDecayedWeights(0.1) | tx",
+}
+"""Keywords of optimizers of PyTorch and Keras, and what has another place here."""
+
+
 def renamed_advice(name: str, known: Iterable[str]) -> str:
     """What to write in place of a name that another library uses, if anything."""
     renamed = _RENAMED.get(name, ())
@@ -47,6 +59,8 @@ def keyword_advice(keyword: str, known: Iterable[str]) -> str:
     renamed = renamed_advice(keyword, known)
     if renamed:
         return renamed
+    if keyword in _ELSEWHERE and "learning_rate" in known:
+        return f" Write {_ELSEWHERE[keyword]}."
     close = difflib.get_close_matches(keyword, known, n=2, cutoff=0.7)
     if close:
         return f" Did you mean {' or '.join(close)}?"
@@ -85,9 +99,11 @@ def advise_positions(advice: str) -> Callable[[_Function], _Function]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if len(args) > most:
+                # Methods are called with `self`, which nobody writes.
+                own = "self" in inspect.signature(function).parameters
                 raise TypeError(
-                    f"{function.__name__}() takes {most} argument by position, got {len(args)}. "
-                    f"{advice}"
+                    f"{function.__name__}() takes {most - own} argument{'s' * (most - own > 1)} by "
+                    f"position, got {len(args) - own}. {advice}"
                 )
             return function(*args, **kwargs)
 

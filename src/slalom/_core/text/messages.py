@@ -41,8 +41,8 @@ def listed(items: Iterable[str], limit: int) -> str:
 
 
 def uncalled(given: Any) -> str:
-    """The advice for a recipe or a class that was passed without being called, or for a transform
-    of Optax."""
+    """The advice for a recipe or a class that was passed without being called, and for what else
+    people pass as a transform."""
     if type(given).__name__.startswith("GradientTransformation"):
         return (
             " This is a transform of Optax. Slalom has its own, mostly of the same name: write "
@@ -51,4 +51,8 @@ def uncalled(given: Any) -> str:
         )
     if isinstance(given, tuple | list):
         return " Join transforms with `|`, or write `sl.chain(*transforms)`."
+    if given is None:
+        return " Leave it out, or write `sl.Identity()`."
+    if type(given).__name__ == "Optimizer":
+        return " Join transforms before you bind them: `sl.Optimizer(tx | other, model)`."
     return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""

@@ -39,8 +39,30 @@ ELSEWHERE = {
     "tree_map_params": "sl.map_params(fn, state, params)",
     "tree_utils": "sl.tree",
     "value_and_grad_from_state": "sl.train_step(loss_fn, reuse_linesearch=True)",
+} | {
+    "AveragedModel": "tx.average()",
+    "CosineAnnealingLR": "sl.adam(sl.schedules.cosine_decay(1e-3, steps))",
+    "CosineAnnealingWarmRestarts": "sl.schedules.sgdr(cycles)",
+    "CosineDecay": "sl.schedules.cosine_decay(init_value, decay_steps)",
+    "ExponentialLR": "sl.schedules.exponential_decay(1e-3, 1, gamma)",
+    "GradScaler": "tx.scale_loss()",
+    "LambdaLR": "sl.adam(lambda step: ...)",
+    "LinearLR": "sl.schedules.linear(init_value, end_value, transition_steps)",
+    "MultiStepLR": "sl.schedules.piecewise_constant(1e-3, {30_000: 0.1, 60_000: 0.1})",
+    "OneCycleLR": "sl.schedules.cosine_onecycle(steps, peak_value)",
+    "PolynomialLR": "sl.schedules.polynomial(init_value, end_value, power, transition_steps)",
+    "SequentialLR": "sl.schedules.join(...)",
+    "StepLR": "sl.schedules.exponential_decay(1e-3, step_size, gamma, staircase=True)",
+    "SWALR": "tx.average()",
+    "bias": 'sl.where.path("**.bias")',
+    "clip_grad_norm": "sl.ClipByGlobalNorm(1.0) | tx",
+    "clip_grad_norm_": "sl.ClipByGlobalNorm(1.0) | tx",
+    "clip_grad_value_": "sl.Clip(1.0) | tx",
+    "cosine": "sl.schedules.cosine_decay(init_value, decay_steps)",
+    "lr_finder": "sl.lr_range_test(loss_fn, tx, model, batches)",
+    "optim": "sl.adam(1e-3): the recipes are names of the package itself",
 }
-"""What to write instead of well-known names from Optax."""
+"""What to write instead of well-known names from Optax, and from PyTorch and Keras."""
 
 LEFT_TO_OPTAX = frozenset(
     [
@@ -96,10 +118,15 @@ def frozen_attribute(name: str) -> AttributeError:
 
 
 _INSTEAD_OF_OPTIMIZER = {
+    "add_param_group": "`sl.partition(transforms, labels)`, and `opt.rebind(model, tx=tx)`",
     "apply_gradients": "`model, opt = opt.step(model, grads)`",
+    "backward": "`step = sl.train_step(loss_fn)`, which differentiates the loss",
+    "compile": "`step = sl.train_step(loss_fn)`, which is compiled",
+    "fit": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
     "init": "`opt = sl.Optimizer(tx, model)`, which has initialized the state",
     "load_state_dict": '`sl.checkpoint.load(path, model=model, opt=opt)["opt"]`',
     "minimize": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "opt_state": "`opt.state`",
     "param_groups": "`opt.describe(model)` to see the groups, and `opt.with_hyperparams(...)`",
     "state_dict": (
         "`sl.checkpoint.save(path, model=model, opt=opt)` to save a run, or `opt.state` to look at "

@@ -27,7 +27,9 @@ def adagrad(
     accumulator_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adagrad: p ↦ p − η·g / √(s + ε), where s is the sum of all squared gradients.
+    """Adagrad: divides gradients by the root of the sum of all their squares.
+
+        p ↦ p − η·gₜ / √(sₜ + ε)   with   sₜ = sₜ₋₁ + |gₜ|²
 
     **Arguments:**
 
@@ -60,8 +62,11 @@ def adadelta(
     accumulator_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adadelta: p ↦ p − η·√(x + ε) / √(v + ε)·g, where v and x are
-    decaying means of the squares of the gradients and of the updates.
+    """Adadelta: gives each step the running size of the steps before it.
+
+        p ↦ p − η·√(x + ε) / √(v + ε)·g
+
+    v and x are decaying means of the squares of the gradients and of the steps.
 
     Differs from Optax: the learning rate defaults to 1, as in the paper. Optax without a learning
     rate does not flip the sign, so its updates ascend.
@@ -98,8 +103,11 @@ def madgrad(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """MADGRAD: p ↦ γ·p + (1 − γ)·(p₀ − s / (∛v + ε)), where s and v are weighted sums of the
-    gradients and of their squares.
+    """MADGRAD: dual averaging from the start, divided by the cube root of a sum of squares.
+
+        p ↦ γ·p + (1 − γ)·(p₀ − s / (∛v + ε))
+
+    s and v are weighted sums of the gradients and of their squares.
 
     Differs from Optax, which adds ε to the learning rate: see `ScaleByMadgrad`.
 
@@ -133,6 +141,10 @@ def sm3(
     maximize: bool = False,
 ) -> AbstractTransform:
     """SM3: Adagrad with momentum that keeps one number per row and column.
+
+        p ↦ p − η·mₜ   with   mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / √(vₜ + ε)
+
+    v is the bound of the sums of squares in `ScaleBySm3`.
 
     **Arguments:**
 

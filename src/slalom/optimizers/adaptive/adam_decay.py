@@ -27,7 +27,11 @@ def adamc(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """AdamC, Adam with corrected weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·(η / η_max)·p).
+    """AdamC: AdamW whose decay falls with the square of the learning rate.
+
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·(η / η_max)·p)
+
+    m̂ and v̂ are those of `ScaleByAdam`.
 
     While AdamW's decay is η·λ·p, this one falls with the square of the learning rate, so that the
     norms of the weights do not shrink at the end of a schedule. The paper corrects the decay of

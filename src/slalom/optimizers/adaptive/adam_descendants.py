@@ -39,9 +39,11 @@ def ademamix(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """AdEMAMix: p ↦ p − η·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p), where m₂ is a very slow mean.
+    """AdEMAMix: AdamW with a second, much slower mean of gradients.
 
-    For warm-ups of α and β₃, pass schedules: see `ScaleByAdemamix`.
+        p ↦ p − η·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p)
+
+    m₂ is the slow mean. For warm-ups of α and β₃, pass schedules: see `ScaleByAdemamix`.
 
     **Arguments:**
 
@@ -83,7 +85,9 @@ def simplified_ademamix(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Simplified AdEMAMix: p ↦ p − η·((m + α·g) / (√v̂ + ε) + λ·p), where m is a sum.
+    """Simplified AdEMAMix: AdamW on a mix of a long sum of gradients and the newest one.
+
+        p ↦ p − η·((mₜ + α·gₜ) / (√v̂ₜ + ε) + λ·p)   with   mₜ = β₁·mₜ₋₁ + gₜ
 
     **Arguments:**
 
@@ -128,10 +132,12 @@ def adopt(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """ADOPT: p ↦ p − η·(m + λ·p), where m is a mean of g / max(√v, ε), with v from before g.
+    """ADOPT: momentum of gradients that are divided by the root of the squares before them.
 
-    The first step changes no parameter without weight decay: it measures v. With it, the first step
-    decays, which in the authors' code it does not.
+        p ↦ p − η·(mₜ + λ·p)   with   mₜ = β₁·mₜ₋₁ + (1 − β₁)·clip(gₜ / max(√vₜ₋₁, ε), ±cₜ)
+
+    with the bound cₜ of `ScaleByAdopt`. The first step changes no parameter without weight decay:
+    it measures v. With it, the first step decays, which in the authors' code it does not.
 
     **Arguments:**
 
@@ -173,7 +179,9 @@ def laprop(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """LaProp: p ↦ p − η·(m̂ + λ·p), where m is a mean of g / (√v̂ + ε).
+    """LaProp: AdamW in the other order, dividing by the root of squares before averaging.
+
+        p ↦ p − η·(m̂ₜ + λ·p)   with   mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / (√v̂ₜ + ε)
 
     The authors' code subtracts λ·p in each step, as `independent_decay=True` does.
 
@@ -217,6 +225,10 @@ def mars(
     maximize: bool = False,
 ) -> AbstractTransform:
     """MARS-AdamW: AdamW on gradients that are corrected by their change, and clipped to norm 1.
+
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
+
+    m̂ and v̂ are means of the corrected gradients of `ScaleByMars`.
 
     The authors' code uses it for matrices only, and AdamW for the other parameters:
 
@@ -266,6 +278,8 @@ def stable_adamw(
 ) -> AbstractTransform:
     """StableAdamW: AdamW whose step is shortened where squares lag behind gradients.
 
+        p ↦ p − η·(mₜ / (√vₜ + ε) + λ·p) / max(1, rₜ / d)   with   rₜ = √mean(|gₜ|² / max(vₜ, ε²))
+
     It replaces the clipping of gradients. The defaults are those of the paper's experiments.
 
     **Arguments:**
@@ -306,7 +320,11 @@ def acprop(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """ACProp: p ↦ p − η·(g / (√ŝ + ε) + λ·p), where s is a mean of |g − m|² from before g.
+    """ACProp: divides gradients by their deviation from a mean, as it was before them.
+
+        p ↦ p − η·(gₜ / (√ŝₜ₋₁ + ε) + λ·p)
+
+    s is a mean of |g − m|², where m is a mean of gradients.
 
     Differs from Optax in the deviation that s averages: see `ScaleByAcprop`.
 

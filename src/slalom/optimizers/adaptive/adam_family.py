@@ -25,7 +25,11 @@ def adam(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adam: p ↦ p − η·m̂ / (√v̂ + ε).
+    """Adam: a mean of gradients, divided by the root of a mean of their squares.
+
+        p ↦ p − η·m̂ / (√v̂ + ε)
+
+    m̂ and v̂ are those of `ScaleByAdam`.
 
     **Arguments:**
 
@@ -68,7 +72,11 @@ def adamw(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adam with decoupled weight decay: p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p).
+    """AdamW: Adam with decoupled weight decay.
+
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
+
+    m̂ and v̂ are those of `ScaleByAdam`.
 
     The decay is multiplied by the learning rate: each step subtracts η·λ·p.
 
@@ -117,6 +125,8 @@ def nadam(
 ) -> AbstractTransform:
     """Adam with Nesterov momentum: `sl.adam` with `nesterov=True`.
 
+        p ↦ p − η·m̂ / (√v̂ + ε)   with   m̂ₜ = β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)
+
     This is not PyTorch's NAdam, which follows a schedule for β₁ that starts at half its value.
 
     **Arguments:**
@@ -156,7 +166,10 @@ def nadamw(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adam with Nesterov momentum and decoupled weight decay: `sl.adamw` with `nesterov=True`.
+    """AdamW with Nesterov momentum: `sl.adamw` with `nesterov=True`.
+
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
+        m̂ₜ = β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)
 
     **Arguments:**
 
@@ -205,7 +218,11 @@ def amsgrad(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """AMSGrad: p ↦ p − η·m̂ / (√w + ε), where w is the running maximum of v̂.
+    """AMSGrad: Adam with the maximum of all means of squares so far.
+
+        p ↦ p − η·m̂ₜ / (√wₜ + ε)   with   wₜ = max(wₜ₋₁, v̂ₜ)
+
+    m̂ and v̂ are those of `ScaleByAdam`.
 
     **Arguments:**
 
@@ -239,7 +256,9 @@ def adamax(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adamax: p ↦ p − η·m̂ / v, where v is a decaying maximum of |g|.
+    """Adamax: Adam with a decaying maximum in place of the mean of squares.
+
+        p ↦ p − η·m̂ₜ / vₜ   with   vₜ = max(β₂·vₜ₋₁, |gₜ| + ε)
 
     **Arguments:**
 
@@ -274,7 +293,9 @@ def adamaxw(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adamax with decoupled weight decay: p ↦ p − η·(m̂ / v + λ·p).
+    """Adamax with decoupled weight decay.
+
+        p ↦ p − η·(m̂ₜ / vₜ + λ·p)   with   vₜ = max(β₂·vₜ₋₁, |gₜ| + ε)
 
     **Arguments:**
 

@@ -32,7 +32,9 @@ def adabelief(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """AdaBelief: p ↦ p − η·m̂ / (√ŝ + ε), where s is a decaying mean of |g − m|².
+    """AdaBelief: a mean of gradients, divided by their deviation from it.
+
+        p ↦ p − η·m̂ₜ / (√ŝₜ + ε)   with   sₜ = β₂·sₜ₋₁ + (1 − β₂)·|gₜ − mₜ|²
 
     **Arguments:**
 
@@ -65,7 +67,9 @@ def yogi(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Yogi: p ↦ p − η·m̂ / (√v̂ + ε), where v changes by at most (1 − β₂)·|g|².
+    """Yogi: Adam with a mean of squares that changes additively, and so falls slowly.
+
+        p ↦ p − η·m̂ₜ / (√v̂ₜ + ε)   with   vₜ = vₜ₋₁ − (1 − β₂)·sign(vₜ₋₁ − |gₜ|²)·|gₜ|²
 
     Differs from Optax, where m starts at 1e-6 instead of 0: see `ScaleByYogi`.
 
@@ -104,7 +108,11 @@ def radam(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """RAdam: p ↦ p − η·r·m̂ / (√v̂ + ε), and p ↦ p − η·m̂ during the first steps.
+    """RAdam: Adam that rectifies the variance of the first steps.
+
+        p ↦ p − η·r·m̂ / (√v̂ + ε)
+
+    r is the rectification of `ScaleByRadam`. In the first steps, p ↦ p − η·m̂.
 
     **Arguments:**
 
@@ -140,7 +148,11 @@ def novograd(
     mu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """NovoGrad: p ↦ p − η·m, where m is the momentum of g / (√v + ε) + λ·p.
+    """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
+
+        p ↦ p − η·mₜ   with   mₜ = β₁·mₜ₋₁ + gₜ / (√vₜ + ε) + λ·p
+
+    v is a mean of ‖g‖².
 
     **Arguments:**
 
@@ -180,7 +192,11 @@ def adan(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adan: p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p).
+    """Adan: Nesterov momentum from the differences of successive gradients.
+
+        p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p)
+
+    m, v and n are the means of `ScaleByAdan`: of gradients, of differences, and of squares.
 
     The paper divides by 1 + η·λ instead of subtracting η·λ·p; both agree to first order in η.
     Differs from Optax in one coefficient: see `ScaleByAdan`. ε_root is 1e-8 as in Optax. The paper

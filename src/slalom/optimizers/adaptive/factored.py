@@ -31,7 +31,9 @@ def adafactor(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adafactor: p ↦ p − η·rms(p)·û − λ·p with û = u·min(1, d / rms(u)), leaf by leaf.
+    """Adafactor: steps in proportion to the parameters, with a factored mean of squares.
+
+        p ↦ p − η·rms(p)·û − λ·p   with   û = u·min(1, d / rms(u))
 
     u is the gradient divided by the root of its mean square, which is stored as one row and one
     column per matrix. The update is scaled by the size of the parameter, so η is much larger than

@@ -26,7 +26,11 @@ def lamb(
     nu_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """LAMB: p ↦ p − η·(‖p‖ / ‖u‖)·u with u = m̂ / (√v̂ + ε) + λ·p, for each leaf.
+    """LAMB: AdamW with the step of each leaf in proportion to the norm of its parameter.
+
+        p ↦ p − η·(‖p‖ / ‖u‖)·u   with   u = m̂ / (√v̂ + ε) + λ·p
+
+    m̂ and v̂ are those of `ScaleByAdam`.
 
     **Arguments:**
 
@@ -66,7 +70,9 @@ def lars(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """LARS: momentum over p ↦ p − η·c·(‖p‖ / (‖u‖ + ε))·u with u = g + λ·p, for each leaf.
+    """LARS: momentum of steps in proportion to the norm of each leaf's parameter.
+
+        p ↦ p − tₙ   with   tₙ = γ·tₙ₋₁ + η·c·(‖p‖ / (‖u‖ + ε))·u,   u = g + λ·p
 
     Biases and norms are usually excluded from both the decay and the ratio:
     `decay_where=sl.where.ndim(min=2), trust_ratio_where=sl.where.ndim(min=2)`.
@@ -79,7 +85,7 @@ def lars(
     - `trust_coefficient`: c, ≥ 0.
     - `eps`: ε, ≥ 0.
     - `trust_ratio_where`: which updates are scaled by the ratio. Defaults to all.
-    - `momentum`: the decay of the sum of these updates, in [0, 1].
+    - `momentum`: γ, the decay of the sum, in [0, 1].
     - `nesterov`: whether to use Nesterov momentum.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
@@ -108,7 +114,9 @@ def fromage(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Fromage: p ↦ (p − η·(‖p‖ / ‖g‖)·g) / √(1 + η²), for each leaf.
+    """Fromage: steps in proportion to the norm of each leaf's parameter.
+
+        p ↦ (p − η·(‖p‖ / ‖g‖)·g) / √(1 + η²)
 
     Differs from Optax: η is a single hyperparameter, so it can be changed, and the factor that
     shrinks p is computed without cancellation.

@@ -29,6 +29,9 @@ def adam_mini(
 ) -> AbstractTransform:
     """Adam-mini: AdamW with one mean of squares for each block of parameters.
 
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·mean over the block of |gₜ|²
+
     A block is one output, one token or one attention head. The state is half of Adam's.
 
     **Arguments:**
@@ -75,6 +78,10 @@ def galore(
     maximize: bool = False,
 ) -> AbstractTransform:
     """GaLore: AdamW on gradients of matrices that are projected to a low rank.
+
+        p ↦ p − η·(α·P·N + λ·p)   with   N = m̂ / (√v̂ + ε) of Pᵀ·G
+
+    P holds the strongest directions of a recent gradient G.
 
     Differs from Optax in the side of a matrix that is projected: see `ScaleByGalore`.
 
@@ -125,6 +132,10 @@ def apollo(
     maximize: bool = False,
 ) -> AbstractTransform:
     """APOLLO: gradients of matrices, scaled as AdamW scales a random projection of them.
+
+        p ↦ p − η·(α·S + λ·p)
+
+    S is the gradient, with each of its columns scaled as in `ScaleByApollo`.
 
     APOLLO-Mini, whose state is about as small as that of SGD:
 

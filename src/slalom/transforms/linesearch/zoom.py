@@ -192,7 +192,8 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
 
     def _try(self, search: _Search, along: Line, now: Any, guess: Scalar) -> _Search:
         """Tries one more rate; both phases share this evaluation of the loss."""
-        limit = jnp.asarray(jnp.finfo(guess.dtype).max, guess.dtype)
+        # A Python float would not do: the guess is float64 still where x64 was switched off.
+        limit = jnp.full_like(guess, jnp.finfo(guess.dtype).max)
         if now.max_learning_rate is not None:
             limit = jnp.minimum(limit, now.max_learning_rate)
         further = jnp.where(search.tried == 0, guess, now.increase_factor * search.last.rate)

@@ -2,13 +2,15 @@
 
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.rule import AbstractRule
-from ...tree.types import Scalar
+from ...tree.dtypes import canonical_float
+from ...tree.types import Params, Scalar
 
 
 class Clip(AbstractRule[None]):
@@ -37,32 +39,59 @@ def _clipped(u: Array, limit: Scalar) -> Array:
     return jnp.where(u > limit, limit, jnp.where(u < -limit, -limit, u))
 
 
-class ClipByGlobalNorm(AbstractRule[None]):
+class ClipByGlobalNormState(eqx.Module):
+    """The state of `ClipByGlobalNorm` with `delayed=True`."""
+
+    norm: Scalar
+    """The last norm that was finite."""
+
+
+class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
     """Scales all updates by one factor so that their norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
     The Euclidean norm is summed in at least float32 over all leaves that this transform sees:
     inside a mask or a group of a partition, over those of the mask or group. A norm that is not
     finite makes the updates not finite, which does not hide the error.
 
+    No update can be written before the norm of all is known, so all gradients are in memory at
+    once. With `delayed=True` the factor is that of the step before,
+
+        uₜ ↦ uₜ·min(1, c / ‖uₜ₋₁‖)
+
+    and each gradient can be freed as soon as its update is written. This bounds the norm only where
+    it changes slowly. The first step is not clipped, so begin with a small learning rate. Neither
+    is the first step of a spike; the step after it is made too short instead. A norm that is not
+    finite is passed over, and the last one before it is used again. Steps that a wrapper around
+    this transform skips do not count.
+
     **Arguments:**
 
     - `max_norm`: c, ≥ 0.
+    - `delayed`: whether to use the norm of the step before.
 
     ??? cite "Pascanu et al., [On the difficulty of training recurrent neural
         networks](https://arxiv.org/abs/1211.5063), 2012"
     """
 
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
+    delayed: bool = eqx.field(default=False, static=True, kw_only=True)
 
     scales: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
+    def init(self, params: Params) -> ClipByGlobalNormState | None:
+        tree.no_state(params)
+        return ClipByGlobalNormState(jnp.zeros((), canonical_float())) if self.delayed else None
+
     def measure(self, now, g, leaf):
         return {"square": jnp.sum(tree.abs_squared(g))}
 
     def finish(self, now, sums, state):
-        now.factor = clip_factor(tree.root(sums.square), now.max_norm)
+        norm = tree.root(sums.square)
+        now.factor = clip_factor(state.norm if self.delayed else norm, now.max_norm)
+        if self.delayed:
+            state.norm = jnp.where(jnp.isfinite(norm), norm, state.norm)
 
     def direction(self, now, g, leaf):
         # A factor, since XLA would write updates that were divided leaf by leaf to memory.

@@ -1,6 +1,7 @@
 """Clipping by the norm, relative to recent norms."""
 
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,9 +9,10 @@ from jaxtyping import Array, Int
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
-from ..._core.protocol.rule import AbstractRule
-from ...tree.dtypes import canonical_float
-from ...tree.types import Params, Scalar
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ...tree.dtypes import as_canonical, canonical_float
+from ...tree.types import Params, Scalar, Updates
 from .clip import clip_factor
 
 
@@ -27,7 +29,7 @@ class ZClipState(eqx.Module):
     """How many standard deviations above the mean the last norm was."""
 
 
-class ZClip(AbstractRule[ZClipState]):
+class ZClip(AbstractTransform[ZClipState]):
     """Scales all updates by one factor where their norm is high among recent norms.
 
     With the norm g, and the mean μ and standard deviation σ of the norms before,
@@ -61,38 +63,40 @@ class ZClip(AbstractRule[ZClipState]):
     warmup_steps: int = count_field(25, least=1)
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
 
-    scales: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
     def init(self, params: Params) -> ZClipState:
         tree.no_state(params)
         return ZClipState(tree.fresh_count(), *(jnp.zeros((), canonical_float()) for _ in range(3)))
 
-    def measure(self, now, g, leaf):
-        return {"square": jnp.sum(tree.abs_squared(g))}
-
-    def finish(self, now, sums, state):
-        norm = tree.root(sums.square)
+    def update(
+        self,
+        updates: Updates,
+        state: ZClipState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ZClipState]:
+        now = SimpleNamespace(**{n: as_canonical(x) for n, x in vars(self.at(context)).items()})
+        # Where the squares overflow too: an infinite norm of finite updates would not be clipped.
+        exact = tree.scaled_norm(updates, small=False)
+        norm = exact.astype(state.mean.dtype)
         is_warm = state.age >= self.warmup_steps
-        divisor = state.std + now.eps
-        z = (norm - state.mean) / jnp.where(divisor == 0, 1, divisor)
-        is_high = is_warm & (z > now.threshold)
-        lowered = state.mean + now.threshold * state.std * (now.threshold / jnp.where(z == 0, 1, z))
+        above, unit = norm - state.mean, state.std + now.eps
+        # Compared without a quotient: after equal norms, with ε = 0, any rise is high.
+        is_high = is_warm & (above > now.threshold * unit)
+        inverse = 1 / jnp.where(above == 0, 1, above)
+        lowered = state.mean + now.threshold * state.std * (now.threshold * unit * inverse)
+        z = above / jnp.where(unit == 0, 1, unit)
         limit = jnp.where(is_high, lowered, norm)
         new = self._moved(state, limit, is_warm, now.decay)
         is_finite = jnp.isfinite(norm)
         old = state.age, state.mean, state.std
-        state.age, state.mean, state.std = (
-            jnp.where(is_finite, a, b) for a, b in zip(new, old, strict=True)
-        )
-        state.z = jnp.where(is_warm, z, 0)
-        now.factor = clip_factor(norm, limit)
-
-    def direction(self, now, g, leaf):
-        return g * now.factor
+        age, mean, std = (jnp.where(is_finite, a, b) for a, b in zip(new, old, strict=True))
+        updates = tree.scale(updates, clip_factor(exact, limit.astype(exact.dtype)))
+        return updates, ZClipState(age, mean, std, jnp.where(is_warm, z, 0))
 
     def _moved(
-        self, state: Any, norm: Scalar, is_warm: Array, decay: Scalar
+        self, state: ZClipState, norm: Scalar, is_warm: Array, decay: Scalar
     ) -> tuple[Array, Array, Array]:
         """The age, mean and standard deviation with one more norm."""
         age = tree.increment(state.age)
@@ -101,7 +105,7 @@ class ZClip(AbstractRule[ZClipState]):
         change = norm - state.mean
         # Both variances are (1 − w)·(σ² + f·d²), where d is the distance from the old mean.
         factor = jnp.where(is_warm, decay * (1 - decay), 1 / n)
-        std = jnp.sqrt(1 - weight) * _hypot(state.std, jnp.sqrt(factor) * change)
+        std = tree.root(1 - weight) * _hypot(state.std, tree.root(factor) * change)
         return age, state.mean + weight * change, std
 
     def metrics(self, state: ZClipState) -> dict[str, Array]:
@@ -112,4 +116,4 @@ def _hypot(a: Array, b: Array) -> Array:
     """√(a² + b²) without overflow of the squares."""
     largest = jnp.maximum(a, jnp.abs(b))
     scale = jnp.where(largest == 0, 1, largest)
-    return scale * jnp.sqrt((a / scale) ** 2 + (b / scale) ** 2)
+    return scale * tree.root((a / scale) ** 2 + (b / scale) ** 2)

@@ -17,6 +17,7 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.write import Writer
 from ..._core.protocol.writer import AbstractParameterWriter
 from ..._core.state.marks import param_like, per_leaf
+from ...schedules.averages import power_average
 from ...tree.dtypes import canonical_float
 from ...tree.means import moved
 from ...tree.types import Gradients, Params
@@ -44,9 +45,11 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     With a decay d the weights are wₜ = (1 − d) / (1 − dᵗ), which is an exponential average of the
     steps so far. With `debias=False` they are wₜ = 1 − d, and the average starts at the initial
-    parameters, a₀ = p₀. Without a decay they are wₜ = 1/t, which is the mean of all steps. The
-    average is stored in at least float32. `opt.eval_params(model)` returns the model with the
-    average. If the inner transform skips steps, as `.every_k` does, only its updates count.
+    parameters, a₀ = p₀. With `sl.schedules.power_average` they are wₜ = 1 − (1 − 1/t)^(γ + 1), also
+    with `debias=True`, since this average needs no correction. Without a decay they are wₜ = 1/t,
+    which is the mean of all steps. The average is stored in at least float32.
+    `opt.eval_params(model)` returns the model with the average. If the inner transform skips steps,
+    as `.every_k` does, only its updates count.
 
     ??? cite "Polyak & Juditsky, [Acceleration of stochastic approximation by
         averaging](https://doi.org/10.1137/0330046), 1992; Kingma & Ba, [Adam: A Method for
@@ -115,6 +118,8 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     def _weight(self, age: Int[Array, "*leaves"], context: Context | None) -> Array:
         """The weight of the newest parameters."""
+        if isinstance(self.decay, power_average):
+            return self.decay.newest_weight(age)
         decay = self.at(context).decay
         if decay is None:
             return 1 / age.astype(canonical_float())

@@ -1,0 +1,29 @@
+"""Draws the times of other libraries, from the table in `performance.md`."""
+
+import re
+from pathlib import Path
+
+from bars import figure
+
+PAGE = Path(__file__).parents[1] / "performance.md"
+PICTURE = re.compile(r'<p><img[^>]*src="[^"]*performance\.png"[^>]*></p>')
+LIBRARIES = ("Optax", "PyTorch, fused", "PyTorch, foreach")
+
+
+def ratios():
+    """(rule, time of each library divided by that of Slalom), for GPT-2 small."""
+    _, _, section = PAGE.read_text().partition("### GPT-2 small: ")
+    table = section.partition("\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    for line in table:
+        name, _, _, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        yield name, [float(re.search(r"[\d.]+", cell)[0]) if cell else None for cell in cells]
+
+
+def times():
+    """The picture that stands in the place of the one for other viewers."""
+    rows = [
+        (name, [(f"{x:g}×", [(i, x)]) for i, x in enumerate(found) if x is not None])
+        for name, found in ratios()
+    ]
+    title = "Time of a step, divided by that of Slalom, for GPT-2 small on a CPU"
+    return figure(rows, title, LIBRARIES)

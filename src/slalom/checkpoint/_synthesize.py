@@ -1,0 +1,166 @@
+"""Averages that are chosen after training, from those in checkpoints."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .._core.state.marks import PER_LEAF
+from ..schedules.averages import LARGEST, synthesis_weights
+from ..tree.paths import leaf_paths
+from ..tree.types import PyTree
+from ..wrappers.parameters.average import Average
+from ._file import File, Unread
+from ._leaves import placed
+from ._load import layouts
+from ._saving import settle
+
+
+class _Snapshot(NamedTuple):
+    time: float
+    """The number of steps that were averaged."""
+    sigma_rel: float
+    average: Unread
+
+
+def synthesize(
+    directory: str | os.PathLike[str],
+    model: PyTree,
+    *,
+    sigma_rel: float,
+    step: int | None = None,
+    opt: str = "opt",
+) -> PyTree:
+    """A power-function average of any width, from the averages in the checkpoints of a run.
+
+    Train with two averages of different widths, and save the optimizer now and then. The widths
+    that were not tracked are mixed from all averages in all files: with weights wᵢ so that the
+    weight of each step of the run is closest, in the mean square, to that of the average asked for.
+    The weights sum to 1.
+
+    ```python
+    >>> import tempfile
+    >>> average = sl.schedules.power_average
+    >>> model = {"w": jnp.ones(2)}
+    >>> opt = sl.Optimizer(sl.sgd(0.1).average(average(0.1)).average(average(0.05)), model)
+    >>> snapshots = sl.checkpoint.Rolling(tempfile.mkdtemp(), keep=None)
+    >>> for _ in range(4):
+    ...     model, opt = opt.step(model, {"w": jnp.ones(2)})
+    ...     saving = snapshots.save(opt=opt)
+    >>> averaged = sl.checkpoint.synthesize(snapshots.directory, model, sigma_rel=0.07)
+
+    ```
+
+    A snapshot every 1 % to 2 % of the run is enough for any width down to the smallest that was
+    tracked. One array of the model at a time is in memory, besides the result.
+
+    **Arguments:**
+
+    - `directory`: the directory with the checkpoints, such as that of an `sl.checkpoint.Rolling`.
+    - `model`: the model, which gives structure, dtypes and shardings, and all leaves that are not
+        averaged.
+    - `sigma_rel`: the width σ_rel of the average, in (0, 0.288].
+    - `step`: the number of averaged steps at which it ends, from 1 to that of the last checkpoint,
+        which is the default.
+    - `opt`: the name of the optimizer in the files.
+
+    **Returns:** the model with the average.
+
+    **Raises:** `FileNotFoundError` if there is no checkpoint; `ValueError` if the files have no
+    average with `sl.schedules.power_average`, or not of this model.
+
+    ??? cite "Karras et al., [Analyzing and Improving the Training Dynamics of Diffusion
+        Models](https://arxiv.org/abs/2312.02696), 2024"
+    """
+    if not 0 < sigma_rel <= LARGEST:
+        raise ValueError(f"`sigma_rel` must be in (0, {LARGEST}], got {sigma_rel}.")
+    directory = Path(os.path.abspath(directory))
+    settle(directory / "any")
+    paths = sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise FileNotFoundError(f"There is no checkpoint in '{directory}'.")
+    with ExitStack() as stack:
+        found: dict[str, list[_Snapshot]] = {}
+        for path in paths:
+            _add_snapshots(stack.enter_context(File(path)), opt, found)
+        if not found:
+            raise ValueError(
+                f"The checkpoints in '{directory}' have no power-function average of '{opt}'. "
+                "Train with `tx.average(sl.schedules.power_average(0.1))`, and save the optimizer."
+            )
+        return _with_averages(model, found, step, sigma_rel)
+
+
+def _add_snapshots(file: File, opt: str, found: dict[str, list[_Snapshot]]) -> None:
+    """Adds the averages in a file, by the path of the parameter."""
+    layout = layouts(file).get(opt)
+    if layout is None:
+        return
+    sigmas = {
+        leaf.slot.owner: float(file.unread(f"{opt}.{leaf.arrays[0]}").read())
+        for leaf in layout.rules
+        if leaf.slot.local == "decay.sigma_rel" and leaf.slot.rule == Average.__name__
+    }
+    own = [leaf for leaf in layout.state if leaf.slot.owner in sigmas]
+    ages = {
+        leaf.slot.owner: file.unread(f"{opt}.{leaf.arrays[0]}").read()
+        for leaf in own
+        if leaf.slot.mark == PER_LEAF
+    }
+    for leaf in own:
+        owner, param = leaf.slot.owner, leaf.slot.param
+        if param is None or not param:
+            continue
+        age = np.unique(ages[owner])
+        if age.size > 1:
+            raise ValueError(
+                "The averages of some parameters were reset during the run, so their snapshots "
+                "cannot be combined with those before."
+            )
+        if age[0] > 0:
+            average = file.unread(f"{opt}.{leaf.arrays[0]}")
+            snapshot = _Snapshot(float(age[0]), sigmas[owner], average)
+            found.setdefault(param, []).append(snapshot)
+
+
+def _with_averages(
+    model: PyTree, found: dict[str, list[_Snapshot]], step: int | None, sigma_rel: float
+) -> PyTree:
+    leaves, structure = jax.tree.flatten(model)
+    names = leaf_paths(model)
+    unknown = [name for name in found if name not in names]
+    if unknown:
+        raise ValueError(f"The checkpoints have an average of '{unknown[0]}', the model has not.")
+    for i, name in enumerate(names):
+        if name in found:
+            snapshots = found[name]
+            last = max(x.time for x in snapshots)
+            end = last if step is None else float(step)
+            if step is not None and not 1 <= step <= last:
+                raise ValueError(
+                    f"`step` must be from 1 to {last:.0f}, the number of averaged steps in the "
+                    f"last checkpoint, got {step}."
+                )
+            leaves[i] = _mixed(snapshots, end, sigma_rel, leaves[i])
+    return structure.unflatten(leaves)
+
+
+def _mixed(snapshots: Sequence[_Snapshot], time: float, sigma_rel: float, like: Any) -> Any:
+    weights = synthesis_weights([(x.time, x.sigma_rel) for x in snapshots], time, sigma_rel)
+    total: Any = 0.0
+    for weight, snapshot in zip(weights, snapshots, strict=True):
+        value = snapshot.average.read()
+        if not eqx.is_array_like(like) or value.shape != np.shape(like):
+            raise ValueError(
+                f"The checkpoints have averages of shape {value.shape}, where the model has "
+                f"{np.shape(like)}."
+            )
+        # In float64: the weights may be large, and of both signs.
+        wide = np.complex128 if np.iscomplexobj(value) else np.float64
+        total = total + weight * value.astype(wide)
+    return placed(np.asarray(total).astype(like.dtype), like)

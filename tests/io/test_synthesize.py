@@ -1,0 +1,77 @@
+"""Power-function averages, and averages of other widths made from checkpoints."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import slalom as sl
+from slalom.schedules.averages import exponent, synthesis_weights
+
+power = sl.schedules.power_average
+
+
+def test_exponents_are_those_of_the_authors_code():
+    expected = [16.972199, 6.937204, 3.557869]
+    np.testing.assert_allclose([exponent(s) for s in (0.05, 0.1, 0.15)], expected, atol=5e-7)
+
+
+def test_weights_are_those_of_the_authors_code():
+    # Karras et al., edm2 `training/phema.py`, divided by their sum.
+    snapshots = [(50.0, 0.05), (50.0, 0.1), (100.0, 0.05), (100.0, 0.1)]
+    weights = synthesis_weights(snapshots, 100.0, 0.075)
+    np.testing.assert_allclose(weights, [0.000136, -0.002427, 0.342969, 0.659322], atol=5e-7)
+
+
+def test_a_tracked_average_is_made_of_itself():
+    snapshots = [(50.0, 0.05), (50.0, 0.1), (100.0, 0.05), (100.0, 0.1)]
+    np.testing.assert_allclose(
+        synthesis_weights(snapshots, 50.0, 0.1), [0, 1, 0, 0], rtol=0, atol=1e-9
+    )
+
+
+def test_a_power_average_weighs_steps_by_a_power():
+    # The golden values of the authors' update.
+    tx = sl.sgd(1.0).average(power(0.1))
+    model = {"w": jnp.zeros(())}
+    opt = sl.Optimizer(tx, model)
+    for change in (1.0, 1.0, 2.0):
+        model, opt = opt.step(model, {"w": jnp.array(-change)})
+    np.testing.assert_allclose(opt.eval_params(model)["w"], 3.919787, rtol=2e-7)
+    # Far into a run, where 1 − s(n) has lost digits.
+    age = jnp.array(10**6)
+    exact = -np.expm1((exponent(0.1) + 1) * np.log1p(-1e-6))
+    np.testing.assert_allclose(power(0.1).newest_weight(age), exact, rtol=1e-6)
+
+
+def train(directory, tx, steps=64, every=8):
+    model = {"w": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.bfloat16)}
+    opt = sl.Optimizer(tx, model)
+    snapshots = sl.checkpoint.Rolling(directory, keep=None)
+    grads = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), model)
+    for n in range(1, steps + 1):
+        # Parameters that rise with the logarithm of the step.
+        model, opt = opt.step(model, grads)
+        if n % every == 0:
+            snapshots.save(model=model, opt=opt)
+    return model, opt
+
+
+def test_a_width_that_was_not_tracked_is_made_from_checkpoints(tmp_path):
+    rate = sl.schedules.exponential_decay(1.0, 10, 0.5)
+    tracked = sl.sgd(rate).average(power(0.1)).average(power(0.05))
+    model, opt = train(tmp_path / "run", tracked)
+    # The outermost average is the one to evaluate.
+    alone, one = train(tmp_path / "narrow", sl.sgd(rate).average(power(0.05)))
+    np.testing.assert_array_equal(opt.eval_params(model)["w"], one.eval_params(alone)["w"])
+    for sigma_rel in (0.05, 0.07, 0.1):
+        alone, one = train(tmp_path / str(sigma_rel), sl.sgd(rate).average(power(sigma_rel)))
+        made = sl.checkpoint.synthesize(tmp_path / "run", model, sigma_rel=sigma_rel)
+        expected = one.eval_params(alone)
+        np.testing.assert_allclose(made["w"], expected["w"], rtol=2e-4)
+        assert made["b"].dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            made["b"].astype(np.float32), expected["b"].astype(np.float32), rtol=0.01
+        )
+    earlier = sl.checkpoint.synthesize(tmp_path / "run", model, sigma_rel=0.1, step=32)
+    alone, one = train(tmp_path / "short", sl.sgd(rate).average(power(0.1)), steps=32)
+    np.testing.assert_allclose(earlier["w"], one.eval_params(alone)["w"], rtol=2e-5)

@@ -251,9 +251,11 @@ class _Blocks(NamedTuple):
 def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "n n"]:
     """(x + ε·λ·I)^(−1/4) of a positive semidefinite matrix with largest eigenvalue λ."""
     limits = jnp.finfo(tree.real_dtype(x.dtype))
+    # The diagonal of a stack of one: for that of one matrix JAX has a conditional by platform.
+    largest = jnp.max(jnp.diagonal(x[None], axis1=-2, axis2=-1).real)
     # With a larger bound than that of `tree.positive`, a first gradient of zeros does not leave
     # roots with which the next one overflows.
-    scale = jnp.maximum(jnp.max(jnp.diagonal(x).real), float(limits.tiny) ** 0.75)
+    scale = jnp.maximum(largest, float(limits.tiny) ** 0.75)
     values, vectors = jnp.linalg.eigh(x * (1 / scale), symmetrize_input=False)
     largest = jnp.maximum(values[-1], 0)
     values = jnp.maximum(values, 0) + eps.astype(values.dtype) * largest

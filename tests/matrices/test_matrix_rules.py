@@ -55,7 +55,7 @@ def drawn(*shape):
 def test_a_rule_for_matrices_is_its_formula():
     start, grads = drawn(3, 4), drawn(5, 3, 4)
     ours, _ = slalom_trajectory(Whiten(layout="oi") | sl.Scale(-0.1), start, grads)
-    p, mean, root = np.asarray(start), np.zeros((3, 3)), None
+    p, mean, root = np.asarray(start), np.zeros((3, 3)), np.zeros((3, 3))
     for t, (g, there) in enumerate(zip(np.asarray(grads), ours, strict=True)):
         mean = 0.5 * mean + g @ g.T
         root = np.linalg.inv(mean + np.eye(3)) if t % 2 == 0 else root

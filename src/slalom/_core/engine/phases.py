@@ -72,7 +72,7 @@ def phases(
     others: dict[str, Array],
     fields: dict[str, Any],
     store: Store,
-) -> Array | None:
+) -> Any:
     """Advances the state of a leaf and stores it, or returns the update, or does both.
 
     **Arguments:**

@@ -50,6 +50,8 @@ def x64():
 NOT_TYPECHECKED = {
     "test_accuracy",
     "test_adaptive",
+    "test_bounds",
+    "test_broyden",
     "test_compiled",
     "test_compose",
     "test_conditional",

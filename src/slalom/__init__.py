@@ -130,6 +130,7 @@ with _checked:
         sm3 as sm3,
         soap as soap,
         sophia as sophia,
+        ss_broyden as ss_broyden,
         stable_adamw as stable_adamw,
         yogi as yogi,
     )
@@ -204,6 +205,7 @@ with _checked:
         ScaleByRprop as ScaleByRprop,
         ScaleByRss as ScaleByRss,
         ScaleBySchedule as ScaleBySchedule,
+        ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
         ScaleByShampoo as ScaleByShampoo,
         ScaleBySign as ScaleBySign,
         ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,

@@ -100,6 +100,24 @@ def test_partitioned_state_is_planned_on_an_abstract_mesh():
         sl.plan(ADAM, shapes, mesh, shard_state="model")
 
 
+def test_systems_and_matrices_of_p_by_p_are_planned():
+    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    shapes = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32), "z": jnp.zeros(2, jnp.complex64)}
+    square = 4 * (8 * 4 + 2 * 2) ** 2
+    for rule in (sl.gauss_newton(), sl.levenberg_marquardt(form="parameters")):
+        plan = sl.plan(rule, shapes, mesh)
+        assert plan.system == square
+        assert plan.total == plan.params + plan.grads + plan.state + square
+        assert "system" in repr(plan)
+    assert sl.plan(sl.gauss_newton(form="residuals"), shapes, mesh).system == 0
+    in_a_part = sl.sgd(0.1).partition({sl.where.path("w"): sl.levenberg_marquardt()})
+    assert sl.plan(in_a_part, shapes, mesh).system == 4 * 32**2
+    broyden = sl.ScaleBySelfScaledBroyden() | sl.Scale(-0.1)
+    # Both have two more copies of the parameters, and some numbers.
+    matrix = sl.plan(broyden, shapes, mesh).state - sl.plan(ADAM, shapes, mesh).state
+    assert matrix == pytest.approx(square, abs=50)
+
+
 @pytest.mark.slow
 def test_plan_on_eight_devices_equals_the_figures_of_the_compiled_program():
     code = """

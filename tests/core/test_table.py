@@ -358,8 +358,11 @@ def test_an_optimizer_steps_when_x64_is_switched_or_says_so(created, name):
 # A dimension and a number of entries that no int32 holds. Nothing is allocated.
 LARGE = {"a matrix": (2**16, 2**16), "a vector": (2**31 + 8,)}
 DIVIDES = ("adafactor", "stable_adamw", "adam_mini", "Cautious")
-# A linear system with as many unknowns as parameters is refused.
+# A matrix with a row for each parameter is refused.
 SOLVED_WHOLE = (
+    "ScaleBySelfScaledBroyden",
+    "ScaleBySelfScaledBroyden, plain",
+    "ss_broyden",
     "ScaleByGaussNewton, momentum",
     "ScaleByGaussNewton, qr",
     "ScaleByLevenbergMarquardt, columns",

@@ -324,3 +324,21 @@ def a_callback_under_vmap():
         return sl.minimize(jnp.square, sl.sgd(0.1), p, max_steps=2, callback=print)
 
     jax.vmap(run)(x)
+
+
+@refused(
+    ValueError,
+    "ScaleBySelfScaledBroyden.family must be 'broyden', 'bfgs' or 'plain', got 'dfp'.",
+)
+def another_family():
+    sl.ScaleBySelfScaledBroyden("dfp")
+
+
+@refused(
+    ValueError,
+    "ScaleBySelfScaledBroyden would keep a matrix of 65537 × 65537 for 65537 parameters, which "
+    "needs 17180393476 bytes (16 GiB); the limit is 16 GiB. Train fewer parameters with "
+    "`trainable=`, or use `sl.lbfgs()`.",
+)
+def a_matrix_that_is_too_large():
+    sl.Optimizer(sl.ss_broyden(), {"w": jax.ShapeDtypeStruct((2**16 + 1,), jnp.float32)})

@@ -401,10 +401,29 @@ def a_simplex_of_complex_parameters():
     ValueError,
     "`.project(...)` cannot be around 'scale_by_lbfgs', which mixes parameters as if each could "
     "move freely: it would end in wrong points. Use a first-order rule, such as "
-    "`sl.adam(1e-3).project(...)`.",
+    "`sl.adam(1e-3).project(...)`, or a box: `sl.lbfgs(bounds=(lower, upper))`.",
 )
 def a_projection_around_lbfgs():
-    sl.lbfgs().project(sl.projections.box(0.0, 1.0))
+    sl.lbfgs().project(sl.projections.l2_ball(1.0))
+
+
+@refused(
+    ValueError,
+    "`.project(...)` cannot be around 'scale_by_gauss_newton', which mixes parameters as if each "
+    "could move freely: it would end in wrong points. Use a first-order rule, such as "
+    "`sl.adam(1e-3).project(...)`.",
+)
+def a_box_around_gauss_newton():
+    sl.gauss_newton().project(sl.projections.box(0.0, 1.0))
+
+
+@refused(
+    TypeError,
+    "lbfgs.bounds must be a pair `(lower, upper)` or a mapping from selectors to such pairs, got "
+    "1.0.",
+)
+def one_bound():
+    sl.lbfgs(bounds=1.0)
 
 
 def scaled_inside(outer: str) -> str:

@@ -50,7 +50,7 @@ from .gradient import (
 from .matrix_rules import muon as muon, norm_muon as norm_muon, scion as scion
 from .preconditioned import kron as kron, shampoo as shampoo, soap as soap
 from .private import dpsgd as dpsgd
-from .quasi_newton import lbfgs as lbfgs
+from .quasi_newton import lbfgs as lbfgs, ss_broyden as ss_broyden
 from .rate_free import (
     cocob as cocob,
     dadapt_adamw as dadapt_adamw,

@@ -27,6 +27,9 @@ class AbstractProjection(AbstractDeclared):
     compares: ClassVar[bool] = False
     """Whether it compares numbers, which complex ones do not allow."""
 
+    is_box: ClassVar[bool] = False
+    """Whether the set is a box, with a lower and an upper bound of each number."""
+
     @abc.abstractmethod
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         """The nearest tree of the set.

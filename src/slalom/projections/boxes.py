@@ -15,7 +15,14 @@ from ..tree.types import PyTree, Tracer
 from ._projection import AbstractProjection, leaves_like
 
 
-class non_negative(AbstractProjection):
+class _AbstractBox(AbstractProjection):
+    """A projection that clips every number."""
+
+    compares: ClassVar[bool] = True
+    is_box: ClassVar[bool] = True
+
+
+class non_negative(_AbstractBox):
     """The projection onto trees without negative entries: max(x, 0). NaN stays NaN.
 
     ```python
@@ -25,14 +32,12 @@ class non_negative(AbstractProjection):
     ```
     """
 
-    compares: ClassVar[bool] = True
-
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         del now
         return jax.tree.map(jax.nn.relu, x)
 
 
-class box(AbstractProjection):
+class box(_AbstractBox):
     """The projection onto lower ≤ p ≤ upper: every entry is clipped.
 
     In a half-precision leaf a bound holds up to the rounding of that leaf.
@@ -48,8 +53,6 @@ class box(AbstractProjection):
 
     ```
     """
-
-    compares: ClassVar[bool] = True
 
     lower: Any
     upper: Any
@@ -70,15 +73,13 @@ class box(AbstractProjection):
         return structure.unflatten(clipped)
 
 
-class hypercube(AbstractProjection):
+class hypercube(_AbstractBox):
     """The projection onto 0 ≤ p ≤ scale. For a bound of each entry, write `box(0.0, bounds)`.
 
     **Arguments:**
 
     - `scale`: the length of an edge, ≥ 0. Defaults to 1.
     """
-
-    compares: ClassVar[bool] = True
 
     scale: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
 

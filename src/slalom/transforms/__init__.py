@@ -36,6 +36,8 @@ from .curvature import (
     ScaleByGaussNewtonState as ScaleByGaussNewtonState,
     ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
     ScaleByLevenbergMarquardtState as ScaleByLevenbergMarquardtState,
+    ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
+    ScaleBySelfScaledBroydenState as ScaleBySelfScaledBroydenState,
 )
 from .curvature.lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .curvature.sophia import (

@@ -45,13 +45,18 @@ class Plan:
     """The gradients, with the shapes, dtypes and shardings of the parameters."""
     state: int
     """The arrays of the optimizer: its state, hyperparameters and step count."""
+    system: int
+    """The largest matrix of P × P that a step solves with, for P parameters, as Gauss–Newton rules
+    in the form of the parameters do. 0 for rules without one."""
     scratch: int | None
     """What else the compiled optimizer step allocates, or `None` if it was not compiled."""
 
     @property
     def total(self) -> int:
         """The sum of all of these. Activations are not included."""
-        return self.params + self.frozen + self.grads + self.state + (self.scratch or 0)
+        return (
+            self.params + self.frozen + self.grads + self.state + self.system + (self.scratch or 0)
+        )
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
@@ -61,6 +66,7 @@ class Plan:
             *([("frozen", bytes_as_text(self.frozen))] if self.frozen else []),
             ("gradients", bytes_as_text(self.grads)),
             ("state", bytes_as_text(self.state)),
+            *([("system", bytes_as_text(self.system))] if self.system else []),
             ("scratch", scratch),
             ("total", bytes_as_text(self.total)),
         ]
@@ -109,8 +115,12 @@ def plan(
     - `shard_state`: the mesh axis that `opt.shard_state` partitions the state over. Defaults to
         none.
 
-    **Returns:** a `Plan` with the numbers of bytes `params`, `frozen`, `grads`, `state`, `scratch`
-    and `total`. The first four are exact for arrays whose shardings stay as they are created.
+    **Returns:** a `Plan` with the numbers of bytes `params`, `frozen`, `grads`, `state`, `system`,
+    `scratch` and `total`. The first four are exact for arrays whose shardings stay as they are
+    created. `system` is the largest matrix of P × P that a step solves with, which is whole on each
+    device. With `form="auto"` of a Gauss–Newton rule it is the most: fewer residuals than
+    parameters make a smaller one. Systems of the size of the residuals depend on the batch, and are
+    not included.
     `scratch` belongs to a step that donates parameters and state, such as that of
     `sl.train_step(..., donate="all")`; a step that keeps the old parameters needs their bytes once
     more. It is `None` for an abstract mesh, and for transforms that need per-example gradients, the
@@ -145,8 +155,20 @@ def plan(
         frozen=sum(bytes_of.values()) - params,
         grads=params,
         state=sum(_bytes(x, spec, axes) for x, spec in zip(opt.arrays, own, strict=True)),
+        system=_system(tx, opt.binding.params, sizes),
         scratch=scratch,
     )
+
+
+def _system(tx: AbstractTransform[Any], structure: Any, sizes: dict[str, Any]) -> int:
+    """The largest system that a part solves; those of different groups do not live together."""
+    found: list[int] = []
+
+    def look(params: PyTree) -> None:
+        found.extend(part.module.system(part.params) for part in transforms(tx, params=params))
+
+    jax.eval_shape(look, structure.unflatten([sizes[p] for p in leaf_paths(example(structure))]))
+    return max(found, default=0)
 
 
 # --- sizes and shardings ------------------------------------------------------------------------

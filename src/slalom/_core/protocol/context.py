@@ -13,7 +13,7 @@ from ... import tree
 from ...tree.types import Params, PyTree, Step, Updates
 from .residuals import Residuals
 
-_OTHER = ("extra", "shardings", "stored_clock")
+_OTHER = ("extra", "bounds", "shardings", "stored_clock")
 """The fields that are not inputs by name."""
 
 
@@ -37,6 +37,8 @@ class Context(eqx.Module):
     - `weight`: the weight of this mini-batch in a mean over several, a scalar.
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
         that they select.
+    - `bounds`: the least and the greatest parameters, two trees like them, which may be infinite.
+        `.project` passes them for sets that are boxes.
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.
@@ -55,6 +57,7 @@ class Context(eqx.Module):
     key: Any = None
     weight: Any = None
     per_param: Mapping[str, PyTree] | None = None
+    bounds: tuple[Params, Params] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
     stored_clock: Any = None
@@ -127,6 +130,7 @@ class Context(eqx.Module):
             self,
             per_param=self.per_param and {k: inward(v) for k, v in self.per_param.items()},
             grad=None if self.grad is None else inward(self.grad),
+            bounds=self.bounds and (inward(self.bounds[0]), inward(self.bounds[1])),
             value_fn=None if value_fn is None else lambda params: value_fn(outward(params)),
             grad_fn=None if grad_fn is None else lambda params: inward(grad_fn(outward(params))),
             sampled_grad_fn=None if sampled is None else sampled_inside,

@@ -109,7 +109,7 @@ class Linearization:
         leaves = [x for x in jax.tree.leaves(params) if tree.is_inexact(x)]
         self.dtype = tree.real_dtype(tree.accumulation_dtype(*(x.dtype for x in leaves)))
         """The dtype of all its arrays."""
-        self.num_params = sum(_real_size(x) for x in leaves)
+        self.num_params = sum(real_size(x) for x in leaves)
         """P, the number of real parameters."""
         self._pullback = None
         if linear:
@@ -359,8 +359,8 @@ def from_vector(vector: Float[Array, " params"], like: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(like)
     found, start = [], 0
     for x in leaves:
-        part = vector[start : start + _real_size(x)]
-        start += _real_size(x)
+        part = vector[start : start + real_size(x)]
+        start += real_size(x)
         if jnp.iscomplexobj(x):
             part = jax.lax.complex(part[: x.size], part[x.size :])
         found.append(tree.cast(part.reshape(x.shape), tree.canonical(x.dtype)))
@@ -398,7 +398,8 @@ def _multiplied(factors: Array, x: Array) -> Array:
     return jnp.einsum("nij,nj->ni", factors, x)
 
 
-def _real_size(x: Inexact[Any, "..."]) -> int:
+def real_size(x: Inexact[Any, "..."]) -> int:
+    """The number of real numbers in an array."""
     return x.size * (2 if jnp.iscomplexobj(x) else 1)
 
 

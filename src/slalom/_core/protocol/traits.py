@@ -50,7 +50,12 @@ class AbstractTraits(AbstractDeclared):
 
     unconstrained: ClassVar[bool] = False
     """Whether the transform mixes parameters as if each could move freely. A projection after its
-    steps would stop at points that are no minimum, so it is refused."""
+    steps would stop at points that are no minimum, so it is refused, except for a box if
+    `heeds_bounds`."""
+
+    heeds_bounds: ClassVar[bool] = False
+    """Whether the transform looks at the `bounds` of the context: updates inside of a projection
+    onto a box then take the parameters into the box."""
 
     descends_partly: ClassVar[bool] = False
     """Whether the transform sets the learning rate of some leaves, and leaves the others to further
@@ -88,6 +93,12 @@ class AbstractTraits(AbstractDeclared):
     def notes(self, params: Params) -> tuple[str | None, ...]:
         """What `opt.describe` says of each leaf for this transform, such as `"768 × 3072"`."""
         return (None,) * len(jax.tree.leaves(params))
+
+    def system(self, params: Params) -> int:
+        """The bytes of the largest matrix that a step solves with, as far as the parameters
+        determine it. `sl.plan` reports it."""
+        del params
+        return 0
 
     def selectors(self) -> tuple[Any, ...]:
         """The selectors that this transform itself holds. Binding checks that they match."""

@@ -1,5 +1,9 @@
 """Rules that use the curvature of a loss."""
 
+from .broyden import (
+    ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
+    ScaleBySelfScaledBroydenState as ScaleBySelfScaledBroydenState,
+)
 from .gauss_newton import (
     ScaleByGaussNewton as ScaleByGaussNewton,
     ScaleByGaussNewtonState as ScaleByGaussNewtonState,

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.protocol.parts import CHECK
-from ...tree.types import Params
+from ...tree.types import Params, Scalar, Updates
 from ._system import SOLVERS
 
 
@@ -54,3 +54,14 @@ def kept(params: Params, like: Params) -> Params:
 def zeros(params: Params) -> Params:
     """Zeros like the parameters, in their accumulation dtypes."""
     return tree.zeros_like(params, tree.accumulation_dtype)
+
+
+def first_scale(updates: Updates, params: Params) -> Scalar:
+    """The factor of the first direction, which is the gradient, of a quasi-Newton rule."""
+    norm = tree.scaled_norm(updates)
+    size = jnp.asarray(tree.global_norm(params), norm.dtype)
+    # A step shorter than a rounding of the parameters would not change them. A longer one than the
+    # gradient would be wrong without a line search, so it is only as long as it needs to be.
+    least = jnp.finfo(norm.dtype).eps ** 0.5 * jnp.maximum(size, 1)
+    length = jnp.clip(norm, jnp.minimum(least, 1), 1)
+    return jnp.where(norm == 0, 1, length / jnp.where(norm == 0, 1, norm))

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as linalg
+import numpy as np
 from jaxtyping import Array, Float
 
-from ..._core.protocol.residuals import Linearization
-from ...tree.types import Scalar
+from ... import tree
+from ..._core.protocol.residuals import Linearization, real_size
+from ...tree.types import Params, Scalar
 
 FORMS = ("auto", "residuals", "parameters")
 SOLVERS = ("auto", "cholesky", "qr")
@@ -141,23 +143,38 @@ def chosen_form(who: str, form: str, linear: Linearization) -> str:
     if form == "auto":
         form = "residuals" if linear.num_rows < linear.num_params else "parameters"
     size = linear.num_rows if form == "residuals" else linear.num_params
-    needed = size**2 * linear.dtype.itemsize
-    if needed > LARGEST:
-        what = "residuals" if form == "residuals" else "parameters"
-        other = "parameters" if form == "residuals" else "residuals"
-        fewer = min(linear.num_rows, linear.num_params) < size
-        advice = (
-            f'Write `form="{other}"`, whose system is smaller.'
-            if fewer
-            else "Use fewer examples in a step, train fewer parameters with `trainable=`, or use "
-            "`sl.soap`."
-        )
-        raise ValueError(
-            f"{who} would solve a system of {size} × {size} for {size} {what}, which needs "
-            f"{needed} bytes ({needed / 2**30:.0f} GiB); the limit is {LARGEST / 2**30:.0f} GiB. "
-            f"{advice}"
-        )
+    other = "parameters" if form == "residuals" else "residuals"
+    advice = (
+        f'Write `form="{other}"`, whose system is smaller.'
+        if min(linear.num_rows, linear.num_params) < size
+        else "Use fewer examples in a step, train fewer parameters with `trainable=`, or use "
+        "`sl.soap`."
+    )
+    check_size(f"{who} would solve a system", size, form, linear.dtype, advice)
     return form
+
+
+def check_size(what: str, size: int, of: str, dtype: np.dtype, advice: str) -> None:
+    """Raises an error for a matrix that is too large."""
+    needed = size**2 * dtype.itemsize
+    if needed > LARGEST:
+        raise ValueError(
+            f"{what} of {size} × {size} for {size} {of}, which needs {needed} bytes "
+            f"({needed / 2**30:.0f} GiB); the limit is {LARGEST / 2**30:.0f} GiB. {advice}"
+        )
+
+
+def dtype_and_size(params: Params) -> tuple[np.dtype, int]:
+    """The dtype in which parameters are one real vector, and its size."""
+    leaves = jax.tree.leaves(params)
+    dtype = tree.real_dtype(tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves)))
+    return dtype, sum(map(real_size, leaves))
+
+
+def system_bytes(params: Params) -> int:
+    """The bytes of a matrix with a row and a column for each parameter."""
+    dtype, size = dtype_and_size(params)
+    return size**2 * dtype.itemsize
 
 
 def check_qr(who: str, solver: Any, form: str, vector: Any, chunk: int | None) -> None:

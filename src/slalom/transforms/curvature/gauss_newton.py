@@ -17,7 +17,7 @@ from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 from ._fields import chunk_field, kept, same, solver_field, zeros
-from ._system import FORMS, System, by_condition, check_qr, chosen_form
+from ._system import FORMS, System, by_condition, check_qr, chosen_form, system_bytes
 
 MOST_TRIES = 30
 """How often the damping is raised in one step."""
@@ -164,6 +164,9 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             params=kept(params, state.params),
             direction=None if state.direction is None else tree.cast_like(result, state.direction),
         )
+
+    def system(self, params: Params) -> int:
+        return 0 if self.form == "residuals" else system_bytes(params)
 
     def _solver(
         self, linear: Linearization, vector: Array | None, gradient: Array

@@ -11,9 +11,12 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import count_field
 from ..._core.protocol.context import Context
+from ..._core.protocol.residuals import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, per_param
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, Updates
+from ._box import Box, Pairs, minimizer
+from ._fields import first_scale
 
 
 class ScaleByLbfgsState(eqx.Module):
@@ -60,6 +63,11 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
     ascend. If the parameters did not move, as after a failed line search, the memory is cleared,
     and the next direction is the gradient. The state of half-precision parameters is float32.
 
+    Inside of `.project` onto a box this is L-BFGS-B. The result is w − x, where x is an approximate
+    minimum of the quadratic model in the box: first along the projected gradient (the generalized
+    Cauchy point), then over the parameters that are not at their bounds there. The result of the
+    second part is projected onto the box, as in version 3.0 of the authors' code.
+
     **Arguments:**
 
     - `memory_size`: m, an int ≥ 1. The state takes 2·m + 2 times the parameters' memory.
@@ -68,7 +76,10 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
     ??? cite "Nocedal, [Updating Quasi-Newton Matrices with Limited
         Storage](https://doi.org/10.1090/S0025-5718-1980-0572855-7), 1980; Liu & Nocedal, [On the
         limited memory BFGS method for large scale
-        optimization](https://doi.org/10.1007/BF01589116), 1989"
+        optimization](https://doi.org/10.1007/BF01589116), 1989; Byrd et al., [A Limited Memory
+        Algorithm for Bound Constrained Optimization](https://doi.org/10.1137/0916069), 1995;
+        Morales & Nocedal, [Remark on "Algorithm 778"](https://doi.org/10.1145/2049662.2049669),
+        2011"
     """
 
     memory_size: int = count_field(10)
@@ -77,6 +88,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
     unconstrained: ClassVar[bool] = True
+    heeds_bounds: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByLbfgsState:
         size = self.memory_size
@@ -101,9 +113,11 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, ScaleByLbfgsState]:
-        del context
-        state = self._remember(updates, state, self.demand("params", params))
-        return self._precondition(updates, state), state
+        params = self.demand("params", params)
+        state = self._remember(updates, state, params)
+        if context is None or context.bounds is None:
+            return self._precondition(updates, state), state
+        return self._inside(updates, state, params, context.bounds), state
 
     def _remember(
         self, updates: Updates, state: ScaleByLbfgsState, params: Params
@@ -141,9 +155,47 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
             updates=jax.tree.map(_copy_like, updates, state.updates),
         )
 
+    def _inside(
+        self,
+        updates: Updates,
+        state: ScaleByLbfgsState,
+        params: Params,
+        bounds: tuple[Params, Params],
+    ) -> Updates:
+        """w − x, where x minimizes the model in the box."""
+        leaves = jax.tree.leaves(params)
+        if not leaves:
+            return updates
+        dtype = tree.real_dtype(tree.accumulation_dtype(*(x.dtype for x in leaves)))
+
+        def vector(tree: Any) -> Array:
+            return to_vector(tree, dtype)
+
+        positions = (state.count - 1 - self._ranks(state)) % self.memory_size
+        s = jax.vmap(vector)(state.diff_params)[positions]
+        y = jax.vmap(vector)(state.diff_updates)[positions]
+        sy = jnp.sum(s * y, axis=1)
+        stored = (self._ranks(state) < state.count) & (sy > jnp.finfo(dtype).tiny)
+        pairs = Pairs(jnp.where(stored[:, None], s, 0), jnp.where(stored[:, None], y, 0), stored)
+        theta = jnp.ones((), dtype)
+        if self.scale_init_precond:
+            scale = jnp.asarray(first_scale(updates, state.params), dtype)
+            # Where the box is bounded, it bounds the first step, and the whole gradient is tried.
+            ends = jnp.stack([vector(bound) for bound in bounds])
+            first = 1 / jnp.where(jnp.all(jnp.isfinite(ends)), jnp.maximum(scale, 1), scale)
+            newest = jnp.vdot(y[0], y[0]) / jnp.where(stored[0], sy[0], 1)
+            theta = jnp.where(stored[0], newest, first)
+        x, (lower, upper) = vector(params), map(vector, bounds)
+        box = Box(jnp.clip(x, lower, upper), vector(updates), lower, upper)
+        return from_vector(x - minimizer(box, pairs, theta), tree.widened(params))
+
+    def _ranks(self, state: ScaleByLbfgsState) -> Array:
+        """The ages of the pairs, in the order of use; 0 is the newest."""
+        return jnp.arange(self.memory_size, dtype=state.count.dtype)
+
     def _precondition(self, updates: Updates, state: ScaleByLbfgsState) -> Updates:
         """P·g by the two-loop recursion; missing pairs have ρ = 0."""
-        ranks = jnp.arange(self.memory_size, dtype=state.count.dtype)  # 0 is the newest
+        ranks = self._ranks(state)
         positions = (state.count - 1 - ranks) % self.memory_size
         sy = _total(state.products, ranks.shape)[positions]
         stored = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
@@ -178,21 +230,10 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         q, alphas = jax.lax.scan(newest_first, q, (positions, weights))
         if self.scale_init_precond:
             _, y = pair(positions[0])
-            first = jnp.asarray(_first_scale(updates, state.params), weights.dtype)
+            first = jnp.asarray(first_scale(updates, state.params), weights.dtype)
             newest = 1 / jnp.where(stored[0], product(weights[0], y, y), 1)
             q = tree.scale(q, jnp.where(stored[0], newest, first))
         return jax.lax.scan(oldest_first, q, (positions, weights, alphas), reverse=True)[0]
-
-
-def _first_scale(updates: Updates, params: Params) -> Scalar:
-    """The factor of the first direction, which is the gradient."""
-    norm = tree.scaled_norm(updates)
-    size = jnp.asarray(tree.global_norm(params), norm.dtype)
-    # A step shorter than a rounding of the parameters would not change them. A longer one than the
-    # gradient would be wrong without a line search, so it is only as long as it needs to be.
-    least = jnp.finfo(norm.dtype).eps ** 0.5 * jnp.maximum(size, 1)
-    length = jnp.clip(norm, jnp.minimum(least, 1), 1)
-    return jnp.where(norm == 0, 1, length / jnp.where(norm == 0, 1, norm))
 
 
 def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:

@@ -19,7 +19,7 @@ from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 from ._fields import chunk_field, solver_field
 from ._radius import bounded
-from ._system import FORMS, System, check_qr, chosen_form
+from ._system import FORMS, System, check_qr, chosen_form, system_bytes
 
 ACCEPTED = 1e-4
 """The ratio of the actual to the predicted decrease from which a step is accepted."""
@@ -220,6 +220,9 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             if scale is None or state.scale is None
             else tree.cast_like(linear.updates(scale), state.scale),
         )
+
+    def system(self, params: Params) -> int:
+        return 0 if self.form == "residuals" else system_bytes(params)
 
     def _scale(
         self, linear: Linearization, state: ScaleByLevenbergMarquardtState

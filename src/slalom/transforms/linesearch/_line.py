@@ -41,14 +41,77 @@ class Line(NamedTuple):
     grad: Updates
     slope: Scalar
     value_fn: Callable[[Params], Scalar]
+    box: "_Box | None" = None
 
     def point(self, rate: Scalar) -> Params:
         """w + η·u, rounded as the step rounds it."""
-        return tree.add(self.params, scale_or_zero(self.updates, rate))
+        there = tree.add(self.params, scale_or_zero(self.updates, rate))
+        return there if self.box is None else _clipped(there, self.box.bounds)
+
+    @property
+    def descends(self) -> Any:
+        """Whether there is anything to search."""
+        descends = self.slope <= 0  # false for NaN
+        return descends if self.box is None else descends & ~self.box.outside
+
+    def at_most(self, rate: Scalar) -> Scalar:
+        """The rate, or the one at which a parameter reaches its bound."""
+        return rate if self.box is None else jnp.minimum(rate, self.box.limit)
+
+    def taken(self, rate: Scalar, value: Scalar) -> tuple[Scalar, Scalar]:
+        """The rate to take instead of this one, and the loss there; infinite where unknown."""
+        if self.box is None:
+            return rate, value
+        outside = self.box.outside
+        return jnp.where(outside, 1, rate), jnp.where(outside, jnp.inf, value)
 
     def slope_of(self, grad: Updates) -> Scalar:
         """The derivative with respect to η, given the gradient of the loss."""
         return _scalar(tree.inner(grad, self.updates))
+
+
+class _Box(NamedTuple):
+    """What bounds say about a line."""
+
+    bounds: tuple[Params, Params]
+    limit: Scalar
+    """The η at which the first parameter reaches its bound."""
+    outside: Bool[Array, ""]
+    """Whether w is outside. The updates are then those to the nearest point of the box."""
+
+
+def _clipped(params: Params, bounds: tuple[Params, Params]) -> Params:
+    def clip(x: Any, lower: Any, upper: Any) -> Any:
+        if jnp.iscomplexobj(x):
+            return x  # which has no bounds
+        return jnp.clip(x, tree.cast(lower, x.dtype), tree.cast(upper, x.dtype))
+
+    return jax.tree.map(clip, params, *bounds)
+
+
+def _boxed(params: Params, updates: Updates, bounds: tuple[Params, Params]) -> tuple[Updates, _Box]:
+    """The updates without those that leave the box at once, and what else the bounds say."""
+    params = tree.widened(params)
+    nearest = _clipped(params, bounds)
+    outside, limits, inward = jnp.array(False), [_scalar(jnp.inf)], []
+    leaves = [jax.tree.leaves(x) for x in (params, nearest, updates, *bounds)]
+    for x, near, u, lower, upper in zip(*leaves, strict=True):
+        if jnp.iscomplexobj(u):
+            inward.append(u)
+            continue
+        outside |= jnp.any(x != near) & ~jnp.any(jnp.isnan(x))
+        room = jnp.where(u < 0, lower, upper) - x
+        u = jnp.where((room == 0) & (u != 0), 0, u)
+        inward.append(u)
+        rates = jnp.where(u == 0, jnp.inf, room / jnp.where(u == 0, 1, u))
+        # A little further, and clipped: a rounding short of the bound would leave the next search
+        # no room.
+        rates = rates * (1 + 4 * jnp.finfo(u.dtype).eps)
+        limits.append(_scalar(jnp.min(rates, initial=jnp.inf)))
+    inward = jax.tree.structure(updates).unflatten(inward)
+    back = tree.map_leaves(lambda _, near, x: near - x, (nearest, params))
+    updates = jax.tree.map(lambda b, u: jnp.where(outside, b, u), back, inward)
+    return updates, _Box(bounds, jnp.min(jnp.stack(limits)), outside)
 
 
 def line(
@@ -68,9 +131,12 @@ def line(
     def checked(params: Params) -> Scalar:
         return _checked(who, value_fn(params))
 
+    box = None
+    if context.bounds is not None:
+        updates, box = _boxed(params, updates, context.bounds)
     slope = _scalar(tree.inner(grad, updates))
     grad = tree.cast_like(grad, params)  # as at every other point
-    return Line(params, updates, _scalar(as_float(value)), grad, slope, checked)
+    return Line(params, updates, _scalar(as_float(value)), grad, slope, checked, box)
 
 
 def numbers(transform: AbstractTransform, context: Context | None) -> SimpleNamespace:

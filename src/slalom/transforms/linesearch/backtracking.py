@@ -92,6 +92,7 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     verbose: bool = eqx.field(default=False, static=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params", "value", "grad", "value_fn")
+    heeds_bounds: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByBacktrackingLinesearchState:
@@ -117,7 +118,7 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         along = line(self, updates, params, context)
         now = numbers(self, context)
         bound = along.value + now.rtol * jnp.abs(along.value)
-        descends = along.slope <= 0  # false for NaN
+        first = jnp.minimum(now.increase_factor * state.guess, now.max_learning_rate)
 
         def lower(value: Scalar) -> Any:
             return jnp.isfinite(value) & (value < along.value)
@@ -144,13 +145,13 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
 
         def unmet(t: _Trial) -> Any:
             again = (t.error > now.atol) & (t.tried <= self.max_backtracking_steps)
-            return descends & again
+            return along.descends & again
 
         end = jax.lax.while_loop(
             unmet,
             shorten,
             _Trial(
-                rate=jnp.minimum(now.increase_factor * state.guess, now.max_learning_rate),
+                rate=along.at_most(first),
                 value=along.value,
                 error=jnp.full_like(along.value, jnp.inf),
                 tried=tree.fresh_count(),
@@ -159,13 +160,16 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         )
         met = end.error <= now.atol
         accepted = met | lower(end.value)
-        rate = jnp.where(accepted, end.rate, 0)
+        rate, value = along.taken(
+            jnp.where(accepted, end.rate, 0), jnp.where(accepted, end.value, along.value)
+        )
         if self.verbose:
             _report(met, rate, end.error, along.value, along.slope)
-        return scale_or_zero(updates, rate), ScaleByBacktrackingLinesearchState(
+        return scale_or_zero(along.updates, rate), ScaleByBacktrackingLinesearchState(
             learning_rate=rate,
-            guess=next_guess(end.rate),
-            value=jnp.where(accepted, end.value, along.value),
+            # A bound that was close says nothing about the next step.
+            guess=next_guess(jnp.where(end.tried > 1, end.rate, first)),
+            value=value,
             num_linesearch_steps=end.tried,
             decrease_error=end.error,
             age=tree.increment(state.age),

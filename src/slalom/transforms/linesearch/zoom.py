@@ -124,6 +124,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
     verbose: bool = eqx.field(default=False, static=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params", "value", "grad", "value_fn")
+    heeds_bounds: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = True
 
     def __check_init__(self):
@@ -171,7 +172,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
                 third=start,
                 enclosed=jnp.asarray(False),
                 enough=jnp.asarray(False),
-                on=along.slope <= 0,  # false for NaN
+                on=along.descends,
                 best=_Best(zero, along.value, zero + jnp.inf, zero + jnp.inf, along.grad),
             ),
         )
@@ -179,10 +180,11 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         tried = jnp.where(end.tried > 0, end.last.rate, state.guess)
         if self.verbose:
             _report(now.tol, best, along)
-        return scale_or_zero(updates, best.rate), ScaleByZoomLinesearchState(
-            learning_rate=best.rate,
+        rate, value = along.taken(best.rate, best.value)
+        return scale_or_zero(along.updates, rate), ScaleByZoomLinesearchState(
+            learning_rate=rate,
             guess=next_guess(jnp.where(best.rate > 0, best.rate, tried)),
-            value=best.value,
+            value=value,
             num_linesearch_steps=end.tried,
             decrease_error=best.decrease_error,
             curvature_error=best.curvature_error,
@@ -196,6 +198,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         limit = jnp.full_like(guess, jnp.finfo(guess.dtype).max)
         if now.max_learning_rate is not None:
             limit = jnp.minimum(limit, now.max_learning_rate)
+        limit = along.at_most(limit)
         further = jnp.where(search.tried == 0, guess, now.increase_factor * search.last.rate)
         at_limit = further >= limit
         interpolated = _between(search.low, search.high, search.third)

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -16,11 +17,11 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.write import Writer
 from ..._core.protocol.writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.state.walk import segments, transforms
-from ..._core.text.messages import uncalled
+from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import AbstractPrinted, code
 from ...projections import AbstractProjection
-from ...tree.paths import dotted, first_difference
-from ...tree.types import Gradients, Params, Updates, is_function
+from ...tree.paths import dotted, first_difference, leaf_paths
+from ...tree.types import Gradients, Params, Tracer, Updates, is_function
 from ...where.resolve import Where, as_where_or_none, mask
 from .write import refuse_written
 
@@ -62,8 +63,11 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     where the sum is projected in the accumulation dtype and rounded once. `fn` receives one tree
     with all selected parameters, so it can act on all of them together; the others get p + u. Where
-    the inner transform is idle, nothing is written. `update` returns fn(p + u) − p. L-BFGS is
-    refused inside: it needs to know the set.
+    the inner transform is idle, nothing is written. `update` returns fn(p + u) − p.
+
+    L-BFGS and line searches inside need to know the set. A box (`box`, `non_negative` and
+    `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
+    outside of the box is projected by the first step. Around other sets L-BFGS is refused.
 
     Put `.project` inside of wrappers that skip steps, which then skip the projection too, and
     inside of `.average` and `.lookahead`: an average of parameters in a convex set is in it.
@@ -86,11 +90,13 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     def __check_init__(self):
         refuse_written(self, ".project(...)")
         for part in transforms(self.inner):
-            if part.module.unconstrained:
+            if part.module.unconstrained and not (self._is_box and part.module.heeds_bounds):
+                instead = "Use a first-order rule, such as `sl.adam(1e-3).project(...)`"
+                if part.module.heeds_bounds:
+                    instead += ", or a box: `sl.lbfgs(bounds=(lower, upper))`"
                 raise ValueError(
                     f"`.project(...)` cannot be around '{part.name}', which mixes parameters as if "
-                    "each could move freely: it would end in wrong points. Use a first-order rule, "
-                    "such as `sl.adam(1e-3).project(...)`."
+                    f"each could move freely: it would end in wrong points. {instead}."
                 )
 
     def warnings(self, params: Params) -> Iterable[str]:
@@ -100,7 +106,22 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             self.fn.check(tree.cut(params, keep))
         return ()
 
+    @property
+    def _is_box(self) -> bool:
+        return isinstance(self.fn, AbstractProjection) and self.fn.is_box
+
+    @property
+    def _passes_bounds(self) -> bool:
+        return self._is_box and any(part.module.heeds_bounds for part in transforms(self.inner))
+
     def init(self, params: Params) -> Any:
+        # Here and not in `warnings`, which are those of the shapes.
+        leaves = jax.tree.leaves(params)
+        if self._passes_bounds and not any(isinstance(x, Tracer) for x in leaves):
+            projected = jax.tree.leaves(self._projected(params, Context(step=0)))
+            for path, x, y in zip(leaf_paths(params), leaves, projected, strict=True):
+                if not jnp.all((x == y) | jnp.isnan(x)):
+                    warn(f"'{path}' starts outside of its bounds. The first step projects it.")
         return self.inner.init(params)
 
     def inner_state(self, state: Any) -> Any:
@@ -115,6 +136,9 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         context: Context | None,
     ) -> tuple[Any, Any]:
         params = self.demand("params", params)
+        if self._passes_bounds:
+            context = Context() if context is None else context
+            context = context.replace(bounds=self._bounds(write.full(params), context))
         updates, state = self.inner_part(state, context, params).run(write.returning, updates)
 
         def project(updates: Updates) -> Any:
@@ -129,6 +153,24 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         shapes = jax.eval_shape(project, updates)
         result = jax.lax.cond(wrote, project, lambda _: write.idle(params, shapes), updates)
         return result, state
+
+    def _bounds(self, params: Params, context: Context) -> tuple[Params, Params]:
+        """The bounds of the box, and of those around it. What is not selected has none."""
+
+        def infinite(x: Any, sign: int) -> Any:
+            inf = sign * np.inf
+            return jnp.full_like(x, complex(inf, inf) if jnp.iscomplexobj(x) else inf)
+
+        def bound(sign: int) -> Params:
+            # The projection of an infinite number is its bound, rounded as the parameter is.
+            ends = jax.tree.map(lambda x: infinite(x, sign), params)
+            return tree.widened(self._projected(ends, context))
+
+        lower, upper = bound(-1), bound(1)
+        if context.bounds is not None:
+            lower = jax.tree.map(jnp.maximum, lower, context.bounds[0])
+            upper = jax.tree.map(jnp.minimum, upper, context.bounds[1])
+        return lower, upper
 
     def _projected(self, params: Params, context: Context | None) -> Params:
         """The parameters with the selected ones projected."""

@@ -1,0 +1,174 @@
+"""Quasi-Newton rules with a full matrix, scaled in each step."""
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import choice_field
+from ..._core.protocol.context import Context
+from ..._core.protocol.residuals import from_vector, to_vector
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.types import Params, Scalar, Updates
+from ._fields import first_scale, kept, zeros
+from ._system import check_size, dtype_and_size
+
+
+class ScaleBySelfScaledBroydenState(eqx.Module):
+    """The state of `ScaleBySelfScaledBroyden`."""
+
+    inverse: Float[Array, "params params"] = until_reset()
+    """H; zero before the first update of it."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    """The number of updates of each parameter."""
+    params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The parameters of the last update."""
+    updates: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    """The gradients of the last update."""
+
+
+class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState]):
+    """Self-scaled Broyden: multiplies gradients by a full approximation of the inverse Hessian.
+
+    From parameters w and gradients g of the last two steps, with s = wₖ − wₖ₋₁, y = gₖ − gₖ₋₁,
+    ρ = 1 / ⟨s, y⟩ and v = ρ·s − H·y / ⟨y, H·y⟩,
+
+        H ← (H − H·y·(H·y)ᵀ / ⟨y, H·y⟩ + φ·⟨y, H·y⟩·v·vᵀ) / τ + ρ·s·sᵀ,   uₖ = H·gₖ
+
+    φ = 1 and τ = 1 is BFGS. The self-scaled rules divide by a τ that follows the ratio
+    b = ⟨s, H⁻¹·s⟩ / ⟨s, y⟩, so that wrong eigenvalues are forgotten sooner; those of the Broyden
+    family also choose φ. On full-batch problems in float64, such as physics-informed networks, this
+    reaches much smaller losses than BFGS.
+
+    Use it with a line search, as in `sl.ss_broyden`, and nothing between: b assumes that the last
+    step went along its updates. The first update starts from a multiple of the identity, and the
+    first direction has the length of that of L-BFGS. A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖, where ε is the
+    machine epsilon, changes nothing. If the parameters did not move, as after a failed line search,
+    H is forgotten, and the next direction is the gradient. Complex parameters count as pairs of
+    real ones.
+
+    For P parameters the state takes P² + 2·P numbers, and a step a few times P² operations. More
+    than 16 GiB are refused.
+
+    **Arguments:**
+
+    - `family`: `"broyden"` for τ and φ of the self-scaled Broyden family, `"bfgs"` for self-scaled
+        BFGS, with τ = min(1, 1/b), or `"plain"` for BFGS.
+
+    ??? cite "Urbán et al., [Unveiling the optimization process of Physics Informed Neural
+        Networks](https://arxiv.org/abs/2405.04230), 2025; Kiyani et al., [Optimizing the Optimizer
+        for Physics-Informed Neural Networks and Kolmogorov-Arnold
+        Networks](https://arxiv.org/abs/2501.16371), 2025"
+    """
+
+    family: str = choice_field("broyden", "bfgs", "plain")
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+    keeps_zeros: ClassVar[bool] = True
+    unconstrained: ClassVar[bool] = True
+
+    def init(self, params: Params) -> ScaleBySelfScaledBroydenState:
+        tree.check_inexact(params)
+        dtype, size = dtype_and_size(params)
+        check_size(
+            "ScaleBySelfScaledBroyden would keep a matrix",
+            size,
+            "parameters",
+            dtype,
+            "Train fewer parameters with `trainable=`, or use `sl.lbfgs()`.",
+        )
+        return ScaleBySelfScaledBroydenState(
+            inverse=jnp.zeros((size, size), dtype),
+            age=tree.fresh_count(),
+            params=zeros(params),
+            updates=zeros(params),
+        )
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleBySelfScaledBroydenState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleBySelfScaledBroydenState]:
+        del context
+        params = self.demand("params", params)
+        if not jax.tree.leaves(params):
+            return updates, state
+
+        def differences(now, p, last_p, u, last_u):
+            return jnp.where(now.first, 0, p - last_p), jnp.where(now.first, 0, u - last_u)
+
+        pair = tree.map_leaves(
+            differences,
+            (params, state.params, updates, state.updates),
+            SimpleNamespace(first=state.age == 0),
+        )
+        dtype = state.inverse.dtype
+        s, y = (to_vector(x, dtype) for x in pair)
+        g, last = to_vector(updates, dtype), to_vector(state.updates, dtype)
+        first = jnp.asarray(first_scale(updates, params), dtype)
+        # A matrix that is positive definite has no zero on its diagonal.
+        fresh = state.inverse[0, 0] == 0
+        # One pass over the matrix.
+        products = state.inverse @ jnp.stack([last, y, g], axis=1)
+        products = jnp.where(fresh, jnp.stack([last, y, g], axis=1), products)
+        sy, eps = jnp.vdot(s, y), jnp.finfo(dtype).eps
+        numbers = _numbers(self.family, s, y, last, products, fresh)
+        good = sy > eps * jnp.linalg.norm(s) * jnp.linalg.norm(y)
+        good &= jnp.all(jnp.isfinite(jnp.stack(numbers)))
+        tau, phi, rho, yhy = (jnp.where(good, x, 1) for x in numbers)
+
+        hy, hg = products[:, 1], products[:, 2]
+        v = rho * s - hy / yhy
+        inverse = jnp.where(fresh, jnp.eye(s.size, dtype=dtype), state.inverse)
+        inner = inverse - jnp.outer(hy / yhy, hy) + phi * yhy * jnp.outer(v, v)
+        inverse = inner / tau + rho * jnp.outer(s, s)
+        # The same product without another pass.
+        direction = hg - hy * (jnp.vdot(hy, g) / yhy) + v * (phi * yhy * jnp.vdot(v, g))
+        direction = direction / tau + s * (rho * jnp.vdot(s, g))
+
+        still = jnp.all(s == 0)
+        kept_inverse = jnp.where(still, 0, state.inverse)
+        unchanged = jnp.where(fresh | still, first * g, hg)
+        direction = jnp.where(good, direction, unchanged)
+        return from_vector(direction, tree.widened(params)), ScaleBySelfScaledBroydenState(
+            inverse=jnp.where(good, inverse, kept_inverse),
+            age=tree.increment(state.age),
+            params=kept(params, state.params),
+            updates=kept(updates, state.updates),
+        )
+
+
+def _numbers(
+    family: str, s: Array, y: Array, last: Array, products: Array, fresh: Array
+) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+    """τ, φ, ρ and ⟨y, H·y⟩."""
+    direction, hy = products[:, 0], products[:, 1]
+    rho, yhy = 1 / jnp.vdot(s, y), jnp.vdot(y, hy)
+    h, one = rho * yhy, jnp.ones_like(rho)
+    if family == "plain":
+        return jnp.where(fresh, h, one), one, rho, yhy
+    # The last step was s = −rate·H·g.
+    rate = -jnp.vdot(s, direction) / jnp.vdot(direction, direction)
+    b = -rate * rho * jnp.vdot(s, last)
+    shrink = jnp.minimum(one, 1 / b)
+    if family == "bfgs":
+        return jnp.where(fresh, h, shrink), one, rho, yhy
+    a = jnp.maximum(b * h - 1, 0)
+    # For a = 0 all members of the family are the same.
+    safe = jnp.where(a > 0, a, 1)
+    low = jnp.minimum(one, h * (1 - jnp.sqrt(a / (1 + a))))
+    theta = jnp.maximum((low - 1) / safe, jnp.minimum(1 / low, (1 - b) / b))
+    theta = jnp.where(a > 0, theta, 0)
+    sigma = 1 + a * theta
+    root = sigma ** (1 / (1 - max(s.size, 2)))
+    down = jnp.minimum(shrink * root, sigma)
+    up = shrink * jnp.minimum(root, 1 / jnp.where(theta > 0, theta, 1))
+    tau = jnp.where(theta > 0, up, down)
+    return jnp.where(fresh, h / sigma, tau), (1 - theta) / sigma, rho, yhy

@@ -17,11 +17,16 @@ import matplotlib.pyplot as plt
 
 MARKER = re.compile(r"^# %%(.*)\n", re.MULTILINE)
 PLACE = "<!-- output {} -->"
+INK = "#010203"
 STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["Noto Sans", "sans-serif"],
     "path.simplify_threshold": 0.5,
+    "legend.facecolor": "none",
+    # Texts and lines that ask for no color get that of the page.
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
 }
 
 
@@ -114,7 +119,7 @@ def _output(value):
 def _inline(svg, number):
     """A picture in the colors of the page, whose identifiers are unique on it."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = svg.replace("#000000", "currentColor")
+    svg = svg.replace(INK, "currentColor")
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1n{number}-", svg)
     wide = float(re.search(r'width="([\d.]+)pt"', svg)[1]) > 600
     return svg.replace("<svg ", '<svg class="wide" ' if wide else "<svg ", 1)

@@ -278,7 +278,8 @@ def test_a_notebook_shows_what_its_cells_show():
     shown = notebooks.with_outputs(page, NOTEBOOK)
     assert shown.count("<svg") == 1
     assert notebooks.PLACE.format(0) not in shown
-    assert "#000000" not in shown, "a color that one of the palettes hides"
+    assert "fill: currentColor" in shown
+    assert notebooks.INK not in shown
 
 
 def test_a_notebook_can_be_downloaded():

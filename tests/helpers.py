@@ -187,4 +187,5 @@ def known(params, grads):
         "grad": grads,
         "value_fn": loss_of_any,
         "residuals": residuals,
+        "terms": sl.combine.Terms(jnp.array([1.0, 2.0]), jnp.array([[2.0, -1.0], [-1.0, 3.0]])),
     }

@@ -32,6 +32,7 @@ DEFAULT = re.compile(r"\s*Defaults? to [^.]*\.(?=\s|$)")
 REFERENCE = re.compile(r"as\s+in\s+`([\w.]+)`\.\s*(.*)", re.DOTALL)
 MODULES = (
     "checkpoint",
+    "combine",
     "fields",
     "interop",
     "projections",

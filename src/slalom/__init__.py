@@ -22,6 +22,7 @@ with _checked:
     from . import (
         checkpoint as checkpoint,
         codecs as codecs,
+        combine as combine,
         fields as fields,
         interop as interop,
         projections as projections,
@@ -240,6 +241,7 @@ __version__ = "0.1.0"
 if not _TYPE_CHECKING:  # to a type checker it would mean that every name is there
     __getattr__ = _absent(__name__)
     checkpoint.__getattr__ = _absent(f"{__name__}.checkpoint")
+    combine.__getattr__ = _absent(f"{__name__}.combine")
     codecs.__getattr__ = _absent(f"{__name__}.codecs")
     fields.__getattr__ = _absent(f"{__name__}.fields")
     interop.__getattr__ = _absent(f"{__name__}.interop")

@@ -13,6 +13,7 @@ import pytest
 
 import slalom as sl
 from refusals import (
+    combining,
     core,
     curvature,
     gradients,
@@ -30,6 +31,7 @@ from refusals import (
 from refusals._table import CASES, bound, params
 
 TOPICS = (
+    combining,
     core,
     curvature,
     gradients,

@@ -27,6 +27,7 @@ LAYERS = [
     "codecs",
     "schedules",
     "projections",
+    "combine",
     "transforms",
     "wrappers",
     "optimizers",

@@ -28,6 +28,7 @@ WRAPPED = {
     "if_finite-all": lambda tx: tx.if_finite(3, on_limit="skip", check="both"),
     "when": lambda tx: tx.when(is_late, otherwise="zero"),
     "skip_spikes": lambda tx: tx.skip_spikes(5.0, by="loss"),
+    "combine": lambda tx: tx.combine(sl.combine.UPGrad(1e-3), ("a", "b")),
     "outer": lambda tx: tx.outer(sl.sgd(0.7, momentum=0.9), 30),
     "outer-lookahead": lambda tx: tx.lookahead(3, 0.5, reset_state=True),
     "average": lambda tx: tx.average(),

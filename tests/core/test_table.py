@@ -6,6 +6,7 @@ program, on leaves of mixed dtypes.
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import pickle
 
@@ -283,7 +284,15 @@ def test_observing_changes_no_bit(tx):
             trained, opt = opt.step(trained, grads, **known(trained, grads))
         return trained, opt.eval_params(trained)
 
-    assert_same_bits(run(tx.record()), run(tx))
+    assert_same_bits(run(recorded(tx)), run(tx))
+
+
+def recorded(tx):
+    """A transform with `.record()` as far outside as it may be: not around `.scale_loss()`."""
+    if not any(isinstance(part.module, sl.wrappers.ScaleLoss) for part in transforms(tx)):
+        return tx.record()
+    is_scaled = isinstance(tx, sl.wrappers.ScaleLoss)
+    return dataclasses.replace(tx, inner=(tx.inner.record() if is_scaled else recorded(tx.inner)))
 
 
 mesh = Mesh(np.array(jax.devices()), ("data",))

@@ -80,6 +80,7 @@ def public_names():
     names += [(sl.projections, name) for name in sl.projections.__all__]
     names += [(sl.codecs, name) for name in sl.codecs.__all__]
     names += [(sl.checkpoint, name) for name in sl.checkpoint.__all__]
+    names += [(sl.combine, name) for name in sl.combine.__all__]
     names += [(sl.fields, name) for name in sl.fields.__all__]
     names += [(sl.wrappers, name) for name in sl.wrappers.__all__]
     for module, name in names:

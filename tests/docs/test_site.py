@@ -17,6 +17,7 @@ API = sorted((ROOT / "docs" / "api").glob("*.md"))
 MODULES = [
     "checkpoint",
     "codecs",
+    "combine",
     "fields",
     "interop",
     "projections",

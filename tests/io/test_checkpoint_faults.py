@@ -37,7 +37,7 @@ assert "jax" not in sys.modules
 
 def write(path, n, size=250_000):
     arrays = {{name: np.full(size, n, np.float32) for name in "abcd"}}
-    file.write(path, arrays, values={{"n": n}})
+    file.write(path, arrays, values={{"n": n}}, header={{"layouts": "{{}}"}})
 
 
 """

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import slalom as sl
 from slalom.schedules.averages import exponent, synthesis_weights
@@ -76,21 +75,3 @@ def test_a_width_that_was_not_tracked_is_made_from_checkpoints(tmp_path):
     earlier = sl.checkpoint.synthesize(tmp_path / "run", model, sigma_rel=0.1, step=32)
     alone, one = train(tmp_path / "short", sl.sgd(rate).average(power(0.1)), steps=32)
     np.testing.assert_allclose(earlier["w"], one.eval_params(alone)["w"], rtol=2e-5)
-
-
-def test_files_without_such_averages_are_refused(tmp_path):
-    model, _ = train(tmp_path / "plain", sl.sgd(0.1).average(0.9), steps=1, every=1)
-    with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
-        sl.checkpoint.synthesize(tmp_path / "none", model, sigma_rel=0.1)
-    with pytest.raises(ValueError, match="have no power-function average of 'opt'"):
-        sl.checkpoint.synthesize(tmp_path / "plain", model, sigma_rel=0.1)
-    with pytest.raises(ValueError, match=r"`sigma_rel` must be in \(0, 0.288\], got 0.3"):
-        sl.checkpoint.synthesize(tmp_path / "plain", model, sigma_rel=0.3)
-    train(tmp_path / "run", sl.sgd(0.1).average(power(0.1)), steps=2, every=1)
-    with pytest.raises(ValueError, match=r"`step` must be from 1 to 2, .*, got 3"):
-        sl.checkpoint.synthesize(tmp_path / "run", model, sigma_rel=0.1, step=3)
-    with pytest.raises(ValueError, match="have an average of 'b', the model has not"):
-        sl.checkpoint.synthesize(tmp_path / "run", {"w": model["w"]}, sigma_rel=0.1)
-    other = model | {"w": jnp.zeros(4)}
-    with pytest.raises(ValueError, match=r"averages of shape \(3,\), where the model has \(4,\)"):
-        sl.checkpoint.synthesize(tmp_path / "run", other, sigma_rel=0.1)

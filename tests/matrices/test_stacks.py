@@ -12,14 +12,17 @@ from table import RECIPES, WITH_GRADIENT
 
 OF_A_LEAF = {
     *("novograd", "novograd, decay_where", "lamb", "lars", "fromage", "mars", "stable_adamw"),
-    *("adafactor", "adafactor, momentum"),
+    *("adafactor", "adafactor, momentum", "sm3"),
 }
-"""Their docstrings speak of the norm or the root mean square of one leaf."""
+"""Their docstrings speak of the norm, the root mean square or the axes of one leaf."""
 
 OF_ALL = {
-    *("lbfgs", "polyak_sgd", "prodigy", "dadapt_adamw", "dog", "dowg", "momo", "momo_adam"),
+    *("lbfgs", "polyak_sgd", "dog", "dowg", "momo", "momo_adam"),
 }
 """One number for all parameters together."""
+
+GROWS_LATER = {"prodigy", "dadapt_adamw"}
+"""The number for all parameters stays as it is in the first steps."""
 
 DRAWN = {"noisy_sgd", "apollo"}
 """Random numbers, which are other ones for another shape."""
@@ -33,7 +36,11 @@ def is_elementwise(tx):
     return True
 
 
-NAMES = [n for n, tx in RECIPES.items() if n in WITH_GRADIENT and not is_elementwise(tx)]
+NAMES = [
+    name
+    for name, tx in RECIPES.items()
+    if name in WITH_GRADIENT and name not in GROWS_LATER and not is_elementwise(tx)
+]
 
 
 def apart(tx):

@@ -46,11 +46,6 @@ def a_loss_that_is_a_tuple():
     train(lambda model: (total(model), 1))
 
 
-@refused(TypeError, "The loss returned a dict." + HAS_AUX)
-def a_loss_that_is_a_dict():
-    train(lambda model: {"loss": total(model)})
-
-
 @refused(TypeError, "The loss returned None. Does the function end with `return`?")
 def a_loss_that_is_none():
     train(lambda model: None)
@@ -79,11 +74,6 @@ def too_much_aux():
 @refused(TypeError, "train_step takes a loss function, got 3.", unchecked=True)
 def a_loss_that_is_no_function():
     sl.train_step(3)
-
-
-@refused(TypeError, NO_OPTIMIZER + "dict in its place.", unchecked=True)
-def model_and_optimizer_exchanged():
-    sl.train_step(total)(bound(), params())
 
 
 @refused(

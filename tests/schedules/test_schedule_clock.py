@@ -113,6 +113,10 @@ INSENSITIVE = {
     (sl.ScaleByLearningRateWithCorrectedDecay, "max_learning_rate"),
     # The gradients are larger.
     (sl.ScaleByCocob, "eps"),
+    # It measures more steps than these before it clips.
+    (sl.ZClip, "threshold"),
+    (sl.ZClip, "decay"),
+    (sl.ZClip, "eps"),
     # G + L is larger than α·L for such small α.
     (sl.ScaleByCocob, "alpha"),
     # It only enters once a reward is positive, as in `test_mechanize.py`.

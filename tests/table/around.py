@@ -1,4 +1,4 @@
-"""What surrounds the step: skipped spikes and clips by recent norms."""
+"""What surrounds the step: skipped spikes, clips by recent norms and several losses."""
 
 from typing import Any
 
@@ -13,7 +13,12 @@ RULES: dict[str, Any] = {
 
 RECIPES: dict[str, Any] = {}
 
+TERMS = ("first", "second")
+
 WRAPPERS: dict[str, Any] = {
+    "Combine": sl.adam(halving).combine(sl.combine.UPGrad(), TERMS),
+    "Combine, every_k": sl.sgd(0.1).combine(sl.combine.PCGrad(), TERMS).every_k(2),
+    "Combine, averaged": sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), TERMS).average().record(),
     "SkipSpikes": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).skip_spikes(window=2),
     "SkipSpikes, every_k": sl.adam(0.1).skip_spikes(window=4, by="grad_norm").every_k(2),
     "SkipSpikes, averaged": sl.sgd(0.1).every_k(2).skip_spikes(by="loss").average().record(),

@@ -20,6 +20,14 @@ from slalom._binding import program
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Tests that a shell has started in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt():
     signal.raise_signal(signal.SIGINT)
 

@@ -16,12 +16,16 @@ from .._binding.optimizer import Optimizer
 from .._binding.program import Packed, pack, unpack
 from .._core.protocol.chain import first_link
 from .._core.protocol.context import Context
+from .._core.protocol.parts import Part
 from .._core.protocol.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.protocol.transform import AbstractTransform
 from .._core.state.walk import transforms
 from .._core.text.messages import warn
-from ..tree import accumulation_dtype, cast, map_leaves
+from ..combine import Terms
+from ..tree import accumulation_dtype, cast, inner, map_leaves
+from ..tree.dtypes import canonical_float
 from ..tree.types import Params, PyTree, Scalar, Updates
+from ..wrappers.gradients.combine import combination
 from ..wrappers.gradients.scale_loss import loss_scale
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
@@ -31,6 +35,7 @@ from .loss import (
     LossGradient,
     LossResult,
     checked_loss,
+    checked_terms,
     gather_microbatches,
     map_examples,
     needs_a_value,
@@ -91,7 +96,11 @@ def training_step(
                 'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
                 "scale."
             )
-        if first_link(opt.transform).per_example:
+        combined = combination(opt.transform, opt.state, Context(step=opt.count))
+        terms = None
+        if combined is not None:
+            gradient, terms = combined_gradient(batch_loss, combined, opt)
+        elif first_link(opt.transform).per_example:
             gradient = _per_example_gradient(batch_loss, opt)
         elif options.reuse_linesearch:
             gradient = _recalled_gradient(batch_loss, opt)
@@ -101,6 +110,8 @@ def training_step(
         result = gradient.result
         needs = {name for part in transforms(opt.transform) for name in part.module.needs}
         known = {"value": result.loss} | inputs.context
+        if terms is not None:
+            known["terms"] = terms
         source = curvature_loss(batch_loss.loss_fn, needs, current)
         if source is not None:
             known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
@@ -148,15 +159,19 @@ class BatchLoss(NamedTuple):
 
     def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
         """The loss with these arguments."""
+        options = self.options
+        return checked_loss(self.returned(model, arguments), options.has_aux, options.has_weight)
+
+    def returned(self, model: PyTree, arguments: Arguments) -> Any:
+        """What the loss returns with these arguments."""
         if self.options.compute_dtype is not None:
             dtype = self.options.compute_dtype
             model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
         try:
-            returned = self.loss_fn(model, *args, **kwargs)
+            return self.loss_fn(model, *args, **kwargs)
         except NEEDS_A_VALUE as error:
             raise TypeError(needs_a_value(error)) from error
-        return checked_loss(returned, self.options.has_aux, self.options.has_weight)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:
         """The leaves of the gradient with these arguments, not conjugated."""
@@ -233,6 +248,51 @@ def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     if batch_loss.options.transform_grads is not None:
         grads = batch_loss.options.transform_grads(grads)
     return Gradient(grads, grads, result)
+
+
+def combined_gradient(batch_loss: BatchLoss, part: Part, opt: Optimizer) -> tuple[Gradient, Terms]:
+    """The gradient of the sum of the terms of the loss, with the weights of a combination."""
+    options = batch_loss.options
+    _check_batch_args(options)
+    for name, reason in NOT_COMBINED.items():
+        if getattr(options, name):
+            raise ValueError(f"`.combine` {reason}. Remove `{name}`.")
+    if first_link(opt.transform).per_example:
+        raise ValueError("`.combine` cannot combine per-example gradients. Remove it.")
+    names = part.module.terms
+
+    def terms_of(trained: list[Array]) -> tuple[Array, Packed]:
+        model = batch_loss.model.join(trained)
+        returned = batch_loss.returned(model, (batch_loss.args, batch_loss.kwargs))
+        losses, result = checked_terms(returned, names, options.has_aux, options.has_weight)
+        return losses, pack(result)
+
+    losses, pullback, packed = jax.vjp(terms_of, batch_loss.trained, has_aux=True)
+
+    def gradient(weights: Array) -> Updates:
+        (grads,) = pullback(cast(weights, losses.dtype))
+        grads = batch_loss.ascent(grads)
+        return grads if options.transform_grads is None else options.transform_grads(grads)
+
+    gram = None
+    if part.module.combination.uses_gram:
+        # Each product needs two gradients of one layer at a time, so XLA frees those of a layer
+        # before it computes the next.
+        each = [gradient(row) for row in jnp.eye(len(names), dtype=losses.dtype)]
+        rows = [[inner(a, b) for b in each[: i + 1]] for i, a in enumerate(each)]
+        lower = [[rows[max(i, j)][min(i, j)] for j in range(len(names))] for i in range(len(names))]
+        gram = cast(jnp.stack([jnp.stack(row) for row in lower]), canonical_float())
+    terms = Terms(cast(losses, canonical_float()), gram)
+    weights, _ = part.module.weigh(terms, part.state, part.context)
+    grads = gradient(weights)
+    return Gradient(grads, grads, unpack(packed)), terms
+
+
+NOT_COMBINED = {
+    "microbatches": "weighs the terms of whole batches",
+    "reuse_linesearch": "changes the loss from step to step",
+}
+"""Why some options cannot be used with a combination of terms."""
 
 
 def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from .._binding.program import Packed, pack, unpack
 from .._core.protocol.context import Context
 from .._core.protocol.per_example import AbstractPerExampleTransform, Gathered
 from .._core.text.messages import place
-from ..tree import accumulation_dtype, cast_like, is_array, map_leaves
+from ..tree import accumulation_dtype, cast, cast_like, is_array, map_leaves
 from ..tree.dtypes import canonical_float
 from ..tree.types import Params, PyTree, Scalar, Updates
 from .batch import Arguments, Batch
@@ -35,6 +35,8 @@ def checked_loss(returned: Any, has_aux: bool, has_weight: bool) -> LossResult:
     loss, weight, aux = returned, None, None
     if has_aux or has_weight:
         loss, weight, aux = _unpacked(returned, has_aux, has_weight)
+    if isinstance(loss, dict):
+        loss = _sum_of_terms(loss)
     if loss is None:
         raise TypeError("The loss returned None. Does the function end with `return`?")
     if not is_array(loss) and not isinstance(loss, int | float | complex):
@@ -63,6 +65,45 @@ def checked_loss(returned: Any, has_aux: bool, has_weight: bool) -> LossResult:
             f"{weight.shape} and dtype {weight.dtype}."
         )
     return LossResult(loss, jnp.asarray(weight, canonical_float()), aux)
+
+
+def checked_terms(
+    returned: Any, names: tuple[str, ...], has_aux: bool, has_weight: bool
+) -> tuple[Float[Array, " terms"], LossResult]:
+    """The terms that a loss returns, in this order, and its results, of which the loss is their
+    sum."""
+    result = checked_loss(returned, has_aux, has_weight)
+    terms = returned[0] if has_aux or has_weight else returned
+    if not isinstance(terms, dict) or set(terms) != set(names):
+        got = f"the terms {list(terms)}" if isinstance(terms, dict) else _describe(terms)
+        raise TypeError(
+            f"`.combine` of this optimizer is for the terms {list(names)}, so the loss must return "
+            f"a dict with these names, got {got}."
+        )
+    values = [jnp.asarray(terms[name]) for name in names]
+    dtype = accumulation_dtype(*(x.dtype for x in values))
+    return jnp.stack([cast(x, dtype) for x in values]), result
+
+
+def _sum_of_terms(terms: dict[Any, Any]) -> Array:
+    """The sum of a dict of losses."""
+    if not terms:
+        raise ValueError("The loss returned a dict without terms.")
+    total: Any = None
+    for name, term in terms.items():
+        if not is_array(term) and not isinstance(term, int | float):
+            raise TypeError(
+                f"The terms of a loss must be scalars, and '{name}' is {_describe(term)}."
+            )
+        term = jnp.asarray(term)
+        if term.shape != () or not jnp.issubdtype(term.dtype, jnp.floating):
+            raise TypeError(
+                "The terms of a loss must be real floating scalars, and "
+                f"'{name}' has shape {term.shape} and dtype {term.dtype}."
+            )
+        dtype = accumulation_dtype(term.dtype, *(() if total is None else (total.dtype,)))
+        total = cast(term, dtype) if total is None else cast(total, dtype) + cast(term, dtype)
+    return total
 
 
 NEEDS_A_VALUE = (

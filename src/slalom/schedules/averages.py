@@ -30,10 +30,8 @@ class power_average(AbstractSchedule):
     without another correction of the start: t is the number of steps that it has averaged.
 
     ```python
-    >>> sl.adam(1e-3).average(sl.schedules.power_average(0.1)).average(
-    ...     sl.schedules.power_average(0.05)
-    ... )
-    sl.adam(0.001).average(sl.schedules.power_average(0.1)).average(sl.schedules.power_average(0.05))
+    >>> narrow, wide = sl.schedules.power_average(0.05), sl.schedules.power_average(0.1)
+    >>> opt = sl.Optimizer(sl.adam(1e-3).average(wide).average(narrow), {"w": jnp.ones(2)})
 
     ```
 

@@ -13,6 +13,7 @@ from .._core.protocol.wrapper import (
 )
 from .._core.protocol.write import Writer as Writer
 from .._core.protocol.writer import AbstractParameterWriter as AbstractParameterWriter
+from .gradients.combine import Combine as Combine
 from .gradients.every_k import EveryK as EveryK
 from .gradients.if_finite import IfFinite as IfFinite
 from .gradients.maximize import Maximize as Maximize
@@ -39,6 +40,7 @@ __all__ = [
     "AbstractParameterWriter",
     "AbstractWrapper",
     "Average",
+    "Combine",
     "Drive",
     "EveryK",
     "Flatten",

@@ -62,7 +62,7 @@ class Readings(_Numbers):
         self._advice = advice
 
     def __getitem__(self, name: str) -> Array:
-        table = self._table
+        table = self._table()
         if name not in table:
             try:
                 path = the_path(name, [path for path, r in table.items() if r.path == path])
@@ -88,7 +88,7 @@ class Readings(_Numbers):
             raise AttributeError(f"'Readings' object has no attribute '{name}'.{advice}", name=name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, reading in self._table.items() if reading.path == name)
+        return (name for name, reading in self._table().items() if reading.path == name)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -138,7 +138,7 @@ class Readings(_Numbers):
     def _key(self) -> tuple[str, int]:
         return self._kind, jnp.ndim(self._arrays.leaves[-1])
 
-    @property
+    # No property: `__getattr__` would hide an `AttributeError` inside of it.
     def _table(self) -> dict[str, Reading]:
         known = self._arrays.binding.readings
         if self._key not in known:

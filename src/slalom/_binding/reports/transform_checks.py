@@ -22,6 +22,7 @@ from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.resolve import check_matches
+from ...wrappers.gradients.combine import check_combinations
 from ...wrappers.gradients.maximize import Maximize
 from ...wrappers.gradients.sam import Sam
 from ...wrappers.gradients.scale_loss import check_loss_scale
@@ -90,6 +91,7 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
                 "the chain, and must not be wrapped. Write "
                 f"`{operand(part.module)} | rest`, and wrap only the rest."
             )
+    check_combinations(transform)
     check_loss_scale(transform)
     _check_objective(transform)
     yield from _idle_steps(transform)

@@ -3,9 +3,12 @@
 Each leaf is decoded, advanced, encoded and asked for its direction before the next one, so that at
 most one of them is in memory in full precision. Rules that follow each other in a chain do so
 together where leaves are encoded: what passes between them is then never written to memory.
+
+A rule that sums over leaves measures all of them before the first one advances. One that sums over
+the new state advances all of them before it is asked for a direction.
 """
 
-import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -17,13 +20,14 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
+from ...tree.dtypes import as_float
 from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
-from .encoded import AtRest, is_encoded, rests, seed_of
+from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seed_of
+from .phases import finish, measured, phases
 from .pieces import Store, last_of, run_at_rest, run_whole
 
 
@@ -76,25 +80,64 @@ def run_rules(
         params = structure.flatten_up_to(place)
     elif any("params" in run.rule.needs for run in runs):
         params = structure.flatten_up_to(write.at_rest(outer.params))
+    clock = None if outer.context is None else outer.context.stored_clock
+    paths = leaf_paths(_shapes(updates)) if clock is not None else [""] * len(leaves)
+    for run in runs:
+        run.measure(updates, params)
+    does = ("advance", "direction")
+    if any(run.rule.reduces for run in runs):
+        (run,) = runs
+        _over_leaves(runs, ("advance",), leaves, params, paths, clock, computed, False)
+        run.reduce(updates, params)
+        does = ("direction",)
+    adds = place is not None
+    results = _over_leaves(runs, does, leaves, params, paths, clock, computed, adds)
+    result = structure.unflatten(results)
+    if place is not None:
+        result = write.from_place(result)
+    elif not write.returns:
+        result = write(outer.params, result)
+    return result, [run.new_state() for run in runs]
 
-    def at_leaf(plan: _Plan, numbers: Any, u: Any, p: Any, fields: Any, seeds: Any, after: Any):
-        return _at_leaf(runs, plan, numbers, u, p, fields, seeds, after)
 
-    if any(under_jit(x) for x in jax.tree.leaves((updates, [run.columns for run in runs]))):
+def factor(part: Part, updates: PyTree) -> tuple[Any, Any]:
+    """The number by which a rule that only `scales` multiplies all updates, and its new state."""
+    part.refuse_parts(updates)
+    run = _Run(RuleAt(part, tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))), updates)
+    run.measure(updates, [])
+    return run.now.factor, run.new_state()
+
+
+def _over_leaves(
+    runs: Sequence["_Run"],
+    does: tuple[str, ...],
+    leaves: Sequence[AtRest],
+    params: Sequence[Any],
+    paths: Sequence[str],
+    clock: Any,
+    computed: bool,
+    adds: bool,
+) -> list[Any]:
+    """Runs these phases of all rules at one leaf after the other."""
+
+    def at_leaf(
+        plan: _Plan, numbers: Any, u: Any, p: Any, grads: Any, fields: Any, seeds: Any, after: Any
+    ):
+        return _at_leaf(runs, plan, numbers, u, p, grads, fields, seeds, after)
+
+    if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
         # `inline=True` would copy its equations for every leaf). Outside of a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=0)
-    clock = None if outer.context is None else outer.context.stored_clock
-    paths = leaf_paths(_shapes(updates)) if clock is not None else [""] * len(leaves)
     results: list[Any] = []
     after = jnp.zeros((), jnp.float32)
     for i, u in enumerate(leaves):
         active = [k for k, run in enumerate(runs) if i in run.positions]
         places = [runs[k].positions[i] for k in active]
         own = [(runs[k], n) for k, n in zip(active, places, strict=True)]
-        plan = _Plan(tuple(active), tuple(run.plan[n] for run, n in own), place is not None)
-        fields = [[column[n] for column in run.columns.values()] for run, n in own]
+        plan = _Plan(does, tuple(active), tuple(run.plan[n] for run, n in own), adds)
+        fields = [run.fields_of(n) for run, n in own]
         seeds = [
             [
                 seed_of(f"{run.part.name}.{name}.{paths[i]}", clock) if is_encoded(x) else None
@@ -104,26 +147,23 @@ def run_rules(
         ]
         if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
             u = tree.after(u, after)
-        result, new = at_leaf(
-            plan, [run.numbers_of(n) for run, n in own], u, params[i], fields, seeds, after
-        )
+        numbers = [run.numbers_of(n) for run, n in own]
+        grads = [run.grads[n] for run, n in own]
+        result, new = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
         results.append(result)
         # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
         coded = [x for x in jax.tree.leaves(new, is_leaf=is_encoded) if is_encoded(x)]
         after = last_of(coded[0], after) if coded else after
-        for (run, n), values in zip(own, new, strict=True):
+        for (run, n), values in zip(own, new, strict="advance" in does):
             run.take(n, values)
-    result = structure.unflatten(results)
-    if place is not None:
-        result = write.from_place(result)
-    elif not write.returns:
-        result = write(outer.params, result)
-    return result, [run.new_state() for run in runs]
+    return results
 
 
 class _Plan(NamedTuple):
     """What is known of a leaf before anything is computed."""
 
+    does: tuple[str, ...]
+    """The phases: `"advance"`, `"direction"`, or both."""
     active: tuple[int, ...]
     """The numbers of the rules that act on it."""
     plans: tuple[Any, ...]
@@ -142,24 +182,33 @@ class _Run:
         inside = jax.tree.structure(updates, is_leaf=rests)
         whole = len(at.leaves) == inside.num_leaves
         inside = inside if whole else jax.tree.structure(part.params)
-        if "params" in self.rule.needs:
-            self.rule.demand("params", part.params)
+        context = part.context
+        trees = {"params": part.params, "grad": None if context is None else context.grad}
+        needed = {name: x for name, x in trees.items() if name in self.rule.needs}
+        for name, x in needed.items():
+            self.rule.demand(name, x)
         known = marks(part.state)
         children = children_by_name(part.state)
         shaped = {n: x for n, x in children.items() if known.get(n) in (PARAM_LIKE, PER_PARAM)}
         likes = [x for n, x in shaped.items() if known[n] == PARAM_LIKE and jax.tree.leaves(x)]
         if whole:
-            others = [part.params] if "params" in self.rule.needs else []
-            tree.check_same_structure(tuple(map(_as_if_decoded, (updates, *others, *likes))))
+            same = (updates, *needed.values(), *likes)
+            tree.check_same_structure(tuple(map(_as_if_decoded, same)))
         self.columns = {
             name: inside.flatten_up_to(x) for name, x in shaped.items() if jax.tree.leaves(x)
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})
-        self.now = self.rule.at(part.context)
+        self.now = self.rule.at(context)
+        if "value" in self.rule.needs:
+            value = self.rule.demand("value", None if context is None else context.value)
+            self.now.value = as_float(value)
+        self.grads: list[Any] = [None] * len(at.leaves)
+        if "grad" in needed:
+            self.grads = inside.flatten_up_to(needed["grad"])
         self.rule.begin(self.now, self.scalars)
         self.plan = self.rule.plan(part.params) or (None,) * len(at.leaves)
-        self.new = {name: list(column) for name, column in self.columns.items()}
+        self.found: list[dict[str, Array]] = [{} for _ in at.leaves]
 
     @property
     def is_in_blocks(self) -> bool:
@@ -171,14 +220,58 @@ class _Run:
         """The numbers of this step for the leaf at this position."""
         return {name: x if x is None or x.ndim == 0 else x[n] for name, x in vars(self.now).items()}
 
+    def others_of(self, p: Any, grad: Any) -> dict[str, Any]:
+        """What else the rule needs of a leaf, by name."""
+        known = {"params": ("p", p), "grad": ("grad", grad)}
+        return dict(known[name] for name in self.rule.needs if name in known)
+
+    def fields_of(self, n: int) -> list[Any]:
+        """The fields of the state of the leaf at this position."""
+        return [column[n] for column in self.columns.values()]
+
     def take(self, n: int, values: list[Any]) -> None:
         """Takes the new state of the leaf at this position."""
-        for column, x in zip(self.new.values(), values, strict=True):
+        for column, x in zip(self.columns.values(), values, strict=True):
             column[n] = x
+
+    def measure(self, updates: PyTree, params: Sequence[Any]) -> None:
+        """Runs `measure`, and `finish` unless there is more to sum."""
+        if not self.rule.measures:
+            return
+        self._sum("measure", updates, params)
+        if not self.rule.reduces:
+            finish(self.part, self.found, self.now, self.scalars)
+        if self.columns:
+            # Otherwise XLA would copy the old state, which the sums still read.
+            scalars = [x for one in self.found for x in one.values()]
+            never = functools.reduce(jnp.logical_or, (x > jnp.inf for x in scalars))
+            for name, x in vars(self.now).items():
+                if x is not None and x.dtype != bool:
+                    setattr(self.now, name, jnp.where(never, 0, x))
+
+    def reduce(self, updates: PyTree, params: Sequence[Any]) -> None:
+        """Runs `reduce` and `finish`."""
+        self._sum("reduce", updates, params)
+        finish(self.part, self.found, self.now, self.scalars)
+
+    def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
+        leaves = jax.tree.leaves(decoded_again(updates), is_leaf=rests)
+
+        def at_leaf(plan: Any, numbers: Any, u: Any, others: Any, fields: Any) -> dict[str, Array]:
+            u, others, fields = decoded((u, others, fields))
+            values = dict(zip(self.columns, fields, strict=True))
+            return measured(self.part, phase, plan, numbers, u, others, values)
+
+        if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
+            at_leaf = jax.jit(at_leaf, static_argnums=0)
+        for i, n in self.positions.items():
+            others = self.others_of(params[i] if params else None, self.grads[n])
+            found = at_leaf(self.plan[n], self.numbers_of(n), leaves[i], others, self.fields_of(n))
+            self.found[n] = self.found[n] | found
 
     def new_state(self) -> Any:
         """The new state."""
-        shaped = {name: self.structures[name].unflatten(x) for name, x in self.new.items()}
+        shaped = {name: self.structures[name].unflatten(x) for name, x in self.columns.items()}
         return with_fields(self.part.state, vars(self.scalars) | shaped)
 
 
@@ -188,87 +281,52 @@ def _at_leaf(
     numbers: Sequence[dict[str, Any]],
     u: AtRest,
     p: Any,
+    grads: Sequence[Any],
     fields: Sequence[Sequence[Any]],
     seeds: Sequence[Sequence[Any]],
     after: Any,
 ) -> tuple[Any, list[list[Any]]]:
-    """The result of all rules at one leaf, and their new fields there."""
+    """The result of all rules at one leaf, and their new fields there, as far as this pass gives
+    them."""
+    advances, directs = "advance" in plan.does, "direction" in plan.does
     counts = [len(values) for values in fields]
-    starts = np.cumsum([1, *counts])
+    starts = np.cumsum([0, *counts]).tolist()
+    flat = [x for values in fields for x in values]
+    seen = [] if plan.adds or p is None else [p]
+    known = [x for x in grads if x is not None]
+    read = [u, *seen, *known, *([] if advances else flat)]
+    written = [*([p if plan.adds else None] if directs else []), *(flat if advances else [])]
+    all_seeds = [*([None] if directs else []), *(seed for values in seeds for seed in values)]
+    before = len(written if advances else read) - len(flat)
 
     def body(read: list[Any], old: list[Any], store: Store) -> None:
         u, target = read[0], old[0]
-        seen = target if plan.adds else (read[1] if len(read) > 1 else None)
-        for k, own, here, start in zip(plan.active, plan.plans, numbers, starts, strict=False):
-            values = dict(zip(runs[k].columns, old[start:], strict=False))
-            u = _phases(runs[k].part, own, here, u, seen, values, int(start), store)
-        store(0, tree.add(seen, u) if plan.adds else u)
+        p = target if plan.adds else (read[1] if seen else None)
+        own_grads = iter(read[1 + len(seen) :])
+        shaped = (old if advances else read)[before:]
+        for n, (k, own, here) in enumerate(zip(plan.active, plan.plans, numbers, strict=True)):
+            start = starts[n]
+            values = dict(zip(runs[k].columns, shaped[start:], strict=False))
+            own_store = functools.partial(_store_from, store, before + start)
+            grad = None if grads[n] is None else next(own_grads)
+            others = runs[k].others_of(p, grad)
+            u = phases(runs[k].part, plan.does, own, here, u, others, values, own_store)
+        if directs:
+            store(0, tree.add(p, u) if plan.adds else u)
 
-    read = [u, *([] if plan.adds or p is None else [p])]
-    written = [p if plan.adds else None, *(x for values in fields for x in values)]
-    all_seeds = [None, *(seed for values in seeds for seed in values)]
     if not any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
         new = run_whole(body, read, written, all_seeds)
-    elif all(runs[k].rule.elementwise for k in plan.active):
+    elif all(runs[k].rule.over == "number" for k in plan.active):
         new = run_at_rest(body, read, written, all_seeds, after)
     else:
         new = run_whole(body, read, tree.after(written, after), all_seeds)
-    return new[0], [new[a:b] for a, b in itertools.pairwise(starts)]
+    result = new[0] if directs else None
+    return result, [new[before + a : before + b] for a, b in itertools.pairwise(starts) if advances]
 
 
-def _phases(
-    part: Part,
-    plan: Any,
-    numbers: dict[str, Any],
-    u: Array,
-    p: Any,
-    values: dict[str, Any],
-    start: int,
-    store: Store,
-) -> Array:
-    """The phases of one rule at one leaf."""
-    rule = part.module
-    shaped = [x for x in values.values() if isinstance(x, jax.Array | np.ndarray)]
-    others = [p] if "params" in rule.needs else []
-    dtype = accumulation_dtype(*(x.dtype for x in (u, *others, *shaped)))
-    real = real_dtype(dtype)
-    now = SimpleNamespace(
-        **{n: x if x is None or x.dtype == bool else cast(x, real) for n, x in numbers.items()}
-    )
-
-    def wide(x: Any) -> Any:
-        return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
-
-    u, others = wide((u, others))
-    old = {name: wide(x) for name, x in values.items()}
-    leaf = SimpleNamespace(**old, p=others[0] if others else None, plan=plan)
-    # Under strict promotion, which users may choose, real times complex would be refused.
-    promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
-    with jax.named_scope("/".join(part.path)), promoting:
-        rule.advance(now, u, leaf)
-        changed = [name for name in old if getattr(leaf, name) is not old[name]]
-        first = [name for name in changed if name not in rule.written_last]
-        new = {name: getattr(leaf, name) for name in changed}
-        for name in changed:
-            if name in rule.written_last:
-                new[name] = _written_after([new[other] for other in first], new[name])
-        for i, name in enumerate(values, start):
-            if name in new:
-                setattr(leaf, name, wide(store(i, new[name])))
-        return rule.direction(now, u, leaf)
-
-
-def _written_after(others: list[Array], x: Array) -> Array:
-    """`x`, written after others.
-
-    The condition never holds, and XLA does not know. Thus `x` seems to depend on these arrays, so
-    XLA writes it last and in place. Otherwise it would copy the array that `x` replaces, which the
-    others still read.
-    """
-    never = jnp.bool_(True)
-    for other in others:
-        never = never & (other.real > jnp.inf)
-    return jnp.where(never, 0, x)
+def _store_from(store: Store, start: int, i: int, value: Any) -> Any:
+    """Stores the field with this number of a rule whose fields start there."""
+    return store(start + i, value)
 
 
 def advance_tree(

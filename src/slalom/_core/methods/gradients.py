@@ -1,6 +1,6 @@
 """Methods that decide which gradients a transform sees, and when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..fields.declare import Hyperparameter
@@ -95,6 +95,25 @@ class AbstractGradientMethods(AbstractDeclared):
         from ...wrappers import SkipSpikes
 
         return SkipSpikes(self, sigma, window, by, max_consecutive)
+
+    @advise_keywords
+    def combine(
+        self, combination: "slalom.combine.AbstractCombination", terms: Iterable[str]
+    ) -> "slalom.wrappers.Combine":
+        """Steps along a combination of the gradients of several losses.
+
+        The loss of `sl.train_step` returns a dict of terms.
+
+        **Arguments:**
+
+        - `combination`: how the terms are weighed, such as `sl.combine.UPGrad()`.
+        - `terms`: the names of the terms, two or more. Their order is that of the weights.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Combine
+
+        return Combine(self, combination, terms)
 
     @advise_keywords
     def when(

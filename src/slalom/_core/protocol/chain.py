@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from ...tree.types import Gradients, Params, Updates
-from ..engine.encoded import decoded_again, has_rest, rests, scaled
-from ..engine.manual_axes import refuse_parts
-from ..engine.run import Leafwise, run_rules
+from ..engine.encoded import has_rest, rests, scaled
+from ..engine.run import Leafwise, factor, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
 from .context import Context
 from .parts import Part
+from .rule import AbstractRule
 from .stateless import AbstractStatelessTransform
 from .traits import MIXED
 from .transform import AbstractTransform, require_transform
@@ -124,10 +124,10 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         computed = False
         while len(states) < len(links):
             link, rest = links[len(states)], links[len(states) :]
-            factors = _factors(link, updates) if rest[1:] else ()
-            if factors:
-                updates = scaled(updates, *factors)
-                states.append(None)
+            if rest[1:] and isinstance(link.module, AbstractRule) and link.module.scales:
+                number, state = factor(link, updates)
+                updates = scaled(updates, number)
+                states.append(state)
                 continue
             group = _leafwise(rest, updates)
             if not has_rest((updates, [one.part.state for own in group for one in own.rules])):
@@ -225,17 +225,6 @@ def _leafwise(links: Sequence[Part], updates: Any) -> list[Leafwise]:
     leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))
     found = (link.module.leafwise(link, leaves) for link in links)
     return list(itertools.takewhile(lambda own: own is not None, found))
-
-
-def _factors(link: Part, updates: Any) -> tuple[Any, ...]:
-    """The numbers that a link multiplies all updates by, if this is all it does."""
-    if not isinstance(link.module, AbstractStatelessTransform):
-        return ()
-    with jax.named_scope("/".join(link.path)):
-        factors = link.module.factors(decoded_again(updates), link.context)
-    if factors and not link.module.elementwise:
-        refuse_parts(type(link.module).__name__, updates, link.params)
-    return factors
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

@@ -32,6 +32,7 @@ class Context(eqx.Module):
         mean loss for labels that are drawn from the model, and the number of terms of that mean.
     - `residuals`: the loss as a function of the parameters that can be linearized by rows, as
         `loss_fn.on(x, y)` of an `sl.LeastSquares` returns it.
+    - `terms`: the terms of the loss, an `sl.combine.Terms`.
     - `key`: a PRNG key for this step.
     - `weight`: the weight of this mini-batch in a mean over several, a scalar.
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
@@ -50,6 +51,7 @@ class Context(eqx.Module):
     grad_fn: Callable[[Params], Updates] | None = None
     sampled_grad_fn: Callable[[Params, Any], tuple[Updates, Any]] | None = None
     residuals: Residuals | None = None
+    terms: Any = None
     key: Any = None
     weight: Any = None
     per_param: Mapping[str, PyTree] | None = None

@@ -58,14 +58,17 @@ class Part(NamedTuple):
         **Returns:** what `write` makes of the transform's updates, and its new state.
         """
         module = self.module
-        if module.needs_whole_params or (
-            module.needs_whole_params is None and not module.elementwise
-        ):
-            refuse_parts(type(module).__name__, updates, self.params)
+        self.refuse_parts(updates)
         with jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext():
             if has_rest((self.state, updates)):
                 return module.run_at_rest(self, write, updates)
-            return self.module.run(write, updates, self.state, self.params, self.context)
+            return module.run(write, updates, self.state, self.params, self.context)
+
+    def refuse_parts(self, updates: Any) -> None:
+        """Raises an error inside of a `jax.shard_map` if this needs more than its device has."""
+        whole = self.module.needs_whole_params
+        if whole or (whole is None and not self.module.elementwise):
+            refuse_parts(type(self.module).__name__, updates, self.params)
 
 
 class AbstractDeclared(AbstractPrinted):

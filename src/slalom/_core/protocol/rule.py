@@ -23,8 +23,12 @@ class AbstractRule(AbstractTransform[State]):
 
     | phase | sees | does |
     |---|---|---|
+    | `plan` | the shapes of the parameters | says something static of each leaf |
     | `begin` | the numbers of this step | adds others, such as bias corrections |
+    | `measure` | a gradient and the old state | returns scalars, which are summed over all leaves |
     | `advance` | a gradient and the old state | assigns the new state |
+    | `reduce` | a gradient and the new state | returns scalars, which are summed over all leaves |
+    | `finish` | all sums | adds numbers that follow from them |
     | `direction` | a gradient and the new state | returns the update |
 
     ```python
@@ -45,6 +49,22 @@ class AbstractRule(AbstractTransform[State]):
     The phases do arithmetic on one array. They need no casts, no trees and no order of writing:
     all numbers arrive in the accumulation dtype of the leaf, new state is stored as it was
     declared, also in the codec of `.store`, and the update follows from the state as it is stored.
+
+    Numbers that belong to all leaves together, such as a global norm, follow from sums:
+
+    ```python
+    >>> class Unit(sl.AbstractRule):
+    ...     def measure(self, now, g, leaf):
+    ...         return {"square": jnp.sum(sl.tree.abs_squared(g))}
+    ...     def finish(self, now, sums, state):
+    ...         now.inverse = 1 / jnp.sqrt(sums.square)
+    ...     def direction(self, now, g, leaf):
+    ...         return now.inverse * g
+    >>> updates = {"w": jnp.array([3.0]), "b": jnp.array([4.0])}
+    >>> Unit().update(updates, None)[0]
+    {'b': Array([0.8], dtype=float32), 'w': Array([0.6], dtype=float32)}
+
+    ```
     """
 
     over: ClassVar[str] = "number"
@@ -55,9 +75,23 @@ class AbstractRule(AbstractTransform[State]):
     """Fields of the state that are written after the others, because the new values of the others
     follow from their old ones."""
 
+    scales: ClassVar[bool] = False
+    """Whether `direction` only multiplies by `now.factor`, a number that `finish` adds. Where a
+    gradient rests in a codec, the product is then computed piece by piece."""
+
     @property
     def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.over == "number"
+        return self.over == "number" and not (self.measures or self.reduces)
+
+    @property
+    def measures(self) -> bool:
+        """Whether this rule sums over leaves before it advances."""
+        return type(self).measure is not AbstractRule.measure
+
+    @property
+    def reduces(self) -> bool:
+        """Whether this rule sums over leaves after it has advanced."""
+        return type(self).reduce is not AbstractRule.reduce
 
     # --- the phases -------------------------------------------------------------------------
 
@@ -78,12 +112,25 @@ class AbstractRule(AbstractTransform[State]):
 
         **Arguments:**
 
-        - `now`: the hyperparameters at this step. What is added may be a scalar, or a vector with
-            an entry for each leaf, of which a leaf sees its own.
+        - `now`: the hyperparameters at this step, and `now.value`, the loss, if the rule `needs`
+            it. What is added may be a scalar, or a vector with an entry for each leaf, of which a
+            leaf sees its own.
         - `state`: those fields of the state that are not shaped like the parameters, for example
             `age`. What is assigned is the new state.
         """
         del now, state
+
+    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+        """Measures a leaf before it advances.
+
+        **Arguments:**
+
+        - `now`, `g`, `leaf`: as for `advance`.
+
+        **Returns:** real scalars by name, the same names for each leaf.
+        """
+        del now, g, leaf
+        return {}
 
     def advance(self, now: Any, g: Array, leaf: Any) -> None:
         """Assigns the new state of a leaf.
@@ -93,10 +140,37 @@ class AbstractRule(AbstractTransform[State]):
         - `now`: the numbers of this step.
         - `g`: the gradient.
         - `leaf`: the old state by field. What is assigned to a field is stored; other attributes
-            are kept for `direction`. `leaf.p` is the parameter, if the rule `needs` `"params"`, and
-            `leaf.plan` what `plan` says of it.
+            are kept for `direction`, unless the rule has a `reduce`. `leaf.plan` is what `plan`
+            says of it. If the rule `needs` `"params"`, `leaf.p` is the parameter; if it needs
+            `"grad"`, `leaf.grad` is the gradient of the loss.
         """
         del now, g, leaf
+
+    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+        """Measures a leaf after it has advanced.
+
+        **Arguments:**
+
+        - `now`, `g`, `leaf`: as for `advance`. `leaf` has the new state, as it is stored.
+
+        **Returns:** as for `measure`, under other names.
+        """
+        del now, g, leaf
+        return {}
+
+    def finish(self, now: Any, sums: Any, state: Any) -> None:
+        """Adds numbers that follow from sums over all leaves, and replaces scalars of the state.
+
+        It runs as soon as all sums are known: after `reduce`, or before `advance` if the rule only
+        has a `measure`. All its numbers have the dtype of the sums, at least float32.
+
+        **Arguments:**
+
+        - `now`, `state`: as for `begin`.
+        - `sums`: `sums.name` is the sum of what `measure` or `reduce` has returned under this name
+            at each leaf, 0 without leaves, and `sums.each("name")` a vector of the terms.
+        """
+        del now, sums, state
 
     @abc.abstractmethod
     def direction(self, now: Any, g: Array, leaf: Any) -> Array:

@@ -3,7 +3,7 @@
 import abc
 
 from ... import tree
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, Updates
 from .context import Context
 from .transform import AbstractTransform
 
@@ -22,14 +22,6 @@ class AbstractStatelessTransform(AbstractTransform[None]):
 
     ```
     """
-
-    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
-        """The numbers that multiply all updates, for a transform that only does this.
-
-        Where state is stored in pieces, the product is then computed piece by piece.
-        """
-        del updates, context
-        return ()
 
     @abc.abstractmethod
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:

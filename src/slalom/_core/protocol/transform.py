@@ -273,6 +273,10 @@ _HOW = {
         "`sl.train_step(sl.LeastSquares(residual))`, or its linearization to the optimizer, "
         "`opt.step(model, grads, residuals=loss_fn.on(x, y))`"
     ),
+    "terms": (
+        "let the loss return a dict of terms, and train with `sl.train_step(loss_fn)`, which "
+        "passes them and combines their gradients"
+    ),
     "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
 }
 

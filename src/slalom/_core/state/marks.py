@@ -92,8 +92,8 @@ def params_like_fields(state: Any) -> list[str]:
 
 
 def children_by_name(state: Any) -> dict[str, Any]:
-    """The fields of a state by name; empty for what has no marked fields."""
-    if not marks(state):
+    """The fields of a state by name; empty for what is no state."""
+    if not dataclasses.is_dataclass(state):
         return {}
     children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
     return {path[0].name: child for path, child in children}

@@ -10,11 +10,10 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf, per_param
 from ...tree.paths import leaf_paths
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..matrices._layout import block_counts, layout_field, warn_guessed
 from ..momentum._first_moment import first_moment
@@ -30,7 +29,7 @@ class ScaleByAdamMiniState(eqx.Module):
     each block along each axis."""
 
 
-class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
+class ScaleByAdamMini(AbstractRule[ScaleByAdamMiniState]):
     """Adam-mini: Adam with one mean of squares for each block of parameters.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -70,7 +69,7 @@ class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
-    needs_whole_params: ClassVar[bool | None] = True
+    over: ClassVar[str] = "leaf"
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         counts = (int(np.prod(c, dtype=int)) for c in self._counts(params))
@@ -86,32 +85,20 @@ class ScaleByAdamMini(AbstractTransform[ScaleByAdamMiniState]):
             nu=jax.tree.map(lambda x: _zeros(x, next(counts)), params),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByAdamMiniState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByAdamMiniState]:
-        del params
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def begin(self, now, state):
+        state.age = tree.increment(state.age)
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.mu_scale = tree.bias_correction(now.b1, age)
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        now.mu_scale = tree.bias_correction(now.b1, state.age)
+        now.nu_scale = tree.bias_correction(now.b2, state.age)
 
-        def moments(now, g, mu, nu):
-            square = tree.bounded(_mean_of_squares(g, nu[0].shape))
-            return now.b1 * mu + now.c1 * g, (now.b2 * nu[0] + now.c2 * square,)
+    def advance(self, now, g, leaf):
+        (nu,) = leaf.nu
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = (now.b2 * nu + now.c2 * tree.bounded(_mean_of_squares(g, nu.shape)),)
 
-        def direction(now, mu, nu):
-            root = tree.root(tree.positive(nu[0]) * now.nu_scale)
-            return _scaled(mu, now.mu_scale / (root + now.eps))
-
-        mu, nu = tree.map_leaves(moments, (updates, state.mu), now, per_param=(state.nu,))
-        mu, nu = tree.cast_like(mu, state.mu), tree.cast_like(nu, state.nu)
-        updates = tree.map_leaves(direction, (mu,), now, per_param=(nu,))
-        return updates, ScaleByAdamMiniState(age, mu, nu)
+    def direction(self, now, g, leaf):
+        root = tree.root(tree.positive(leaf.nu[0]) * now.nu_scale)
+        return _scaled(leaf.mu, now.mu_scale / (root + now.eps))
 
     def _counts(self, params: Params) -> tuple[tuple[int, ...], ...]:
         """For each leaf the number of blocks along each axis."""

@@ -10,10 +10,9 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ..momentum._first_moment import first_moment
 
 
@@ -25,7 +24,7 @@ class ScaleByNovogradState(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByNovograd(AbstractTransform[ScaleByNovogradState]):
+class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
     """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
 
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·‖gₜ‖²,   v₁ = ‖g₁‖²
@@ -65,34 +64,20 @@ class ScaleByNovograd(AbstractTransform[ScaleByNovogradState]):
             mu=first_moment(self, params, "b1"),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByNovogradState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByNovogradState]:
-        params = self.demand("params", params)
-        now = self.at(context)
-        age = tree.increment(state.age)
-        squares = tree.map_leaves(
-            lambda _, g: tree.bounded(jnp.sum(tree.abs_squared(g))), (updates,)
-        )
-        nu = _vector(squares, state.nu)
-        b2, c2, eps, eps_root = (
-            jnp.asarray(x, nu.dtype) for x in (now.b2, 1 - now.b2, now.eps, now.eps_root)
-        )
-        nu = jnp.where(age == 1, nu, b2 * state.nu + c2 * nu)
-        now.inverse_norm = 1 / (tree.root(tree.positive(nu) + eps_root) + eps)
+    def begin(self, now, state):
+        state.age = tree.increment(state.age)
 
-        def rule(now, g, p, mu):
-            return now.b1 * mu + (g * now.inverse_norm + now.weight_decay * p)
+    def measure(self, now, g, leaf):
+        return {"square": tree.bounded(jnp.sum(tree.abs_squared(g)))}
 
-        mu = tree.map_leaves(rule, (updates, params, state.mu), now, like=(state.mu,))
-        return tree.widened(mu), ScaleByNovogradState(age, nu, mu)
+    def finish(self, now, sums, state):
+        square = sums.each("square")
+        mean = now.b2 * state.nu + (1 - now.b2) * square
+        state.nu = jnp.where(state.age == 1, square, mean)
+        now.inverse_norm = 1 / (tree.root(tree.positive(state.nu) + now.eps_root) + now.eps)
 
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + (g * now.inverse_norm + now.weight_decay * leaf.p)
 
-def _vector(scalars: PyTree, like: Float[Array, " leaves"]) -> Float[Array, " leaves"]:
-    """A tree of scalars as a vector with an entry for each leaf."""
-    entries = [jnp.asarray(x, like.dtype) for x in jax.tree.leaves(scalars)]
-    return jnp.stack(entries) if entries else like
+    def direction(self, now, g, leaf):
+        return leaf.mu

@@ -11,11 +11,10 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
 from ...tree.means import moved
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, Scalar
 from ...where.layout import LayoutLike
 from ..matrices._layout import factored_axes, layout_field
 from ..shaping.clip import clip_factor
@@ -35,7 +34,7 @@ class ScaleByFactoredRmsState(eqx.Module):
     order of the axes; at each other leaf a tuple of the one mean of squares."""
 
 
-class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
+class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
     """Adafactor's scaling: divides by the root of a factored mean of squares.
 
         Rₜ = βₜ·Rₜ₋₁ + (1 − βₜ)·mean over inputs of (|gₜ|² + ε)
@@ -81,6 +80,7 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
     clipping_threshold: Hyperparameter | None = hyperparameter(None, within="[0, inf]")
     layout: LayoutLike = layout_field()
 
+    over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByFactoredRmsState:
@@ -96,15 +96,7 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
 
         return ScaleByFactoredRmsState(age=tree.fresh_count(), nu=jax.tree.map(zeros, params))
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByFactoredRmsState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByFactoredRmsState]:
-        del params
-        now = self.at(context)
+    def begin(self, now, state):
         steps = jnp.asarray(state.age, now.decay_rate.dtype)
         offset = jnp.asarray(now.step_offset, steps.dtype)
         # `jnp.maximum` has half the derivative with respect to an offset of 0.
@@ -115,40 +107,39 @@ class ScaleByFactoredRms(AbstractTransform[ScaleByFactoredRmsState]):
         else:
             beta = self.decay_rate_fn(counted, now.decay_rate)
             now.weight = 1 - jnp.asarray(beta, steps.dtype)
-
         # An ε that underflows would not prevent a division by zero.
         now.eps = tree.positive(now.eps)
+        state.age = tree.increment(state.age)
 
-        # No two reductions share an expression (see `_xla`): g is read three times, and u is the
-        # only array of its size that is written.
-        def rule(now, g, nu):
-            nu = tuple(
-                moved(old, _mean_of_squares(g, i, old.shape) + now.eps, now.weight)
-                for i, old in enumerate(nu)
-            )
-            if len(nu) == 1:
-                factor = _rms_clip_factor(now, g, lambda: jnp.sum((g / nu[0]) * jnp.conj(g)).real)
-                return g * (tree.inverse_root(nu[0]) * factor), nu
-            row, column = nu
-            # Roots of vectors are cheaper than roots of all their products.
-            by_row = tree.inverse_root(row)
-            # Divided first, since the sum of the largest squares would overflow.
-            smaller = _smaller(row, column)
-            mean = _reduce(jnp.sum, row * (math.prod(smaller) / max(row.size, 1)), smaller)
-            by_column = tree.inverse_root(column) * tree.root(mean)
+    # No two reductions share an expression (see `_xla`): g is read three times, and u is the only
+    # array of its size that is written.
 
-            def sum_of_squares():
-                # Sum the columns first: the other way round, the CPU backend of XLA computes both
-                # sums of a 50 257 × 768 matrix at once, at a tenth of the speed.
-                within_columns = _reduce(jnp.sum, tree.abs_squared(g * by_row), column.shape)
-                return jnp.sum(within_columns * jnp.square(by_column))
-
-            return g * (by_row * _rms_clip_factor(now, g, sum_of_squares)) * by_column, nu
-
-        updates, nu = tree.map_leaves(rule, (updates,), now, per_param=(state.nu,))
-        return updates, ScaleByFactoredRmsState(
-            tree.increment(state.age), tree.cast_like(nu, state.nu)
+    def advance(self, now, g, leaf):
+        leaf.nu = tuple(
+            moved(old, _mean_of_squares(g, i, old.shape) + now.eps, now.weight)
+            for i, old in enumerate(leaf.nu)
         )
+
+    def direction(self, now, g, leaf):
+        if len(leaf.nu) == 1:
+            (nu,) = leaf.nu
+            factor = _rms_clip_factor(now, g, lambda: jnp.sum((g / nu) * jnp.conj(g)).real)
+            return g * (tree.inverse_root(nu) * factor)
+        row, column = leaf.nu
+        # Roots of vectors are cheaper than roots of all their products.
+        by_row = tree.inverse_root(row)
+        # Divided first, since the sum of the largest squares would overflow.
+        smaller = _smaller(row, column)
+        mean = _reduce(jnp.sum, row * (math.prod(smaller) / max(row.size, 1)), smaller)
+        by_column = tree.inverse_root(column) * tree.root(mean)
+
+        def sum_of_squares():
+            # Sum the columns first: the other way round, the CPU backend of XLA computes both
+            # sums of a 50 257 × 768 matrix at once, at a tenth of the speed.
+            within_columns = _reduce(jnp.sum, tree.abs_squared(g * by_row), column.shape)
+            return jnp.sum(within_columns * jnp.square(by_column))
+
+        return g * (by_row * _rms_clip_factor(now, g, sum_of_squares)) * by_column
 
 
 def _smaller(row: Array, column: Array) -> tuple[int, ...]:

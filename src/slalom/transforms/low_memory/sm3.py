@@ -1,6 +1,7 @@
 """Adagrad with the memory of a few vectors: SM3."""
 
 import functools
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -10,10 +11,9 @@ from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_param
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ..momentum._first_moment import first_moment
 from ..momentum.accumulate import divide_by_root
 
@@ -26,7 +26,7 @@ class ScaleBySm3State(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleBySm3(AbstractTransform[ScaleBySm3State]):
+class ScaleBySm3(AbstractRule[ScaleBySm3State]):
     """SM3: Adagrad with sums of squares that are bounded by one number per row and column.
 
         vₜ = min over the axes k of aₖ + |gₜ|²,   aₖ = max of vₜ over all axes but k
@@ -51,37 +51,28 @@ class ScaleBySm3(AbstractTransform[ScaleBySm3State]):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
+    over: ClassVar[str] = "leaf"
+
     def init(self, params: Params) -> ScaleBySm3State:
         mu = first_moment(self, params, "b1")
         accumulators = jax.tree.map(lambda x: tree.zeros_of_sums(x, _others(x.ndim)), params)
         return ScaleBySm3State(accumulators, mu)
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleBySm3State,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleBySm3State]:
-        del params
-        now = self.at(context)
-        bounds = jax.tree.map(
-            lambda _, along: functools.reduce(jnp.minimum, along), updates, state.accumulators
-        )
-
+    def begin(self, now, state):
         now.c1 = 1 - now.b1
         now.c2 = jnp.where(now.b2 == 1, 1, 1 - now.b2)
 
+    def advance(self, now, g, leaf):
         # XLA writes the total to memory, since a maximum along each axis and the quotient read it.
         # Phrasing it differently for each, as Adafactor does, would be slower: XLA's fast
         # reductions do not fuse with a minimum.
-        def rule(now, g, bound, mu):
-            total = now.b2 * bound + now.c2 * tree.bounded_square(g)
-            return now.b1 * mu + now.c1 * divide_by_root(g, total, now.eps), total
+        bound = functools.reduce(jnp.minimum, leaf.accumulators)
+        total = now.b2 * bound + now.c2 * tree.bounded_square(g)
+        leaf.mu = now.b1 * leaf.mu + now.c1 * divide_by_root(g, total, now.eps)
+        leaf.accumulators = _maxima(total)
 
-        mu, total = tree.map_leaves(rule, (updates, bounds, state.mu), now, like=(state.mu, bounds))
-        accumulators = jax.tree.map(_maxima, total, state.accumulators)
-        return tree.widened(mu), ScaleBySm3State(accumulators, mu)
+    def direction(self, now, g, leaf):
+        return leaf.mu
 
 
 def _others(ndim: int) -> list[tuple[int, ...]]:
@@ -91,13 +82,9 @@ def _others(ndim: int) -> list[tuple[int, ...]]:
     return [tuple(axis for axis in range(ndim) if axis != kept) for kept in range(ndim)]
 
 
-def _maxima(total: Array, accumulators: tuple[Array, ...]) -> tuple[Array, ...]:
+def _maxima(total: Array) -> tuple[Array, ...]:
     """The maximum along all axes but one, for each axis."""
     if total.ndim < 2:
-        return (jnp.asarray(total, accumulators[0].dtype),)
-
+        return (total,)
     # The initial value is for empty arrays; sums of squares are never negative.
-    return tuple(
-        jnp.asarray(jnp.max(total, others, keepdims=True, initial=0), before.dtype)
-        for others, before in zip(_others(total.ndim), accumulators, strict=True)
-    )
+    return tuple(jnp.max(total, a, keepdims=True, initial=0) for a in _others(total.ndim))

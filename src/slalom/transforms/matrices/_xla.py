@@ -6,8 +6,8 @@ A step is limited by memory traffic, and overwrites the state in place. Two habi
 is derived from a moment, such as the update, is derived from the new moment: `direction` sees the
 state that `advance` has assigned. Where the formula has the old moment, `interpolation_of_new`
 (Lion), `_size_ratio` (Adadelta) and `ScaleByStddev` solve it for the new one. Where a new array is
-derived from no other new array, a rule declares that it is `written_last`; `written_after` does the
-same between sums over leaves and what is written afterwards.
+derived from no other new array, a rule declares that it is `written_last`. What a rule measures on
+old state comes before all that it writes, which the engine sees to.
 Belief's sum b₂·ν + (c₂·|g − m|² + ε) is added in this order because XLA would move a last sum of an
 array and a number into the kernel that reads ν, which would then read the old ν.
 
@@ -18,22 +18,7 @@ several reductions is written, too, so `tree.scaled_norm` reduces pairs instead 
 `tests/core/test_compiled.py` counts copies, writes and scratch memory.
 """
 
-from typing import Any
-
-import jax.numpy as jnp
-from jaxtyping import Array
-
 from ...tree.types import Scalar
-
-
-def written_after(x: Array, *, never: Any) -> Array:
-    """`x`, written after the arrays that the condition `never` compares.
-
-    The condition must never hold, and XLA must not know. Thus `x` seems to depend on these arrays,
-    so XLA writes it last and in place. Otherwise it would copy the array that `x` replaces, which
-    the others still read.
-    """
-    return jnp.where(never, 0, x)
 
 
 def interpolation_of_new(b1: Scalar, b2: Scalar) -> tuple[Scalar, Scalar]:

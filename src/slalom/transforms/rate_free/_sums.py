@@ -7,14 +7,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
 from ... import tree
-from ..._core.protocol.transform import AbstractTransform, State
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import State
 from ...tree.types import Params, Scalar
 
 
-class AbstractEstimatingAdam(AbstractTransform[State]):
+class AbstractEstimatingAdam(AbstractRule[State]):
     """Adam with an estimate d of the learning rate, the `estim_lr` of its state: the last link of
     a chain."""
 
@@ -50,17 +51,11 @@ def number(value: Any, like: Scalar) -> Scalar:
     return jnp.asarray(value, like.dtype)
 
 
-def total(scalars: PyTree, like: Scalar) -> Scalar:
-    """The sum of a tree of scalars, at most a quarter of the largest finite number in size.
+def bounded(x: Array) -> Array:
+    """The nearest number of at most a quarter of the largest finite size; NaN stays NaN.
 
     An infinite sum would stay infinite in every mean that it enters.
     """
-    terms = [jnp.asarray(x, like.dtype) for x in jax.tree.leaves(scalars)]
-    return bounded(sum(terms, jnp.zeros((), like.dtype)))
-
-
-def bounded(x: Array) -> Array:
-    """The nearest number of at most a quarter of the largest finite size; NaN stays NaN."""
     largest = float(jnp.finfo(x.dtype).max) / 4
     return jnp.clip(x, -largest, largest)
 

@@ -1,5 +1,7 @@
 """Adam that estimates its learning rate from the sum of its steps: D-Adaptation."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +11,11 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf, until_reset
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ...where.resolve import Where
-from ..matrices._xla import written_after
 from ..momentum._first_moment import first_moment
-from ..shaping._own_decay import decaying, where_field
-from ._sums import AbstractEstimatingAdam, bounded, larger, number, sum_dtype, total
+from ..shaping._own_decay import decay_mask, where_field
+from ._sums import AbstractEstimatingAdam, bounded, larger, sum_dtype
 
 
 class ScaleByDAdaptAdamState(eqx.Module):
@@ -90,50 +91,34 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
             grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByDAdaptAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByDAdaptAdamState]:
-        params = self.demand("params", params)
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def plan(self, params):
+        return decay_mask(self.decay_where, params)
+
+    def begin(self, now, state):
+        state.age = tree.increment(state.age)
         now.c1, now.c2, now.root_b2 = 1 - now.b1, 1 - now.b2, tree.root(now.b2)
-        now.rate = self.rate(now, state.estim_lr, age)
+        now.rate = self.rate(now, state.estim_lr, state.age)
 
-        def divisor(now, nu):
-            return tree.root(tree.positive(nu)) + now.eps
+    def measure(self, now, g, leaf):
+        return {"product": now.rate * tree.inner(g, leaf.grad_sum / _divisor(now, leaf.nu))}
 
-        def inner_product(now, g, s, nu):
-            return now.rate * tree.inner(g, s / divisor(now, nu))
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * (now.rate * g)
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+        leaf.grad_sum = now.root_b2 * leaf.grad_sum + now.rate * g
 
-        def moments(now, g, mu, nu):
-            mu = now.b1 * mu + now.c1 * (now.rate * g)
-            return mu, now.b2 * nu + now.c2 * tree.bounded_square(g)
+    def reduce(self, now, g, leaf):
+        return {"size": jnp.sum(jnp.abs(leaf.grad_sum))}
 
-        def gathered(now, g, s):
-            return now.root_b2 * s + now.rate * g
+    def finish(self, now, sums, state):
+        r = bounded(now.root_b2 * state.numerator_weighted + bounded(sums.product))
+        state.numerator_weighted = r
+        state.estim_lr = larger(state.estim_lr, r, bounded(sums.size))
 
-        def direction(now, mu, nu, decaying):
-            decay = sum(now.weight_decay * p for p in decaying)
-            return -(mu / divisor(now, nu) + now.rate * decay)
+    def direction(self, now, g, leaf):
+        decay = now.weight_decay * leaf.p if leaf.plan else 0
+        return -(leaf.mu / _divisor(now, leaf.nu) + now.rate * decay)
 
-        products = tree.map_leaves(inner_product, (updates, state.grad_sum, state.nu), now)
-        d, r = state.estim_lr, state.numerator_weighted
-        r = bounded(number(now.root_b2, r) * r + total(products, r))
-        # The inner products read the old s and v.
-        never = r > float(jnp.finfo(r.dtype).max) / 2
-        now.rate, now.c2 = (written_after(x, never=never) for x in (now.rate, now.c2))
-        mu, nu = tree.map_leaves(
-            moments, (updates, state.mu, state.nu), now, like=(state.mu, state.nu)
-        )
-        grad_sum = tree.map_leaves(gathered, (updates, state.grad_sum), now, like=(state.grad_sum,))
-        sizes = tree.map_leaves(lambda _, s: jnp.sum(jnp.abs(s)), (grad_sum,))
-        updates = tree.map_leaves(
-            direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
-        )
-        return updates, ScaleByDAdaptAdamState(
-            age, larger(d, r, total(sizes, d)), r, mu, nu, grad_sum
-        )
+
+def _divisor(now: Any, nu: Array) -> Array:
+    return tree.root(tree.positive(nu)) + now.eps

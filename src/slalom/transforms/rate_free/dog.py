@@ -1,6 +1,6 @@
 """One step size for all leaves from the distance traveled: DoG and DoWG."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Inexact, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
 from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, until_reset
-from ...tree.types import Params, Scalar, Updates
-from ._sums import number, sum_dtype, total
+from ...tree.types import Params
+from ._sums import bounded, number, sum_dtype
 
 
 class ScaleByDogState(eqx.Module):
@@ -23,7 +23,7 @@ class ScaleByDogState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
-class ScaleByDog(AbstractTransform[ScaleByDogState]):
+class ScaleByDog(AbstractRule[ScaleByDogState]):
     """DoG: the distance traveled over the root of the sum of squared gradients.
 
         rₜ = max(rₜ₋₁, ‖pₜ − p₀‖),   Gₜ = Gₜ₋₁ + ‖gₜ‖²
@@ -66,26 +66,20 @@ class ScaleByDog(AbstractTransform[ScaleByDogState]):
             first = 0 * first
         return ScaleByDogState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByDogState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByDogState]:
-        params = self.demand("params", params)
-        now = self.at(context)
-        distance = tree.root(_squared_distance(params, state.init_params, state.max_dist))
-        distance = jnp.maximum(state.max_dist, distance)
+    def measure(self, now, g, leaf):
+        return _squares(g, leaf)
+
+    def finish(self, now, sums, state):
+        state.max_dist = jnp.maximum(state.max_dist, tree.root(bounded(sums.distance)))
         before = state.sum_sq_norm_grads
-        squares = tree.bounded(before + _squared_norm(updates, before))
-        now.factor = distance / tree.root(tree.positive(squares + number(now.eps, squares)))
+        squares = state.sum_sq_norm_grads = tree.bounded(before + bounded(sums.square))
+        now.factor = state.max_dist / tree.root(tree.positive(squares + now.eps))
         if self.init_step_type == "learning_rate":
             # While all gradients were zero, nothing has moved.
-            now.factor = jnp.where(before == 0, number(now.init_step, before), now.factor)
-        return tree.scale(updates, now.factor), ScaleByDogState(
-            distance, squares, state.init_params
-        )
+            now.factor = jnp.where(before == 0, now.init_step, now.factor)
+
+    def direction(self, now, g, leaf):
+        return g * now.factor
 
     def metrics(self, state: ScaleByDogState) -> dict[str, Array]:
         return {"max_dist": state.max_dist}
@@ -99,7 +93,7 @@ class ScaleByDowgState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
-class ScaleByDowg(AbstractTransform[ScaleByDowgState]):
+class ScaleByDowg(AbstractRule[ScaleByDowgState]):
     """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
 
         Dₜ = max(Dₜ₋₁, ‖pₜ − p₀‖²),   Vₜ = Vₜ₋₁ + Dₜ·‖gₜ‖²
@@ -134,34 +128,23 @@ class ScaleByDowg(AbstractTransform[ScaleByDowgState]):
         first = now.eps if now.init_estim_sq_dist is None else now.init_estim_sq_dist
         return ScaleByDowgState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByDowgState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByDowgState]:
-        params = self.demand("params", params)
-        now = self.at(context)
-        distance = _squared_distance(params, state.init_params, state.estim_sq_dist)
-        distance = jnp.maximum(state.estim_sq_dist, distance)
-        before = state.weighted_sq_norm_grads
-        squares = tree.bounded(before + distance * _squared_norm(updates, before))
-        now.factor = distance / (tree.root(squares) + number(now.eps, squares))
-        return tree.scale(updates, now.factor), ScaleByDowgState(
-            distance, squares, state.init_params
-        )
+    def measure(self, now, g, leaf):
+        return _squares(g, leaf)
+
+    def finish(self, now, sums, state):
+        distance = state.estim_sq_dist = jnp.maximum(state.estim_sq_dist, bounded(sums.distance))
+        squares = tree.bounded(state.weighted_sq_norm_grads + distance * bounded(sums.square))
+        state.weighted_sq_norm_grads = squares
+        now.factor = distance / (tree.root(squares) + now.eps)
+
+    def direction(self, now, g, leaf):
+        return g * now.factor
 
     def metrics(self, state: ScaleByDowgState) -> dict[str, Array]:
         return {"estim_sq_dist": state.estim_sq_dist}
 
 
-def _squared_distance(params: Params, start: Params, like: Scalar) -> Scalar:
-    def rule(_, p, start):
-        return jnp.sum(tree.abs_squared(p - start))
-
-    return total(tree.map_leaves(rule, (params, start)), like)
-
-
-def _squared_norm(updates: Updates, like: Scalar) -> Scalar:
-    return total(tree.map_leaves(lambda _, g: jnp.sum(tree.abs_squared(g)), (updates,)), like)
+def _squares(g: Array, leaf: Any) -> dict[str, Array]:
+    """The squares of the distance traveled and of the gradient."""
+    distance = jnp.sum(tree.abs_squared(leaf.p - leaf.init_params))
+    return {"distance": distance, "square": jnp.sum(tree.abs_squared(g))}

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, Inexact, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_param
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ..shaping.scale import sign_of
 
 
@@ -25,7 +25,7 @@ class ScaleByDistanceOverGradientsState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
-class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradientsState]):
+class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsState]):
     """Layer-wise DoG: the distance traveled over the root of the sum of squared gradients.
 
         rₜ = max(rₜ₋₁, ‖pₜ − p₀‖)   with   r₋₁ = r·(1 + ‖p₀‖)
@@ -56,6 +56,7 @@ class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradient
     param_dtype: np.dtype | None = dtype_field()
     global_scale: Hyperparameter = hyperparameter(1.0)
 
+    over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
@@ -71,32 +72,14 @@ class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradient
             init_params=tree.copy(params, self._start_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByDistanceOverGradientsState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByDistanceOverGradientsState]:
-        params = self.demand("params", params)
+    def advance(self, now, g, leaf):
+        leaf.max_dist = jnp.maximum(leaf.max_dist, tree.norm(leaf.p - leaf.init_params))
+        square = jnp.sum(tree.abs_squared(g))
+        leaf.grad_sum_of_squares = tree.bounded(leaf.grad_sum_of_squares + square)
 
-        def rule(now, g, p, start, distance, total):
-            distance = jnp.maximum(distance[0], tree.norm(p - start))
-            total = tree.bounded(total[0] + jnp.sum(tree.abs_squared(g)))
-            factor = now.global_scale * distance * jax.lax.rsqrt(total + now.eps)
-            return g * factor, distance, total
-
-        updates, distance, total = tree.map_leaves(
-            rule,
-            (updates, params, state.init_params),
-            self.at(context),
-            per_param=(_in_tuples(state.max_dist), _in_tuples(state.grad_sum_of_squares)),
-        )
-        return updates, ScaleByDistanceOverGradientsState(
-            tree.cast_like(distance, state.max_dist),
-            tree.cast_like(total, state.grad_sum_of_squares),
-            state.init_params,
-        )
+    def direction(self, now, g, leaf):
+        inverse = jax.lax.rsqrt(leaf.grad_sum_of_squares + now.eps)
+        return g * (now.global_scale * leaf.max_dist * inverse)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.global_scale),) * len(jax.tree.leaves(params))
@@ -107,8 +90,3 @@ class ScaleByDistanceOverGradients(AbstractTransform[ScaleByDistanceOverGradient
 
 def _zero(x: Any) -> Array:
     return jnp.zeros((), tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype))))
-
-
-def _in_tuples(numbers: PyTree) -> PyTree:
-    """The form that `tree.map_leaves` takes under `per_param`."""
-    return jax.tree.map(lambda x: (x,), numbers)

@@ -1,10 +1,8 @@
 """Momentum and Adam with a step size from the loss: MoMo."""
 
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
@@ -12,22 +10,27 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform, State
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import State
 from ..._core.state.marks import param_like, per_leaf, until_reset
-from ...tree.dtypes import as_float
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, Scalar
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
-from ..shaping._own_decay import decay_mask, decaying, where_field
-from ._sums import number, sum_dtype, total
+from ..shaping._own_decay import decay_mask, where_field
+from ._sums import bounded, sum_dtype
 
 
-class _AbstractMomo(AbstractTransform[State]):
+class _AbstractMomo(AbstractRule[State]):
     """A rule whose step size follows from the loss: the last link of a chain."""
 
     needs: ClassVar[tuple[str, ...]] = ("params", "value")
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
+
+    decay_where: eqx.AbstractVar[Where | None]
+
+    def plan(self, params):
+        return decay_mask(self.decay_where, params)
 
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"step_size": state.step_size}
@@ -94,38 +97,24 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
             mu=first_moment(self, params, "b1"),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByMomoState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByMomoState]:
-        params = self.demand("params", params)
-        loss = self.demand("value", None if context is None else context.value)
-        now = self.at(context)
-        age = tree.increment(state.age)
-        now.keep = jnp.where(age == 1, 0, now.b1)
-        now.new = jnp.where(age == 1, 1, 1 - now.b1)
+    def begin(self, now, state):
+        state.age = tree.increment(state.age)
+        now.keep = jnp.where(state.age == 1, 0, now.b1)
+        now.new = jnp.where(state.age == 1, 1, 1 - now.b1)
 
-        def moment(now, g, mu):
-            return now.keep * mu + now.new * g
+    def advance(self, now, g, leaf):
+        leaf.mu = now.keep * leaf.mu + now.new * g
 
-        def sums(now, g, p, mu):
-            return tree.inner(g, p), tree.inner(mu, p), jnp.sum(tree.abs_squared(mu))
+    def reduce(self, now, g, leaf):
+        return _products(g, leaf, jnp.sum(tree.abs_squared(leaf.mu)))
 
-        def direction(now, mu, decaying):
-            return -_shrunk(now, now.step_size * mu, decaying)
-
-        mu = tree.map_leaves(moment, (updates, state.mu), now, like=(state.mu,))
-        sums_by_leaf = tree.map_leaves(sums, (updates, params, mu), now)
-        oldest = jnp.max(age, initial=1) == 1
+    def finish(self, now, sums, state):
+        oldest = jnp.max(state.age, initial=1) == 1
         keep, new = jnp.where(oldest, 0, now.b1), jnp.where(oldest, 1, 1 - now.b1)
-        numbers = _step_size(self, now, state, params, as_float(loss), (keep, new), sums_by_leaf)
-        updates = tree.map_leaves(
-            direction, (mu,), now, per_param=(decaying(self.decay_where, params),)
-        )
-        return updates, ScaleByMomoState(age, **numbers, mu=mu)
+        _find_step_size(now, sums, state, keep, new)
+
+    def direction(self, now, g, leaf):
+        return -_shrunk(now, now.step_size * leaf.mu, leaf)
 
 
 class ScaleByMomoAdamState(eqx.Module):
@@ -190,43 +179,29 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
             nu=tree.second_moment(params, self.nu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByMomoAdamState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByMomoAdamState]:
-        params = self.demand("params", params)
-        loss = self.demand("value", None if context is None else context.value)
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def begin(self, now, state):
+        state.age = tree.increment(state.age)
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        now.nu_scale = tree.bias_correction(now.b2, state.age)
 
-        def moments(now, g, mu, nu):
-            return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.bounded_square(g)
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
 
-        def scaled(now, mu, nu):
-            return mu / (tree.root(tree.positive(nu) * now.nu_scale) + now.eps)
+    def reduce(self, now, g, leaf):
+        return _products(g, leaf, tree.inner(leaf.mu, _scaled(now, leaf)))
 
-        def sums(now, g, p, mu, nu):
-            return tree.inner(g, p), tree.inner(mu, p), tree.inner(mu, scaled(now, mu, nu))
+    def finish(self, now, sums, state):
+        factor = tree.bias_correction(now.b1, jnp.max(state.age, initial=1))
+        _find_step_size(now, sums, state, now.b1, now.c1, factor)
 
-        def direction(now, mu, nu, decaying):
-            return -_shrunk(now, now.step_size * scaled(now, mu, nu), decaying)
+    def direction(self, now, g, leaf):
+        return -_shrunk(now, now.step_size * _scaled(now, leaf), leaf)
 
-        mu, nu = tree.map_leaves(
-            moments, (updates, state.mu, state.nu), now, like=(state.mu, state.nu)
-        )
-        sums_by_leaf = tree.map_leaves(sums, (updates, params, mu, nu), now)
-        factor = tree.bias_correction(now.b1, jnp.max(age, initial=1))
-        means = (now.b1, now.c1)
-        numbers = _step_size(self, now, state, params, as_float(loss), means, sums_by_leaf, factor)
-        updates = tree.map_leaves(
-            direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
-        )
-        return updates, ScaleByMomoAdamState(age, **numbers, mu=mu, nu=nu)
+
+def _scaled(now: Any, leaf: Any) -> Array:
+    """m / D."""
+    return leaf.mu / (tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps)
 
 
 def _fresh_numbers(rule: Any, params: Params) -> dict[str, Any]:
@@ -240,63 +215,52 @@ def _fresh_numbers(rule: Any, params: Params) -> dict[str, Any]:
     }
 
 
-def _step_size(
-    rule: Any,
-    now: SimpleNamespace,
-    state: Any,
-    params: Params,
-    loss: Scalar,
-    means: tuple[Scalar, Scalar],
-    sums_by_leaf: tuple[PyTree, PyTree, PyTree],
-    factor: Scalar | int = 1,
-) -> dict[str, Any]:
-    """The new numbers of the state, from ⟨g, p⟩, ⟨m, p⟩ and ⟨m, m / D⟩ of each leaf.
+def _products(g: Array, leaf: Any, square: Array) -> dict[str, Array]:
+    """⟨g, p⟩, ⟨m, p⟩ and ⟨m, m / D⟩; the last two once for a leaf that decays, and once for one
+    that does not."""
+    inner, zero = tree.inner(leaf.mu, leaf.p), jnp.zeros((), square.dtype)
+    decayed, fixed = ((inner, square), (zero, zero))[:: 1 if leaf.plan else -1]
+    return {
+        "product": tree.inner(g, leaf.p),
+        "inner": decayed[0],
+        "square": decayed[1],
+        "fixed_inner": fixed[0],
+        "fixed_square": fixed[1],
+    }
 
-    It also adds to `now` what `_shrunk` needs. `factor` is 1 / (1 − β₁ᵗ), for means that started at
-    zero.
+
+def _find_step_size(
+    now: Any, sums: Any, state: Any, keep: Scalar, new: Scalar, factor: Scalar | float = 1.0
+) -> None:
+    """The new numbers of the state, from the sums of `_products`.
+
+    `keep` and `new` are the weights of the means, and `factor` is 1 / (1 − β₁ᵗ), for means that
+    started at zero. It also adds to `now` what `_shrunk` needs.
     """
-    like = state.value
-    keep, new, rate, decay, bound, factor = (
-        number(x, like)
-        for x in (*means, now.learning_rate, now.weight_decay, now.lower_bound, factor)
-    )
-    now.shrink = 1 / (1 + rate * decay)
-    now.decay = rate * decay
-    value = keep * state.value + new * number(loss, like)
-    gamma = keep * state.gamma + new * total(sums_by_leaf[0], like)
-
-    def sums(of: PyTree) -> tuple[Scalar, Scalar]:
-        """The sum over all leaves, and that with the factors ρ."""
-        pairs = zip(jax.tree.leaves(of), decay_mask(rule.decay_where, params), strict=True)
-        parts: dict[bool, list[Any]] = {True: [], False: []}
-        for x, decays in pairs:
-            parts[decays].append(x)
-        decayed, others = total(parts[True], like), total(parts[False], like)
-        return decayed + others, now.shrink * decayed + others
-
-    inner, shrunk_inner = sums(sums_by_leaf[1])
-    square, shrunk_square = sums(sums_by_leaf[2])
+    rate, bound = now.learning_rate, now.lower_bound
+    now.decay = rate * now.weight_decay
+    now.shrink = 1 / (1 + now.decay)
+    value = keep * state.value + new * now.value
+    gamma = keep * state.gamma + new * bounded(sums.product)
+    inner, fixed_inner = bounded(sums.inner), bounded(sums.fixed_inner)
+    square, fixed_square = bounded(sums.square), bounded(sums.fixed_square)
     # The mean of the tangents, at the parameters after decay alone.
-    height = value - gamma + shrunk_inner
+    height = value - gamma + (now.shrink * inner + fixed_inner)
     lowest = bound if state.lower_bound is None else state.lower_bound
     if state.lower_bound is not None:
         too_high = height * factor < lowest
         lowest = jnp.where(too_high, jnp.maximum(height * factor / 2, bound), lowest)
     gap = jnp.maximum(height - lowest / factor, 0)
+    shrunk_square = now.shrink * square + fixed_square
     now.step_size = jnp.minimum(rate * factor, gap / tree.positive(shrunk_square))
     if state.lower_bound is not None:
-        reached = value + inner - gamma - now.step_size * square / 2
-        lowest = jnp.maximum(reached * factor, bound)
-    return {
-        "value": value,
-        "gamma": gamma,
-        "step_size": now.step_size,
-        "lower_bound": None if state.lower_bound is None else lowest,
-    }
+        reached = (
+            value + (inner + fixed_inner) - gamma - now.step_size * (square + fixed_square) / 2
+        )
+        state.lower_bound = jnp.maximum(reached * factor, bound)
+    state.value, state.gamma, state.step_size = value, gamma, now.step_size
 
 
-def _shrunk(now: Any, step: Array, decaying: tuple[Array, ...]) -> Array:
+def _shrunk(now: Any, step: Array, leaf: Any) -> Array:
     """p − ρ·(p − step), or the step itself where nothing decays."""
-    for p in decaying:
-        return now.shrink * (step + now.decay * p)
-    return step
+    return now.shrink * (step + now.decay * leaf.p) if leaf.plan else step

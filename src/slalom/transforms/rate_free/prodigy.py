@@ -9,11 +9,11 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf, until_reset
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
-from ..shaping._own_decay import decaying, where_field
-from ._sums import AbstractEstimatingAdam, bounded, larger, number, sum_dtype, total
+from ..shaping._own_decay import decay_mask, where_field
+from ._sums import AbstractEstimatingAdam, bounded, larger, number, sum_dtype
 
 
 class ScaleByProdigyState(eqx.Module):
@@ -98,48 +98,34 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
             init_params=tree.copy(params),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByProdigyState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByProdigyState]:
-        params = self.demand("params", params)
-        now = self.at(context)
-        age = tree.increment(state.age)
+    def plan(self, params):
+        return decay_mask(self.decay_where, params)
+
+    def begin(self, now, state):
+        state.age = tree.increment(state.age)
         now.b3 = tree.root(now.b2) if now.b3 is None else now.b3
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         # In units of d₀.
         now.size = state.estim_lr / number(now.estim_lr0, state.estim_lr)
-        now.rate = self.rate(now, state.estim_lr, age)
+        now.rate = self.rate(now, state.estim_lr, state.age)
         now.weight = now.size * (state.estim_lr if self.safeguard_warmup else now.rate)
 
-        def moments(now, g, mu, nu):
-            g = now.size * g
-            return now.b1 * mu + now.c1 * g, now.b2 * nu + now.c2 * tree.bounded_square(g)
+    def advance(self, now, g, leaf):
+        in_units = now.size * g
+        leaf.mu = now.b1 * leaf.mu + now.c1 * in_units
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(in_units)
+        leaf.grad_sum = now.b3 * leaf.grad_sum + now.weight * g
 
-        def direction(now, mu, nu, decaying):
-            u = mu / (tree.root(tree.positive(nu)) + now.next_size * now.eps)
-            return -now.rate * sum((now.weight_decay * p for p in decaying), u)
+    def reduce(self, now, g, leaf):
+        product = now.size * now.rate * tree.inner(g, leaf.init_params - leaf.p)
+        return {"product": product, "size": jnp.sum(jnp.abs(leaf.grad_sum))}
 
-        def gathered(now, g, total):
-            return now.b3 * total + now.weight * g
+    def finish(self, now, sums, state):
+        r = bounded(now.b3 * state.numerator_weighted + bounded(sums.product))
+        d = larger(state.estim_lr, now.estim_lr_coef * r, bounded(sums.size))
+        state.numerator_weighted, state.estim_lr = r, d
+        now.next_size = d / now.estim_lr0
 
-        def inner_product(now, g, p, start):
-            return now.size * now.rate * tree.inner(g, start - p)
-
-        mu, nu = tree.map_leaves(
-            moments, (updates, state.mu, state.nu), now, like=(state.mu, state.nu)
-        )
-        grad_sum = tree.map_leaves(gathered, (updates, state.grad_sum), now, like=(state.grad_sum,))
-        products = tree.map_leaves(inner_product, (updates, params, state.init_params), now)
-        sizes = tree.map_leaves(lambda _, s: jnp.sum(jnp.abs(s)), (grad_sum,))
-        d, r = state.estim_lr, state.numerator_weighted
-        r = bounded(number(now.b3, r) * r + total(products, r))
-        d = larger(d, number(now.estim_lr_coef, d) * r, total(sizes, d))
-        now.next_size = d / number(now.estim_lr0, d)
-        updates = tree.map_leaves(
-            direction, (mu, nu), now, per_param=(decaying(self.decay_where, params),)
-        )
-        return updates, ScaleByProdigyState(age, d, r, mu, nu, grad_sum, state.init_params)
+    def direction(self, now, g, leaf):
+        u = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.next_size * now.eps)
+        return -now.rate * (u + now.weight_decay * leaf.p if leaf.plan else u)

@@ -4,7 +4,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
 
 from ...tree.types import Params
 from ...where.resolve import Where, as_where_or_none, mask
@@ -20,14 +19,3 @@ def decay_mask(where: Where | None, params: Params) -> tuple[bool, ...]:
     if where is None:
         return (True,) * len(jax.tree.leaves(params))
     return mask(where, params)
-
-
-def decaying(where: Where | None, params: Params) -> PyTree:
-    """For each leaf a tuple with the parameter if it decays, and an empty tuple if not.
-
-    `tree.map_leaves` takes this under `per_param`. A factor for each leaf, 0 or λ, would make each
-    leaf a kernel of its own.
-    """
-    leaves, structure = jax.tree.flatten(params)
-    pairs = zip(leaves, decay_mask(where, params), strict=True)
-    return structure.unflatten([(x,) if keep else () for x, keep in pairs])

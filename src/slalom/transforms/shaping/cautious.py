@@ -5,14 +5,11 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Real
 
-from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ...tree.types import Params, Updates
+from ..._core.protocol.rule import AbstractRule
 
 
-class Cautious(AbstractStatelessTransform):
+class Cautious(AbstractRule[None]):
     """Drops the entries of an update that point against the gradient.
 
         u ↦ u·φ / max(mean φ, c)   with φ = 1 where Re(ū·g) > 0, and 0 elsewhere
@@ -45,19 +42,14 @@ class Cautious(AbstractStatelessTransform):
 
     min_fraction: Hyperparameter = hyperparameter(1e-3, within="(0, 1]")
 
+    over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("grad",)
     keeps_zeros: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        grads = self.demand("grad", None if context is None else context.grad)
-
-        def rule(now, u, g):
-            agree = ~(agreement(u, g) <= 0)  # also NaN, which must not become 0
-            share = jnp.sum(agree, dtype=now.min_fraction.dtype) / float(max(u.size, 1))
-            return jnp.where(agree, u * (1 / jnp.maximum(share, now.min_fraction)), 0)
-
-        return tree.map_leaves(rule, (updates, grads), self.at(context))
+    def direction(self, now, g, leaf):
+        agree = ~(agreement(g, leaf.grad) <= 0)  # also NaN, which must not become 0
+        share = jnp.sum(agree, dtype=now.min_fraction.dtype) / float(max(g.size, 1))
+        return jnp.where(agree, g * (1 / jnp.maximum(share, now.min_fraction)), 0)
 
 
 def agreement(a: Array, b: Array) -> Real[Array, "..."]:

@@ -8,11 +8,9 @@ from jaxtyping import Array
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.dtypes import canonical_float
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, Scalar
 
 
 class Clip(AbstractRule[None]):
@@ -48,7 +46,7 @@ class ClipByGlobalNormState(eqx.Module):
     """The last norm that was finite."""
 
 
-class ClipByGlobalNorm(AbstractStatelessTransform):
+class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
     """Scales all updates by one factor so that their norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
     The Euclidean norm is summed in at least float32 over all leaves that this transform sees:
@@ -78,37 +76,26 @@ class ClipByGlobalNorm(AbstractStatelessTransform):
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
     delayed: bool = eqx.field(default=False, static=True, kw_only=True)
 
+    scales: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
-    def init(self, params: Params) -> ClipByGlobalNormState | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        none = super().init(params)
-        return ClipByGlobalNormState(jnp.zeros((), canonical_float())) if self.delayed else none
+    def init(self, params: Params) -> ClipByGlobalNormState | None:
+        tree.no_state(params)
+        return ClipByGlobalNormState(jnp.zeros((), canonical_float())) if self.delayed else None
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        updates: Updates,
-        state: ClipByGlobalNormState | None,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ClipByGlobalNormState | None]:
-        if state is None:
-            return super().update(updates, None, params, context)
-        limit = jnp.asarray(self.at(context).max_norm, state.norm.dtype)
-        norm = jnp.asarray(tree.global_norm(updates), state.norm.dtype)
-        new = jnp.where(jnp.isfinite(norm), norm, state.norm)
-        return tree.scale(updates, clip_factor(state.norm, limit)), ClipByGlobalNormState(new)
+    def measure(self, now, g, leaf):
+        return {"square": jnp.sum(tree.abs_squared(g))}
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        # A factor, since XLA would write updates that were divided leaf by leaf to memory.
-        return tree.scale(updates, *self.factors(updates, context))
-
-    def factors(self, updates: Updates, context: Context | None) -> tuple[Scalar, ...]:
+    def finish(self, now, sums, state):
+        norm = tree.root(sums.square)
+        now.factor = clip_factor(state.norm if self.delayed else norm, now.max_norm)
         if self.delayed:
-            return ()
-        norm = tree.global_norm(updates)
-        return (clip_factor(norm, jnp.asarray(self.at(context).max_norm, norm.dtype)),)
+            state.norm = jnp.where(jnp.isfinite(norm), norm, state.norm)
+
+    def direction(self, now, g, leaf):
+        # A factor, since XLA would write updates that were divided leaf by leaf to memory.
+        return g * now.factor
 
 
 class ClipByBlockRms(AbstractRule[None]):

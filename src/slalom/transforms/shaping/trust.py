@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.types import Params, Updates
 
@@ -54,7 +55,7 @@ class ScaleByTrustRatio(AbstractStatelessTransform):
         return tree.map_leaves(rule, (updates,), self.at(context), per_param=per_param)
 
 
-class ScaleByParamBlockNorm(AbstractStatelessTransform):
+class ScaleByParamBlockNorm(AbstractRule[None]):
     """Multiplies the update of each leaf by the parameter's norm: u ↦ u·max(‖p‖, s).
 
     **Arguments:**
@@ -64,19 +65,15 @@ class ScaleByParamBlockNorm(AbstractStatelessTransform):
 
     min_scale: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
 
+    over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
-
-        def rule(now, u, p):
-            return u * jnp.maximum(tree.norm(p), now.min_scale)
-
-        return tree.map_leaves(rule, (updates, params), self.at(context))
+    def direction(self, now, g, leaf):
+        return g * jnp.maximum(tree.norm(leaf.p), now.min_scale)
 
 
-class ScaleByParamBlockRms(AbstractStatelessTransform):
+class ScaleByParamBlockRms(AbstractRule[None]):
     """Multiplies the update of each leaf by the parameter's root mean square.
 
         u ↦ u·max(√(mean |p|²), s)
@@ -90,19 +87,15 @@ class ScaleByParamBlockRms(AbstractStatelessTransform):
 
     min_scale: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
 
+    over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
-
-        def rule(now, u, p):
-            return u * jnp.maximum(tree.rms(p), now.min_scale)
-
-        return tree.map_leaves(rule, (updates, params), self.at(context))
+    def direction(self, now, g, leaf):
+        return g * jnp.maximum(tree.rms(leaf.p), now.min_scale)
 
 
-class ScaleByFromage(AbstractStatelessTransform):
+class ScaleByFromage(AbstractRule[None]):
     """Fromage: a step of descent, followed by a shrinkage that offsets its growth.
 
         p + u' = (p − η·u) / √(1 + η²)
@@ -123,16 +116,12 @@ class ScaleByFromage(AbstractStatelessTransform):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     update_sign: ClassVar[int | None] = -1
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
-        now = self.at(context)
+    def begin(self, now, state):
         square = jnp.square(now.learning_rate)
         root = jnp.sqrt(1 + square)
         now.rate = now.learning_rate / root
         # 1/√(1 + η²) − 1 without cancellation, which would leave 3 digits at η = 0.01.
         now.shrink = -square / (root * (1 + root))
 
-        def rule(now, u, p):
-            return now.shrink * p - now.rate * u
-
-        return tree.map_leaves(rule, (updates, params), now)
+    def direction(self, now, g, leaf):
+        return now.shrink * leaf.p - now.rate * g

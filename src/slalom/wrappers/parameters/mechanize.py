@@ -144,12 +144,8 @@ class Mechanize(AbstractWrapper[MechanizeState]):
         norm = as_canonical(tree.root(tree.bounded(-tree.inner(grads, negative))))
         size = as_canonical(tree.global_norm(params))
         numbers = SimpleNamespace(decay=decay * total * norm / (size + eps))
-        number = sum(g.size for g in jax.tree.leaves(grads))
-
-        def add_decay(now, g, p):
-            return tree.bounded_entries(g + now.decay * p, number)
-
-        decayed = tree.map_leaves(add_decay, (grads, params), numbers)
+        # Not bounded entry by entry, or XLA would write them to memory.
+        decayed = tree.map_leaves(lambda now, g, p: g + now.decay * p, (grads, params), numbers)
         back = tree.map_leaves(lambda _, p, start: start - p, (params, state.init_params))
         h = as_canonical(tree.inner(decayed, back)) / (total + eps)
         limit = math.sqrt(float(jnp.finfo(h.dtype).max) / 4)

@@ -1,0 +1,156 @@
+"""The phases of one rule at one leaf, and what it sums over leaves."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
+from ...tree.types import Scalar
+from ..protocol.parts import Part
+from .pieces import Store
+
+
+class Sums:
+    """What `measure` and `reduce` have returned, summed over all leaves, by name."""
+
+    def __init__(self, found: Sequence[dict[str, Array]], dtype: np.dtype):
+        self._found, self._dtype = found, dtype
+
+    def __getattr__(self, name: str) -> Scalar:
+        total = jnp.zeros((), self._dtype)
+        for one in self._found:
+            total = jax.lax.add(total, cast(one[name], self._dtype))
+        return total
+
+    def each(self, name: str) -> Float[Array, " leaves"]:
+        """What the leaves have measured: a vector with an entry for each."""
+        if not self._found:
+            return jnp.zeros(0, self._dtype)
+        return jnp.stack([cast(one[name], self._dtype) for one in self._found])
+
+
+@contextlib.contextmanager
+def at_leaf(
+    part: Part,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
+) -> Iterator[tuple[SimpleNamespace, Array, SimpleNamespace, Callable[[PyTree], PyTree]]]:
+    """What a phase sees: the numbers, the gradient and the leaf, in one precision. And a function
+    that brings other arrays to it."""
+    shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
+    dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
+    real = real_dtype(dtype)
+    now = SimpleNamespace(
+        **{n: x if x is None or x.dtype == bool else cast(x, real) for n, x in numbers.items()}
+    )
+
+    def wide(x: Any) -> Any:
+        return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
+
+    u, others, fields = wide((u, others, fields))
+    leaf = SimpleNamespace(**fields, **others, plan=plan)
+    # Under strict promotion, which users may choose, real times complex would be refused.
+    promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
+    with jax.named_scope("/".join(part.path)), promoting:
+        yield now, u, leaf, wide
+
+
+def phases(
+    part: Part,
+    does: tuple[str, ...],
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
+    store: Store,
+) -> Array | None:
+    """Advances the state of a leaf and stores it, or returns the update, or does both.
+
+    **Arguments:**
+
+    - `part`: the rule, and what it sees.
+    - `does`: the phases, `"advance"`, `"direction"` or both.
+    - `plan`, `numbers`, `u`, `fields`: as the leaf has them.
+    - `others`: what else the rule needs at the leaf, by name.
+    - `store`: stores a field by its number among these.
+    """
+    rule = part.module
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, wide):
+        if "advance" in does:
+            old = {name: getattr(leaf, name) for name in fields}
+            rule.advance(now, g, leaf)
+            new = {n: x for n in fields if (x := getattr(leaf, n)) is not old[n]}
+            first = [x for n, x in new.items() if n not in rule.written_last]
+            for i, name in enumerate(fields):
+                if name in new:
+                    last = name in rule.written_last
+                    value = _written_after(first, new[name]) if last else new[name]
+                    setattr(leaf, name, wide(store(i, value)))
+        return rule.direction(now, g, leaf) if "direction" in does else None
+
+
+def measured(
+    part: Part,
+    phase: str,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
+) -> dict[str, Array]:
+    """What `measure` or `reduce` returns at a leaf."""
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
+        return getattr(part.module, phase)(now, g, leaf)
+
+
+def finish(
+    part: Part, found: Sequence[dict[str, Array]], now: SimpleNamespace, state: SimpleNamespace
+) -> None:
+    """Runs `finish`, in a precision in which all sums and numbers of the state can be had.
+
+    **Arguments:**
+
+    - `part`: the rule.
+    - `found`: at each leaf what it has measured.
+    - `now`, `state`: the numbers of this step and of the state, to which it adds.
+    """
+    old = {name: x for name, x in vars(state).items() if _is_float(x)}
+    summed = [x for one in found for x in one.values()]
+    dtype = real_dtype(
+        accumulation_dtype(jnp.float32, *(x.dtype for x in (*old.values(), *summed)))
+    )
+    for name, x in vars(now).items():
+        setattr(now, name, cast(x, dtype) if _is_float(x) else x)
+    for name, x in old.items():
+        setattr(state, name, cast(x, dtype))
+    with jax.named_scope("/".join(part.path)):
+        part.module.finish(now, Sums(found, dtype), state)
+    for name, x in old.items():
+        setattr(state, name, cast(getattr(state, name), x.dtype))
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _written_after(others: list[Array], x: Array) -> Array:
+    """`x`, written after others.
+
+    The condition never holds, and XLA does not know. Thus `x` seems to depend on these arrays, so
+    XLA writes it last and in place. Otherwise it would copy the array that `x` replaces, which the
+    others still read.
+    """
+    never = jnp.bool_(True)
+    for other in others:
+        never = never & (other.real > jnp.inf)
+    return jnp.where(never, 0, x)

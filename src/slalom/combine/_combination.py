@@ -1,0 +1,78 @@
+"""The base of all combinations of losses."""
+
+import abc
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .. import tree
+from .._core.fields.declare import hyperparameter_fields
+from .._core.fields.schedule import read_number
+from .._core.protocol.context import Context
+from .._core.protocol.parts import AbstractDeclared
+
+
+class Terms(eqx.Module):
+    """What a step knows of the terms of its loss. `sl.train_step` passes it to the transform.
+
+    **Arguments:**
+
+    - `losses`: the value of each term.
+    - `gram`: the inner products of the gradients of the terms, where a combination uses them.
+    """
+
+    losses: Float[Array, " terms"]
+    gram: Float[Array, "terms terms"] | None = None
+
+
+class AbstractCombination(AbstractDeclared):
+    """Weighs the terms of a loss. A subclass declares its numbers and writes `weigh`.
+
+    The numbers are hyperparameters: inside of `tx.combine` they are traced and listed in
+    `opt.hyperparams`, and they can be schedules.
+    """
+
+    uses_gram: ClassVar[bool] = True
+    """Whether the weights depend on the gradients. If not, one backward pass is enough."""
+
+    def init(self, number: int) -> Any:
+        """The state for a number of terms."""
+        del number
+        return None
+
+    def check(self, number: int) -> None:
+        """Raises an error if this many terms cannot be combined."""
+        del number
+
+    @abc.abstractmethod
+    def weigh(
+        self, now: SimpleNamespace, terms: Terms, state: Any
+    ) -> tuple[Float[Array, " terms"], Any]:
+        """The weights of a step.
+
+        **Arguments:**
+
+        - `now`: the hyperparameters at this step, by name.
+        - `terms`: the losses, and the Gram matrix if this class uses it.
+        - `state`: the state.
+
+        **Returns:** one weight per term, and the new state.
+        """
+
+    def at_step(
+        self, terms: Terms, state: Any, context: Context | None
+    ) -> tuple[Float[Array, " terms"], Any]:
+        """As `weigh`, with the hyperparameters of the step."""
+        names = [field.name for field in hyperparameter_fields(self)]
+        now = SimpleNamespace(**{name: read_number(self, name, context) for name in names})
+        weights, new = self.weigh(now, terms, state)
+        return weights.astype(terms.losses.dtype), tree.cast_like(new, state)
+
+
+def normalized(gram: Float[Array, "terms terms"]) -> Float[Array, "terms terms"]:
+    """The matrix divided by its trace; 0 if there is nothing to divide."""
+    trace = jnp.trace(gram)
+    return gram / jnp.where(trace == 0, 1, trace)

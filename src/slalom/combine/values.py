@@ -1,0 +1,113 @@
+"""Combinations that weigh losses without their gradients."""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from .. import tree
+from .._core.fields.declare import Hyperparameter, hyperparameter
+from ..tree.dtypes import canonical_float
+from ._combination import AbstractCombination, Terms
+
+
+def _as_weights(weights: Any) -> Any:
+    return jnp.asarray(weights, canonical_float())
+
+
+class Fixed(AbstractCombination):
+    """Fixed weights: w.
+
+    They are an array of the optimizer, so that other weights do not recompile.
+
+    **Arguments:**
+
+    - `weights`: w, one real number per term, in the order of the terms.
+    """
+
+    weights: Float[Array, " terms"] = eqx.field(converter=_as_weights)
+
+    uses_gram: ClassVar[bool] = False
+
+    def check(self, number: int) -> None:
+        if self.weights.shape != (number,):
+            raise ValueError(
+                f"Fixed.weights has shape {self.weights.shape}, and there are {number} terms."
+            )
+
+    def weigh(
+        self, now: SimpleNamespace, terms: Terms, state: Any
+    ) -> tuple[Float[Array, " terms"], Any]:
+        return self.weights, state
+
+
+class ReLoBRaLoState(eqx.Module):
+    """The state of `ReLoBRaLo`."""
+
+    age: Int[Array, "*runs"]
+    """The number of steps with finite losses."""
+    first: Float[Array, "*terms"]
+    """The losses of the first step."""
+    last: Float[Array, "*terms"]
+    """The losses of the last step."""
+    weights: Float[Array, "*terms"]
+    """The weights of the last step."""
+
+
+class ReLoBRaLo(AbstractCombination):
+    """Larger weights for the terms that have fallen least, relative to a random earlier step.
+
+    With λ̂(s) = K·softmax(L(t) / (T·L(s))) of the K losses L,
+
+        w ← α·(ρ·w + (1 − ρ)·λ̂(0)) + (1 − α)·λ̂(t − 1)
+
+    where ρ is 1 with the probability `rho`, else 0. The first weights are 1, and the second ones
+    λ̂(0). A step with a loss that is not finite keeps the weights.
+
+    **Arguments:**
+
+    - `alpha`: α, in [0, 1].
+    - `temperature`: T, > 0. Smaller ones make the weights differ more.
+    - `rho`: the probability with which the old weights are kept instead of looking back to the
+        first losses, in [0, 1].
+    - `seed`: the seed of the draws, an int.
+
+    ??? cite "Bischof & Kraus, [Multi-Objective Loss Balancing for Physics-Informed Deep
+        Learning](https://arxiv.org/abs/2110.09813), 2021"
+    """
+
+    alpha: Hyperparameter = hyperparameter(0.999, within="[0, 1]")
+    temperature: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    rho: Hyperparameter = hyperparameter(1.0, within="[0, 1]")
+    seed: int = eqx.field(default=0, static=True)
+
+    uses_gram: ClassVar[bool] = False
+
+    def init(self, number: int) -> ReLoBRaLoState:
+        # Three arrays of their own, which can be donated.
+        first, last, weights = (jnp.full(number, x, canonical_float()) for x in (1, 1, 1))
+        return ReLoBRaLoState(tree.fresh_count(), first, last, weights)
+
+    def weigh(
+        self, now: SimpleNamespace, terms: Terms, state: ReLoBRaLoState
+    ) -> tuple[Float[Array, " terms"], ReLoBRaLoState]:
+        losses = terms.losses
+        number = losses.shape[0]
+        is_finite = jnp.all(jnp.isfinite(losses))
+        first = jnp.where(state.age == 0, losses, state.first)
+
+        def relative_to(earlier: Array) -> Array:
+            return number * jax.nn.softmax(losses / (now.temperature * earlier + 1e-12))
+
+        key = jax.random.fold_in(jax.random.key(self.seed), state.age)
+        keeps = jax.random.uniform(key, (), losses.dtype) < now.rho
+        old = jnp.where(keeps, state.weights, relative_to(first))
+        alpha = jnp.where(state.age == 1, 0, now.alpha)
+        new = alpha * old + (1 - alpha) * relative_to(state.last)
+        new = jnp.where(state.age == 0, 1, new)
+        moved = ReLoBRaLoState(tree.increment(state.age), first, losses, new)
+        kept = jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), moved, state)
+        return kept.weights, kept

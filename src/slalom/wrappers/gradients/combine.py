@@ -1,0 +1,194 @@
+"""Steps along a combination of the gradients of several losses."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ... import tree
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.state.walk import segments, transforms
+from ..._core.text.messages import uncalled
+from ...combine import AbstractCombination, Terms
+from ...tree.dtypes import canonical_float
+from ...tree.types import Gradients, Params
+from .scale_loss import ScaleLoss
+
+OTHER_LOSSES = ("value_fn", "grad_fn", "sampled_grad_fn", "residuals")
+"""What a transform needs if it evaluates the loss itself, which would be another one."""
+
+
+def _check_combination(name: str, given: Any) -> None:
+    if not isinstance(given, AbstractCombination):
+        raise TypeError(
+            f"{name} must be a combination of losses, such as `sl.combine.UPGrad()`, got "
+            f"{given!r}.{uncalled(given)}"
+        )
+
+
+def _as_names(terms: Any) -> Any:
+    return terms if isinstance(terms, str) else tuple(terms)
+
+
+def _check_names(name: str, terms: Any) -> None:
+    if isinstance(terms, str) or not all(isinstance(x, str) for x in terms):
+        raise TypeError(
+            f'{name} must be the names of the terms, such as ("a", "b"), got {terms!r}.'
+        )
+    if len(terms) < 2 or len(set(terms)) < len(terms):
+        raise ValueError(f"{name} must be two or more different names, got {terms!r}.")
+
+
+class CombineState(eqx.Module):
+    """The state of `Combine`."""
+
+    inner: Any
+    """The inner transform's state."""
+    combination: Any
+    """The combination's state."""
+    losses: Float[Array, "*terms"]
+    """The terms of the last step."""
+    weights: Float[Array, "*terms"]
+    """Their weights."""
+    gram: Float[Array, "*terms_terms"] | None
+    """The inner products of their gradients, where the combination uses them."""
+
+
+class Combine(AbstractWrapper[CombineState]):
+    """The gradient of a loss with several terms, combined from those of its terms.
+
+    Made by `tx.combine`, which describes the arguments.
+
+    The loss returns a dict of terms. `sl.train_step` asks the combination for the weights w of this
+    step, and differentiates Σ wᵢ·Lᵢ. A combination that depends on the gradients of the terms gets
+    their inner products only, so that they need not all be in memory: in an unrolled model those of
+    a layer are freed before the next. The step costs one backward pass per term and one more.
+
+    ```python
+    >>> @sl.train_step
+    ... def step(model):
+    ...     return {"near_0": model["x"] ** 2, "near_1": (model["x"] - 1) ** 2}
+    >>> model = {"x": jnp.array(3.0)}
+    >>> tx = sl.sgd(0.1).combine(sl.combine.MGDA(), ("near_0", "near_1"))
+    >>> model, opt, loss = step(model, sl.Optimizer(tx, model))
+    >>> float(opt.metrics["weights.near_0"]), float(opt.metrics["cosines.near_0.near_1"])
+    (0.0, 1.0)
+
+    ```
+
+    The step returns the sum of the terms, which `value` is too. `opt.metrics` contains the `terms`
+    and `weights` of the last step by name, and the `cosines` between their gradients, where they
+    were computed. `transform_grads` is called with the gradient of each term, and with the combined
+    one. Transforms that evaluate the loss themselves, such as line searches and `.sam`, are
+    refused, and so are microbatches and `.scale_loss`.
+    """
+
+    inner: AbstractTransform
+    combination: AbstractCombination
+    terms: tuple[str, ...] = eqx.field(static=True, converter=_as_names)
+
+    needs: ClassVar[tuple[str, ...]] = ("terms",)
+    passes_gradients: ClassVar[bool] = False
+
+    def __check_init__(self):
+        # Here and not in the declarations, whose checks come later.
+        _check_combination("Combine.combination", self.combination)
+        _check_names("Combine.terms", self.terms)
+        self.combination.check(len(self.terms))
+        for part in transforms(self.inner):
+            other = [name for name in OTHER_LOSSES if name in part.module.needs]
+            if other:
+                raise ValueError(
+                    f"'{part.name}' evaluates the loss itself, and knows nothing of the weights of "
+                    "its terms, so it cannot be inside of `.combine`. Weigh the terms in the loss, "
+                    "or use another transform."
+                )
+
+    def init(self, params: Params) -> CombineState:
+        number = len(self.terms)
+        gram = (
+            jnp.zeros((number, number), canonical_float()) if self.combination.uses_gram else None
+        )
+        return CombineState(
+            inner=self.inner.init(params),
+            combination=self.combination.init(number),
+            losses=jnp.zeros(number, canonical_float()),
+            weights=jnp.zeros(number, canonical_float()),
+            gram=gram,
+        )
+
+    def weigh(
+        self, terms: Terms, state: CombineState, context: Context | None
+    ) -> tuple[Float[Array, " terms"], Any]:
+        """The weights of a step, and the combination's new state."""
+        return self.combination.at_step(terms, state.combination, context)
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: CombineState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, CombineState]:
+        terms = self.demand("terms", None if context is None else context.terms)
+        weights, combination = self.weigh(terms, state, context)
+        result, inner = self.inner_part(state, context, params).run(write, updates)
+        return result, CombineState(
+            inner=inner,
+            combination=combination,
+            losses=tree.cast_like(terms.losses, state.losses),
+            weights=tree.cast_like(weights, state.weights),
+            gram=None if state.gram is None else tree.cast_like(terms.gram, state.gram),
+        )
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        inner = self.inner_part(state, context, params)
+        path = segments(self.combination)
+        return inner, Part(
+            path, self.combination, None, context, None, lambda outer: outer.combination
+        )
+
+    def metrics(self, state: CombineState) -> dict[str, Array]:
+        found = {}
+        for kind, values in (("terms", state.losses), ("weights", state.weights)):
+            found |= {f"{kind}.{name}": values[..., i] for i, name in enumerate(self.terms)}
+        if state.gram is None:
+            return found
+        for i, first in enumerate(self.terms):
+            for j, second in enumerate(self.terms[:i]):
+                squares = state.gram[..., i, i] * state.gram[..., j, j]
+                cosine = state.gram[..., i, j] * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
+                found[f"cosines.{second}.{first}"] = cosine
+        return found
+
+
+def check_combinations(transform: AbstractTransform) -> None:
+    """Raises an error for what cannot be beside a combination of the terms of the loss."""
+    kinds = [type(part.module) for part in transforms(transform)]
+    if Combine in kinds and ScaleLoss in kinds:
+        raise ValueError(
+            "`.combine` weighs the gradients of the loss itself, so they cannot be scaled. Remove "
+            '`.scale_loss()`, and compute in bfloat16, with `compute_dtype="bfloat16"`.'
+        )
+    if kinds.count(Combine) > 1:
+        raise ValueError(
+            "Two parts of this optimizer call `.combine(...)`, but a step has one gradient. Call "
+            "it once, on the whole optimizer."
+        )
+
+
+def combination(transform: AbstractTransform, state: Any, context: Context) -> Part | None:
+    """The part that weighs the terms of the loss, with its state and its clock."""
+    for part in transforms(transform, state, context):
+        if isinstance(part.module, Combine):
+            return part
+    return None

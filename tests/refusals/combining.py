@@ -1,0 +1,190 @@
+"""Several losses, and averages made from checkpoints."""
+
+import tempfile
+
+import jax.numpy as jnp
+
+import slalom as sl
+
+from ._table import bound, params, refused
+
+NAMES = ("first", "second")
+COMBINED = sl.sgd(0.1).combine(sl.combine.UPGrad(), NAMES)
+
+
+def trained(loss_fn, tx=COMBINED, **options):
+    sl.train_step(loss_fn, **options)(params(), bound(tx), jnp.ones(4))
+
+
+def losses(model, x):
+    return {"first": jnp.sum(model["w"]) * jnp.mean(x), "second": jnp.sum(model["b"] ** 2)}
+
+
+# --- several losses -------------------------------------------------------------------------
+
+
+@refused(
+    TypeError,
+    "Combine ('combine') needs 'terms': let the loss return a dict of terms, and train with "
+    "`sl.train_step(loss_fn)`, which passes them and combines their gradients.",
+)
+def a_combination_in_a_loop_by_hand():
+    bound(COMBINED).step(params(), params())
+
+
+@refused(
+    ValueError,
+    "`.combine` weighs the terms of whole batches. Remove `microbatches`.",
+)
+def a_combination_of_microbatches():
+    trained(losses, microbatches=2)
+
+
+@refused(
+    TypeError,
+    "`.combine` of this optimizer is for the terms ['first', 'second'], so the loss must return a "
+    "dict with these names, got an array of shape ().",
+)
+def a_combination_of_one_loss():
+    trained(lambda model, x: jnp.sum(model["w"]))
+
+
+@refused(
+    TypeError,
+    "`.combine` of this optimizer is for the terms ['first', 'second'], so the loss must return a "
+    "dict with these names, got the terms ['first', 'third'].",
+)
+def a_combination_of_other_losses():
+    trained(lambda model, x: {"first": jnp.sum(model["w"]), "third": jnp.sum(x)})
+
+
+@refused(ValueError, "The loss returned a dict without terms.")
+def a_loss_without_terms():
+    trained(lambda model, x: {}, sl.sgd(0.1))
+
+
+@refused(
+    TypeError,
+    "The terms of a loss must be real floating scalars, and 'first' has shape (3, 2) and dtype "
+    "float32.",
+)
+def a_term_that_is_no_scalar():
+    trained(lambda model, x: {"first": model["w"]}, sl.sgd(0.1))
+
+
+@refused(TypeError, "The terms of a loss must be scalars, and 'first' is a str.")
+def a_term_that_is_no_number():
+    trained(lambda model, x: {"first": "low"}, sl.sgd(0.1))
+
+
+@refused(
+    ValueError,
+    "Two parts of this optimizer call `.combine(...)`, but a step has one gradient. Call it once, "
+    "on the whole optimizer.",
+)
+def two_combinations():
+    bound(COMBINED.combine(sl.combine.MGDA(), NAMES))
+
+
+@refused(
+    ValueError,
+    "`.combine` weighs the gradients of the loss itself, so they cannot be scaled. Remove "
+    '`.scale_loss()`, and compute in bfloat16, with `compute_dtype="bfloat16"`.',
+)
+def a_combination_of_scaled_losses():
+    bound(sl.sgd(0.1).scale_loss().combine(sl.combine.MGDA(), NAMES))
+
+
+@refused(
+    ValueError,
+    "'sam' evaluates the loss itself, and knows nothing of the weights of its terms, so it cannot "
+    "be inside of `.combine`. Weigh the terms in the loss, or use another transform.",
+)
+def a_combination_around_sam():
+    sl.sgd(0.1).sam(0.05).combine(sl.combine.MGDA(), NAMES)
+
+
+@refused(ValueError, "Fixed.weights has shape (3,), and there are 2 terms.")
+def three_weights_for_two_terms():
+    sl.sgd(0.1).combine(sl.combine.Fixed([1.0, 2.0, 3.0]), NAMES)
+
+
+@refused(
+    TypeError,
+    "Combine.combination must be a combination of losses, such as `sl.combine.UPGrad()`, got 0.5.",
+    unchecked=True,
+)
+def a_number_as_a_combination():
+    sl.sgd(0.1).combine(0.5, NAMES)  # pyright: ignore[reportArgumentType]
+
+
+@refused(
+    ValueError, "Combine.terms must be two or more different names, got ('first',).", unchecked=True
+)
+def one_term():
+    sl.sgd(0.1).combine(sl.combine.UPGrad(), ("first",))
+
+
+@refused(
+    TypeError,
+    """Combine.terms must be the names of the terms, such as ("a", "b"), got 'first'.""",
+    unchecked=True,
+)
+def a_string_as_terms():
+    sl.sgd(0.1).combine(sl.combine.UPGrad(), "first")
+
+
+# --- averages from checkpoints --------------------------------------------------------------
+
+
+def synthesized(tx, model=None, sigma_rel=0.1, steps=2, **options):
+    directory, before, opt = tempfile.mkdtemp(), params(), bound(tx)
+    for _ in range(steps):
+        before, opt = opt.step(before, before)
+        sl.checkpoint.Rolling(directory, keep=None).save(opt=opt)
+    model = params() if model is None else model
+    sl.checkpoint.synthesize(directory, model, sigma_rel=sigma_rel, **options)
+
+
+POWER = sl.sgd(0.1).average(sl.schedules.power_average(0.1))
+
+
+@refused(FileNotFoundError, "There is no checkpoint in '<…>'.")
+def an_average_of_no_checkpoint():
+    synthesized(POWER, steps=0)
+
+
+@refused(
+    ValueError,
+    "The checkpoints in '<…>' have no power-function average of 'opt'. Train with "
+    "`tx.average(sl.schedules.power_average(0.1))`, and save the optimizer.",
+)
+def checkpoints_without_a_power_average():
+    synthesized(sl.sgd(0.1).average(0.9))
+
+
+@refused(ValueError, "`sigma_rel` must be in (0, 0.288], got 0.3.")
+def a_wide_average():
+    synthesized(POWER, sigma_rel=0.3)
+
+
+@refused(
+    ValueError,
+    "`step` must be from 1 to 2, the number of averaged steps in the last checkpoint, got 3.",
+)
+def an_average_that_ends_later():
+    synthesized(POWER, step=3)
+
+
+@refused(ValueError, "The checkpoints have an average of 'b', the model has not.")
+def an_average_of_another_model():
+    synthesized(POWER, model={"w": jnp.ones((3, 2))})
+
+
+@refused(
+    ValueError,
+    "The checkpoints have averages of shape (2,), where the model has (4,).",
+    unchecked=True,
+)
+def an_average_of_another_shape():
+    synthesized(POWER, model={"b": jnp.ones(4), "w": jnp.ones((3, 2))})

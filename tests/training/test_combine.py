@@ -1,0 +1,207 @@
+"""Combinations of the gradients of several losses."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slalom as sl
+from slalom.combine import Terms
+
+# Of TorchJD's tests, with its own values of each combination.
+JACOBIAN = np.array([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
+NAMES = ("first", "second")
+
+
+def weights_of(combination, jacobian, losses=None):
+    number = len(jacobian)
+    losses = jnp.ones(number) if losses is None else losses
+    jacobian = jnp.asarray(jacobian, losses.dtype)
+    terms = Terms(losses, jacobian @ jacobian.T)
+    return combination.at_step(terms, combination.init(number), None)[0]
+
+
+@pytest.mark.parametrize(
+    ("combination", "expected"),
+    [
+        (sl.combine.UPGrad(), [0.292902, 1.900352, 1.900352]),
+        (sl.combine.PCGrad(), [0.584795, 3.801170, 3.801170]),
+        (sl.combine.MGDA(), [0.0, 1.0, 1.0]),
+        (sl.combine.Fixed([0.5, 2.0]), [10.0, 2.5, 2.5]),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_combined_gradients_are_those_of_torchjd(combination, expected):
+    weights = weights_of(combination, JACOBIAN)
+    np.testing.assert_allclose(weights @ JACOBIAN, expected, rtol=1e-5, atol=1e-3)
+    if not isinstance(combination, sl.combine.MGDA):
+        np.testing.assert_allclose(weights @ JACOBIAN, expected, rtol=2e-6)
+
+
+# Of TorchJD 0.18.0, `UPGrad()(jacobian)` and `MGDA()(jacobian)`.
+OF_TORCHJD = {
+    (0, 3): (
+        [-0.6831371, -0.6113684, 0.2896024, 0.2194472],
+        [-0.1016572, -0.3675321, 0.4010811, -0.0959257],
+    ),
+    (1, 4): (
+        [-0.0054041, 0.3091383, -0.6204224, -0.102092],
+        [0.029706, 0.1375429, -0.1888402, 0.0064461],
+    ),
+    (2, 5): (
+        [0.6198605, -0.4759519, -0.1178758, -0.7104391],
+        [0.2587062, -0.2913959, -0.0329342, -0.0340337],
+    ),
+}
+
+
+@pytest.mark.parametrize(("seed", "number"), OF_TORCHJD)
+def test_combinations_of_random_gradients_are_those_of_torchjd(seed, number):
+    jacobian = np.random.default_rng(seed).standard_normal((number, 4)).astype(np.float32) - 0.2
+    expected = OF_TORCHJD[seed, number]
+    for combination, row in zip((sl.combine.UPGrad(), sl.combine.MGDA()), expected, strict=True):
+        weights = weights_of(combination, jacobian)
+        np.testing.assert_allclose(weights @ jacobian, row, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_upgrad_solves_its_quadratic_programs(seed, x64):
+    random = np.random.default_rng(seed)
+    jacobian = random.standard_normal((5, 4)) + 0.3
+    weights = np.asarray(weights_of(sl.combine.UPGrad(), jacobian, jnp.ones(5)))
+    gram = jacobian @ jacobian.T
+    gram = gram / np.trace(gram) + 1e-4 * np.eye(5)
+    total = 0
+    for i in range(5):
+        least = np.eye(5)[i] / 5
+        # Of all sets of numbers that are at their bounds, the one that is optimal.
+        for free in itertools.product([False, True], repeat=5):
+            free, v = np.array(free), least.copy()
+            if free.any():
+                rest = -(gram @ least)[free]
+                v[free] += np.linalg.solve(gram[np.ix_(free, free)], rest)
+            slope = gram @ v
+            if (v >= least - 1e-12).all() and (slope[~free] >= -1e-12).all():
+                total = total + v
+                break
+    np.testing.assert_allclose(weights, total, rtol=1e-9)
+    # No term rises, up to the regularization.
+    assert (jacobian @ (jacobian.T @ weights) >= -1e-3 * np.linalg.norm(jacobian) ** 2).all()
+
+
+def test_pcgrad_projects_in_a_random_order():
+    jacobian = np.random.default_rng(1).standard_normal((3, 3)) - 0.4
+    found = np.asarray(weights_of(sl.combine.PCGrad(), jacobian))
+
+    def projected(i, order):
+        g = jacobian[i]
+        for j in order:
+            g = g - min(g @ jacobian[j], 0) / (jacobian[j] @ jacobian[j]) * jacobian[j]
+        return g
+
+    choices = [
+        [projected(i, order) for order in itertools.permutations(set(range(3)) - {i})]
+        for i in range(3)
+    ]
+    sums = [np.sum(rows, axis=0) for rows in itertools.product(*choices)]
+    assert min(np.abs(found @ jacobian - x).max() for x in sums) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("rho", "expected"), [(1.0, [0.999069, 1.000931]), (0.0, [0.094826, 1.905174])]
+)
+def test_relobralo_is_that_of_its_authors(rho, expected):
+    combination = sl.combine.ReLoBRaLo(temperature=0.1, rho=rho)
+    state = combination.init(2)
+    for losses in ([4.0, 5.0], [3.0, 4.0]):
+        _, state = combination.at_step(Terms(jnp.array(losses)), state, None)
+    # The golden values are for old weights of 1.
+    state = eqx.tree_at(lambda s: s.weights, state, jnp.ones(2))
+    weights, _ = combination.at_step(Terms(jnp.array([2.0, 4.0])), state, None)
+    np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+
+def loss_fn(model, x):
+    return {
+        "first": jnp.mean(jnp.tanh(x @ model["w"]) ** 2),
+        "second": jnp.mean((x @ model["w"] - 1) ** 2) + model["b"] ** 2,
+    }
+
+
+MODEL = {"w": jnp.array([0.5, -0.2, 0.1]), "b": jnp.array(0.3)}
+X = jnp.linspace(-1, 1, 12).reshape(4, 3)
+
+
+def test_a_dict_of_losses_is_summed():
+    step = sl.train_step(loss_fn)
+    summed = sl.train_step(lambda model, x: sum(loss_fn(model, x).values()))
+    tx = sl.sgd(0.1)
+    ours = step(MODEL, sl.Optimizer(tx, MODEL), X)
+    theirs = summed(MODEL, sl.Optimizer(tx, MODEL), X)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_step_is_along_the_combined_gradient():
+    seen = []
+
+    def transform(grads):
+        seen.append(grads)
+        return grads
+
+    tx = sl.sgd(0.1).combine(sl.combine.UPGrad(), NAMES)
+    step = sl.train_step(loss_fn, transform_grads=transform)
+    model, opt, loss = step(MODEL, sl.Optimizer(tx, MODEL), X)
+    assert len(seen) == 3
+    rows = [jax.grad(lambda m, name=name: loss_fn(m, X)[name])(MODEL) for name in NAMES]
+    jacobian = np.stack([np.concatenate([g["w"], g["b"][None]]) for g in rows])
+    weights = weights_of(sl.combine.UPGrad(), jacobian)
+    change = np.concatenate([model["w"] - MODEL["w"], (model["b"] - MODEL["b"])[None]])
+    np.testing.assert_allclose(change, -0.1 * weights @ jacobian, rtol=2e-5)
+    metrics = opt.metrics
+    np.testing.assert_allclose(loss, metrics["terms.first"] + metrics["terms.second"], rtol=1e-6)
+    np.testing.assert_allclose(metrics["weights.second"], weights[1], rtol=1e-5)
+    cosine = jacobian[0] @ jacobian[1] / np.prod(np.linalg.norm(jacobian, axis=1))
+    np.testing.assert_allclose(metrics["cosines.first.second"], cosine, rtol=1e-5)
+
+
+def test_weights_that_adapt_are_carried_and_fixed_ones_do_not_recompile():
+    traces = []
+
+    def counted(model, x):
+        traces.append(1)
+        return loss_fn(model, x)
+
+    step = sl.train_step(counted)
+    model, opt = MODEL, sl.Optimizer(sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), NAMES), MODEL)
+    for _ in range(3):
+        model, opt, _ = step(model, opt, X)
+    assert int(opt.state.combination.age) == 3
+    assert opt.metrics["weights.first"] != opt.metrics["weights.second"]
+    traces.clear()
+    for weights in ([1.0, 1.0], [0.0, 2.0]):
+        opt = sl.Optimizer(sl.sgd(0.1).combine(sl.combine.Fixed(weights), NAMES), MODEL)
+        model, opt, _ = step(MODEL, opt, X)
+    assert len(traces) == 1
+    alone = sl.train_step(lambda model, x: 2 * loss_fn(model, x)["second"])
+    expected, *_ = alone(MODEL, sl.Optimizer(sl.sgd(0.1), MODEL), X)
+    np.testing.assert_allclose(model["w"], expected["w"], rtol=1e-6)
+
+
+def test_the_gradients_of_the_terms_are_not_all_in_memory():
+    model = [jnp.ones((128, 128)) for _ in range(12)]
+
+    def terms(model, x):
+        for w in model:
+            x = jnp.tanh(x @ w)
+        return {"first": jnp.mean(x**2), "second": jnp.mean(x)}
+
+    tx = sl.adam(0.1).combine(sl.combine.UPGrad(), NAMES)
+    step = sl.train_step(terms, donate="all")
+    compiled = step.lower(model, sl.Optimizer(tx, model), jnp.ones((4, 128))).compile()
+    params = sum(w.nbytes for w in model)
+    # Those of both terms would take 2.
+    assert compiled.memory_analysis().temp_size_in_bytes / params < 0.6

@@ -169,6 +169,13 @@ def test_no_mean_is_copied_that_is_stored_in_another_precision_than_the_paramete
     assert memory.temp_size_in_bytes <= 0.01 * size
 
 
+@pytest.mark.parametrize("store", [None, "bfloat16"])
+def test_no_state_is_copied_that_is_measured_before_it_is_written(store):
+    tx = sl.ScaleByDAdaptAdam()
+    copied = re.findall(r"= (\S+) copy\(", compiled(tx.store(store) if store else tx).as_text())
+    assert not any(",".join(map(str, SHAPE)) in text for text in copied)
+
+
 FEW_VECTORS = {
     "adafactor": sl.adafactor(1e-3),
     "adafactor, momentum": sl.adafactor(1e-3, momentum=0.9, weight_decay=0.1),

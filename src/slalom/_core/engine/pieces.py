@@ -62,9 +62,10 @@ def run_at_rest(
 
 
 def run_whole(
-    body: Body, read: Sequence[AtRest], written: Sequence[AtRest | None], seeds: Sequence[Any]
+    body: Body, read: Sequence[PyTree], written: Sequence[PyTree], seeds: Sequence[Any]
 ) -> list[Any]:
-    """As `run_at_rest`, on whole leaves."""
+    """As `run_at_rest`, on whole leaves. Some may be trees of arrays, such as a tuple of means
+    along each axis."""
     results: list[Any] = list(written)
 
     def store(i: int, value: Any) -> Any:

@@ -72,7 +72,7 @@ def run_rules(
     leaves, structure = jax.tree.flatten(updates, is_leaf=rests)
     runs = [_Run(rule, updates) for rule in rules]
     place = None
-    if outer.params is not None and (write is ADD or any(run.is_in_blocks for run in runs)):
+    if outer.params is not None and (write is ADD or any(in_blocks(run.columns) for run in runs)):
         # Elsewhere a policy has its own way to split a sum in place.
         place = write.in_place(outer.params)
     params: list[Any] = [None] * len(leaves)
@@ -159,6 +159,12 @@ def _over_leaves(
     return results
 
 
+def in_blocks(state: PyTree) -> bool:
+    """Whether a leaf is in a codec that needs more than one number at once."""
+    leaves = jax.tree.leaves(state, is_leaf=is_encoded)
+    return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
+
+
 class _Plan(NamedTuple):
     """What is known of a leaf before anything is computed."""
 
@@ -209,12 +215,6 @@ class _Run:
         self.rule.begin(self.now, self.scalars)
         self.plan = self.rule.plan(part.params) or (None,) * len(at.leaves)
         self.found: list[dict[str, Array]] = [{} for _ in at.leaves]
-
-    @property
-    def is_in_blocks(self) -> bool:
-        """Whether a field of the state is in a codec that needs more than one number at once."""
-        leaves = jax.tree.leaves(self.columns, is_leaf=is_encoded)
-        return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
 
     def numbers_of(self, n: int) -> dict[str, Any]:
         """The numbers of this step for the leaf at this position."""

@@ -8,7 +8,7 @@ from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.types import Params, Updates
-from ..engine.run import Leafwise, RuleAt, run_rule
+from ..engine.run import Leafwise, RuleAt, in_blocks, run_rule
 from .context import Context
 from .parts import Part
 from .transform import AbstractTransform, State
@@ -213,6 +213,9 @@ class AbstractRule(AbstractTransform[State]):
         return run_rule(Part((), self, state, context, params, lambda rule: rule), write, updates)
 
     def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
+        if self.reduces and in_blocks(part.state):
+            # XLA would not decode what was stored, but keep the new values of all leaves, and more.
+            return super().run_at_rest(part, write, updates)
         return run_rule(part, write, updates)
 
     def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:

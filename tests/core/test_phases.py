@@ -1,0 +1,139 @@
+"""What the phases of a rule see, and in which order they come."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Float, PyTree
+
+import slalom as sl
+
+params = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(2), "c": jnp.zeros(3)}
+sizes = {"a": 6, "b": 2, "c": 3}
+
+
+class CountingState(eqx.Module):
+    mu: PyTree = sl.fields.param_like()
+    last: Float[Array, ""] = sl.fields.until_reset()
+
+
+class Counting(sl.AbstractRule):
+    """Adds gradients, and returns its sums: the old one, the new one, and that of the leaf."""
+
+    needs = ("params",)
+
+    def init(self, params):
+        return CountingState(mu=sl.tree.zeros_like(params), last=jnp.zeros(()))
+
+    def measure(self, now, g, leaf):
+        return {"old": jnp.sum(leaf.mu)}
+
+    def advance(self, now, g, leaf):
+        leaf.mu = leaf.mu + g
+
+    def reduce(self, now, g, leaf):
+        return {"new": jnp.sum(leaf.mu)}
+
+    def finish(self, now, sums, state):
+        now.old, now.new, now.own = sums.old, sums.new, sums.each("new")
+        now.last, state.last = state.last, sums.new
+
+    def direction(self, now, g, leaf):
+        return leaf.mu + 10 * now.old + 100 * now.new + 1000 * now.own + 10000 * now.last
+
+
+def expected(names, steps):
+    """The parameters after steps with gradients of 1, of which these names are updated."""
+    count = sum(sizes[name] for name in names)
+    return {
+        name: sum(
+            t + 10 * count * (t - 1) + 100 * count * t + 1000 * n * t + 10000 * count * (t - 1)
+            for t in range(1, steps + 1)
+        )
+        if name in names
+        else 0
+        for name, n in sizes.items()
+    }
+
+
+VARIANTS = {
+    "plain": (Counting(), "abc"),
+    "only some": (Counting().only(sl.where.ndim(1)), "bc"),
+    "stored": (Counting().store("bfloat16"), "abc"),
+    "master": (Counting().write("master"), "abc"),
+    "stored master": (Counting().store("bfloat16").write("master"), "abc"),
+    "accumulated": (Counting().every_k(1), "abc"),
+}
+
+
+@pytest.mark.parametrize(("tx", "names"), VARIANTS.values(), ids=VARIANTS.keys())
+def test_finish_sees_the_sums_of_the_old_and_of_the_new_state(tx, names):
+    opt, new = sl.Optimizer(tx, params), params
+    for _ in range(2):
+        new, opt = opt.step(new, jax.tree.map(jnp.ones_like, params))
+    for name, want in expected(names, 2).items():
+        np.testing.assert_array_equal(new[name], want)
+
+
+def test_each_group_of_a_partition_has_its_own_sums():
+    vectors = sl.where.ndim(1)
+    opt = sl.Optimizer(Counting().partition({vectors: Counting()}), params)
+    new, _ = opt.step(params, jax.tree.map(jnp.ones_like, params))
+    for name, want in (expected("a", 1) | {n: expected("bc", 1)[n] for n in "bc"}).items():
+        np.testing.assert_array_equal(new[name], want)
+
+
+def test_each_run_of_a_vmap_has_its_own_sums():
+    grads = jax.tree.map(lambda p: jnp.stack([jnp.ones_like(p), 2 * jnp.ones_like(p)]), params)
+    tx = Counting()
+    updates = jax.vmap(lambda g: tx.update(g, tx.init(params), params)[0])(grads)
+    for name, want in expected("abc", 1).items():
+        np.testing.assert_array_equal(updates[name][0], want)
+        np.testing.assert_array_equal(updates[name][1], 2 * want)
+
+
+def test_a_rule_that_only_measures_is_finished_before_it_advances():
+    class Early(Counting):
+        reduce = sl.AbstractRule.reduce
+
+        def measure(self, now, g, leaf):
+            return {"square": jnp.sum(g**2)}
+
+        def finish(self, now, sums, state):
+            now.inverse = 1 / sums.square
+
+        def advance(self, now, g, leaf):
+            leaf.mu = leaf.mu + now.inverse * g
+
+        def direction(self, now, g, leaf):
+            return leaf.mu
+
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, state = Early().update(grads, Early().init(params), params)
+    np.testing.assert_allclose(updates["a"], 1 / 11, rtol=1e-6)
+    np.testing.assert_array_equal(state.mu["a"], updates["a"])
+
+
+def test_sums_are_zero_without_leaves():
+    (updates, state), empty = Counting().update({}, Counting().init({}), {}), {}
+    assert updates == empty
+    assert state.last == 0
+
+
+def test_sums_have_the_highest_precision_of_a_leaf():
+    class Sum(sl.AbstractRule):
+        def measure(self, now, g, leaf):
+            return {"sum": jnp.sum(g)}
+
+        def finish(self, now, sums, state):
+            now.sum = sums.sum
+
+        def direction(self, now, g, leaf):
+            return g * 0 + now.sum
+
+    with jax.enable_x64(True):
+        grads = {"a": jnp.asarray([1.0], "float64"), "b": jnp.asarray([2.0**-40], "float32")}
+        updates, _ = Sum().update(grads, None)
+        assert updates["a"] == 1 + 2.0**-40
+        assert updates["b"].dtype == jnp.float32

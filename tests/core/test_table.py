@@ -21,9 +21,10 @@ from jaxtyping import config as jaxtyping_config
 import slalom as sl
 from helpers import assert_same_bits, kind_of, known, slow_except
 from slalom._core.state.walk import parts, transforms
-from table import EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
+from table import BUT_RECIPES, EVERYTHING, PER_EXAMPLE, QUICK, WRAPPERS, everyday
 
 ROWS = pytest.mark.parametrize("tx", EVERYTHING.values(), ids=EVERYTHING.keys())
+BUT_RECIPES_ROWS = pytest.mark.parametrize("tx", BUT_RECIPES.values(), ids=BUT_RECIPES.keys())
 QUICK_ROWS = pytest.mark.parametrize("tx", [EVERYTHING[name] for name in QUICK], ids=list(QUICK))
 SINGLE = (jnp.float32,) * 3
 MIXED = (jnp.bfloat16, jnp.float32, jnp.float16)
@@ -245,7 +246,7 @@ def test_the_code_it_prints_makes_it_again(row):
 
 
 @pytest.mark.slow
-@ROWS
+@BUT_RECIPES_ROWS
 def test_update_then_add_is_step_outside_of_jit_and_without_donation(tx):
     if not returns_updates(tx):
         pytest.skip("`opt.update` is refused, as `test_writing.py` tests")
@@ -310,7 +311,7 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
 
 
 @pytest.mark.slow
-@ROWS
+@BUT_RECIPES_ROWS
 def test_vmap_over_runs_equals_the_runs(tx):
     grads = make_grads(make_params())
     scales = jnp.array([1.0, 2.0])

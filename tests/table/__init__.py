@@ -55,6 +55,8 @@ WITH_GRADIENT = {
     for name, tx in EVERYTHING.items()
     if not any("residuals" in part.module.needs for part in transforms(tx))
 }
+# Recipes are chains of rules, and some properties take long.
+BUT_RECIPES = {name: tx for name, tx in EVERYTHING.items() if name not in RECIPES}
 QUICK = [name for part in _PARTS for name in EVERYTHING if name in part.QUICK]
 assert all(EVERYTHING.keys() >= part.QUICK for part in _PARTS)
 

@@ -43,7 +43,13 @@ parser.add_argument(
 args = parser.parse_args()
 STEPS, SEED = 200 if args.quick else args.steps, args.seed
 plt.switch_backend("Agg")
-display = print  # what notebooks have instead
+
+
+def display(value):
+    """Prints what a notebook shows. The picture goes to a file instead."""
+    if not isinstance(value, plt.Figure):
+        print(value)
+
 
 # %% [markdown]
 # ## The rule

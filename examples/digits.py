@@ -40,7 +40,13 @@ parser.add_argument("--out", type=Path, default=Path("digits.png"), help="file o
 args = parser.parse_args()
 EPOCHS, SEED = 2 if args.quick else args.epochs, args.seed
 plt.switch_backend("Agg")
-display = print  # what notebooks have instead
+
+
+def display(value):
+    """Prints what a notebook shows. The picture goes to a file instead."""
+    if not isinstance(value, plt.Figure):
+        print(value)
+
 
 # %% [markdown]
 # ## Data

@@ -43,7 +43,13 @@ parser.add_argument("--out", type=Path, default=Path("sweep.png"), help="file of
 args = parser.parse_args()
 EPOCHS, RATES, SEED = (2, 4, args.seed) if args.quick else (args.epochs, args.rates, args.seed)
 plt.switch_backend("Agg")
-display = print  # what notebooks have instead
+
+
+def display(value):
+    """Prints what a notebook shows. The picture goes to a file instead."""
+    if not isinstance(value, plt.Figure):
+        print(value)
+
 
 # %% [markdown]
 # ## Data, network and loss

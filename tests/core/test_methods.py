@@ -23,6 +23,8 @@ CLASSES = {
 COMPARED = sorted(FLUENT - {"partition", "lookahead"})
 
 VALUES = {
+    "combination": sl.combine.MGDA(),
+    "terms": ("first", "second"),
     "accumulator_dtype": jnp.bfloat16,
     "adaptive": True,
     "by": "loss",

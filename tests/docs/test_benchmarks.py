@@ -17,6 +17,7 @@ from benchmarks import (
     docs,
     donation,
     gpu,
+    gradient_memory,
     matrices,
     measure,
     precision,
@@ -111,6 +112,18 @@ def test_donation_is_measured_for_each_choice():
     spent = [row["bytes_per_parameter"] for row in rows]
     assert spent[0] < spent[1] < spent[2]
     assert donation.markdown(rows).count("\n| AdamW") == 9
+
+
+@pytest.mark.slow
+def test_the_memory_of_gradients_is_written_into_a_page(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{gradient_memory.BEGIN}\nold\n{gradient_memory.END}\n")
+    name = "sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)"
+    monkeypatch.setattr(gradient_memory, "CASES", {name: gradient_memory.CASES[name]})
+    with lenient():
+        rows = gradient_memory.main(["--layers", "4", "--width", "64", "--docs", str(page)])
+    assert rows[0][1] > 0.9
+    assert r"| `sl.ClipByGlobalNorm(1.0) \| sl.adamw(1e-3)` |" in page.read_text()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Several losses, and averages made from checkpoints."""
+"""Several losses, projections of matrices, and averages made from checkpoints."""
 
 import tempfile
 
@@ -132,6 +132,27 @@ def one_term():
 )
 def a_string_as_terms():
     sl.sgd(0.1).combine(sl.combine.UPGrad(), "first")
+
+
+# --- projections of matrices ----------------------------------------------------------------
+
+
+@refused(
+    ValueError,
+    "sl.projections.stiefel() projects matrices, and the leaf 'b' has shape (2,). Select the "
+    "matrices: `tx.project(fn, where=sl.where.ndim(2))`.",
+)
+def orthonormal_columns_of_a_vector():
+    bound(sl.sgd(0.1).project(sl.projections.stiefel()))
+
+
+@refused(
+    ValueError,
+    "sl.projections.psd() projects square matrices, and the leaf 'w' has shape (3, 2). Select the "
+    'square ones, for example with `tx.project(fn, where=sl.where.path("**.covariance"))`.',
+)
+def a_semidefinite_matrix_that_is_not_square():
+    bound(sl.sgd(0.1).project(sl.projections.psd(), where=sl.where.ndim(2)))
 
 
 # --- averages from checkpoints --------------------------------------------------------------

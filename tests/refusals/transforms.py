@@ -1,5 +1,6 @@
 """Transforms that are none, or do not keep their promises."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -630,3 +631,45 @@ def an_outer_optimizer_that_ascends():
 @refused(ValueError, OUTSIDE.format("SkipSpikes", "skip_spikes"))
 def skipped_spikes_of_what_is_maximized():
     bound(sl.sgd(0.1).maximize().skip_spikes())
+
+
+class Kept(eqx.Module):
+    factors: object = sl.fields.per_param()
+
+
+class NeverDue(sl.AbstractRule):
+    over = "matrix"
+    refreshes = ("factors",)
+
+    def init(self, params):
+        return Kept(self.for_each_matrix(params, lambda n, m, dtype: (jnp.zeros((n, n), dtype),)))
+
+    def direction(self, now, g, leaf):
+        return g
+
+
+class Misnamed(NeverDue):
+    refreshes = ("roots",)
+
+
+def refreshed(tx):
+    matrix = {"w": jnp.ones((2, 3))}
+    tx.update(matrix, tx.init(matrix))
+
+
+@refused(
+    TypeError,
+    "NeverDue has a `refresh`, and its `begin` does not say when it is due. Set `now.due` there, "
+    "to a bool array such as `state.age % 10 == 0`.",
+)
+def a_refresh_that_is_never_due():
+    refreshed(NeverDue())
+
+
+@refused(
+    TypeError,
+    "Misnamed.refreshes names 'roots', which is no field of its state that belongs to the "
+    "parameters. Mark the field with `sl.fields.per_param()`.",
+)
+def a_refresh_of_an_unknown_field():
+    refreshed(Misnamed())

@@ -165,6 +165,25 @@ def test_optimism_finds_the_saddle_that_descent_circles():
 # --- noise ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_noise_after_gradients_samples_from_the_posterior():
+    # SGLD as the recipes write it: N observations of unit variance and a mean of 0.3.
+    number, rate = 100, 1e-3
+    noise = sl.AddNoise(2 / (number * rate), 0.0, key=0)
+    params = jnp.full(64, 0.3)
+    opt = sl.Optimizer(noise | sl.ScaleByLearningRate(rate), params)
+
+    def body(carry, _):
+        params, opt = carry
+        params, opt = opt.step(params, params - 0.3)
+        return (params, opt), params
+
+    _, samples = jax.lax.scan(body, (params, opt), length=20_000)
+    # Of chains of 20 times the time to forget, less the first of them.
+    np.testing.assert_allclose(jnp.var(samples[2000:]), 1 / number, rtol=0.1)
+    np.testing.assert_allclose(jnp.mean(samples[2000:]), 0.3, atol=0.01)
+
+
 def noises(tx, params, n=3):
     """What the first `n` updates add to zero."""
     zeros, state, made = jax.tree.map(jnp.zeros_like, params), tx.init(params), []

@@ -49,11 +49,12 @@ def _joined(which):
 
 RULES, RECIPES, WRAPPERS = map(_joined, ("RULES", "RECIPES", "WRAPPERS"))
 EVERYTHING = RULES | RECIPES | WRAPPERS
-# What a gradient is enough for. The others linearize a loss, and `tests/curvature/` is about them.
+# What a gradient is enough for. The others linearize a loss, and `tests/curvature/` is about them,
+# or combine several, as in `tests/training/test_combine.py`.
 WITH_GRADIENT = {
     name: tx
     for name, tx in EVERYTHING.items()
-    if not any("residuals" in part.module.needs for part in transforms(tx))
+    if not any({"residuals", "terms"} & {*part.module.needs} for part in transforms(tx))
 }
 # Recipes are chains of rules, and some properties take long.
 BUT_RECIPES = {name: tx for name, tx in EVERYTHING.items() if name not in RECIPES}

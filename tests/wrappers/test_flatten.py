@@ -33,7 +33,7 @@ def test_every_rule_that_acts_on_single_numbers_says_so():
         *("AddDecayToInitialParams", "AddDecayedWeights", "ApplyEvery", "Clip", "Ema"),
         *("Identity", "KeepParamsNonnegative", "Scale", "ScaleByAcprop", "ScaleByAdadelta"),
         *("ScaleByAdam", "ScaleByAdamax", "ScaleByAdan", "ScaleByAdemamix", "ScaleByAdopt"),
-        *("ScaleByAmsgrad", "ScaleByBelief", "ScaleByCocob", "ScaleByLaprop"),
+        *("ScaleByAmsgrad", "ScaleByBelief", "ScaleByCocob", "ScaleByFromage", "ScaleByLaprop"),
         *("ScaleByLearningRate", "ScaleByLearningRateWithCorrectedDecay", "ScaleByLion"),
         *("ScaleByMadgrad", "ScaleByOptimisticGradient", "ScaleByRadam", "ScaleByRms"),
         *("ScaleByRprop", "ScaleByRss", "ScaleBySchedule", "ScaleBySign"),

@@ -172,9 +172,10 @@ def train_step(
     **Arguments:**
 
     - `loss_fn`: called as `loss_fn(model, *args, **kwargs)`. Returns a real scalar, or a tuple as
-        described below. The arrays of a loss that carries some (an Equinox module or a
-        method of one, `functools.partial`, `jax.tree_util.Partial`) are traced, so that another
-        such object does not recompile. Without a loss, `train_step` returns a decorator.
+        described below. A dict of scalars in its place is summed; `tx.combine` weighs its terms.
+        The arrays of a loss that carries some (an Equinox module or a method of one,
+        `functools.partial`, `jax.tree_util.Partial`) are traced, so that another such object does
+        not recompile. Without a loss, `train_step` returns a decorator.
     - `has_aux`: whether the loss returns `(loss, aux)`, where `aux` is any tree.
     - `has_weight`: whether the loss returns `(loss, weight)`, or with `has_aux`
         `(loss, weight, aux)`. The weight of the batch is a real scalar ≥ 0, such as its number of

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -65,11 +66,17 @@ class AbstractCombination(AbstractDeclared):
     def at_step(
         self, terms: Terms, state: Any, context: Context | None
     ) -> tuple[Float[Array, " terms"], Any]:
-        """As `weigh`, with the hyperparameters of the step."""
+        """As `weigh`, with the hyperparameters of the step, all in the dtype of the losses."""
+        dtype = terms.losses.dtype
+
+        def cast(x: Any) -> Any:
+            return jnp.asarray(x, dtype) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x
+
         names = [field.name for field in hyperparameter_fields(self)]
-        now = SimpleNamespace(**{name: read_number(self, name, context) for name in names})
-        weights, new = self.weigh(now, terms, state)
-        return weights.astype(terms.losses.dtype), tree.cast_like(new, state)
+        now = SimpleNamespace(**{name: cast(read_number(self, name, context)) for name in names})
+        known = Terms(terms.losses, None if terms.gram is None else cast(terms.gram))
+        weights, new = self.weigh(now, known, jax.tree.map(cast, state))
+        return cast(weights), tree.cast_like(new, state)
 
 
 def normalized(gram: Float[Array, "terms terms"]) -> Float[Array, "terms terms"]:

@@ -39,7 +39,7 @@ class UPGrad(AbstractCombination):
         assert terms.gram is not None
         gram = normalized(terms.gram)
         number = gram.shape[0]
-        gram = gram + now.regularization.astype(gram.dtype) * jnp.eye(number, dtype=gram.dtype)
+        gram = gram + now.regularization * jnp.eye(number, dtype=gram.dtype)
         least = jnp.eye(number, dtype=gram.dtype) / number
         # v = u + z with z ≥ 0.
         rest = jax.vmap(lambda u: _nonnegative_minimum(gram, gram @ u))(least)

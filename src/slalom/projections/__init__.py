@@ -6,6 +6,8 @@ of all entries of all leaves together:
 
     argmin ‖p − x‖₂  over p in the set
 
+Those of matrices, `stiefel` and `psd`, act on each leaf by itself.
+
 They compute in at least float32 and return every leaf in its own dtype. To project each leaf by
 itself, map over the leaves: `lambda tree: jax.tree.map(sl.projections.l2_ball(1.0), tree)`. A
 complex entry counts as a point of the plane: |z| is its modulus, and ⟨a, x⟩ is Re Σ āᵢ·xᵢ.
@@ -21,6 +23,7 @@ from .balls import (
     simplex as simplex,
 )
 from .boxes import box as box, hypercube as hypercube, non_negative as non_negative
+from .matrices import psd as psd, stiefel as stiefel
 from .planes import halfspace as halfspace, hyperplane as hyperplane, vector as vector
 
 __all__ = [
@@ -35,7 +38,9 @@ __all__ = [
     "l2_sphere",
     "linf_ball",
     "non_negative",
+    "psd",
     "simplex",
+    "stiefel",
     "vector",
 ]
 

@@ -161,6 +161,7 @@ from .shaping.clip import (
     Clip as Clip,
     ClipByBlockRms as ClipByBlockRms,
     ClipByGlobalNorm as ClipByGlobalNorm,
+    ClipByGlobalNormState as ClipByGlobalNormState,
 )
 from .shaping.constrain import (
     KeepInitialNorm as KeepInitialNorm,

@@ -24,11 +24,7 @@ from ...tree.types import Params
 from ...where.resolve import check_matches
 from ...wrappers.gradients.combine import check_combinations
 from ...wrappers.gradients.maximize import Maximize
-from ...wrappers.gradients.sam import Sam
 from ...wrappers.gradients.scale_loss import check_loss_scale
-from ...wrappers.gradients.skip_spikes import SkipSpikes
-from ...wrappers.parameters.mechanize import Mechanize
-from ...wrappers.scope.drive import Drive
 from ...wrappers.scope.partitions import Partition
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
@@ -165,8 +161,7 @@ def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> N
             f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "
             f"`tx.{method}(...).maximize()`."
         )
-    watches = isinstance(transform, SkipSpikes) and transform.by != "grad_norm"
-    if watches or isinstance(transform, Mechanize | Sam | Drive):
+    if transform.follows_loss:
         around = transform
     for inner in inner_transforms(transform):
         _check_objective(inner, around)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
+from .matrices import OneByOne, Seen, is_key
 from .pieces import Store
 
 
@@ -49,9 +50,7 @@ def at_leaf(
     shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
     dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
     real = real_dtype(dtype)
-    now = SimpleNamespace(
-        **{n: x if x is None or x.dtype == bool else cast(x, real) for n, x in numbers.items()}
-    )
+    now = SimpleNamespace(**{n: cast(x, real) if _is_number(x) else x for n, x in numbers.items()})
 
     def wide(x: Any) -> Any:
         return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
@@ -73,7 +72,7 @@ def phases(
     others: dict[str, Array],
     fields: dict[str, Any],
     store: Store,
-) -> Array | None:
+) -> Any:
     """Advances the state of a leaf and stores it, or returns the update, or does both.
 
     **Arguments:**
@@ -84,19 +83,35 @@ def phases(
     - `others`: what else the rule needs at the leaf, by name.
     - `store`: stores a field by its number among these.
     """
-    rule = part.module
+    last = part.module.written_last
+    rule = _at(part, plan)
     with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, wide):
         if "advance" in does:
             old = {name: getattr(leaf, name) for name in fields}
             rule.advance(now, g, leaf)
             new = {n: x for n in fields if (x := getattr(leaf, n)) is not old[n]}
-            first = [x for n, x in new.items() if n not in rule.written_last]
+            first = [x for n, x in new.items() if n not in last]
             for i, name in enumerate(fields):
                 if name in new:
-                    last = name in rule.written_last
-                    value = _written_after(first, new[name]) if last else new[name]
+                    value = _written_after(first, new[name]) if name in last else new[name]
                     setattr(leaf, name, wide(store(i, value)))
         return rule.direction(now, g, leaf) if "direction" in does else None
+
+
+def seen_by_refresh(
+    part: Part,
+    plan: Any,
+    numbers: dict[str, Any],
+    u: Array,
+    others: dict[str, Array],
+    fields: dict[str, Any],
+) -> Seen:
+    """What `refresh` sees of a leaf."""
+    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
+        fields = {name: getattr(leaf, name) for name in (*fields, *others)}
+        if part.module.over == "matrix":
+            return OneByOne(part.module, plan, part.state).seen(now, g, fields)
+        return Seen(g, fields, vars(now))
 
 
 def measured(
@@ -110,7 +125,7 @@ def measured(
 ) -> dict[str, Array]:
     """What `measure` or `reduce` returns at a leaf."""
     with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
-        return getattr(part.module, phase)(now, g, leaf)
+        return getattr(_at(part, plan), phase)(now, g, leaf)
 
 
 def finish(
@@ -141,6 +156,16 @@ def finish(
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _at(part: Part, plan: Any) -> Any:
+    """The rule with phases that see a whole leaf."""
+    rule = part.module
+    return OneByOne(rule, plan, part.state) if rule.over == "matrix" else rule
+
+
+def _is_number(x: Any) -> bool:
+    return x is not None and x.dtype != bool and not is_key(x)
 
 
 def _written_after(others: list[Array], x: Array) -> Array:

@@ -5,11 +5,13 @@ most one of them is in memory in full precision. Rules that follow each other in
 together where leaves are encoded: what passes between them is then never written to memory.
 
 A rule that sums over leaves measures all of them before the first one advances. One that sums over
-the new state advances all of them before it is asked for a direction.
+the new state advances all of them before it is asked for a direction. So does one that refreshes
+a part of its state in between.
 """
 
 import functools
 import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,7 +29,8 @@ from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
 from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seed_of
-from .phases import finish, measured, phases
+from .matrices import is_key, matrices, not_refreshed, refreshed
+from .phases import finish, measured, phases, seen_by_refresh
 from .pieces import Store, last_of, run_at_rest, run_whole
 
 
@@ -85,10 +88,16 @@ def run_rules(
     for run in runs:
         run.measure(updates, params)
     does = ("advance", "direction")
-    if any(run.rule.reduces for run in runs):
+    for run in runs:
+        if run.refreshes_before == "advance":
+            run.refresh(leaves, params)
+    if any(run.rule.reduces or run.refreshes_before == "direction" for run in runs):
         (run,) = runs
         _over_leaves(runs, ("advance",), leaves, params, paths, clock, computed, False)
-        run.reduce(updates, params)
+        if run.rule.reduces:
+            run.reduce(updates, params)
+        if run.refreshes_before == "direction":
+            run.refresh(leaves, params)
         does = ("direction",)
     adds = place is not None
     results = _over_leaves(runs, does, leaves, params, paths, clock, computed, adds)
@@ -131,6 +140,7 @@ def _over_leaves(
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=0)
     results: list[Any] = []
+    done = None
     after = jnp.zeros((), jnp.float32)
     for i, u in enumerate(leaves):
         active = [k for k, run in enumerate(runs) if i in run.positions]
@@ -147,10 +157,13 @@ def _over_leaves(
         ]
         if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
             u = tree.after(u, after)
+        if done is not None and any(run.rule.over == "matrix" for run, _ in own):
+            u = tree.after(u, done)  # the products of all leaves share scratch memory
         numbers = [run.numbers_of(n) for run, n in own]
         grads = [run.grads[n] for run, n in own]
         result, new = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
         results.append(result)
+        done = (result, new)
         # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
         coded = [x for x in jax.tree.leaves(new, is_leaf=is_encoded) if is_encoded(x)]
         after = last_of(coded[0], after) if coded else after
@@ -201,7 +214,9 @@ class _Run:
             same = (updates, *needed.values(), *likes)
             tree.check_same_structure(tuple(map(_as_if_decoded, same)))
         self.columns = {
-            name: inside.flatten_up_to(x) for name, x in shaped.items() if jax.tree.leaves(x)
+            name: inside.flatten_up_to(x)
+            for name, x in shaped.items()
+            if jax.tree.leaves(x) or (x is not None and known[name] == PER_PARAM)
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})
@@ -213,12 +228,26 @@ class _Run:
         if "grad" in needed:
             self.grads = inside.flatten_up_to(needed["grad"])
         self.rule.begin(self.now, self.scalars)
-        self.plan = self.rule.plan(part.params) or (None,) * len(at.leaves)
+        self.shapes = _as_if_decoded(updates) if whole else part.params
+        if self.rule.over == "matrix":
+            self.plan = matrices(self.rule, self.shapes)
+        else:
+            self.plan = self.rule.plan(self.shapes) or (None,) * len(at.leaves)
         self.found: list[dict[str, Array]] = [{} for _ in at.leaves]
+
+    @functools.cached_property
+    def paths(self) -> list[str]:
+        """The path of each leaf."""
+        return leaf_paths(self.shapes)
 
     def numbers_of(self, n: int) -> dict[str, Any]:
         """The numbers of this step for the leaf at this position."""
-        return {name: x if x is None or x.ndim == 0 else x[n] for name, x in vars(self.now).items()}
+        here = {name: x if x is None or x.ndim == 0 else x[n] for name, x in vars(self.now).items()}
+        return {name: self._own_key(n, x) if is_key(x) else x for name, x in here.items()}
+
+    def _own_key(self, n: int, key: Any) -> Array:
+        # From the path, so that a leaf keeps its key when others come or go.
+        return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
 
     def others_of(self, p: Any, grad: Any) -> dict[str, Any]:
         """What else the rule needs of a leaf, by name."""
@@ -246,8 +275,39 @@ class _Run:
             scalars = [x for one in self.found for x in one.values()]
             never = functools.reduce(jnp.logical_or, (x > jnp.inf for x in scalars))
             for name, x in vars(self.now).items():
-                if x is not None and x.dtype != bool:
+                if x is not None and x.dtype != bool and not is_key(x):
                     setattr(self.now, name, jnp.where(never, 0, x))
+
+    @property
+    def refreshes_before(self) -> str | None:
+        """The phase that comes after `refresh`; `None` without one."""
+        return self.rule.refresh_before if self.rule.refreshes else None
+
+    def refresh(self, leaves: Sequence[Array], params: Sequence[Any]) -> None:
+        """Runs `refresh`, if it is due, at all leaves with any numbers."""
+        rule = self.rule
+        unknown = [name for name in rule.refreshes if name not in self.columns]
+        if unknown or not hasattr(self.now, "due"):
+            raise TypeError(not_refreshed(type(rule).__name__, unknown))
+        at = [(n, leaves[i], params[i]) for i, n in self.positions.items() if leaves[i].size]
+        if not at:
+            return
+        seen = [
+            seen_by_refresh(
+                self.part,
+                self.plan[n],
+                self.numbers_of(n),
+                u,
+                self.others_of(decoded(p), self.grads[n]),
+                dict(zip(self.columns, self.fields_of(n), strict=True)),
+            )
+            for n, u, p in at
+        ]
+        old = [{name: self.columns[name][n] for name in self.rule.refreshes} for n, _, _ in at]
+        new = refreshed(self.rule, self.now.due, seen, [self.plan[n] for n, _, _ in at], old)
+        for (n, _, _), fields in zip(at, new, strict=True):
+            for name, x in fields.items():
+                self.columns[name][n] = x
 
     def reduce(self, updates: PyTree, params: Sequence[Any]) -> None:
         """Runs `reduce` and `finish`."""
@@ -300,8 +360,8 @@ def _at_leaf(
     before = len(written if advances else read) - len(flat)
 
     def body(read: list[Any], old: list[Any], store: Store) -> None:
-        u, target = read[0], old[0]
-        p = target if plan.adds else (read[1] if seen else None)
+        u: Any = read[0]
+        p = old[0] if plan.adds else (read[1] if seen else None)
         own_grads = iter(read[1 + len(seen) :])
         shaped = (old if advances else read)[before:]
         for n, (k, own, here) in enumerate(zip(plan.active, plan.plans, numbers, strict=True)):

@@ -1,13 +1,15 @@
 """Rules that say in phases what happens at one leaf. The engine does the rest."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.types import Params, Updates
+from ..engine.matrices import for_each_matrix
 from ..engine.run import Leafwise, RuleAt, in_blocks, run_rule
 from .context import Context
 from .parts import Part
@@ -29,6 +31,7 @@ class AbstractRule(AbstractTransform[State]):
     | `advance` | a gradient and the old state | assigns the new state |
     | `reduce` | a gradient and the new state | returns scalars, which are summed over all leaves |
     | `finish` | all sums | adds numbers that follow from them |
+    | `refresh` | a gradient and the state | assigns kept factors, in some steps only |
     | `direction` | a gradient and the new state | returns the update |
 
     ```python
@@ -68,12 +71,22 @@ class AbstractRule(AbstractTransform[State]):
     """
 
     over: ClassVar[str] = "number"
-    """What a phase needs at once: one `"number"`, so that a leaf may be cut into pieces, or a whole
-    `"leaf"`, as for a norm."""
+    """What a phase needs at once: one `"number"`, so that a leaf may be cut into pieces; a whole
+    `"leaf"`, as for a norm; or a `"matrix"`. For the last one a leaf is read as `sl.where.matrix`
+    describes, with outputs as rows, and the phases see one matrix: the gradient, the parameter, and
+    the fields that are shaped like the parameters. Other fields that belong to a leaf have an axis
+    of matrices in front, which the phases do not see."""
 
     written_last: ClassVar[tuple[str, ...]] = ()
     """Fields of the state that are written after the others, because the new values of the others
     follow from their old ones."""
+
+    refreshes: ClassVar[tuple[str, ...]] = ()
+    """The fields of the state that `refresh` assigns."""
+
+    refresh_before: ClassVar[str] = "direction"
+    """Whether `refresh` sees the new state of the other fields, before `"direction"`, or the old
+    one, before `"advance"`."""
 
     scales: ClassVar[bool] = False
     """Whether `direction` only multiplies by `now.factor`, a number that `finish` adds. Where a
@@ -81,7 +94,7 @@ class AbstractRule(AbstractTransform[State]):
 
     @property
     def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.over == "number" and not (self.measures or self.reduces)
+        return self.over == "number" and not (self.measures or self.reduces or self.refreshes)
 
     @property
     def measures(self) -> bool:
@@ -172,6 +185,19 @@ class AbstractRule(AbstractTransform[State]):
         """
         del now, sums, state
 
+    def refresh(self, now: Any, g: Array, leaf: Any) -> None:
+        """Assigns the fields in `refreshes`, in steps in which `now.due` is true.
+
+        It runs for all leaves in one conditional, so the steps in between pay nothing for it. Small
+        matrices of equal shape are then processed together. `begin` sets `now.due`: a bool, or one
+        for each leaf.
+
+        **Arguments:**
+
+        - `now`, `g`, `leaf`: as for `advance`. What is assigned to other fields is dropped.
+        """
+        del now, g, leaf
+
     @abc.abstractmethod
     def direction(self, now: Any, g: Array, leaf: Any) -> Array:
         """The update of a leaf.
@@ -182,6 +208,23 @@ class AbstractRule(AbstractTransform[State]):
 
         **Returns:** the update.
         """
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def for_each_matrix(
+        self, params: Params, function: Callable[[int, int, np.dtype], tuple[Array, ...]]
+    ) -> PyTree:
+        """State for each matrix, for the `init` of a rule over matrices.
+
+        **Arguments:**
+
+        - `params`: the parameters.
+        - `function`: from the numbers of rows and columns of a matrix, and the dtype to compute in,
+            at least float32, to a tuple of arrays.
+
+        **Returns:** at each leaf these arrays, with an axis of its matrices in front.
+        """
+        return for_each_matrix(self, params, function)
 
     # --- what follows from them -------------------------------------------------------------
 
@@ -213,6 +256,8 @@ class AbstractRule(AbstractTransform[State]):
         return run_rule(Part((), self, state, context, params, lambda rule: rule), write, updates)
 
     def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
+        if self.over == "matrix" or self.refreshes:
+            return super().run_at_rest(part, write, updates)
         if self.reduces and in_blocks(part.state):
             # XLA would not decode what was stored, but keep the new values of all leaves, and more.
             return super().run_at_rest(part, write, updates)

@@ -44,6 +44,10 @@ class AbstractTraits(AbstractDeclared):
 
     Nothing may come before it in a chain."""
 
+    follows_loss: ClassVar[bool] = False
+    """Whether a wrapper acts by the loss or its gradient. `.maximize()` inside of it would make it
+    follow the loss where the transform inside ascends, and is refused."""
+
     unconstrained: ClassVar[bool] = False
     """Whether the transform mixes parameters as if each could move freely. A projection after its
     steps would stop at points that are no minimum, so it is refused, except for a box if

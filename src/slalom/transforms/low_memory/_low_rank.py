@@ -1,29 +1,36 @@
 """Matrices of low rank, and Adam in their place."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array
 
 from ... import tree
-from ...tree.types import Params, Updates
+from ..._core.engine.matrices import matrices_or_none
+from ...tree.types import Params
 from ...where.layout import Matrix
-from ..matrices._layout import matrices_or_none
 
 
-class Side:
+class Side(NamedTuple):
     """An array as a batch of matrices whose rows are the shorter side."""
 
-    def __init__(self, matrix: Matrix, rank: int):
-        self.matrix = matrix
-        self.flipped = matrix.rows > matrix.columns
-        short, long = sorted((matrix.rows, matrix.columns))
-        self.rank = min(rank, short)
-        self.projector = (matrix.batch, short, self.rank)
+    matrix: Matrix
+    rank: int
+
+    @property
+    def flipped(self) -> bool:
+        return self.matrix.rows > self.matrix.columns
+
+    @property
+    def projector(self) -> tuple[int, int, int]:
         """The shape of P."""
-        self.projected = (matrix.batch, self.rank, long)
+        return self.matrix.batch, min(self.matrix.rows, self.matrix.columns), self.rank
+
+    @property
+    def projected(self) -> tuple[int, int, int]:
         """The shape of R."""
+        return self.matrix.batch, self.rank, max(self.matrix.rows, self.matrix.columns)
 
     @property
     def note(self) -> str:
@@ -40,28 +47,28 @@ class Side:
 def sides_of(rule: Any, params: Params) -> tuple[Side | None, ...]:
     """How to read each leaf that a rule with a `rank` and a `layout` projects."""
     return tuple(
-        None if m is None or 0 in (m.rows, m.columns) else Side(m, rule.rank)
+        None
+        if m is None or 0 in (m.rows, m.columns)
+        else Side(m, min(rule.rank, m.rows, m.columns))
         for m in matrices_or_none(rule, params)
     )
 
 
-def adam(
-    now: SimpleNamespace, updates: Updates, state: Any
-) -> tuple[Updates, Int[Array, "*leaves"], PyTree, PyTree]:
-    """Adam's updates for these gradients, and its new age and moments."""
-    age = tree.increment(state.age)
+def begin_adam(now: SimpleNamespace, state: Any) -> None:
+    """Adds the numbers of Adam, and one to `age`."""
+    state.age = tree.increment(state.age)
     now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-    now.mu_scale = tree.bias_correction(now.b1, age)
-    now.nu_scale = tree.bias_correction(now.b2, age)
-    like = (state.mu, state.nu)
-    mu, nu = tree.map_leaves(_moments, (updates, state.mu, state.nu), now, like=like)
-    return tree.map_leaves(_direction, (mu, nu), now), age, mu, nu
+    now.mu_scale = tree.bias_correction(now.b1, state.age)
+    now.nu_scale = tree.bias_correction(now.b2, state.age)
 
 
-def _moments(now: Any, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
-    return now.b1 * mu + now.c1 * r, now.b2 * nu + now.c2 * tree.bounded_square(r)
+def advance_adam(now: SimpleNamespace, r: Array, leaf: Any) -> None:
+    """The new moments."""
+    leaf.mu = now.b1 * leaf.mu + now.c1 * r
+    leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(r)
 
 
-def _direction(now: Any, mu: Array, nu: Array) -> Array:
-    root = tree.root(tree.positive(nu) * now.nu_scale)
-    return now.mu_scale * mu / (root + now.eps)
+def direction_of_adam(now: SimpleNamespace, leaf: Any) -> Array:
+    """Adam's update."""
+    root = tree.root(tree.positive(leaf.nu) * now.nu_scale)
+    return now.mu_scale * leaf.mu / (root + now.eps)

@@ -1,7 +1,6 @@
 """Gradients that are scaled as Adam scales a random projection of them: APOLLO."""
 
-import zlib
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,16 +10,14 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, dtype_field, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
-from ...tree.paths import leaf_paths
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..matrices._layout import layout_field
 from ..measuring._keys import as_key_data, fresh_key_data, key_field
 from ..momentum._first_moment import first_moment
-from ._low_rank import Side, adam, sides_of
+from ._low_rank import Side, advance_adam, begin_adam, direction_of_adam, sides_of
 
 
 class ScaleByApolloState(eqx.Module):
@@ -33,7 +30,7 @@ class ScaleByApolloState(eqx.Module):
     """At each matrix a tuple of the norm of its last update, at other arrays an empty tuple."""
 
 
-class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
+class ScaleByApollo(AbstractRule[ScaleByApolloState]):
     """APOLLO: scales each channel of a gradient as Adam scales a random projection of it.
 
         Rₜ = P·Gₜ   with   P of r rows, normal with variance 1 / r, new every T steps
@@ -80,6 +77,8 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
+
+    over: ClassVar[str] = "leaf"
 
     def __init__(
         self,
@@ -128,57 +127,43 @@ class ScaleByApollo(AbstractTransform[ScaleByApolloState]):
             norm=structure.unflatten(norms),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByApolloState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByApolloState]:
-        del params
-        now = self.at(context)
-        leaves, structure = jax.tree.flatten(tree.widened(updates))
-        sides = sides_of(self, updates)
-        key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
-        window = state.age // self.update_proj_gap
-        low: list[Array] = []
-        paths = leaf_paths(updates)
-        for i, (path, g, side) in enumerate(zip(paths, leaves, sides, strict=True)):
-            if side is not None:
-                # From the path, as the moments are carried by `rebind`.
-                own = jax.random.fold_in(key, zlib.crc32(path.encode()))
-                own = jax.random.fold_in(own, window if window.ndim == 0 else window[i])
-                g = _projection(own, side, g) @ side.read(g)
-            low.append(g)
-        steps, age, mu, nu = adam(now, structure.unflatten(low), state)
-        steps = jax.tree.leaves(steps)
-        new, norms = [], []
-        old = structure.flatten_up_to(state.norm)
-        for g, r, n, last, side in zip(leaves, low, steps, old, sides, strict=True):
-            if side is None:
-                new.append(n)
-                norms.append(())
-                continue
-            scaled, norm = self._scaled(now, side.read(g), r, n, last[0])
-            new.append(side.write(scaled))
-            norms.append((norm,))
-        return structure.unflatten(new), ScaleByApolloState(
-            age, mu, nu, tree.cast_like(structure.unflatten(norms), state.norm)
-        )
+    def plan(self, params):
+        return sides_of(self, params)
+
+    def begin(self, now, state):
+        now.window = state.age // self.update_proj_gap
+        now.key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
+        begin_adam(now, state)
+
+    def advance(self, now, g, leaf):
+        side = leaf.plan
+        if side is None:
+            return advance_adam(now, g, leaf)
+        x = side.read(g)
+        key = jax.random.fold_in(now.key, now.window.astype(jnp.uint32))
+        r = _projection(key, side, x) @ x
+        advance_adam(now, r, leaf)
+        leaf.scaled, norm = self._scaled(now, x, r, direction_of_adam(now, leaf), *leaf.norm)
+        leaf.norm = (norm,)
+        return None
+
+    def direction(self, now, g, leaf):
+        if leaf.plan is None:
+            return direction_of_adam(now, leaf)
+        return leaf.plan.write(leaf.scaled)
 
     def _scaled(self, now: Any, g: Array, r: Array, n: Array, last: Array) -> tuple[Array, Array]:
         """The updates of a batch of matrices, and their norms."""
-        dtype = g.real.dtype
         axes = (-2, -1) if self.per_tensor else (-2,)
-        adam = jnp.sum(tree.abs_squared(n), axes, keepdims=True).astype(dtype)
+        adam = jnp.sum(tree.abs_squared(n), axes, keepdims=True)
         before = jnp.sum(tree.abs_squared(r), axes, keepdims=True)
         divisor = tree.inverse_root(tree.positive(tree.bounded(before)))
         scaled = g * (tree.root(adam) * divisor)
         norm = tree.root(tree.bounded(jnp.sum(tree.abs_squared(scaled), (-2, -1))))
-        limit = now.max_growth.astype(dtype) * last.astype(dtype)
+        limit = now.max_growth * last
         too_long = (last > 0) & (norm > limit)
         factor = jnp.where(too_long, limit / jnp.where(too_long, norm, 1), 1)
-        return now.scale.astype(dtype) * factor[:, None, None] * scaled, norm * factor
+        return now.scale * factor[:, None, None] * scaled, norm * factor
 
 
 def _projection(key: Array, side: Side, g: Array) -> Array:

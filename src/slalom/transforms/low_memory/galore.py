@@ -1,21 +1,23 @@
 """Adam in a low-rank subspace of the gradients: GaLore."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, dtype_field, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ...where.layout import LayoutLike
+from ..matrices._kronecker import adjoint
 from ..matrices._layout import layout_field
 from ..momentum._first_moment import first_moment
-from ._low_rank import Side, adam, sides_of
+from ._low_rank import advance_adam, begin_adam, direction_of_adam, sides_of
 
 
 class ScaleByGaloreState(eqx.Module):
@@ -28,7 +30,7 @@ class ScaleByGaloreState(eqx.Module):
     nu: PyTree[Float[Array, "..."]] = per_param()
 
 
-class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
+class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
     """GaLore: Adam on gradients that are projected to their strongest directions.
 
         P = the first r left singular vectors of Gₜ, every T steps
@@ -70,6 +72,10 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
+    over: ClassVar[str] = "leaf"
+    refreshes: ClassVar[tuple[str, ...]] = ("projector",)
+    refresh_before: ClassVar[str] = "advance"
+
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return tuple(None if s is None else s.note for s in sides_of(self, params))
 
@@ -77,7 +83,7 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
         tree.check_inexact(params)
         leaves, structure = jax.tree.flatten(params)
         small: list[Array] = []
-        projectors: list[Projector] = []
+        projectors: list[tuple[Array, ...]] = []
         for x, side in zip(leaves, sides_of(self, params), strict=True):
             if side is None:
                 small.append(x)
@@ -94,66 +100,27 @@ class ScaleByGalore(AbstractTransform[ScaleByGaloreState]):
             nu=tree.second_moment(projected, self.nu_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByGaloreState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByGaloreState]:
-        del params
-        now = self.at(context)
-        leaves, structure = jax.tree.flatten(tree.widened(updates))
-        sides = sides_of(self, updates)
-        grads = [g if side is None else side.read(g) for g, side in zip(leaves, sides, strict=True)]
-        due = state.age % self.update_proj_gap == 0
-        old = structure.flatten_up_to(state.projector)
-        projectors = _refreshed(due, old, grads, sides)
+    def plan(self, params):
+        return sides_of(self, params)
 
-        low = structure.unflatten(map(_projected, projectors, grads))
-        steps, age, mu, nu = adam(now, low, state)
-        steps = jax.tree.leaves(steps)
-        new = [
-            n if side is None else side.write(now.scale.astype(n.real.dtype) * _back(pair, n))
-            for pair, n, side in zip(projectors, steps, sides, strict=True)
-        ]
-        projector = structure.unflatten(projectors)
-        return structure.unflatten(new), ScaleByGaloreState(age, projector, mu, nu)
+    def begin(self, now, state):
+        now.due = state.age % self.update_proj_gap == 0
+        begin_adam(now, state)
 
+    def refresh(self, now, g, leaf):
+        if leaf.plan is not None:
+            vectors, _, _ = jnp.linalg.svd(leaf.plan.read(g), full_matrices=False)
+            leaf.projector = (vectors[..., : leaf.plan.rank],)
 
-Projector = tuple[Array, ...]
-"""P, or nothing for an array that is not projected."""
+    def advance(self, now, g, leaf):
+        if leaf.plan is not None:
+            (p,) = leaf.projector
+            g = adjoint(p) @ leaf.plan.read(g)
+        advance_adam(now, g, leaf)
 
-
-def _refreshed(
-    due: Bool[Array, "*leaves"],
-    old: list[Projector],
-    grads: list[Array],
-    sides: tuple[Side | None, ...],
-) -> list[Projector]:
-    """The projectors of this step: new ones where they are due."""
-
-    def refresh() -> list[Projector]:
-        return [
-            () if side is None else (_strongest(due if due.ndim == 0 else due[i], pair[0], g),)
-            for i, (pair, g, side) in enumerate(zip(old, grads, sides, strict=True))
-        ]
-
-    return jax.lax.cond(jnp.any(due), refresh, lambda: old)
-
-
-def _strongest(due: Bool[Array, ""], old: Array, g: Array) -> Array:
-    """The first left singular vectors, as many as in the old projector."""
-    vectors, _, _ = jnp.linalg.svd(g, full_matrices=False)
-    return jnp.where(due, vectors[..., : old.shape[-1]].astype(old.dtype), old)
-
-
-def _projected(projector: Projector, g: Array) -> Array:
-    if not projector:
-        return g
-    p = tree.in_precision_of(projector[0], g.dtype)
-    return jnp.conj(jnp.matrix_transpose(p)) @ g
-
-
-def _back(projector: Projector, n: Array) -> Array:
-    return tree.in_precision_of(projector[0], n.dtype) @ n
+    def direction(self, now, g, leaf):
+        n = direction_of_adam(now, leaf)
+        if leaf.plan is None:
+            return n
+        (p,) = leaf.projector
+        return leaf.plan.write(now.scale * (p @ n))

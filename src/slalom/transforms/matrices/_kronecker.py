@@ -11,21 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Inexact, Int, PyTree
+from jaxtyping import Array, Inexact, Int
 
 from ... import tree
+from ..._core.engine.matrices import chunks, is_small, matrices_or_none
 from ..._core.fields.declare import count_field, count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, call_schedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import missing
 from ...tree.types import Params
 from ...where.layout import Matrix
-from ._layout import matrices_or_none
-from ._stacks import is_small
-
-_STACK = 2**22
-"""The largest number of entries of a stack."""
-
 
 # --- how often ------------------------------------------------------------------------------
 
@@ -95,7 +90,7 @@ def adjoint(x: Inexact[Array, "... n m"]) -> Inexact[Array, "... m n"]:
     return jnp.conj(x.mT) if jnp.iscomplexobj(x) else x.mT
 
 
-def adjoint_times(q: Inexact[Array, "batch n n"], x: Inexact[Array, "batch n m"]) -> Array:
+def adjoint_times(q: Inexact[Array, "... n n"], x: Inexact[Array, "... n m"]) -> Array:
     """qᴴ·x, without a transposed copy of `q`, which XLA:CPU would make."""
     return adjoint(adjoint(x) @ q)
 
@@ -105,7 +100,7 @@ def times_adjoint(x: Inexact[Array, "batch n m"], q: Inexact[Array, "batch m m"]
     return jnp.einsum("bij,bkj->bik", x, jnp.conj(q) if jnp.iscomplexobj(q) else q)
 
 
-def bounded_entries(g: Inexact[Array, "batch n m"]) -> Inexact[Array, "batch n m"]:
+def bounded_entries(g: Inexact[Array, "... n m"]) -> Inexact[Array, "... n m"]:
     """The matrices with entries so bounded that no product with their adjoint overflows.
 
     Infinities and NaN become NaN.
@@ -146,7 +141,7 @@ def in_batches(function: Callable[..., Any], groups: Sequence[tuple[Array, ...]]
         kinds.setdefault(kind, []).append(i)
     for members in kinds.values():
         size = max(math.prod(x.shape[1:]) for x in groups[members[0]])
-        for batch in _chunks(members, [len(groups[i][0]) for i in members], size):
+        for batch in chunks(members, [len(groups[i][0]) for i in members], size):
             # Under strict promotion, real times complex would be refused.
             with jax.numpy_dtype_promotion("standard"):
                 columns = zip(*(groups[i] for i in batch), strict=True)
@@ -171,22 +166,6 @@ def _applied(function: Callable[..., Any], stacks: tuple[Array, ...], size: int)
     return jax.lax.map(of_one, stacks)
 
 
-def _chunks(members: list[int], numbers: list[int], size: int) -> list[list[int]]:
-    """The members that are stacked with each other, given with their numbers of matrices."""
-    if not is_small(size):
-        return [[i] for i in members]
-    most = max(1, _STACK // max(1, size))
-    chunks: list[list[int]] = []
-    room = 0
-    for i, number in zip(members, numbers, strict=True):
-        if not chunks or number > room:
-            chunks.append([])
-            room = most
-        chunks[-1].append(i)
-        room -= number
-    return chunks
-
-
 # --- across a conditional -------------------------------------------------------------------
 
 
@@ -205,20 +184,6 @@ def in_place_of(old: Sequence[Array], new: Sequence[Array]) -> tuple[Array, ...]
 def by_rows(x: Array) -> Array:
     """The array in row-major order."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-
-
-def flat(x: PyTree) -> PyTree:
-    """Arrays as vectors.
-
-    Decompositions prefer columns, and XLA spreads this order to all branches of a conditional, so
-    the idle one would transpose its arguments. A vector has only one order.
-    """
-    return jax.tree.map(lambda x: jnp.ravel(by_rows(x)), x)
-
-
-def shaped(x: PyTree, like: PyTree) -> PyTree:
-    """Undoes `flat`."""
-    return jax.tree.map(lambda x, y: x.reshape(y.shape), x, like)
 
 
 # --- eigenvectors ---------------------------------------------------------------------------

@@ -1,33 +1,24 @@
 """What rules ask of a layout: units, pairs of axes, and matrices.
 
 A rule that reads layouts declares `layout: LayoutLike = layout_field()`, and asks the functions
-below in `init` and in `update`. All of them depend only on the structure and the shapes of the
-parameters, and are memoized.
-
-A rule for matrices calls `matrices` in `init`, where an array without meaning is refused, and in
-`update`:
-
-    for m, g in zip(matrices(self, updates), jax.tree.leaves(updates), strict=True):
-        u = m.write(rule(m.read(g)))       # (batch, outputs, inputs)
-
-Where an array may also be something else than a matrix, it calls `matrices_or_none`.
+below in `init`, where an array without meaning is refused, and in `plan`. All of them depend only
+on the structure and the shapes of the parameters, and are memoized. A rule with `over = "matrix"`
+is given matrices.
 """
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from ... import tree
+from ..._core.engine.matrices import matrices_or_none
 from ..._core.protocol.parts import CHECK
 from ..._core.text.messages import warn
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
-from ...where.layout import HEADS, Layout, Matrix, as_layout, check_layout, layouts
+from ...where.layout import HEADS, Layout, as_layout, check_layout, layouts
 from ...where.resolve import Cases
 from ...where.selectors import path as path_, type as type_
 
@@ -46,30 +37,6 @@ def layout_field() -> Any:
 # --- matrices -------------------------------------------------------------------------------
 
 
-def matrices(rule: Any, params: Params) -> tuple[Matrix, ...]:
-    """How to read each leaf, in order, as matrices.
-
-    **Arguments:**
-
-    - `rule`: a transform with the field `layout`.
-    - `params`: the parameters, or updates.
-
-    **Returns:** a `Matrix` for each leaf.
-
-    **Raises:** `ValueError` for a leaf that is not a matrix of a layer, such as a vector.
-    """
-    found = _layouts(rule, params)
-    for path, layout in zip(leaf_paths(params), found, strict=True):
-        if layout.matrix is None:
-            raise ValueError(_not_a_matrix(type(rule).__name__, path, layout))
-    return tuple(layout.matrix for layout in found if layout.matrix is not None)
-
-
-def matrices_or_none(rule: Any, params: Params) -> tuple[Matrix | None, ...]:
-    """How to read each leaf, in order, as matrices; `None` for what is not a matrix of a layer."""
-    return tuple(layout.matrix for layout in _layouts(rule, params))
-
-
 def matrices_as_text(rule: Any, params: Params) -> tuple[str | None, ...]:
     """The matrices of each leaf for `opt.describe`, such as `"12 of 64 × 32"`."""
     found = matrices_or_none(rule, params)
@@ -78,66 +45,6 @@ def matrices_as_text(rule: Any, params: Params) -> tuple[str | None, ...]:
 
 def _layouts(rule: Any, params: Params) -> tuple[Layout, ...]:
     return layouts(params, rule.layout)
-
-
-def _not_a_matrix(who: str, path: str, layout: Layout) -> str:
-    reason = layout.not_a_matrix
-    message = f"{who} takes matrices, and '{path}' is {reason}. "
-    letters = {2: "io", 3: "sio", 4: "oikk", 5: "oikkk"}.get(len(layout.shape))
-    where = f"sl.where.path({path!r})" if path else "sl.where.everything()"
-    if letters is not None and (layout.letters is None or layout.guessed or layout.axes("v")):
-        message += (
-            "If it is a matrix to you, say which axes are outputs (o), inputs (i), a kernel (k) "
-            f"and a stack (s): `sl.{who}(..., layout={{{where}: {letters!r}}})`. Otherwise g"
-        )
-    else:
-        message += "G"
-    return (
-        f"{message}ive it another rule: "
-        f"`sl.adamw(1e-3).partition({{sl.where.matrix(): sl.{who}(...) | "
-        "sl.ScaleByLearningRate(1e-3)})`."
-    )
-
-
-def map_by(
-    keys: tuple[Any, ...],
-    rule: Callable[..., tuple[Any, ...]],
-    trees: tuple[Any, ...],
-    now: Any = None,
-    *,
-    per_param: tuple[Any, ...] = (),
-    results: int = 1,
-) -> tuple[Any, ...]:
-    """Applies `rule(key, now, *leaves, *tuples)` at every leaf, as `tree.map_leaves` does.
-
-    **Arguments:**
-
-    - `keys`: something hashable for each leaf, such as its `Matrix`. Leaves of equal shape and
-        dtype with the same key share one trace.
-    - `rule`, `trees`, `now`, `per_param`: as for `tree.map_leaves`, but the rule always returns a
-        tuple, and the numbers in `now` are scalars.
-    - `results`: the number of entries of that tuple.
-
-    **Returns:** as many trees.
-    """
-    structure = jax.tree.structure(trees[0])
-    columns: list[list[Any]] = [[None] * len(keys) for _ in range(results)]
-    for key in dict.fromkeys(keys):
-        keep = tuple(k == key for k in keys)
-        cut = tuple(tree.cut(t, keep) for t in trees)
-        within = jax.tree.structure(cut[0])
-        tuples = tuple(
-            within.unflatten(
-                [x for x, k in zip(structure.flatten_up_to(t), keep, strict=True) if k]
-            )
-            for t in per_param
-        )
-        new = tree.map_leaves(functools.partial(rule, key), cut, now, per_param=tuples)
-        places = [i for i, k in enumerate(keep) if k]
-        for column, tree_of_results in zip(columns, new, strict=True):
-            for i, x in zip(places, within.flatten_up_to(tree_of_results), strict=True):
-                column[i] = x
-    return tuple(map(structure.unflatten, columns))
 
 
 # --- units and factors ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Inexact
 
 from ... import tree
+from ..._core.engine.matrices import is_small
 from ..._core.protocol.context import Context
 from ...tree.types import Params, Updates, under_jit
 from ...where.layout import Matrix
@@ -27,10 +28,6 @@ from ._placement import (
     placement,
     sides,
 )
-
-_SMALL = 2**16
-_SMALL_ON_ACCELERATORS = 2**20
-"""The largest number of entries of a matrix that is stacked with others on one device."""
 
 _STACK = 2**26
 """The largest number of entries of a stack, unless it would leave devices without a matrix."""
@@ -134,11 +131,6 @@ def _chunks(
                 chunk = []
             chunk.append(i)
         yield kind, chunk
-
-
-def is_small(size: int) -> bool:
-    """Whether a matrix with so many entries is processed together with others on one device."""
-    return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
 
 
 def _read(m: Matrix, x: Array, i: int, place: Placement | None) -> Array:

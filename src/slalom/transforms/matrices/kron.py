@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree, UInt32
 
 from ... import tree
+from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
@@ -26,7 +27,7 @@ from ._kronecker import (
     sides_as_text,
     size_field,
 )
-from ._layout import layout_field, matrices
+from ._layout import layout_field
 
 _Pair = tuple[Array, Array]
 """The factors of the rows and of the columns: (batch, n, n), or (batch, n) for a diagonal."""

@@ -9,20 +9,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ... import tree
+from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_param
 from ...tree.means import moved
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ._layout import (
     column_axes,
     inputs,
     layout_field,
-    map_by,
-    matrices,
     matrices_as_text,
     warn_guessed,
 )
@@ -36,7 +33,7 @@ class ScaleByRowRmsState(eqx.Module):
     """At each leaf a tuple of one array: for each matrix the mean of squares of each row."""
 
 
-class ScaleByRowRms(AbstractTransform[ScaleByRowRmsState]):
+class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
     """NorMuon's scaling: divides each row of a matrix by its root mean square over all steps.
 
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·mean over the inputs of |gₜ|²
@@ -61,6 +58,7 @@ class ScaleByRowRms(AbstractTransform[ScaleByRowRmsState]):
     eps: Hyperparameter = hyperparameter(1e-10, within="[0, inf)")
     layout: LayoutLike = layout_field()
 
+    over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRowRmsState:
@@ -77,40 +75,34 @@ class ScaleByRowRms(AbstractTransform[ScaleByRowRmsState]):
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return matrices_as_text(self, params)
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByRowRmsState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByRowRmsState]:
-        del params
-        now = self.at(context)
+    def plan(self, params):
+        return matrices(self, params)
+
+    def begin(self, now, state):
         now.c2 = 1 - now.b2
 
-        def rule(m, now, g, nu):
-            x = m.read(g)
-            count = max(m.columns, 1)
-            squares = tree.bounded(jnp.sum(tree.abs_squared(x), -1, keepdims=True) / count)
-            nu = moved(nu[0], squares, now.c2)
-            # A row that was always zero stays so, and must not dwarf the others.
-            by_row = jnp.where(nu == 0, 0, 1 / (tree.root(tree.positive(nu)) + now.eps))
-            # The sum of the squares of û follows from those of the rows, without a second pass.
-            largest = jax.lax.stop_gradient(jnp.max(by_row, (-2, -1), keepdims=True, initial=0))
-            relative = by_row / jnp.where(largest == 0, 1, largest)
-            before = jnp.sum(squares, (-2, -1), keepdims=True)
-            after = jnp.sum(squares * jnp.square(relative), (-2, -1), keepdims=True)
-            # √before / √after, not √(before / after), whose derivative would be NaN at zero.
-            divisor = tree.root(after)
-            kept = tree.root(before) / jnp.where(divisor == 0, 1, divisor)
-            return m.write(x * (relative * kept)), (nu,)
+    def advance(self, now, g, leaf):
+        x = leaf.plan.read(g)
+        count = max(leaf.plan.columns, 1)
+        leaf.squares = tree.bounded(jnp.sum(tree.abs_squared(x), -1, keepdims=True) / count)
+        leaf.nu = (moved(leaf.nu[0], leaf.squares, now.c2),)
 
-        found = matrices(self, updates)
-        updates, nu = map_by(found, rule, (updates,), now, per_param=(state.nu,), results=2)
-        return updates, ScaleByRowRmsState(tree.cast_like(nu, state.nu))
+    def direction(self, now, g, leaf):
+        (nu,) = leaf.nu
+        # A row that was always zero stays so, and must not dwarf the others.
+        by_row = jnp.where(nu == 0, 0, 1 / (tree.root(tree.positive(nu)) + now.eps))
+        # The sum of the squares of û follows from those of the rows, without a second pass.
+        largest = jax.lax.stop_gradient(jnp.max(by_row, (-2, -1), keepdims=True, initial=0))
+        relative = by_row / jnp.where(largest == 0, 1, largest)
+        before = jnp.sum(leaf.squares, (-2, -1), keepdims=True)
+        after = jnp.sum(leaf.squares * jnp.square(relative), (-2, -1), keepdims=True)
+        # √before / √after, not √(before / after), whose derivative would be NaN at zero.
+        divisor = tree.root(after)
+        kept = tree.root(before) / jnp.where(divisor == 0, 1, divisor)
+        return leaf.plan.write(leaf.plan.read(g) * (relative * kept))
 
 
-class NormalizeColumns(AbstractStatelessTransform):
+class NormalizeColumns(AbstractRule[None]):
     """Scales each column to a root mean square of 1: u ↦ u / ((1 + ε)·rms(u)) for each input.
 
     A column holds the weights from one input to all outputs, such as the vector of one token in an
@@ -130,6 +122,7 @@ class NormalizeColumns(AbstractStatelessTransform):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     layout: LayoutLike = layout_field()
 
+    over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
@@ -137,21 +130,17 @@ class NormalizeColumns(AbstractStatelessTransform):
         column_axes(self, params)
         warn_guessed(self, params)
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
+    def plan(self, params):
+        return column_axes(self, params)
 
-        def rule(axes, now, u):
-            if u.size == 0:
-                return (u,)
-            root = math.sqrt(math.prod(u.shape[a] for a in axes))
-            return (divided_by_norm(u, now.eps, axes) * root,)
-
-        axes = column_axes(self, updates)
-        (updates,) = map_by(axes, rule, (updates,), self.at(context))
-        return updates
+    def direction(self, now, g, leaf):
+        if g.size == 0:
+            return g
+        root = math.sqrt(math.prod(g.shape[a] for a in leaf.plan))
+        return divided_by_norm(g, now.eps, leaf.plan) * root
 
 
-class ScaleByFanIn(AbstractStatelessTransform):
+class ScaleByFanIn(AbstractRule[None]):
     """Divides the update of each layer by its number of inputs: u ↦ u / inputs.
 
     Behind `sl.ScaleBySign()` it is the steepest direction for outputs of which only the largest
@@ -167,6 +156,7 @@ class ScaleByFanIn(AbstractStatelessTransform):
 
     layout: LayoutLike = layout_field()
 
+    over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
@@ -174,8 +164,8 @@ class ScaleByFanIn(AbstractStatelessTransform):
         inputs(self, params)
         warn_guessed(self, params)
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params, context
-        found = inputs(self, updates)
-        (updates,) = map_by(found, lambda n, _, u: (u * (1 / n),), (updates,))
-        return updates
+    def plan(self, params):
+        return inputs(self, params)
+
+    def direction(self, now, g, leaf):
+        return g * (1 / leaf.plan)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ... import tree
+from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import (
     Hyperparameter,
     choice_field,
@@ -22,7 +23,7 @@ from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike
-from ._layout import layout_field, matrices, matrices_as_text, warn_guessed
+from ._layout import layout_field, matrices_as_text, warn_guessed
 from ._newton_schulz import MARGINS, PRECONDITIONINGS, SETS, Triple, iteration, newton_schulz
 from ._stacks import devices_as_text, map_matrices
 

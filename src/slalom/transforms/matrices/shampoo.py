@@ -1,6 +1,7 @@
 """The inverse fourth roots of two Kronecker factors: Shampoo."""
 
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -8,26 +9,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
+from ..._core.engine.matrices import matrices, matrices_or_none, of_matrices
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK, Part
+from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform, require_transform
-from ..._core.protocol.wrapper import AbstractComposite
 from ..._core.protocol.write import Writer
 from ..._core.state.marks import per_leaf, per_param, until_reset
 from ...tree.types import Gradients, Params, Updates
 from ...where.layout import LayoutLike, Matrix
-from ._kronecker import (
-    adjoint,
-    bounded_entries,
-    flat,
-    frequency_at,
-    frequency_field,
-    in_batches,
-    shaped,
-)
-from ._layout import layout_field, matrices, matrices_or_none
+from ._kronecker import adjoint, bounded_entries, frequency_at, frequency_field
+from ._layout import layout_field
 
 
 class ScaleByShampooState(eqx.Module):
@@ -38,13 +32,13 @@ class ScaleByShampooState(eqx.Module):
     age: Int[Array, "*leaves"] = per_leaf()
     since: Int[Array, ""] = until_reset()
     """The number of steps since the last refresh."""
-    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param()
+    statistics: PyTree[Inexact[Array, "..."]] = per_param()
     """At each leaf a tuple of L and R, with an entry for each block."""
-    roots: PyTree[Inexact[Array, "_ _ _"]] = per_param()
+    roots: PyTree[Inexact[Array, "..."]] = per_param()
     """At each leaf a tuple of their inverse fourth roots."""
 
 
-class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
+class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
     """Shampoo: preconditions both sides of a matrix by inverse fourth roots.
 
         Lₜ = β·Lₜ₋₁ + (1 − β)·G·Gᴴ,   Rₜ = β·Rₜ₋₁ + (1 − β)·Gᴴ·G
@@ -92,22 +86,20 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
     )
     layout: LayoutLike = layout_field()
 
+    over: ClassVar[str] = "matrix"
+    refreshes: ClassVar[tuple[str, ...]] = ("roots",)
+
     def init(self, params: Params) -> ScaleByShampooState:
-        leaves, structure = jax.tree.flatten(params)
-        pairs = [
-            (_Blocks.of(m, self.block_size), tree.accumulation_dtype(tree.canonical(x.dtype)))
-            for m, x in zip(matrices(self, params), leaves, strict=True)
-        ]
+        def blocks(rows: int, columns: int, dtype: Any) -> tuple[Array, Array]:
+            return _Blocks.of((rows, columns), self.block_size).zeros(dtype)
 
-        def zeros() -> PyTree:
-            # Two trees, since no two leaves of a state may share a buffer.
-            return structure.unflatten([blocks.zeros(dtype) for blocks, dtype in pairs])
-
+        # Two trees, since no two leaves of a state may share a buffer.
+        statistics, roots = (self.for_each_matrix(params, blocks) for _ in range(2))
         return ScaleByShampooState(
             age=tree.fresh_count(),
             since=tree.fresh_count(),
-            statistics=zeros(),
-            roots=zeros(),
+            statistics=statistics,
+            roots=roots,
             graft=None if self.graft is None else self.graft.init(params),
         )
 
@@ -127,89 +119,67 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
         params: Params | None,
         context: Context | None,
     ) -> tuple[Any, ScaleByShampooState]:
-        grafted, graft = None, state.graft
-        for part in self.children(state, context, params):
-            grafted, graft = part.run(write.returning, updates)
+        if self.graft is None:
+            return super().run(write, updates, state, params, context)
+        (part,) = self.children(state, context, params)
+        sizes, graft = part.run(write.returning, updates)
+        updates, state = super().run(write.returning, updates, state, params, context)
         if jax.tree.leaves(updates):
-            updates, state = self._preconditioned(updates, grafted, state, context)
+            updates = self._grafted(updates, sizes)
         return write(params, updates), eqx.tree_at(
             lambda s: s.graft, state, graft, is_leaf=lambda x: x is None
         )
 
-    def _preconditioned(
-        self,
-        updates: Updates,
-        grafted: Updates | None,
-        state: ScaleByShampooState,
-        context: Context | None,
-    ) -> tuple[Updates, ScaleByShampooState]:
-        structure = jax.tree.structure(updates)
+    def _grafted(self, updates: Updates, sizes: Updates) -> Updates:
+        """The updates of matrices with the norms of others."""
+        leaves, structure = jax.tree.flatten(updates)
         found = matrices(self, updates)
+        both = [
+            [m.read(x) for m, x in zip(found, xs, strict=True)]
+            for xs in (leaves, jax.tree.leaves(sizes))
+        ]
+        scaled = tree.map_leaves(_with_norm_of, tuple(both), in_turn=True)
+        return structure.unflatten([m.write(x) for m, x in zip(found, scaled, strict=True)])
 
-        def read(x: PyTree) -> list[Array]:
-            return [m.read(x) for m, x in zip(found, jax.tree.leaves(x), strict=True)]
+    # --- the phases -------------------------------------------------------------------------
 
-        grads = read(updates)
-        old, roots = map(structure.flatten_up_to, (state.statistics, state.roots))
-        age = tree.increment(state.age)
-        now = self.at(context)
+    def at(self, context: Context | None) -> SimpleNamespace:
+        now = super().at(context)
+        now.frequency = jnp.asarray(frequency_at(self, context))
+        return now
+
+    def begin(self, now, state):
+        is_new = jnp.any(state.age == 0)
+        state.age = tree.increment(state.age)
         is_sum = now.b2 == 1
         now.c2 = jnp.where(is_sum, 1, 1 - now.b2)
-        now.scale = jnp.where(is_sum, 1, tree.bias_correction(jnp.where(is_sum, 0, now.b2), age))
-        (statistics,) = tree.map_leaves(
-            self._statistics, (grads,), now, per_param=(old,), in_turn=True
+        now.scale = jnp.where(
+            is_sum, 1, tree.bias_correction(jnp.where(is_sum, 0, now.b2), state.age)
         )
-        is_new = jnp.any(state.age == 0)
-        due = is_new | (state.since + 1 >= frequency_at(self, context))
+        now.due = is_new | (state.since + 1 >= now.frequency)
+        state.since = jnp.where(now.due, 0, tree.increment(state.since))
 
-        def refresh(statistics, roots):
-            del roots
-            scales = [now.scale if now.scale.ndim == 0 else now.scale[i] for i in range(len(grads))]
-            groups = [
-                (x, jnp.broadcast_to(scale.astype(tree.real_dtype(x.dtype)), len(x)))
-                for pair, scale in zip(statistics, scales, strict=True)
-                for x in pair
-            ]
-
-            def of_debiased(x, scale):
-                return _inverse_fourth_roots(x * scale[:, None, None], now.eps)
-
-            fresh = iter(in_batches(of_debiased, groups))
-            return flat([tuple(next(fresh) for _ in pair) for pair in statistics])
-
-        new = jax.lax.cond(due, refresh, lambda _, roots: roots, statistics, flat(roots))
-        roots = shaped(new, roots)
-        trees = (grads,) if grafted is None else (grads, read(grafted))
-        result = tree.map_leaves(self._direction, trees, per_param=(roots,), in_turn=True)
-        updates = structure.unflatten([m.write(x) for m, x in zip(found, result, strict=True)])
-        return updates, ScaleByShampooState(
-            age=age,
-            since=jnp.where(due, 0, tree.increment(state.since)),
-            statistics=structure.unflatten(statistics),
-            roots=structure.unflatten(roots),
-            graft=state.graft,
-        )
-
-    def _statistics(self, now, g, old):
-        blocks = _Blocks.of_shape(g.shape, self.block_size).split(bounded_entries(g))
-        left, right = old
+    def advance(self, now, g, leaf):
+        blocks = _Blocks.of(g.shape, self.block_size).split(bounded_entries(g))
+        left, right = leaf.statistics
         left = now.b2 * left + now.c2 * (blocks @ adjoint(blocks))
         right = now.b2 * right + now.c2 * (adjoint(blocks) @ blocks)
-        return ((left, right),)
+        leaf.statistics = (left, right)
 
-    def _direction(self, _, g, *rest):
-        *grafted, (left, right) = rest
-        cut = _Blocks.of_shape(g.shape, self.block_size)
-        direction = cut.join(left @ cut.split(bounded_entries(g)) @ right)
-        if not grafted:
-            return direction
-        largest, norm = _scaled_norm(direction)
-        size, of_size = _scaled_norm(grafted[0])
-        limit = float(jnp.finfo(size.dtype).max) / 4
-        size = jnp.minimum(size, limit / jnp.maximum(of_size, 1)) * of_size
-        # Divided first by the largest entry, since the quotient of the norms may overflow.
-        inverse = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
-        return direction * (1 / tree.positive(largest)) * inverse * size
+    def refresh(self, now, g, leaf):
+        del g
+
+        def root(x):
+            return _inverse_fourth_root(x * now.scale, now.eps)
+
+        leaf.roots = tuple(
+            root(x) if x.ndim == 2 else of_matrices(root, x) for x in leaf.statistics
+        )
+
+    def direction(self, now, g, leaf):
+        cut = _Blocks.of(g.shape, self.block_size)
+        left, right = leaf.roots
+        return cut.join(left @ cut.split(bounded_entries(g)) @ right)
 
     # --- traits -----------------------------------------------------------------------------
 
@@ -217,7 +187,7 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
         def note(matrix: Matrix | None) -> str | None:
             if matrix is None:
                 return None
-            blocks = str(_Blocks.of(matrix, self.block_size))
+            blocks = str(_Blocks.of((matrix.rows, matrix.columns), self.block_size))
             return ", ".join(filter(None, (str(matrix), blocks)))
 
         return tuple(map(note, matrices_or_none(self, params)))
@@ -227,9 +197,8 @@ class ScaleByShampoo(AbstractComposite[ScaleByShampooState]):
 
 
 class _Blocks(NamedTuple):
-    """How matrices are cut into blocks of equal size. Zeros are appended where none fits."""
+    """How a matrix is cut into blocks of equal size. Zeros are appended where none fits."""
 
-    batch: int
     rows: int
     columns: int
     down: int
@@ -239,62 +208,72 @@ class _Blocks(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, matrix: Matrix, size: int) -> "_Blocks":
-        return cls.of_shape((matrix.batch, matrix.rows, matrix.columns), size)
-
-    @classmethod
-    def of_shape(cls, shape: tuple[int, ...], size: int) -> "_Blocks":
-        batch, rows, columns = shape
+    def of(cls, shape: tuple[int, ...], size: int) -> "_Blocks":
+        rows, columns = shape
         down, across = max(1, -(-rows // size)), max(1, -(-columns // size))
-        return cls(batch, rows, columns, down, across, -(-rows // down), -(-columns // across))
+        return cls(rows, columns, down, across, -(-rows // down), -(-columns // across))
+
+    @property
+    def number(self) -> tuple[int, ...]:
+        """The number of blocks; nothing for one."""
+        return () if self.down == self.across == 1 else (self.down * self.across,)
 
     def zeros(self, dtype: Any) -> tuple[Array, Array]:
-        number = self.batch * self.down * self.across
         return (
-            jnp.zeros((number, self.height, self.height), dtype),
-            jnp.zeros((number, self.width, self.width), dtype),
+            jnp.zeros((*self.number, self.height, self.height), dtype),
+            jnp.zeros((*self.number, self.width, self.width), dtype),
         )
 
-    def split(self, x: Inexact[Array, "_ _ _"]) -> Inexact[Array, "_ _ _"]:
-        """The blocks of matrices, row by row."""
-        if self.down == self.across == 1:
+    def split(self, x: Inexact[Array, "n m"]) -> Inexact[Array, "*blocks _ _"]:
+        """The blocks of a matrix, row by row."""
+        if not self.number:
             return x
         more = self.down * self.height - self.rows, self.across * self.width - self.columns
-        x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1])))
-        x = x.reshape(self.batch, self.down, self.height, self.across, self.width)
-        return x.swapaxes(2, 3).reshape(-1, self.height, self.width)
+        x = jnp.pad(x, ((0, more[0]), (0, more[1])))
+        x = x.reshape(self.down, self.height, self.across, self.width)
+        return x.swapaxes(1, 2).reshape(-1, self.height, self.width)
 
-    def join(self, blocks: Inexact[Array, "_ _ _"]) -> Inexact[Array, "_ _ _"]:
+    def join(self, blocks: Inexact[Array, "*blocks _ _"]) -> Inexact[Array, "n m"]:
         """Undoes `split`."""
-        if self.down == self.across == 1:
+        if not self.number:
             return blocks
-        x = blocks.reshape(self.batch, self.down, self.across, self.height, self.width)
-        x = x.swapaxes(2, 3).reshape(self.batch, self.down * self.height, self.across * self.width)
-        return x[:, : self.rows, : self.columns]
+        x = blocks.reshape(self.down, self.across, self.height, self.width)
+        x = x.swapaxes(1, 2).reshape(self.down * self.height, self.across * self.width)
+        return x[: self.rows, : self.columns]
 
     def __str__(self) -> str:
-        if self.down == self.across == 1:
-            return ""
-        return f"{self.down * self.across} blocks of {self.height} × {self.width}"
+        return f"{self.number[0]} blocks of {self.height} × {self.width}" if self.number else ""
 
 
 # --- numbers --------------------------------------------------------------------------------
 
 
-def _inverse_fourth_roots(x: Inexact[Array, "_ n n"], eps: Any) -> Inexact[Array, "_ n n"]:
-    """(x + ε·λ·I)^(−1/4) of positive semidefinite matrices with largest eigenvalue λ."""
+def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "n n"]:
+    """(x + ε·λ·I)^(−1/4) of a positive semidefinite matrix with largest eigenvalue λ."""
     limits = jnp.finfo(tree.real_dtype(x.dtype))
-    diagonal = jnp.diagonal(x, axis1=-2, axis2=-1).real
+    # The diagonal of a stack of one: for that of one matrix JAX has a conditional by platform.
+    largest = jnp.max(jnp.diagonal(x[None], axis1=-2, axis2=-1).real)
     # With a larger bound than that of `tree.positive`, a first gradient of zeros does not leave
     # roots with which the next one overflows.
-    scale = jnp.maximum(jnp.max(diagonal, axis=-1, initial=0), float(limits.tiny) ** 0.75)
-    values, vectors = jnp.linalg.eigh(x * (1 / scale)[:, None, None], symmetrize_input=False)
-    largest = jnp.max(values, axis=-1, keepdims=True, initial=0)
+    scale = jnp.maximum(largest, float(limits.tiny) ** 0.75)
+    values, vectors = jnp.linalg.eigh(x * (1 / scale), symmetrize_input=False)
+    largest = jnp.maximum(values[-1], 0)
     values = jnp.maximum(values, 0) + eps.astype(values.dtype) * largest
     powers = jnp.where(largest > 0, tree.positive(values), 1) ** -0.25
     with jax.default_matmul_precision("highest"):
-        roots = (vectors * powers[:, None, :]) @ adjoint(vectors)
-    return roots * (scale**-0.25)[:, None, None]
+        roots = (vectors * powers[None, :]) @ adjoint(vectors)
+    return roots * scale**-0.25
+
+
+def _with_norm_of(_, x: Inexact[Array, "batch n m"], other: Inexact[Array, "batch n m"]) -> Array:
+    """Matrices with the norms of others."""
+    largest, norm = _scaled_norm(x)
+    size, of_size = _scaled_norm(other)
+    limit = float(jnp.finfo(size.dtype).max) / 4
+    size = jnp.minimum(size, limit / jnp.maximum(of_size, 1)) * of_size
+    # Divided first by the largest entry, since the quotient of the norms may overflow.
+    inverse = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
+    return x * (1 / tree.positive(largest)) * inverse * size
 
 
 def _scaled_norm(x: Inexact[Array, "batch n m"]) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from ... import tree
+from ..._core.engine.matrices import for_each_matrix, matrices
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
@@ -36,7 +37,7 @@ from ._kronecker import (
     size_field,
     times_adjoint,
 )
-from ._layout import layout_field, matrices
+from ._layout import layout_field
 
 
 class ScaleBySoapState(eqx.Module):
@@ -106,14 +107,9 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
     layout: LayoutLike = layout_field()
 
     def init(self, params: Params) -> ScaleBySoapState:
-        found = matrices(self, params)
-        leaves, structure = jax.tree.flatten(params)
-
         def zeros() -> PyTree:
             # Two trees, since no two leaves of a state may share a buffer.
-            return structure.unflatten(
-                [self._zero_factors(m, x.dtype) for m, x in zip(found, leaves, strict=True)]
-            )
+            return for_each_matrix(self, params, self._zero_factors)
 
         return ScaleBySoapState(
             age=tree.fresh_count(),
@@ -124,11 +120,9 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
             basis=zeros(),
         )
 
-    def _zero_factors(self, matrix: Matrix, dtype: Any) -> tuple[Array, ...]:
-        wide = tree.accumulation_dtype(tree.canonical(dtype))
-        shape = (matrix.batch, matrix.rows, matrix.columns)
-        sizes = zip(has_factor(shape, self.max_size), shape[1:], strict=True)
-        return tuple(jnp.zeros((matrix.batch, n, n), wide) for has, n in sizes if has)
+    def _zero_factors(self, rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
+        sizes = zip(has_factor((1, rows, columns), self.max_size), (rows, columns), strict=True)
+        return tuple(jnp.zeros((n, n), dtype) for has, n in sizes if has)
 
     def update(
         self,

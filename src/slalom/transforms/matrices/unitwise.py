@@ -1,7 +1,6 @@
 """Transforms that clip the update of each unit."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,19 +8,19 @@ from jaxtyping import Array
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ...tree.types import Params, Updates
+from ..._core.protocol.rule import AbstractRule
+from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..shaping.clip import clip_factor
-from ._layout import layout_field, map_by, unit_axes, warn_guessed
+from ._layout import layout_field, unit_axes, warn_guessed
 
 
-class _AbstractUnitwise(AbstractStatelessTransform):
+class _AbstractUnitwise(AbstractRule[None]):
     """A rule that needs the axes of each unit."""
 
     layout: eqx.AbstractVar[LayoutLike]
 
+    over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
@@ -30,13 +29,8 @@ class _AbstractUnitwise(AbstractStatelessTransform):
         unit_axes(self, params)
         warn_guessed(self, params)
 
-    def _map_units(
-        self, rule: Callable[..., Array], trees: tuple[Any, ...], context: Context | None
-    ) -> Updates:
-        """`rule(axes, now, *leaves)` at every leaf, where `axes` are those of one unit."""
-        axes = unit_axes(self, trees[0])
-        (updates,) = map_by(axes, lambda *args: (rule(*args),), trees, self.at(context))
-        return updates
+    def plan(self, params):
+        return unit_axes(self, params)
 
 
 class UnitwiseClip(_AbstractUnitwise):
@@ -65,13 +59,8 @@ class UnitwiseClip(_AbstractUnitwise):
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
     layout: LayoutLike = layout_field()
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-
-        def rule(axes, now, u):
-            return u * clip_factor(_norms(axes, u), now.max_norm)
-
-        return self._map_units(rule, (updates,), context)
+    def direction(self, now, g, leaf):
+        return g * clip_factor(_norms(leaf.plan, g), now.max_norm)
 
 
 class AdaptiveGradClip(_AbstractUnitwise):
@@ -100,14 +89,9 @@ class AdaptiveGradClip(_AbstractUnitwise):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
-
-        def rule(axes, now, u, p):
-            limit = now.clipping * jnp.maximum(_norms(axes, p), now.eps)
-            return u * clip_factor(_norms(axes, u), limit)
-
-        return self._map_units(rule, (updates, params), context)
+    def direction(self, now, g, leaf):
+        limit = now.clipping * jnp.maximum(_norms(leaf.plan, leaf.p), now.eps)
+        return g * clip_factor(_norms(leaf.plan, g), limit)
 
 
 def _norms(axes: tuple[int, ...], x: Array) -> Array:

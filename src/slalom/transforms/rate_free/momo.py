@@ -27,11 +27,6 @@ class _AbstractMomo(AbstractRule[State]):
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
 
-    decay_where: eqx.AbstractVar[Where | None]
-
-    def plan(self, params):
-        return decay_mask(self.decay_where, params)
-
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"step_size": state.step_size}
 
@@ -96,6 +91,9 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
             **_fresh_numbers(self, params),
             mu=first_moment(self, params, "b1"),
         )
+
+    def plan(self, params):
+        return decay_mask(self.decay_where, params)
 
     def begin(self, now, state):
         state.age = tree.increment(state.age)
@@ -178,6 +176,9 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
             mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params, self.nu_dtype),
         )
+
+    def plan(self, params):
+        return decay_mask(self.decay_where, params)
 
     def begin(self, now, state):
         state.age = tree.increment(state.age)

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike
-from ..matrices._layout import layout_field, map_by, row_axes
+from ..matrices._layout import layout_field, row_axes
 from .scale import sign_of
 
 
-class Centralize(AbstractStatelessTransform):
+class Centralize(AbstractRule[None]):
     """Subtracts from the weights of each output their mean: u ↦ u − mean over the inputs.
 
     The inputs of a convolution include its kernel, and a stack of layers is that of its layers. In
@@ -37,19 +38,17 @@ class Centralize(AbstractStatelessTransform):
 
     layout: LayoutLike = layout_field()
 
+    over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params, context
+    def plan(self, params):
+        return row_axes(self, params)
 
-        def rule(axes, _, u):
-            if math.prod(u.shape[a] for a in axes) <= 1:
-                return (u,)
-            mean = jnp.mean(u, axes, keepdims=True)
-            return (u - jnp.broadcast_to(mean, u.shape),)
-
-        (updates,) = map_by(row_axes(self, updates), rule, (updates,))
-        return updates
+    def direction(self, now, g, leaf):
+        if math.prod(g.shape[a] for a in leaf.plan) <= 1:
+            return g
+        mean = jnp.mean(g, leaf.plan, keepdims=True)
+        return g - jnp.broadcast_to(mean, g.shape)
 
 
 class NormalizeByUpdateNorm(AbstractStatelessTransform):

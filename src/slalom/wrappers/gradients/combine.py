@@ -163,10 +163,12 @@ class Combine(AbstractWrapper[CombineState]):
             found |= {f"{kind}.{name}": values[..., i] for i, name in enumerate(self.terms)}
         if state.gram is None:
             return found
+        squares = jnp.diagonal(state.gram, axis1=-2, axis2=-1)
+        inverse = jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
         for i, first in enumerate(self.terms):
             for j, second in enumerate(self.terms[:i]):
-                squares = state.gram[..., i, i] * state.gram[..., j, j]
-                cosine = state.gram[..., i, j] * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
+                # One factor after the other: the product of both squares may overflow.
+                cosine = state.gram[..., i, j] * inverse[..., i] * inverse[..., j]
                 found[f"cosines.{second}.{first}"] = cosine
         return found
 

@@ -53,6 +53,7 @@ class Sam(AbstractWrapper[Any]):
     needs: ClassVar[tuple[str, ...]] = ("params", "grad_fn")
     needs_whole_params: ClassVar[bool | None] = True
     computes_gradient: ClassVar[bool] = True
+    follows_loss: ClassVar[bool] = True
 
     inner: AbstractTransform
     rho: Hyperparameter = hyperparameter(0.05, within="[0, inf)")

@@ -77,6 +77,10 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return () if self.by == "grad_norm" else ("value",)
 
+    @property
+    def follows_loss(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.by != "grad_norm"
+
     def init(self, params: Params) -> SkipSpikesState:
         watched = 2 if self.by == "both" else 1
         return SkipSpikesState(

@@ -70,6 +70,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     needs_whole_params: ClassVar[bool | None] = True
+    follows_loss: ClassVar[bool] = True
 
     inner: AbstractTransform
     weight_decay: Hyperparameter = hyperparameter(1e-2, within="[0, inf)")

@@ -46,6 +46,7 @@ class Drive(AbstractWrapper[DriveState]):
     schedules: dict[str, AbstractStatefulSchedule]
 
     elementwise: ClassVar[bool] = True
+    follows_loss: ClassVar[bool] = True
 
     def __init__(self, inner: AbstractTransform, schedules: Mapping[str, Any]):
         if not isinstance(schedules, Mapping):

@@ -1,6 +1,5 @@
 """Self-scaled Broyden: the numbers of the authors' code, and what every matrix has."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,38 +59,3 @@ def test_a_step_that_stood_still_forgets_the_matrix():
     assert not np.any(state.inverse)
     ratios = [u / g for u, g in zip(*map(jax.tree.leaves, (direction, grads)), strict=True)]
     np.testing.assert_allclose(np.concatenate([x.ravel() for x in ratios]), ratios[0][0], rtol=1e-5)
-
-
-def poisson(seed):
-    """A small form of the problem of `benchmarks/curvature.py`, after some steps of Adam."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    model = eqx.nn.MLP(2, 1, 12, 2, jnp.tanh, key=keys[0])
-    inside = jax.random.uniform(keys[1], (100, 2))
-    edge = jax.random.uniform(keys[2], (10,))
-    zero, one = jnp.zeros(10), jnp.ones(10)
-    edges = [jnp.stack(pair, 1) for pair in ((edge, zero), (edge, one), (zero, edge), (one, edge))]
-
-    def pde(model, x):
-        hessian = jax.hessian(lambda x: model(x)[0])(x)
-        force = 2 * jnp.pi**2 * jnp.sin(jnp.pi * x[0]) * jnp.sin(jnp.pi * x[1])
-        return hessian[0, 0] + hessian[1, 1] + force
-
-    loss_fn = sl.LeastSquares(
-        {"pde": pde, "edge": lambda model, x: model(x)[0]}, weights={"edge": 100.0}
-    )
-    batch = {"pde": inside, "edge": jnp.concatenate(edges)}
-    return loss_fn, batch, sl.minimize(loss_fn, sl.adam(3e-3), model, batch, max_steps=300).model
-
-
-@pytest.mark.slow
-def test_the_loss_of_a_network_is_a_fifth_of_that_of_bfgs(x64):
-    """The median of three seeds, after the same number of steps."""
-    ratios = []
-    for seed in range(3):
-        loss_fn, batch, model = poisson(seed)
-        losses = [
-            float(sl.minimize(loss_fn, sl.ss_broyden(family), model, batch, max_steps=500).loss)
-            for family in ("broyden", "plain")
-        ]
-        ratios.append(losses[0] / losses[1])
-    assert np.median(ratios) <= 1 / 5, ratios

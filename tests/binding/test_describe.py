@@ -113,6 +113,7 @@ def test_rich_prints_a_table():
     assert "group" not in text  # a column that says nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 120])
 def test_rich_cuts_no_path_and_no_number(width):
     model = eqx.nn.MLP(2, 1, 16, 2, key=jax.random.key(0))

@@ -528,6 +528,7 @@ def types_of(tree):
     return jax.tree.map(jax.typeof, eqx.filter(tree, eqx.is_array))
 
 
+@pytest.mark.slow
 def test_with_explicit_axes_nothing_moves_and_nothing_compiles_twice():
     loss_fn = make_loss()
     model = placed(make_model(), lambda a: NamedSharding(explicit, PartitionSpec()))

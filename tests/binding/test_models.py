@@ -78,6 +78,7 @@ def everything_loss(model, x, y):
     return mean_square(model, x, y)
 
 
+@pytest.mark.slow
 def test_every_kind_of_leaf_passes_through_opt_step():
     model = Everything()
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), model)
@@ -458,6 +459,7 @@ def test_stop_gradient_is_not_needed():
 # --- dtypes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     slow_except(

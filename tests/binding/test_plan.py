@@ -86,6 +86,7 @@ def test_plan_on_explicit_axes_equals_the_figures_of_the_compiled_program(specs)
     check_against_the_program(RULES["adafactor"], specs, two_by_two(AxisType.Explicit))
 
 
+@pytest.mark.slow
 def test_partitioned_state_is_planned_as_the_program_has_it():
     check_against_the_program(RULES["adamw"], SPECS["replicated"], two_by_two(), axis="data")
 
@@ -147,6 +148,7 @@ print("same")
     assert (done.returncode, done.stdout.strip()) == (0, "same"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(["soap", "shampoo", "kron", "flatten"], "flatten"))
 def test_factors_of_square_matrices_and_buffers_are_planned_as_they_are(name):
     tx = {"soap": sl.soap(0.1), "shampoo": sl.shampoo(0.1), "kron": sl.kron(0.1)}.get(name)

@@ -76,6 +76,7 @@ ALONE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", slow_except(ALONE, "adamw", "radam", "sm3", "partition", "lookahead", "average")
 )

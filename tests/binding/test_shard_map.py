@@ -9,7 +9,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import slalom as sl
 from helpers import slow_except
-from table import WITH_GRADIENT
+from table import GRADIENT_ROWS, WITH_GRADIENT
 
 mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 alone = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
@@ -57,6 +57,7 @@ def test_a_norm_of_gradients_that_are_not_averaged_is_refused():
         jax.eval_shape(run, PARAMS, jnp.ones(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tx", [CLIP, sl.lamb(0.1).if_finite().record()])
 def test_norms_of_replicated_parameters_are_those_of_one_device(tx):
     expected, _ = sl.Optimizer(tx, PARAMS).step(PARAMS, jax.grad(loss_fn)(PARAMS))
@@ -135,7 +136,7 @@ def sum_of_squares(params):
     return sum((jnp.sum(x**2 + x) for x in jax.tree.leaves(params)), jnp.zeros(()))
 
 
-@pytest.mark.parametrize("name", slow_except(WITH_GRADIENT, "ScaleByTrustRatio", "adam"))
+@pytest.mark.parametrize("name", slow_except(GRADIENT_ROWS, "ScaleByTrustRatio"))
 def test_steps_are_those_of_one_device_or_are_refused(name):
     opt = sl.Optimizer(WITH_GRADIENT[name], SHARDED)
     parts = jax.tree.map(lambda x: P("model") if x.shape[:1] == (4,) else P(), (SHARDED, opt))

@@ -74,6 +74,7 @@ def test_sums_along_an_axis_keep_the_sharding_of_the_others(axis_types):
     assert (column.shape, tuple(column.sharding.spec)) == ((1, 8), (None, "model"))
 
 
+@pytest.mark.slow
 def test_buffers_of_parameters_on_explicit_axes_are_whole():
     params = sharded(AXES["explicit"])
     alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
@@ -162,6 +163,7 @@ SPECS_OF_CODES = [P("a"), P(("a", "b")), P("a", "b"), P(None, "b"), P(None, ("a"
 SPECS_OF_CODES += [P(None, None, "b"), P("a", None, "b")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["int8", "int4", "dynamic8"])
 def test_every_shape_is_encoded_along_explicit_axes(codec):
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)

@@ -247,6 +247,7 @@ def test_only_is_the_rule_on_the_selected_leaves_alone(rule):
     assert_same_bits(got["b"], model["b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", slow_except(RULES, "adamw", "every_k"))
 def test_partition_is_each_rule_alone(rule):
     tx, other = RULES[rule], sl.sgd(0.3, 0.5)

@@ -170,6 +170,7 @@ def hypergradient(make, grads, x):
     return jax.grad(total)(x), total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(NUMBERS_AT_ZERO, "ScaleByRms", "Ema"))
 def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(name, x64):
     grads = [jnp.asarray(g) for g in ([0.3, -1.0], [-0.2, 0.7], [0.4, 0.1])]

@@ -413,6 +413,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 def test_update_n_uses_the_schedule_at_n(field):
     schedule = sl.schedules.linear(0.9, 0.1, 4)

@@ -48,6 +48,7 @@ def test_overriding_a_schedule_by_a_number_is_no_silent_nothing():
         opt.with_hyperparams(b1=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "b2",
     [sl.schedules.linear(0.9, 0.999, 20), sl.schedules.constant(0.999), 0.999],

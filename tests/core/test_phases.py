@@ -84,6 +84,7 @@ def test_each_group_of_a_partition_has_its_own_sums():
         np.testing.assert_array_equal(new[name], want)
 
 
+@pytest.mark.slow
 def test_each_run_of_a_vmap_has_its_own_sums():
     grads = jax.tree.map(lambda p: jnp.stack([jnp.ones_like(p), 2 * jnp.ones_like(p)]), params)
     tx = Counting()

@@ -266,6 +266,7 @@ def assert_algebra_on_paths(shape, joined):
     assert found == set(filter(holds, paths))
 
 
+@pytest.mark.slow
 @drawn(TREES, JOINED, examples=50)
 def test_algebra_is_boolean_algebra_on_paths(shape, joined):
     assert_algebra_on_paths(shape, joined)
@@ -474,6 +475,7 @@ def test_empty_selections_by_type_shape_and_dtype_are_legal():
     assert jnp.array_equal(new["b"], model["b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [

@@ -86,6 +86,7 @@ PROBLEMS = {
 # --- directions ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_cauchy_point_and_the_minimum_over_the_free_parameters_are_those_of_the_paper(x64):
     matrix = jnp.array([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 2.0]])
     s, ones = jnp.array([0.1, 0.2, -0.1]), jnp.ones(3)
@@ -215,6 +216,7 @@ def test_bounds_may_be_numbers_trees_selectors_and_projections(form):
     np.testing.assert_array_equal(found.model["b"], [0.5 if form == "a part" else 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_except(["float32", "bfloat16"], "bfloat16"))
 def test_a_start_outside_is_projected_with_a_warning(dtype):
     params = {"a": jnp.full(2, 3.3, dtype), "b": jnp.full(1, 0.5, dtype)}

@@ -29,6 +29,7 @@ def walk(family, steps):
     return found
 
 
+@pytest.mark.slow
 def test_two_steps_are_those_of_the_authors_code(x64):
     (first, x, *_), (second, *_) = walk("broyden", 2)
     np.testing.assert_allclose(x, [0.909191, 0.091908], atol=1e-6)

@@ -61,6 +61,7 @@ def custom(matrix, rhs):
     return jnp.linalg.solve(matrix, rhs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("solver", ["auto", "cholesky", "qr", custom])
 def test_a_step_is_the_damped_solution(x64, form, solver):
@@ -85,6 +86,7 @@ def test_momentum_is_that_of_spring(x64, form):
         np.testing.assert_allclose(u, phi, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_golden_steps_of_spring(x64):
     j = jnp.array([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]])
 
@@ -140,6 +142,7 @@ def test_a_failed_factorization_raises_the_damping():
     assert loss_fn(new, x) < 1e-6 * loss
 
 
+@pytest.mark.slow
 def test_a_failed_search_raises_the_damping():
     loss_fn = sl.LeastSquares(residual)
     p, data = problem()
@@ -152,6 +155,7 @@ def test_a_failed_search_raises_the_damping():
     assert opt.metrics["scale_by_gauss_newton.stuck"]
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_needs_the_residuals_only(x64):
     p, data = problem(jnp.float64)
     loss_fn = sl.LeastSquares(residual)
@@ -263,6 +267,7 @@ def test_a_mesh_takes_the_steps_of_one_device(x64, kind, tx):
         np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_levenberg_marquardt_commits_the_damping_of_rejected_steps():
     def steep(p, x):
         return jnp.exp(20 * p * x) - 1e-8  # from 0.5, a full step is far too long

@@ -51,6 +51,7 @@ def dense(model, data, weights=(1.0, 5.0)):
     return np.asarray(rho(flat)), np.asarray(jax.jacrev(rho)(flat))
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_sum_of_weighted_means(x64):
     model, data = model_of(), batch(jnp.float64)
     x, y = data["fit"]
@@ -59,6 +60,7 @@ def test_the_loss_is_the_sum_of_weighted_means(x64):
     np.testing.assert_allclose(BLOCKS(model, data), first + 5 * second, rtol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", slow_except([None, 1, 2, 3, 7], 2))
 def test_the_linearization_is_that_of_all_residuals_at_once(x64, chunk):
     model, data = model_of(), batch(jnp.float64)
@@ -144,6 +146,7 @@ def test_arguments_without_examples_and_weights_of_examples(x64):
     np.testing.assert_allclose(linear.value, np.sum(linear.vector**2) / 2, rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_new_weights_reuse_the_program():
     traces = []
 

@@ -675,6 +675,7 @@ def test_metrics_have_their_names_from_the_start():
     assert opt.metrics["curvature_error"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sl.ScaleByZoomLinesearch, sl.ScaleByBacktrackingLinesearch])
 def test_verbose_prints_where_the_search_failed(kind, capfd):
     params = jnp.array([1.0, 2.0])

@@ -51,6 +51,7 @@ def test_a_loss_that_is_not_finite_and_one_that_cannot_be_lowered():
     assert (idle.reason, bool(idle.stopped), int(idle.steps)) == ("stuck", False, 40)
 
 
+@pytest.mark.slow
 def test_residuals_are_passed_and_it_can_be_continued():
     loss_fn = sl.LeastSquares(lambda p, x, y: jnp.exp(p["a"] * x) - y)
     x = jnp.linspace(0, 1, 8)

@@ -300,6 +300,7 @@ def test_shapes_have_the_leaves_they_are_named_for():
     )
 
 
+@pytest.mark.slow
 def test_saving_and_loading_are_timed(tmp_path):
     found = checkpoint.run(1e-5, tmp_path)
     assert [*found] == ["save", "save, call only", "load"]
@@ -324,6 +325,7 @@ def slope(**changes):
     return dataclasses.replace(task, **changes)
 
 
+@pytest.mark.slow
 def test_the_best_learning_rate_and_the_steps_to_the_target_are_found():
     recipe = Recipe(0.1, "sgd", constant=True)
     with lenient():

@@ -161,6 +161,7 @@ def test_half_precision_steps_as_in_optax(dtype):
 # --- what Slalom adds -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_whole_model_trains():
     model = mlp()
     x = jnp.ones((4, 2))
@@ -364,6 +365,7 @@ def test_a_training_step_donates_no_parameter():
     assert not any(x.is_deleted() for x in jax.tree.leaves(start))
 
 
+@pytest.mark.slow
 def test_a_training_step_donates_no_array_in_a_closure():
     tx = from_optax(optax.noisy_sgd(0.1, key=jax.random.key(3)))
     start = jax.tree.map(jnp.copy, params)

@@ -62,6 +62,7 @@ def arrays_of(nnx, model):
     return nnx.as_pure(nnx.state(model, nnx.Param))
 
 
+@pytest.mark.slow
 def test_an_nnx_optimizer_steps_as_an_optimizer_of_slalom():
     nnx, model = nnx_model()
     tx = sl.adamw(0.1, decay_where=kernels).average(0.9)
@@ -145,6 +146,7 @@ def test_a_train_state_steps_as_an_optimizer_of_slalom():
     assert sl.interop.hyperparams(state)["learning_rate"] == opt.hyperparams["learning_rate"]
 
 
+@pytest.mark.slow
 def test_flax_saves_and_restores_the_state_by_name():
     flax()
     from flax import serialization
@@ -179,6 +181,7 @@ def test_orbax_saves_and_restores_the_state(tmp_path):
 # --- optimistix and numpyro -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", slow_except([True, False], False))
 def test_optimistix_minimizes(jit):
     optx = pytest.importorskip("optimistix", reason="needs optimistix: pip install optimistix")

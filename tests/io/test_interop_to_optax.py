@@ -16,7 +16,7 @@ import slalom as sl
 from helpers import assert_same_bits, lenient, mlp, slow_except
 from slalom._core.state.marks import PER_PARAM, children_by_name, marks
 from slalom.interop import to_optax
-from table import BUT_RECIPES, PER_EXAMPLE, WITH_GRADIENT
+from table import GRADIENT_ROWS, PER_EXAMPLE, WITH_GRADIENT
 
 
 @pytest.fixture
@@ -62,9 +62,7 @@ def three_updates(update, state):
 QUICK = ("ScaleByAdam", "Average")
 
 
-@pytest.mark.parametrize(
-    "name", slow_except([name for name in WITH_GRADIENT if name in BUT_RECIPES], *QUICK)
-)
+@pytest.mark.parametrize("name", slow_except(GRADIENT_ROWS, *QUICK))
 def test_every_transform_updates_as_an_optimizer_does(name):
     tx = to_optax(WITH_GRADIENT[name])
 
@@ -114,6 +112,7 @@ def test_a_whole_model_is_accepted():
 # --- without parameters ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(["adam", "Flatten", "EveryK, skip"], "adam"))
 def test_parameters_may_be_left_out_where_no_link_needs_them(name):
     given = sl.adam(0.1).flatten() if name == "Flatten" else WITH_GRADIENT[name]

@@ -84,6 +84,7 @@ def torch_names(torch):
     return set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_no_name_is_missing_stale_or_listed_twice(library):
     if library == "optax":
@@ -156,6 +157,7 @@ def namespace():
 OURS = re.compile(r"(sl|tx|opt|jax|jnp|eqx|optax)\.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_all_code_in_the_tables_runs(library):
     def run(code):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import slalom as sl
 from slalom.schedules.averages import exponent, synthesis_weights
@@ -56,6 +57,7 @@ def train(directory, tx, steps=64, every=8):
     return model, opt
 
 
+@pytest.mark.slow
 def test_a_width_that_was_not_tracked_is_made_from_checkpoints(tmp_path):
     rate = sl.schedules.exponential_decay(1.0, 10, 0.5)
     tracked = sl.sgd(rate).average(power(0.1)).average(power(0.05))

@@ -109,6 +109,7 @@ def test_a_norm_layer_is_one_unit():
     np.testing.assert_allclose(jnp.linalg.norm(got.weight), 0.5, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [sl.AdaptiveGradClip(0.3), sl.ScaleByFactoredRms(min_dim_size_to_factor=2)],
@@ -165,6 +166,7 @@ def test_factors_are_kept_in_single_precision_and_are_finite_at_zero():
         np.testing.assert_array_equal(u, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_except([jnp.float32, jnp.complex64], jnp.float32))
 @pytest.mark.parametrize("factored", [True, False])
 def test_the_bound_inside_is_the_bound_after(factored, dtype):
@@ -193,6 +195,7 @@ def test_steps_that_do_not_count_leave_the_first_decay_at_zero():
     np.testing.assert_allclose(seen, [9, 25, 49, last * 49 + (1 - last)], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adafactor_arrives_at_the_minimum():
     def rosenbrock(x):
         return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
@@ -457,6 +460,7 @@ def test_what_is_neither_a_layout_nor_a_mapping_is_refused():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bad", "message"), ERRORS.values(), ids=ERRORS.keys())
 def test_the_whole_message(bad, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared

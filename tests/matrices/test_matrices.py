@@ -39,6 +39,7 @@ def apply(tx, x):
 # --- Newton–Schulz --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", slow_except(SHAPES.values(), (4, 9)), ids=SHAPES)
 @pytest.mark.parametrize("name", slow_except(STEPS, "standard"))
 def test_the_singular_values_are_those_of_the_polynomial(name, shape, x64):
@@ -99,6 +100,7 @@ def test_one_step_of_keras():
     np.testing.assert_allclose(after, [[0.988775, 1.887053], [2.873428, 3.97035]], atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(["frobenius", "spectral", "aol", "schatten"], "aol"))
 @pytest.mark.parametrize("shape", slow_except([(3, 8), (6, 5)], (3, 8)))
 def test_every_first_scaling_brings_the_singular_values_near_one(name, shape, x64):
@@ -111,6 +113,7 @@ def test_every_first_scaling_brings_the_singular_values_near_one(name, shape, x6
         np.testing.assert_allclose(apply(tx, x), u @ v, atol=0.02)
 
 
+@pytest.mark.slow
 def test_better_scalings_start_closer_to_one(x64):
     x = jnp.asarray(np.random.default_rng(1).normal(size=(8, 8)))
     least = {}
@@ -125,6 +128,7 @@ def test_better_scalings_start_closer_to_one(x64):
 EXTREME = [0.0, 1e-30, 1e-3, 1e4, 1e30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16", "float32"], "bfloat16"))
 @pytest.mark.parametrize("compute", slow_except([None, "bfloat16", "float16"], None))
 def test_zero_tiny_huge_and_rank_one_updates_stay_finite(dtype, compute):
@@ -145,6 +149,7 @@ def test_zero_tiny_huge_and_rank_one_updates_stay_finite(dtype, compute):
             assert 0.6 < sigma.min() < sigma.max() < 1.25
 
 
+@pytest.mark.slow
 def test_complex_matrices_become_unitary():
     random = np.random.default_rng(3)
     x = random.normal(size=(3, 6)) + 1j * random.normal(size=(3, 6))
@@ -165,6 +170,7 @@ class Turned(eqx.Module):
     weight: jax.Array
 
 
+@pytest.mark.slow
 def test_the_scale_follows_outputs_and_inputs():
     layer = eqx.nn.Linear(64, 256, use_bias=False, key=jax.random.key(0))
     ten = sl.Orthogonalize("ten_steps", 10)
@@ -190,6 +196,7 @@ def test_a_weight_that_is_stored_the_other_way_round_walks_the_transposed_path(n
     np.testing.assert_allclose(flip(turned).weight, ours.weight, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(LAYOUTS, "norm_muon"))
 def test_a_stack_of_two_layers_walks_the_paths_of_the_two(name):
     make = lambda key: eqx.nn.Linear(3, 5, key=key)  # noqa: E731
@@ -315,6 +322,7 @@ def nor_muon(params, grads, lr, b1, b2, eps=1e-10):
     return np.stack(history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", slow_except([(6, 4), (4, 6)], (6, 4)))
 def test_norm_muon_is_the_textbook(shape):
     params = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
@@ -368,6 +376,7 @@ def test_scion_is_steepest_descent_in_each_norm():
 # --- routing, printing and refusals ---------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_everything_goes_where_it_belongs():
     keys = jax.random.split(jax.random.key(0), 4)
     model = {

@@ -49,6 +49,7 @@ def exchanges(program):
     return sorted(re.findall(COLLECTIVES, program.as_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_except(AXES.values(), AxisType.Auto), ids=AXES)
 @pytest.mark.parametrize("spec", slow_except(SPECS.values(), SPECS["fsdp"]), ids=SPECS)
 def test_the_number_of_exchanges_does_not_depend_on_the_steps(spec, kind):

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jaxtyping import PyTree
 
 import slalom as sl
@@ -63,6 +64,7 @@ def test_a_rule_for_matrices_is_its_formula():
         np.testing.assert_allclose(there, p, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stack_is_its_matrices():
     start, grads = drawn(2, 3, 4), drawn(5, 2, 3, 4)
     stack, _ = slalom_trajectory(Whiten(layout="soi") | sl.Scale(-0.1), start, grads)
@@ -72,6 +74,7 @@ def test_a_stack_is_its_matrices():
         np.testing.assert_allclose(stack[:, i], alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_leaf_may_be_due_by_itself():
     params = {"a": drawn(3, 4), "b": drawn(3, 4)}
     tx = Whiten(every=10)
@@ -100,6 +103,7 @@ class Noisy(sl.AbstractRule):
         return g / now.size + jax.random.normal(now.key, g.shape)
 
 
+@pytest.mark.slow
 def test_each_matrix_has_a_key_of_its_own_and_its_part_in_sums():
     params = {"a": jnp.ones((2, 3, 4)), "b": jnp.ones((2, 3, 4))}
     tx = Noisy(layout="soi")

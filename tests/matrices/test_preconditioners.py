@@ -34,6 +34,7 @@ def test_cautious_drops_what_points_against_the_gradient_and_scales_up_the_rest(
     )
 
 
+@pytest.mark.slow
 def test_cautious_without_any_agreement_is_zero():
     x = jnp.array([1.0, -2.0])
     assert jnp.all(cautious(x, -x) == 0)
@@ -74,6 +75,7 @@ def test_cautious_decay_shrinks_only_what_the_update_shrinks():
 # --- KeepInitialNorm --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_parameters_keep_their_norm_and_turn_by_the_learning_rate():
     model = {"w": jax.random.normal(jax.random.key(0), (4, 3)), "zero": jnp.zeros(2)}
     radius = float(jnp.linalg.norm(model["w"]))
@@ -153,6 +155,7 @@ def dense_soap(start, grads, f, b1=0.95, b2=0.95, eps=1e-8):
     return np.stack(history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", slow_except([1, 3], 3))
 def test_soap_is_adam_in_the_dense_eigenbasis(f, x64):
     start, grads = drawn_matrix((4, 3), 12)
@@ -238,6 +241,7 @@ def dense_kron(start, grads, probability, noise, rate=0.1):
     return np.stack(history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probability", slow_except([1.0, 0.4], 0.4))
 def test_kron_is_a_dense_triangular_preconditioner(probability, same_noise, x64):
     start, grads = drawn_matrix((4, 3), 12)
@@ -332,6 +336,7 @@ def dense_shampoo(start, grads, f, b2, eps):
     return np.stack(history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b2", slow_except([0.9, 1.0], 0.9))
 def test_shampoo_is_a_dense_kronecker_product_of_roots(b2, x64):
     start, grads = drawn_matrix((4, 3), 7)
@@ -439,6 +444,7 @@ def test_extreme_gradients_stay_finite(rule, dtype):
         assert all(jnp.all(jnp.isfinite(x)) for x in opt.arrays)
 
 
+@pytest.mark.slow
 @each
 def test_all_refreshes_are_in_one_conditional_that_idle_steps_skip(rule):
     params = {"a": jnp.ones((3, 2)), "b": jnp.ones((2, 3)), "c": jnp.ones((3, 2))}
@@ -521,6 +527,7 @@ def test_a_reset_parameter_starts_again_and_the_others_go_on(rule, same_noise):
     np.testing.assert_allclose(rest["b"][0], fresh["b"][0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(["ScaleBySoap", "ScaleByShampoo"], "ScaleBySoap"))
 def test_the_frequency_is_a_count_or_a_schedule(name):
     rule = getattr(sl, name)
@@ -552,6 +559,7 @@ def test_sharded_matrices_take_the_same_path(rule):
     assert kind_of(opt) == before
 
 
+@pytest.mark.slow
 def test_descriptions_name_matrices_and_what_has_no_factor():
     model = {"w": jnp.ones((3, 6)), "b": jnp.ones(3)}
     for tx, note in (

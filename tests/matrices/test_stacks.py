@@ -78,6 +78,7 @@ def same_noise(monkeypatch):
     monkeypatch.setattr("slalom.transforms.matrices.kron._noise", noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(NAMES, "kron"))
 def test_a_stack_is_its_layers(name, same_noise):
     if name in OF_A_LEAF | OF_ALL | DRAWN:

@@ -495,6 +495,7 @@ def test_apollo_draws_other_projections_for_each_seed_matrix_and_window():
 # --- the schedule of a decay ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_half_life_of_a_decay_is_linear(x64):
     decays = S.linear_half_life(0.9, 0.9999, 8).values(11)
     half_lives = np.log(0.5) / np.log(decays)

@@ -112,6 +112,7 @@ def test_yogi_adds_the_same_upwards_and_downwards():
     np.testing.assert_allclose(state.nu, [1 + 0.1 * 4, 1 - 0.1 * 0.25], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b2", slow_except([0.5, 0.9, 0.99, 0.999, 0.9999], 0.9, 0.9999))
 def test_radam_rectifies_exactly_in_single_precision(b2):
     # With |g| = 1 always m̂ = v̂ = 1, so each update is r, or 1 before the threshold.

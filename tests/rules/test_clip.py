@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import slalom as sl
 
@@ -36,6 +37,7 @@ def test_a_skipped_step_leaves_a_delayed_clip_as_it_was():
     np.testing.assert_allclose(out, [-4.0, 0.0, -2 / 4], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_delayed_clip_does_not_hold_all_gradients():
     layers, width = 8, 256
     model = [jnp.ones((width, width)) for _ in range(layers)]

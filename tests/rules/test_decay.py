@@ -37,6 +37,7 @@ NAMES = (
 RECIPES = {name: getattr(sl, name) for name in NAMES.split()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(RECIPES, "nadamw"))
 def test_independent_decay_does_not_follow_the_learning_rate(name):
     options = {"weight_decay": 0.1, "decay_where": matrices}
@@ -65,6 +66,7 @@ def test_decay_to_the_initial_parameters_returns_to_them():
     jax.tree.map(np.testing.assert_array_equal, stays, after)
 
 
+@pytest.mark.slow
 def test_decay_to_the_initial_parameters_is_the_gradient_of_its_penalty():
     start = PARAMS
     here = jax.tree.map(lambda p: p * 1.5 - 0.25, PARAMS)

@@ -52,6 +52,7 @@ def not_finite(tree):
     return [path for path in paths if not path.endswith(".radius")]  # infinite where there is none
 
 
+@pytest.mark.slow
 def test_parameters_that_the_loss_does_not_use_stay_finite(row):
     params, opt = row.after(0.5, 0.5)
     assert not_finite((params, opt.state)) == []
@@ -90,6 +91,7 @@ def test_a_gradient_that_is_not_finite_shows_in_the_parameters(row, entry):
     assert not_finite(params) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [sl.ScaleBySoap(), sl.ScaleByShampoo(), sl.ScaleByKron()])
 def test_a_matrix_rule_returns_nan_for_infinity_in_its_first_step(rule):
     params = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2)), jnp.float32)
@@ -122,6 +124,7 @@ def test_an_orthogonal_update_does_not_depend_on_the_size_of_the_gradient(name):
         np.testing.assert_allclose(run(grads * 2.0**power), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_numbers_whose_inverse_is_subnormal_are_orthogonalized():
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 5)), jnp.float32)
     x = x / jnp.max(jnp.abs(x))
@@ -134,6 +137,7 @@ def test_numbers_whose_inverse_is_subnormal_are_orthogonalized():
 # --- numbers that belong to a path ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_projection_of_apollo_belongs_to_the_path_of_a_parameter():
     rule = sl.ScaleByApollo(rank=2)
     w = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)

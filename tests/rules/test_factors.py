@@ -51,6 +51,7 @@ def by_path(model, factors):
     return dict(zip(leaf_paths(params), firsts, strict=True))
 
 
+@pytest.mark.slow
 def test_the_rate_decays_from_the_head_to_the_embeddings():
     found = by_path(Encoder(), sl.layerwise_decay(Encoder(), 0.5))
     assert found["position"] == found["tokens.weight"] == 0.5**4
@@ -59,6 +60,7 @@ def test_the_rate_decays_from_the_head_to_the_embeddings():
     assert found["norm.weight"] == found["head.bias"] == 1.0
 
 
+@pytest.mark.slow
 def test_the_factors_are_plain_code_and_train():
     model = Encoder()
     factors = sl.layerwise_decay(model, 0.5)
@@ -156,6 +158,7 @@ def test_adam_divides_the_rate_by_the_growth_of_the_inputs():
     assert {found[path] for path in others} == {1.0}
 
 
+@pytest.mark.slow
 def test_sgd_multiplies_it_by_the_growth_of_the_outputs():
     wide, base = Encoder(16), Encoder(4)
     found = by_path(wide, sl.mup(wide, base, rule="sgd"))

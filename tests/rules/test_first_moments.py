@@ -48,6 +48,7 @@ def test_a_float16_parameter_comes_to_rest_after_its_last_gradient():
     np.testing.assert_allclose(run(params, opt), 0.996, atol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("g", [1e-6, 1.2e-7])
 def test_small_constant_float16_gradients_are_not_lost(g):
     tx, grad = sl.Ema(0.9), jnp.asarray(g, jnp.float16)

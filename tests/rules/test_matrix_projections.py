@@ -44,6 +44,7 @@ def test_a_half_precision_matrix_is_projected_in_float32():
     np.testing.assert_allclose(np.asarray(p, np.float32), stiefel(x), atol=0.02)
 
 
+@pytest.mark.slow
 def test_gradient_descent_on_the_stiefel_manifold_finds_the_largest_eigenvalues():
     # The maximum of tr(WᵀAW) is the sum of the largest eigenvalues.
     a = random(6, 6)

@@ -19,6 +19,7 @@ def draw(key, examples):
     return {"w": w[:, :8].reshape(-1, 2, 4), "b": w[:, 8:], "hole": b}
 
 
+@pytest.mark.slow
 def test_examples_give_the_noise_scale_of_their_distribution():
     tx = sl.MeasureGradientNoise(0.9999) | sl.sgd(0.0)
     params = {"w": jnp.zeros((2, 4)), "b": jnp.zeros(4), "hole": None}
@@ -36,6 +37,7 @@ def test_examples_give_the_noise_scale_of_their_distribution():
     np.testing.assert_allclose(metrics["squared_gradient_norm"], SIZE * MEAN**2, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_the_updates_are_the_mean_and_one_step_is_the_formula():
     grads = draw(jax.random.key(1), 5)
     params = jax.tree.map(lambda g: g[0], grads)

@@ -36,6 +36,7 @@ def test_radam_counts_degrees_of_freedom_at_any_age(b2, age):
     assert relative_error(rho, reference) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("age", [1, 2, 10, 1_000, 2**31 - 2])
 def test_radam_has_a_finite_derivative_at_any_age(age):
     def degrees(b2):
@@ -218,6 +219,7 @@ WITHOUT_EPSILON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(WITHOUT_EPSILON, "ScaleByAdam", "ScaleByRms"))
 @pytest.mark.parametrize("size", [0.0, 1e-30])
 def test_small_gradients_do_no_harm_without_an_epsilon(name, size):

@@ -103,6 +103,7 @@ def test_clips_as_the_functions_of_optax(name):
     assert 0 < int(np.sum(ours)) < EXAMPLES * STEPS * len(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPS)
 def test_clips_as_the_functions_of_optax_in_double_precision(name, x64):
     params = nested_dict(jax.random.key(0), jnp.float64)
@@ -207,6 +208,7 @@ def test_noise_is_reproducible_and_new_for_each_step_and_leaf():
             assert abs(np.corrcoef(x, y)[0, 1]) < 0.1
 
 
+@pytest.mark.slow
 def test_noise_has_the_whole_variance_in_both_parts_of_a_complex_leaf():
     (first, _) = noise_of(1, jnp.zeros(4000, jnp.complex64))
     np.testing.assert_allclose(np.std(first.real), 1.5, rtol=0.1)
@@ -304,6 +306,7 @@ def test_without_clipping_the_mean_is_that_of_the_batch():
     assert distance(params_of(new), params_of(exact)) <= 1e-5
 
 
+@pytest.mark.slow
 def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
     def with_table(model, batch, table):
         return mean_square(model, batch["x"], batch["y"]) * jnp.sum(table), {
@@ -366,6 +369,7 @@ def test_each_example_draws_from_a_key_of_its_own(number):
     assert distance(params_of(new), params_of(exact)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_microbatches_need_the_scratch_of_a_part():
     model = {f"layer{i}": jnp.full((128, 128), 0.01) for i in range(3)}
     size = sum(x.nbytes for x in jax.tree.leaves(model))

@@ -127,6 +127,7 @@ def test_centralize_takes_the_mean_of_each_output():
     np.testing.assert_array_equal(made.bias, grads.bias)
 
 
+@pytest.mark.slow
 def test_centralize_reads_layouts():
     drawn = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)
     layers = eqx.filter_vmap(lambda key: eqx.nn.Linear(3, 4, key=key))(
@@ -386,6 +387,7 @@ def test_held_back_updates_come_as_a_sum_and_a_nan_ends_with_its_window():
     assert wrote == [False, True, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_a_window_is_a_whole_number_of_steps(k, error):
     with pytest.raises(error, match=r"ApplyEvery\.k must be"):

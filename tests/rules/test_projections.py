@@ -313,6 +313,7 @@ def test_only_selected_parameters_are_projected_together():
     assert_same_bits(grouped, model)
 
 
+@pytest.mark.slow
 def test_nothing_is_written_while_the_inner_transform_is_idle():
     tx = sl.sgd(0.1).every_k(2).project(P.l2_ball(0.5))
     idle, opt = steps(tx, number=1)
@@ -334,6 +335,7 @@ def test_an_unpaced_projection_needs_no_conditional():
     assert conditionals(sl.sgd(0.1).project(P.linf_ball(0.5))) == 0
 
 
+@pytest.mark.slow
 def test_evaluated_parameters_are_the_model_or_those_of_an_inner_writer():
     fn = P.l2_ball(0.5)
     model, opt = steps(sl.sgd(0.1).project(fn))

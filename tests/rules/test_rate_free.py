@@ -96,6 +96,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(PAIRS, "prodigy"))
 def test_thirty_steps_are_those_of_optax(name, x64):
     ours, theirs = PAIRS[name]
@@ -266,6 +267,7 @@ def test_the_first_step_is_counted_from_the_first_gradient_that_is_not_zero():
     np.testing.assert_allclose(params[2], [-0.5, -0.5 / 2**0.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_whole_reset_starts_the_estimate_again_and_a_partial_one_keeps_it():
     tx = sl.prodigy(estim_lr0=1e-2)
     grads = [jax.tree.map(lambda p: p - 5.0, START)] * 20

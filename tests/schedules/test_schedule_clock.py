@@ -138,6 +138,7 @@ def residual(params, x):
     return jnp.tanh(x * params) - x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "name"), list(rules()))
 def test_update_n_uses_the_schedule_at_n(cls, name):
     # Compared with giving each step's number by hand: the same bits. The values are computed
@@ -247,6 +248,7 @@ def test_a_function_that_branches_in_python_is_told_how_to():
         opt.step(jnp.ones(()), jnp.ones(()))
 
 
+@pytest.mark.slow
 def test_a_function_that_returns_an_array_is_refused():
     opt = sl.Optimizer(sl.sgd(lambda n: jnp.ones(3)), jnp.ones(3))
     with pytest.raises(ValueError, match=r"shape \(3,\).*one number for one step"):

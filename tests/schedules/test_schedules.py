@@ -186,6 +186,7 @@ def values_of_optax(schedule, n):
     return np.broadcast_to(values, (n,))
 
 
+@pytest.mark.slow
 @each_pair
 def test_values_are_those_of_optax_in_double_precision(name, x64):
     ours, theirs = PAIRS[name]
@@ -560,6 +561,7 @@ def test_all_numbers_are_leaves(name):
     assert all(np.isfinite(slope[0]) for slope in jax.tree.leaves(slopes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "path", "value", "after"),
     [

@@ -40,6 +40,7 @@ def mean_of_roundings(codec, x, nonnegative):
 SHARES = np.array([1, 0.7, 0.301, 0.1003, 0.0307, 0.011, 3.1e-3, 1.3e-3, 4e-4, 1.5e-4, 2e-5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", slow_except(CODECS, C.int8(), C.dynamic8()), ids=repr)
 def test_the_mean_of_roundings_of_a_mean_of_squares_is_right(codec):
     expected = np.maximum(SHARES, FLOORS.get(codec, 0))
@@ -91,6 +92,7 @@ def test_a_mean_of_gradients_reaches_the_largest_numbers_of_both_signs(codec):
     np.testing.assert_allclose(last, grads, atol=STALLS.get(codec, 0.01))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_huge_numbers_are_kept_and_infinity_is_not_hidden(codec, nonnegative):
@@ -108,6 +110,7 @@ def test_huge_numbers_are_kept_and_infinity_is_not_hidden(codec, nonnegative):
         assert jnp.isnan(first) or first == bad or (nonnegative and bad < 0)
 
 
+@pytest.mark.slow
 def test_an_accumulator_has_other_random_bits_in_each_window():
     grads = jnp.asarray(np.random.default_rng(0).standard_normal(256), jnp.float32)
     tx = sl.Identity().every_k(2).store({"accumulated": "int4"}, min_size=1)

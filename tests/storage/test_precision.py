@@ -156,6 +156,7 @@ def test_constant_and_traced_hyperparameters_give_the_same_bits(name):
     assert_same_bits(*constant_and_traced(SAME_BITS[name]))
 
 
+@pytest.mark.slow
 def test_constant_and_traced_hyperparameters_where_two_products_are_added():
     # −η·u + γ·t: the compiler may fuse the sum with either product, and chooses by what it
     # knows of η and γ. Each step may so differ by a rounding, the sum by a few.

@@ -104,6 +104,7 @@ def mean_of_roundings(x, codec, nonnegative):
     return jnp.mean(jax.vmap(decoded)(jnp.arange(500)), axis=0)
 
 
+@pytest.mark.slow
 def test_random_bits_do_not_depend_on_how_an_array_is_cut():
     seed = seed_of("w", jnp.int32(7))
     whole = random_bits(seed, (6, 50))
@@ -128,6 +129,7 @@ def run(tx, steps=4, params=PARAMS):
     return params, opt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     slow_except(
@@ -162,6 +164,7 @@ def test_pieces_give_what_whole_leaves_give(tx, monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_bfloat16_updates_follow_from_what_is_stored():
     stored, _ = run(sl.adam(0.1).store({"mu": "bfloat16"}, min_size=1))
     own, _ = run(sl.adam(0.1, mu_dtype="bfloat16"))
@@ -235,6 +238,7 @@ def test_describe_counts_the_bytes_that_are_stored():
     assert rows["b"]["state_bytes"] == 2 * 4 * 96
 
 
+@pytest.mark.slow
 def test_rebind_changes_the_codec_and_says_so():
     params, opt = run(sl.adam(0.1))
     stored, report = opt.rebind(params, tx=sl.adam(0.1).store("int8"))
@@ -302,6 +306,7 @@ SCRATCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(SCRATCH, "inside of every_k"))
 def test_scratch_is_small(name):
     tx, most = SCRATCH[name]

@@ -14,7 +14,7 @@ import pytest
 import slalom as sl
 from helpers import slow_except
 from slalom._core.state.walk import parts, transforms
-from table import BUT_RECIPES, RULES, WITH_GRADIENT, WRAPPERS
+from table import GRADIENT_ROWS, RULES, WITH_GRADIENT, WRAPPERS
 
 STEPS = 3
 
@@ -83,9 +83,7 @@ def assert_same(tx, left, right):
 
 
 OFTEN = ("ScaleByAdam", "ScaleByLion", "ScaleByAdan", "ScaleByAdopt", "EveryK")
-ROWS = pytest.mark.parametrize(
-    "name", slow_except([n for n in WITH_GRADIENT if n in BUT_RECIPES], *OFTEN)
-)
+ROWS = pytest.mark.parametrize("name", slow_except(GRADIENT_ROWS, *OFTEN))
 
 
 WAYS = {

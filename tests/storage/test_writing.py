@@ -68,6 +68,7 @@ KEEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_except(KEEPS, ("kahan", BF16)))
 def test_full_parameters_follow_float64(case):
     policy, dtype = case
@@ -85,6 +86,7 @@ def test_full_parameters_follow_float64(case):
         assert_same_bits(rounding.nearest(full[name], dtype), after[name].astype(F32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_except((BF16, F16), BF16))
 def test_subnormal_numbers_are_kept_too(dtype):
     tiny = float(jnp.finfo(dtype).smallest_normal)
@@ -147,6 +149,7 @@ AS_IN_FLOAT32 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(AS_IN_FLOAT32, "outside of paced", "graft"))
 def test_master_copies_are_those_of_float32(name):
     make, model, grads = AS_IN_FLOAT32[name], start(), gradients(steps=12)
@@ -170,6 +173,7 @@ def test_a_policy_means_the_same_inside_and_outside_of_paced_transforms(policy):
     assert_same_bits(inside, outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", slow_except(POLICIES, "stochastic"))
 def test_idle_steps_change_no_bit(policy):
     def kept(opt):
@@ -260,6 +264,7 @@ def test_losses_see_the_dtypes_of_the_model():
 ESTIMATORS = ("hutchinson", "gauss_newton_bartlett")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", slow_except(ESTIMATORS, ESTIMATORS[1]))
 def test_sophia_takes_the_curvature_of_the_model_at_full_parameters(estimator):
     seen, curvatures = [], []
@@ -311,6 +316,7 @@ def test_quasi_newton_steps_reach_what_the_model_cannot_hold():
     assert losses["master"] < losses["nearest"]
 
 
+@pytest.mark.slow
 def test_quasi_newton_memories_come_from_parameters_in_full():
     scales, best = jnp.linspace(1, 30, 16), jnp.linspace(-2, 2.5, 16)
 
@@ -339,6 +345,7 @@ def draws(x, dtype, steps=64, seed=0):
     return np.asarray(jax.jit(lambda seeds: jax.lax.map(one, seeds))(seeds), np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_random_rounding_is_right_on_average_and_keeps_what_the_dtype_has(dtype):
     # From subnormal numbers of float16 to large ones, 4096 copies of each.

@@ -58,6 +58,7 @@ WITH_GRADIENT = {
 }
 # Recipes are chains of rules, and some properties take long.
 BUT_RECIPES = {name: tx for name, tx in EVERYTHING.items() if name not in RECIPES}
+GRADIENT_ROWS = [name for name in WITH_GRADIENT if name in BUT_RECIPES]
 QUICK = [name for part in _PARTS for name in EVERYTHING if name in part.QUICK]
 assert all(EVERYTHING.keys() >= part.QUICK for part in _PARTS)
 

@@ -24,6 +24,7 @@ def weights_of(combination, jacobian, losses=None):
     return combination.at_step(terms, combination.init(number), None)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("combination", "expected"),
     [
@@ -58,6 +59,7 @@ OF_TORCHJD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "number"), OF_TORCHJD)
 def test_combinations_of_random_gradients_are_those_of_torchjd(seed, number):
     jacobian = np.random.default_rng(seed).standard_normal((number, 4)).astype(np.float32) - 0.2
@@ -67,6 +69,7 @@ def test_combinations_of_random_gradients_are_those_of_torchjd(seed, number):
         np.testing.assert_allclose(weights @ jacobian, row, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_upgrad_solves_its_quadratic_programs(seed, x64):
     random = np.random.default_rng(seed)
@@ -92,6 +95,7 @@ def test_upgrad_solves_its_quadratic_programs(seed, x64):
     assert (jacobian @ (jacobian.T @ weights) >= -1e-3 * np.linalg.norm(jacobian) ** 2).all()
 
 
+@pytest.mark.slow
 def test_pcgrad_projects_in_a_random_order():
     jacobian = np.random.default_rng(1).standard_normal((3, 3)) - 0.4
     found = np.asarray(weights_of(sl.combine.PCGrad(), jacobian))
@@ -168,6 +172,7 @@ def test_a_step_is_along_the_combined_gradient():
     np.testing.assert_allclose(metrics["cosines.first.second"], cosine, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_that_adapt_are_carried_and_fixed_ones_do_not_recompile():
     traces = []
 
@@ -191,6 +196,7 @@ def test_weights_that_adapt_are_carried_and_fixed_ones_do_not_recompile():
     np.testing.assert_allclose(model["w"], expected["w"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gradients_of_the_terms_are_not_all_in_memory():
     model = [jnp.ones((128, 128)) for _ in range(12)]
 

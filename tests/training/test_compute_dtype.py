@@ -51,6 +51,7 @@ def test_it_is_the_cast_in_the_loss(dtype, microbatches):
     assert float(own[1]) != float(full[1])
 
 
+@pytest.mark.slow
 def test_gradients_and_their_means_are_float32():
     seen = []
 

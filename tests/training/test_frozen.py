@@ -137,6 +137,7 @@ def test_what_paramax_marks_keeps_every_bit(name):
     assert not np.array_equal(trained["inner"].args[1], model["inner"].args[1])
 
 
+@pytest.mark.slow
 def test_unmarked_wrappers_of_paramax_are_trained():
     paramax, model = paramax_model()
     norm = paramax.WeightNormalization(jnp.ones((2, 3)))

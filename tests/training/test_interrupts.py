@@ -52,6 +52,7 @@ def after_dispatch(monkeypatch):
     return lambda: monkeypatch.setattr(program, "unpack", unpack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donate", ["opt", "all"])
 def test_results_that_were_not_returned_are_kept(donate, after_dispatch):
     step, model, opt = make(donate)

@@ -96,6 +96,7 @@ def test_all_kinds_of_leaves():
     assert_same_bits(best.model, changed)
 
 
+@pytest.mark.slow
 def test_a_scan_carries_it_next_to_a_training_step():
     model = mlp()
     x = jax.random.normal(jax.random.key(1), (6, 8, 2))

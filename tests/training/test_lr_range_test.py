@@ -40,6 +40,7 @@ def by_hand(tx, learning_rates):
     return losses
 
 
+@pytest.mark.slow
 def test_each_step_has_its_learning_rate():
     tx = sl.ClipByGlobalNorm(1.0) | sl.adam(0.5)
     found = sl.lr_range_test(mean_square, tx, model(), BATCHES, lr_min=1e-4, lr_max=1e-1, steps=13)

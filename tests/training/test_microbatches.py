@@ -355,6 +355,7 @@ def test_context_reaches_the_transforms(number):
 # --- between gradient and update ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [None, 3])
 def test_transformed_gradients_are_all_that_the_optimizer_sees(number):
     class SeeGradient(sl.AbstractTransform):
@@ -413,6 +414,7 @@ def test_gradients_are_averaged_over_devices_under_shard_map(check_vma):
     np.testing.assert_allclose(loss, mean, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_values_of_the_context_do_not_compile_again():
     traces = 0
 
@@ -555,6 +557,7 @@ def test_a_step_prints_as_the_code_that_makes_it():
     assert repr(sl.train_step(mean_square)) == "sl.train_step(mean_square)"
 
 
+@pytest.mark.slow
 def test_a_batch_may_come_split():
     def loss_fn(w, x, key):
         return jnp.mean((x @ w - jax.random.uniform(key)) ** 2)

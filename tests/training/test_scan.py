@@ -34,6 +34,7 @@ def assert_close(ours, theirs):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(TRANSFORMS, "every_k, average"))
 def test_a_scan_takes_the_steps_of_a_loop(name):
     model = mlp()
@@ -44,6 +45,7 @@ def test_a_scan_takes_the_steps_of_a_loop(name):
     assert kind_of(scanned[:2]) == kind_of((model, opt))
 
 
+@pytest.mark.slow
 def test_a_small_network_takes_the_same_bits():
     model = mlp()
     opt = sl.Optimizer(sl.adam(0.1), model)
@@ -68,6 +70,7 @@ def test_no_steps_change_nothing():
     assert losses.shape == (0,)
 
 
+@pytest.mark.slow
 def test_a_program_serves_all_calls_of_one_shape():
     traces = []
 
@@ -85,6 +88,7 @@ def test_a_program_serves_all_calls_of_one_shape():
     assert int(counted.scan(model, sl.Optimizer(sl.adam(0.1), model), x, y)[1].count) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donate", slow_except(["opt", "all"], "all"))
 def test_it_donates_what_a_step_donates(donate):
     model = mlp()
@@ -102,6 +106,7 @@ def noise(model, x, key, scale=1.0):
     return jnp.sum(model["w"] * 0) + scale * jax.random.normal(key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_keyword", [False, True])
 def test_a_single_key_is_split(by_keyword):
     model, key = {"w": jnp.ones(2)}, jax.random.key(3)
@@ -118,6 +123,7 @@ def test_a_single_key_is_split(by_keyword):
     np.testing.assert_allclose(2 * given, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_the_loss_returns_is_stacked():
     def loss_fn(model, batch, flag):
         loss = mean_square(model, *batch)
@@ -137,6 +143,7 @@ def test_what_the_loss_returns_is_stacked():
     assert metrics["record.grad_norm"][-1] == opt.metrics["grad_norm"]
 
 
+@pytest.mark.slow
 def test_a_state_of_the_model_is_carried():
     def loss_fn(net, state, x, y):
         batched = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
@@ -202,6 +209,7 @@ def test_a_limit_inside_of_a_scan_raises_after_it_and_loses_nothing():
     linear.scan(new, opt, rows[:2])  # one in a row is allowed
 
 
+@pytest.mark.slow
 def test_a_runtime_check_raises_as_in_a_step():
     def checked(model, x):
         return eqx.error_if(model["w"] * x, x < 0, "negative")

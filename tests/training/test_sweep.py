@@ -57,6 +57,7 @@ def result(final):
 TX = (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.5)).every_k(2)
 
 
+@pytest.mark.slow
 def test_the_runs_are_updated_in_place(monkeypatch):
     # Otherwise parameters and states would be in memory twice.
     given = []
@@ -81,6 +82,7 @@ def test_a_sweep_equals_its_runs_one_by_one():
             np.testing.assert_allclose(found.losses[i, j], by_hand(TX, values), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_runs_are_one_program_that_is_traced_once():
     loss_fn, traces = counting()
     found = sl.sweep(loss_fn, sl.adam(0.1), model(), BATCHES, {"b1": np.arange(7) / 8}, steps=9)
@@ -88,6 +90,7 @@ def test_all_runs_are_one_program_that_is_traced_once():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", slow_except([1, 2, 4, 9], 4))
 def test_chunks_change_nothing(chunk):
     loss_fn, traces = counting()
@@ -116,6 +119,7 @@ def test_the_model_stays_valid_and_frozen_leaves_are_not_repeated(monkeypatch):
     assert seen[0].layers[1].weight == (2, 1, 4)
 
 
+@pytest.mark.slow
 def test_numbers_of_schedules_steps_and_globs():
     schedule = sl.schedules.linear(0.1, 0.0, 10)
     tx = sl.adam(schedule).partition({sl.where.path("**.bias"): sl.sgd(0.1)})
@@ -193,6 +197,7 @@ def full(monkeypatch):
     return programs
 
 
+@pytest.mark.slow
 def test_where_memory_runs_out_there_are_chunks(full):
     once = iter(BATCHES * 3)
     found = sl.sweep(mean_square, sl.adamw(0.1), model(), once, GRID, steps=STEPS)

@@ -193,6 +193,7 @@ def test_a_donated_optimizer_is_still_refused_by_name():
         step(model, opt)
 
 
+@pytest.mark.slow
 def test_under_vmap_each_run_has_its_own_condition():
     tx = sl.adam(0.1).if_finite(on_limit="raise")
     grads = jax.tree.map(lambda g: g[:2], spoilt(GRADS, 1))

@@ -106,6 +106,7 @@ def test_a_skipped_step_is_not_taken_in():
     assert float(opt.hyperparams["learning_rate"]) == 1.0
 
 
+@pytest.mark.slow
 def test_it_is_saved_and_goes_on():
     losses = np.random.default_rng(1).normal(1.0, 0.5, 20).astype(np.float32)
     tx = sl.sgd(1.0).drive({"learning_rate": Plateau(1.0, 0.5, 2)}).every_k(2)
@@ -328,6 +329,7 @@ def test_bad_input_is_refused_in_words(bad, error, message):
     assert caught.value.args[0] == message
 
 
+@pytest.mark.slow
 def test_a_stateful_schedule_in_a_field_is_refused_with_the_remedy():
     field = sl.ScaleByLearningRate.__dataclass_fields__["learning_rate"]
     with pytest.raises(TypeError) as error:

@@ -42,6 +42,7 @@ def optax_lookahead(fast, model, grads, **options):
     return history, both.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset_state", [False, True])
 def test_lookahead_walks_the_path_of_optax(reset_state, x64):
     model = nested_dict(jax.random.key(0), jnp.float64)
@@ -68,6 +69,7 @@ def test_lookahead_that_resets_keeps_the_clock_of_schedules():
     assert moved == [1.0, 0.5, 0.25]
 
 
+@pytest.mark.slow
 def test_lookahead_counts_the_steps_that_its_inner_transform_emits():
     plain, _ = slalom_trajectory(sl.sgd(0.1).lookahead(2, 0.5), MODEL, GRADS)
     doubled = jax.tree.map(lambda g: jnp.repeat(g, 2, axis=0), GRADS)
@@ -88,6 +90,7 @@ def test_a_fast_state_that_starts_anew_does_not_hide_that_a_step_was_made():
     np.testing.assert_allclose(opt.eval_params(model), (visited[1] + visited[3]) / 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fast_state_starts_anew_also_where_ages_differ():
     tx = sl.adam(0.1).lookahead(2, 0.5, reset_state=True)
     model, opt = MODEL, sl.Optimizer(tx, MODEL)
@@ -97,6 +100,7 @@ def test_a_fast_state_starts_anew_also_where_ages_differ():
     np.testing.assert_array_equal(opt.state_of("scale_by_adam").age, [0, 0, 0])
 
 
+@pytest.mark.slow
 def test_every_update_of_lookahead_added_is_its_step():
     tx = sl.adam(0.1).lookahead(2, 0.5)
     opt = sl.Optimizer(tx, MODEL)

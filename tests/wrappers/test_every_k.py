@@ -107,6 +107,7 @@ def test_windows_of_one_are_the_inner_transform():
     assert_same_path(path, exact, params, 1e-6)
 
 
+@pytest.mark.slow
 def test_update_holds_zeros_and_then_the_update():
     params = {"a": jnp.ones(3), "b": jnp.ones(())}
     grads = gradients(params, 6)
@@ -404,6 +405,7 @@ def test_parameters_keep_their_dtype(params_dtype, grads_dtype):
     assert distance(path, exact) <= max(allowed, 1e-6)
 
 
+@pytest.mark.slow
 def test_accumulator_dtype_as_asked_for(x64):
     params = {"wide": jnp.zeros(2, jnp.float64), "half": jnp.zeros(2, jnp.bfloat16)}
 
@@ -451,6 +453,7 @@ def test_inside_a_partition():
     assert int(opt.state_of("partition.weight.every_k").count) == 6
 
 
+@pytest.mark.slow
 def test_has_updated_of_a_partition_is_that_of_any_group():
     tx = sl.partition({"a": sl.adam(0.1).every_k(3), "b": sl.sgd(0.1).every_k(2)}, ("a", "b"))
     model = (jnp.zeros(2), jnp.zeros(2))
@@ -472,6 +475,7 @@ def test_around_a_partition():
     assert_same_path(emissions(path, 3), exact, params, 2e-5)
 
 
+@pytest.mark.slow
 def test_under_only():
     params = nested_dict(jax.random.key(0))
     grads = gradients(params, 6)
@@ -482,6 +486,7 @@ def test_under_only():
     assert_same_bits(path["dense"]["bias"], still)
 
 
+@pytest.mark.slow
 def test_twice():
     params = jnp.ones(3)
     grads = gradients(params, 12)
@@ -537,6 +542,7 @@ def test_in_the_middle_of_a_chain_nothing_is_lost_in_bfloat16():
     np.testing.assert_array_equal(path, [[1, 1], [0.5, 0.5]])
 
 
+@pytest.mark.slow
 def test_on_a_whole_model_with_train_step():
     model = mlp()
     random = np.random.default_rng(0)
@@ -555,6 +561,7 @@ def test_on_a_whole_model_with_train_step():
     np.testing.assert_allclose(opt.state_of(Recorder).value, loss, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_over_a_vmap_of_runs():
     # Its own counters batched, a wrapper selects instead of branching: the values stay right.
     params = jnp.zeros(2)

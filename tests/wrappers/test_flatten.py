@@ -96,6 +96,7 @@ def test_dtypes_are_kept_and_each_has_one_buffer():
     assert_steps_as(tx, opt)
 
 
+@pytest.mark.slow
 def test_large_leaves_stay_as_they_are():
     tx = sl.adamw(0.1, weight_decay=0.1)
     opt = sl.Optimizer(tx.flatten(max_size=3), MIXED)
@@ -214,6 +215,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("culprit", REFUSED)
 def test_what_is_not_elementwise_is_refused_by_name(culprit):
     with pytest.raises(ValueError, match="is not elementwise") as error:

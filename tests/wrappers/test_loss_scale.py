@@ -106,6 +106,7 @@ def test_the_scale_stays_within_normal_numbers():
     assert weights == [0.875, 0.75, 0.625]
 
 
+@pytest.mark.slow
 def test_a_skipped_step_changes_neither_parameters_nor_state_nor_clock(step):
     opt = sl.Optimizer(sl.adam(halving).scale_loss(), params)
     once = step(params, opt, GOOD)
@@ -136,6 +137,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(INSIDE, "clipped and stored"))
 def test_what_is_inside_sees_gradients_that_are_not_scaled(step, name):
     tx = INSIDE[name](sl.adamw(0.1))
@@ -282,6 +284,7 @@ def test_calls_of_a_training_step_compile_once():
 # --- with others --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_window_outside_keeps_one_scale_and_is_skipped_as_a_whole(step):
     tx = sl.sgd(0.125).scale_loss(growth_interval=1).every_k(2)
     state = params, sl.Optimizer(tx, params)
@@ -343,6 +346,7 @@ def test_parameters_that_are_not_updated_do_not_count(step):
     assert float(opt.loss_scale) == START
 
 
+@pytest.mark.slow
 def test_reset_and_rebind_keep_the_scale(step):
     opt = sl.Optimizer(sl.adam(0.1).scale_loss(), params)
     model, opt = step(params, opt, BAD)
@@ -394,6 +398,7 @@ def test_numbers_print_and_compare_as_given():
     assert tx == copy.deepcopy(tx) == sl.sgd(0.1).scale_loss(8, 5)
 
 
+@pytest.mark.slow
 def test_without_a_norm_it_needs_no_scratch_memory():
     big = {"a": jnp.ones((256, 512)), "b": jnp.ones((256, 512))}
     size = sum(x.nbytes for x in big.values())

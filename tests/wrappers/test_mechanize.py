@@ -15,6 +15,7 @@ from helpers import (
 )
 
 
+@pytest.mark.slow
 def test_optax_takes_the_same_steps(x64):
     model = nested_dict(jax.random.key(0), jnp.float64)
     grads = gradients(model, 8)

@@ -106,6 +106,7 @@ def test_record_tells_small_updates_that_rounding_swallows():
     np.testing.assert_allclose(opt.metrics["update_norm"], 2e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_record_tells_the_hyperparameters_as_used():
     halving = sl.schedules.piecewise_constant(1.0, {1: 0.5, 2: 0.5})
     opt = sl.Optimizer(sl.sgd(halving).record(), MODEL)
@@ -224,6 +225,7 @@ def test_adding_a_monitor_does_not_compile_twice():
     assert step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_recording_changes_no_decision():
     params, huge = jnp.zeros(2), jnp.full(2, 1e20)
     plain = sl.Optimizer(sl.sgd(1.0).if_finite(check="both"), params)

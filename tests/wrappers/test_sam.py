@@ -60,6 +60,7 @@ def check(model, expected):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", slow_except([None, 2], 2))
 def test_steps_are_those_of_the_textbook(microbatches):
     expected = by_the_book(MODEL, 3, 0.3, 0.1, adaptive=True, every=2)

@@ -130,6 +130,7 @@ def test_a_skipped_step_executes_and_changes_nothing():
         assert not opt_after.has_updated
 
 
+@pytest.mark.slow
 def test_a_training_step_passes_the_loss():
     def loss_fn(model, x):
         return jnp.sum(model["w"] ** 2) * 1e-3 + x
@@ -193,6 +194,7 @@ def test_zclip_scales_to_the_norms_of_the_paper(scale):
     assert z[40] > 2.5
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_not_finite_does_zclip_no_lasting_harm():
     params = {"w": jnp.zeros(1)}
     opt = sl.Optimizer(sl.ZClip(warmup_steps=3), params)

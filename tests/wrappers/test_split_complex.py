@@ -37,6 +37,7 @@ TWINS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs"), TWINS.values(), ids=TWINS.keys())
 def test_same_path_as_optax(ours, theirs):
     params = model()

@@ -84,7 +84,8 @@ def test_a_stack_is_its_layers(name, same_noise):
     if name in OF_A_LEAF | OF_ALL | DRAWN:
         assert apart(RECIPES[name]) > 1e-3
     else:
-        assert apart(RECIPES[name]) < 1e-4
+        # The outer products of few gradients are singular, so their roots multiply rounding errors.
+        assert apart(RECIPES[name]) < (2e-3 if name == "shampoo" else 1e-4)
 
 
 @pytest.mark.slow

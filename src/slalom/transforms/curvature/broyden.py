@@ -6,7 +6,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import choice_field
@@ -119,8 +119,8 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
         products = state.inverse @ jnp.stack([last, y, g], axis=1)
         products = jnp.where(fresh, jnp.stack([last, y, g], axis=1), products)
         sy, eps = jnp.vdot(s, y), jnp.finfo(dtype).eps
-        numbers = _numbers(self.family, s, y, last, products, fresh)
-        good = sy > eps * jnp.linalg.norm(s) * jnp.linalg.norm(y)
+        numbers, good = _numbers(self.family, s, y, last, products, fresh)
+        good &= sy > eps * jnp.linalg.norm(s) * jnp.linalg.norm(y)
         good &= jnp.all(jnp.isfinite(jnp.stack(numbers)))
         tau, phi, rho, yhy = (jnp.where(good, x, 1) for x in numbers)
 
@@ -147,23 +147,29 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
 
 def _numbers(
     family: str, s: Array, y: Array, last: Array, products: Array, fresh: Array
-) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-    """τ, φ, ρ and ⟨y, H·y⟩."""
+) -> tuple[tuple[Scalar, Scalar, Scalar, Scalar], Bool[Array, ""]]:
+    """τ, φ, ρ and ⟨y, H·y⟩, and whether there was a step that they follow from."""
     direction, hy = products[:, 0], products[:, 1]
-    rho, yhy = 1 / jnp.vdot(s, y), jnp.vdot(y, hy)
+    sy, yhy, square = jnp.vdot(s, y), jnp.vdot(y, hy), jnp.vdot(direction, direction)
+    good = (sy > 0) & (yhy > 0)
+    if family != "plain":
+        good &= square > 0
+    # Numbers that are not used have finite derivatives.
+    sy, yhy, square = (jnp.where(good, x, 1) for x in (sy, yhy, square))
+    rho = 1 / sy
     h, one = rho * yhy, jnp.ones_like(rho)
     if family == "plain":
-        return jnp.where(fresh, h, one), one, rho, yhy
+        return (jnp.where(fresh, h, one), one, rho, yhy), good
     # The last step was s = −rate·H·g.
-    rate = -jnp.vdot(s, direction) / jnp.vdot(direction, direction)
-    b = -rate * rho * jnp.vdot(s, last)
+    rate = -jnp.vdot(s, direction) / square
+    b = jnp.where(good, -rate * rho * jnp.vdot(s, last), 1)
     shrink = jnp.minimum(one, 1 / b)
     if family == "bfgs":
-        return jnp.where(fresh, h, shrink), one, rho, yhy
+        return (jnp.where(fresh, h, shrink), one, rho, yhy), good
     a = jnp.maximum(b * h - 1, 0)
     # For a = 0 all members of the family are the same.
     safe = jnp.where(a > 0, a, 1)
-    low = jnp.minimum(one, h * (1 - jnp.sqrt(a / (1 + a))))
+    low = jnp.minimum(one, h * (1 - jnp.where(a > 0, jnp.sqrt(safe / (1 + safe)), 0)))
     theta = jnp.maximum((low - 1) / safe, jnp.minimum(1 / low, (1 - b) / b))
     theta = jnp.where(a > 0, theta, 0)
     sigma = 1 + a * theta
@@ -171,4 +177,4 @@ def _numbers(
     down = jnp.minimum(shrink * root, sigma)
     up = shrink * jnp.minimum(root, 1 / jnp.where(theta > 0, theta, 1))
     tau = jnp.where(theta > 0, up, down)
-    return jnp.where(fresh, h / sigma, tau), (1 - theta) / sigma, rho, yhy
+    return (jnp.where(fresh, h / sigma, tau), (1 - theta) / sigma, rho, yhy), good

@@ -36,9 +36,10 @@ class Record(AbstractWrapper[RecordState]):
     Made by `tx.record`, which describes the arguments.
 
     The metrics are `grad_norm`, `update_norm` and `param_norm`, which are the global norms of the
-    incoming gradients, the updates and the new parameters, computed in at least float32, and the
-    value of each hyperparameter in the last step, by path. In the idle steps of the inner
-    transform, as under `.every_k`, the norm of the updates is 0.
+    incoming gradients, the updates and the new parameters, computed in at least float32 (infinite
+    where the sum of squares overflows), and the value of each hyperparameter in the last step, by
+    path. In the idle steps of the inner transform, as under `.every_k`, the norm of the updates is
+    0.
 
     `lost_updates` is the share of nonzero updates that changed nothing, because the sum was rounded
     back to the old parameter. If it is large for half-precision parameters, choose a policy with
@@ -77,10 +78,10 @@ class Record(AbstractWrapper[RecordState]):
         result, update_norm, lost = measured.split(result)
         param_norm = jnp.nan
         if params is not None:
-            param_norm = tree.scaled_norm(write.new_params(params, result), small=False)
+            param_norm = tree.global_norm(write.new_params(params, result))
         return result, RecordState(
             inner,
-            _as(state.grad_norm, tree.scaled_norm(updates, small=False)),
+            _as(state.grad_norm, tree.global_norm(updates)),
             _as(state.update_norm, update_norm),
             _as(state.param_norm, param_norm),
             _as(state.lost_updates, lost),

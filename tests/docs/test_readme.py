@@ -83,7 +83,7 @@ QUICK = ("README.md", "CONTRIBUTING.md", "docs/guides/writing-a-transform.md")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", slow_except(DOCUMENTS, *QUICK))
-def test_snippets_run_and_show_what_they_say(document):
+def test_snippets_run_and_show_what_they_say(document, typechecked):
     namespace = {"__name__": "__main__"}
     rules = lenient if document == WITH_OPTAX else contextlib.nullcontext
     for line, code, shown in blocks(document):

@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree, UInt32
 from ... import tree
 from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_param, until_reset
 from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike, Matrix
-from ..measuring._keys import as_key_data, fresh_key_data, key_field
 from ..shaping.clip import clip_factor
 from ._kronecker import (
     adjoint,

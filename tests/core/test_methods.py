@@ -41,6 +41,7 @@ VALUES = {
     "initial": 4.0,
     "k": 3,
     "key": 5,
+    "magnitude": sl.Identity(),
     "max_consecutive": 2,
     "max_consecutive_errors": 2,
     "max_size": 3,

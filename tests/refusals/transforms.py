@@ -611,6 +611,24 @@ def an_average_as_an_outer_optimizer():
 
 
 @refused(
+    ValueError,
+    "'average' inside of `.graft` writes parameters itself, so its updates have no norm of their "
+    "own. Write `direction.graft(magnitude).average(...)`.",
+)
+def an_average_as_a_magnitude():
+    sl.sgd(0.1).graft(sl.adam(0.1).average())
+
+
+@refused(
+    TypeError,
+    "Graft.magnitude is not a transform: got 'adam' of type str.",
+    unchecked=True,
+)
+def a_name_as_a_magnitude():
+    sl.sgd(0.1).graft("adam")  # pyright: ignore[reportArgumentType]
+
+
+@refused(
     TypeError,
     "Outer.optimizer is not a transform: got 0.7 of type float.",
     unchecked=True,

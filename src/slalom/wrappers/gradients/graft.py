@@ -52,8 +52,10 @@ class Graft(AbstractWrapper[GraftState]):
 
     ```python
     >>> tx = sl.ScaleBySign().graft(sl.Identity())
-    >>> tx.update({"w": jnp.array([3.0, -4.0])}, tx.init({"w": jnp.ones(2)}))[0]["w"] / 5 * 2**0.5
-    Array([ 1., -1.], dtype=float32)
+    >>> grads = {"w": jnp.array([3.0, -4.0])}
+    >>> updates, _ = tx.update(grads, tx.init(grads))
+    >>> jnp.linalg.norm(updates["w"]).round(3)
+    Array(5., dtype=float32)
 
     ```
 

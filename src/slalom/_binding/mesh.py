@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -59,7 +59,7 @@ def axis_names(entry: Any) -> tuple[str, ...]:
 
 
 def spread_spec(
-    shape: Sequence[int], spec: Sequence[Any], mesh: Mesh | AbstractMesh
+    shape: Sequence[int], spec: Iterable[Any], mesh: Mesh | AbstractMesh
 ) -> tuple[Any, ...]:
     """How an array is divided among the devices that share a parameter with this spec.
 

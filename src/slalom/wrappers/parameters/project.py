@@ -193,6 +193,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def _along(self, params: Params, u: Updates, context: Context | None) -> Updates:
         """The part of a direction along the set, at the selected leaves."""
+        assert isinstance(self.fn, AbstractProjection)
         keep = self._keep(params)
         along = self.fn.along(tree.cut(params, keep), tree.cut(u, keep), context)
         rest = tree.cut(u, tuple(not k for k in keep))

@@ -146,6 +146,7 @@ with _checked:
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
+        CorrectByMars as CorrectByMars,
         DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
         Ema as Ema,
         KeepInitialNorm as KeepInitialNorm,

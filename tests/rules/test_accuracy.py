@@ -36,7 +36,7 @@ WITHOUT_FORMULA = {
     *("ScaleByGaussNewton", "ScaleByLevenbergMarquardt"),
     # `test_broyden.py` has those of the authors.
     "ScaleBySelfScaledBroyden",
-    *("Orthogonalize", "ScaleByRowRms", "NormalizeColumns", "ScaleByFanIn"),
+    *("CorrectByMars", "Orthogonalize", "ScaleByRowRms", "NormalizeColumns", "ScaleByFanIn"),
 }
 
 

@@ -15,6 +15,8 @@ RULES: dict[str, Any] = {
     "Orthogonalize, bfloat16": sl.Orthogonalize(
         ns_coeffs="polar_express", scale="match_rms_adamw", compute_dtype="bfloat16"
     ).mask(matrices),
+    "Orthogonalize, balance": sl.Orthogonalize(balance=2).mask(matrices),
+    "CorrectByMars": sl.CorrectByMars().mask(matrices) | sl.Scale(-0.1),
     "ScaleByRowRms": sl.ScaleByRowRms().mask(matrices),
     "NormalizeColumns": sl.NormalizeColumns(),
     "ScaleByFanIn": sl.ScaleByFanIn(),

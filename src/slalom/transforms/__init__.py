@@ -25,7 +25,12 @@ from .adaptive.ademamix import (
 )
 from .adaptive.adopt import ScaleByAdopt as ScaleByAdopt
 from .adaptive.laprop import ScaleByLaprop as ScaleByLaprop
-from .adaptive.mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
+from .adaptive.mars import (
+    CorrectByMars as CorrectByMars,
+    CorrectByMarsState as CorrectByMarsState,
+    ScaleByMars as ScaleByMars,
+    ScaleByMarsState as ScaleByMarsState,
+)
 from .adaptive.novograd import (
     ScaleByNovograd as ScaleByNovograd,
     ScaleByNovogradState as ScaleByNovogradState,

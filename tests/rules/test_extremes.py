@@ -78,7 +78,15 @@ HIDDEN = {
     "spikes are skipped": ("skip_spikes(", "CheckFinite("),
     "it looks for a lower loss": ("Linesearch(",),
     "it follows the residuals": ("GaussNewton(", "LevenbergMarquardt("),
-    "infinity has a sign": ("Sign(", "Rprop(", "Lion(", "Clip(", "Sophia(", "Adopt("),
+    "infinity has a sign": (
+        "Sign(",
+        "Rprop(",
+        "Lion(",
+        "Clip(",
+        "Sophia(",
+        "Adopt(",
+        "clip_radius=",
+    ),
 }
 """Why a gradient that is not finite may go unnoticed, and what does so."""
 

@@ -27,9 +27,9 @@ class ScaleByShampooState(eqx.Module):
     age: Int[Array, "*leaves"] = per_leaf()
     since: Int[Array, ""] = until_reset()
     """The number of steps since the last refresh."""
-    statistics: PyTree[Inexact[Array, "..."]] = per_param()
+    statistics: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
     """At each leaf a tuple of L and R, with an entry for each block."""
-    roots: PyTree[Inexact[Array, "..."]] = per_param()
+    roots: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
     """At each leaf a tuple of their inverse fourth roots."""
 
 
@@ -51,8 +51,9 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
     `sl.shampoo`. There ε is also added to the first L and R.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. Factors and roots
-    take 2·(n² + m²) numbers for an n × m block, in at least float32. On a mesh each device has all
-    of them. Under a `vmap` that batches the state, each step costs as much as a refresh.
+    take 2·(n² + m²) numbers for an n × m block, in at least float32. Devices that share a matrix
+    divide them, if the mesh has automatic axes. Under a `vmap` that batches the state, each step
+    costs as much as a refresh.
 
     **Arguments:**
 

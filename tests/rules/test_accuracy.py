@@ -34,6 +34,7 @@ WITHOUT_FORMULA = {
     # `test_matrices.py` has theirs.
     # `test_gauss_newton.py` and `test_nist.py` compare with damped solutions and certified values.
     *("ScaleByGaussNewton", "ScaleByLevenbergMarquardt"),
+    *("PinRadius", "RadialBrake", "UpdateFloor"),
     # `test_broyden.py` has those of the authors.
     "ScaleBySelfScaledBroyden",
     *("CorrectByMars", "Orthogonalize", "ScaleByRowRms", "NormalizeColumns", "ScaleByFanIn"),

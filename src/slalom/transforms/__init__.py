@@ -83,6 +83,11 @@ from .matrices.matrix_norms import (
     ScaleByRowRmsState as ScaleByRowRmsState,
 )
 from .matrices.orthogonalize import Orthogonalize as Orthogonalize
+from .matrices.radius import (
+    PinRadius as PinRadius,
+    RadialBrake as RadialBrake,
+    UpdateFloor as UpdateFloor,
+)
 from .matrices.shampoo import (
     ScaleByShampoo as ScaleByShampoo,
     ScaleByShampooState as ScaleByShampooState,

@@ -21,7 +21,7 @@ WITHOUT_FORMULA = {
     *("PerExampleGlobalNormClip", "MeasureWithEma", "ZClip"),
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
-    "ScaleByMadgrad",
+    *("ScaleByIvon", "ScaleByMadgrad"),
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch", "ScaleBySophia"),
     # They depend on singular vectors and on a random projection, and have tests of their own.
     *("ScaleByGalore", "ScaleByApollo"),

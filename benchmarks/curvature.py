@@ -20,6 +20,7 @@ compilation and without the computation of errors.
 import argparse
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,8 @@ from .docs import _table, replace_between
 
 BEGIN = "<!-- errors: python -m benchmarks.curvature --docs docs/guides/curvature.md -->"
 END = "<!-- end of errors -->"
+TOLERANCE = 0.03
+"""The loss that Optimistix has to reach."""
 CALIBRATION = 50
 """How many steps of a rule are timed to see how many it takes in the seconds that it has."""
 CHECKS = 25
@@ -314,10 +317,10 @@ TITLES = {
     "broyden": "The same, after 1 000 steps of Adam, whose seconds are included",
     "burgers": "Burgers' equation, new points in each step",
     "fixed": "Burgers' equation, the same points in each step",
-    "optimistix": "Poisson's equation, against Optimistix",
+    "optimistix": f"Poisson's equation to a loss of {TOLERANCE}, against Optimistix",
     "autoencoder": "An autoencoder of digits, against kfac-jax",
 }
-COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
+COLORS = ("#4c72b0", "#dd8452", "#55a868", "#8cc6a0", "#c44e52", "#8172b3", "#937860", "#b8a58f")
 
 
 def markdown(results, picture):
@@ -327,6 +330,8 @@ def markdown(results, picture):
         rows = []
         for case in cases:
             runs = runs_of(results, group, case)
+            if group == "optimistix":
+                runs = [until(run, TOLERANCE) for run in runs]
             if runs:
                 steps, seconds, errors, _ = zip(*(run[-1] for run in runs), strict=True)
                 rows.append(
@@ -349,6 +354,11 @@ def runs_of(results, group, case):
     return [results[name] for name in names if name in results]
 
 
+def until(run, tolerance):
+    """The history up to the first loss within a tolerance."""
+    return run[: 1 + next(i for i, (*_, loss) in enumerate(run) if loss <= tolerance)]
+
+
 def _range(numbers, form):
     ends = [form.format(end) for end in (min(numbers), max(numbers))]
     return "–".join(dict.fromkeys(ends))
@@ -362,7 +372,8 @@ def draw(results, path):
         lines = [(group, case) for group in groups for case in GROUPS[group]]
         drawn = {}
         for group, case in lines:
-            label = ("Adam, then " if case.adam else "") + case.code.split("sl.")[1].split("(sl")[0]
+            rule = re.sub(r"sl\.schedules.*?\(([\d.]+),.*", r"\1)", case.code.removeprefix("sl."))
+            label = ("Adam, then " if case.adam else "") + rule
             color = drawn.setdefault(label, COLORS[len(drawn) % len(COLORS)])
             for i, run in enumerate(runs_of(results, group, case)):
                 _, seconds, errors, _ = zip(*run, strict=True)

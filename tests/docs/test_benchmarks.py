@@ -133,13 +133,9 @@ def test_the_errors_of_curvature_are_written_into_a_page(monkeypatch, tmp_path):
     page.write_text(f"{curvature.BEGIN}\nold\n{curvature.END}\n")
     cases = [curvature.Case("burgers", "sl.adam(1e-2)", steps=2, adam=1)]
     monkeypatch.setattr(curvature, "GROUPS", {"burgers": cases, "poisson": [], "broyden": []})
-    x64 = jax.config.jax_enable_x64
     options = ["--results", str(tmp_path / "results.json"), "--docs", str(page)]
-    try:
-        with lenient():
-            curvature.main(["burgers", *options, "--picture", str(picture)])
-    finally:
-        jax.config.update("jax_enable_x64", x64)
+    with lenient():
+        curvature.main(["burgers", *options, "--picture", str(picture)])
     ((_, seconds, error, loss),) = [
         run[-1] for run in curvature.read(tmp_path / "results.json").values()
     ]

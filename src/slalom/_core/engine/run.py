@@ -28,7 +28,7 @@ from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
-from ..state.marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
+from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
 from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seed_of
 from .matrices import is_key, matrices, not_refreshed, refreshed
 from .phases import Found, finish, measured, phases, seen_by_refresh
@@ -209,7 +209,8 @@ class _Run:
             self.rule.demand(name, x)
         known = marks(part.state)
         children = children_by_name(part.state)
-        shaped = {n: x for n, x in children.items() if known.get(n) in (PARAM_LIKE, PER_PARAM)}
+        of_leaves = (PARAM_LIKE, PER_PARAM, SPREAD)
+        shaped = {n: x for n, x in children.items() if known.get(n) in of_leaves}
         likes = [x for n, x in shaped.items() if known[n] == PARAM_LIKE and jax.tree.leaves(x)]
         if whole:
             same = (updates, *needed.values(), *likes)
@@ -217,7 +218,7 @@ class _Run:
         self.columns = {
             name: inside.flatten_up_to(x)
             for name, x in shaped.items()
-            if jax.tree.leaves(x) or (x is not None and known[name] == PER_PARAM)
+            if jax.tree.leaves(x) or (x is not None and known[name] != PARAM_LIKE)
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})

@@ -28,10 +28,10 @@ from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
-from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seed_of
+from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seeds_of
 from .matrices import is_key, matrices, not_refreshed, refreshed
 from .phases import finish, measured, phases, seen_by_refresh
-from .pieces import Store, last_of, run_at_rest, run_whole
+from .pieces import Queue, Store, run_at_rest, run_whole
 
 
 class RuleAt(NamedTuple):
@@ -141,7 +141,15 @@ def _over_leaves(
         at_leaf = jax.jit(at_leaf, static_argnums=0)
     results: list[Any] = []
     done = None
-    after = jnp.zeros((), jnp.float32)
+    queue = Queue()
+    coded = [
+        f"{run.part.name}.{name}.{paths[i]}"
+        for run in runs
+        for name, column in run.columns.items()
+        for i, n in run.positions.items()
+        if is_encoded(column[n])
+    ]
+    seed_of = seeds_of(coded, clock)
     for i, u in enumerate(leaves):
         active = [k for k, run in enumerate(runs) if i in run.positions]
         places = [runs[k].positions[i] for k in active]
@@ -149,12 +157,10 @@ def _over_leaves(
         plan = _Plan(does, tuple(active), tuple(run.plan[n] for run, n in own), adds)
         fields = [run.fields_of(n) for run, n in own]
         seeds = [
-            [
-                seed_of(f"{run.part.name}.{name}.{paths[i]}", clock) if is_encoded(x) else None
-                for name, x in zip(run.columns, values, strict=True)
-            ]
-            for (run, _), values in zip(own, fields, strict=True)
+            [seed_of.get(f"{run.part.name}.{name}.{paths[i]}") for name in run.columns]
+            for run, _ in own
         ]
+        after = queue.turn(u.shape)
         if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
             u = tree.after(u, after)
         if done is not None and any(run.rule.over == "matrix" for run, _ in own):
@@ -164,9 +170,7 @@ def _over_leaves(
         result, new = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
         results.append(result)
         done = (result, new)
-        # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
-        coded = [x for x in jax.tree.leaves(new, is_leaf=is_encoded) if is_encoded(x)]
-        after = last_of(coded[0], after) if coded else after
+        queue.add(new)
         for (run, n), values in zip(own, new, strict="advance" in does):
             run.take(n, values)
     return results
@@ -421,12 +425,14 @@ def advance_tree(
     if any(map(under_jit, jax.tree.leaves((old, new)))):
         at_leaf = jax.jit(at_leaf)
     paths = leaf_paths(_shapes(old))
-    results, after = [], jnp.zeros((), jnp.float32)
+    coded = [f"{name}.{path}" for path, a in zip(paths, leaves, strict=True) if is_encoded(a)]
+    seed_of = seeds_of(coded, None if context is None else context.stored_clock)
+    results, queue = [], Queue()
     for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
         numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
-        seed = seed_of(f"{name}.{paths[i]}", context.stored_clock) if is_encoded(a) else None
-        results.append(at_leaf(numbers, a, g, seed, after))
-        after = last_of(results[-1], after) if is_encoded(a) else after
+        seed = seed_of.get(f"{name}.{paths[i]}")
+        results.append(at_leaf(numbers, a, g, seed, queue.turn(g.shape)))
+        queue.add(results[-1])
     return structure.unflatten(results)
 
 

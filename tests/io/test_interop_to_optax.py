@@ -59,6 +59,10 @@ def three_updates(update, state):
     return jax.jit(lambda state: jax.lax.scan(body, state, jnp.arange(3.0)))(state)
 
 
+# IVON is refused, since a loop for Optax takes no gradients at its samples.
+WITH_GRADIENT = {name: tx for name, tx in WITH_GRADIENT.items() if "ivon" not in name.lower()}
+GRADIENT_ROWS = [name for name in GRADIENT_ROWS if name in WITH_GRADIENT]
+
 QUICK = ("ScaleByAdam", "Average")
 
 

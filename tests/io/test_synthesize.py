@@ -1,5 +1,7 @@
 """Power-function averages, and averages of other widths made from checkpoints."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,3 +79,19 @@ def test_a_width_that_was_not_tracked_is_made_from_checkpoints(tmp_path):
     earlier = sl.checkpoint.synthesize(tmp_path / "run", model, sigma_rel=0.1, step=32)
     alone, one = train(tmp_path / "short", sl.sgd(rate).average(power(0.1)), steps=32)
     np.testing.assert_allclose(earlier["w"], one.eval_params(alone)["w"], rtol=2e-5)
+
+
+@pytest.mark.slow
+def test_a_run_may_have_more_snapshots_than_open_files(tmp_path):
+    resource = pytest.importorskip("resource")  # which Windows does not have
+    tx = sl.sgd(0.1).average(power(0.1)).average(power(0.05))
+    model, opt = train(tmp_path, tx, steps=40, every=1)
+    expected = opt.eval_params(model)["w"]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, limits[1]))
+    try:
+        made = sl.checkpoint.synthesize(tmp_path, model, sigma_rel=0.05)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_allclose(made["w"], expected, rtol=1e-4)

@@ -134,6 +134,44 @@ def a_string_as_terms():
     sl.sgd(0.1).combine(sl.combine.UPGrad(), "first")
 
 
+# --- samples of a posterior -----------------------------------------------------------------
+
+
+@refused(
+    ValueError,
+    "'sam' evaluates the loss at parameters of its own, but this optimizer learns a posterior from "
+    "gradients at its samples. Use one of the two.",
+)
+def a_posterior_of_the_worst_points():
+    bound(sl.ivon(0.1, 100).sam(0.05))
+
+
+@refused(
+    ValueError,
+    "This optimizer has no posterior to draw parameters from. Train with `sl.ivon`.",
+)
+def samples_of_adam():
+    bound().sample_params(params())
+
+
+@refused(
+    ValueError,
+    "This optimizer needs gradients at samples of its posterior, and a loop for Optax takes them "
+    "at the parameters. Use `sl.train_step`, or `opt.sample_params(model)`.",
+)
+def a_posterior_for_optax():
+    sl.interop.to_optax(sl.ivon(0.1, 100))
+
+
+@refused(
+    TypeError,
+    "ScaleByIvon estimates the diagonal of a real Hessian, but 'z' is complex64. Write "
+    "`tx.split_complex()`, which makes it two real parameters.",
+)
+def a_posterior_of_complex_parameters():
+    sl.Optimizer(sl.ivon(0.1, 100), {"z": jnp.ones(2, jnp.complex64)})
+
+
 # --- projections of matrices ----------------------------------------------------------------
 
 
@@ -144,6 +182,15 @@ def a_string_as_terms():
 )
 def orthonormal_columns_of_a_vector():
     bound(sl.sgd(0.1).project(sl.projections.stiefel()))
+
+
+@refused(
+    ValueError,
+    "sl.projections.sphere(axis=-2) needs an axis -2, and the leaf 'b' has shape (2,). Select the "
+    "others: `tx.project(fn, where=sl.where.ndim(2))`.",
+)
+def unit_columns_of_a_vector():
+    bound(sl.sgd(0.1).project(sl.projections.sphere(axis=-2)))
 
 
 @refused(

@@ -9,10 +9,12 @@ halving = sl.schedules.piecewise_constant(0.1, {1: 0.5, 2: 0.5})
 
 RULES: dict[str, Any] = {
     "ScaleBySophia": sl.ScaleBySophia(update_interval=2, key=3),
+    "ScaleByIvon": sl.ScaleByIvon(100.0, b2=0.9, clip_radius=2.0, key=3),
 }
 
 RECIPES: dict[str, Any] = {
     "sophia": sl.sophia(0.1, decay_where=matrices, clip_threshold=None),
+    "ivon": sl.ivon(halving, 100.0, b2=0.9),
     "schedule_free_sgd": sl.schedule_free_sgd(0.1, weight_decay=0.1, decay_where=matrices),
     "schedule_free_adamw": sl.schedule_free_adamw(0.1, 2, weight_decay=0.1),
 }
@@ -25,6 +27,9 @@ WRAPPERS: dict[str, Any] = {
     "ScheduleFree": sl.sgd(halving).schedule_free(0.8, r=1.0),
     "ScheduleFree of Partition": (
         sl.sgd(0.1).partition({matrices: sl.adam(halving, b1=0.0).every_k(2)}).schedule_free()
+    ),
+    "ScheduleFree, polyak": sl.adam(1.0).schedule_free(
+        polyak=True, weight_decay=2.0, decay_where=matrices
     ),
     "ScheduleFree, every_k": sl.sgd(0.1).every_k(2).schedule_free(),
 }

@@ -114,6 +114,25 @@ def test_pcgrad_projects_in_a_random_order():
     assert min(np.abs(found @ jacobian - x).max() for x in sums) < 1e-5
 
 
+@pytest.mark.slow
+def test_keys_decide_the_orders_and_the_draws():
+    def run(combination):
+        tx = sl.sgd(0.1).combine(combination, ("a", "b", "c"))
+        # Three terms that conflict in pairs, so that the order of projection counts.
+        step = sl.train_step(lambda m: {k: jnp.sum((m - x) ** 2) for k, x in points.items()})
+        model, opt = jnp.zeros(2), sl.Optimizer(tx, jnp.zeros(2))
+        for _ in range(4):
+            model, opt, _ = step(model, opt)
+        return np.asarray(model)
+
+    points = {"a": jnp.array([1.0, 0.3]), "b": jnp.array([-0.8, 1.0]), "c": jnp.array([0.1, -1.0])}
+    for make in (sl.combine.PCGrad, lambda key: sl.combine.ReLoBRaLo(0.5, 0.1, 0.5, key)):
+        results = [run(make(key)) for key in range(4)]
+        assert any((results[0] != other).any() for other in results[1:])
+        np.testing.assert_array_equal(run(make(jax.random.key(2))), results[2])
+        np.testing.assert_array_equal(run(make(jax.random.key_data(jax.random.key(2)))), results[2])
+
+
 @pytest.mark.parametrize(
     ("rho", "expected"), [(1.0, [0.999069, 1.000931]), (0.0, [0.094826, 1.905174])]
 )

@@ -136,3 +136,23 @@ def test_other_wrappers_may_be_outside(wrap):
 
     ascended = run(saddle, sl.adam(0.1, maximize=True))
     assert_same_bits(ascended, run(lambda model: -saddle(model), sl.adam(0.1)))
+
+
+@pytest.mark.slow
+def test_an_augmented_lagrangian_takes_the_steps_of_cooper():
+    """The minimum of x² for x ≥ 1, with c = 1 and both rates 0.1, as in Cooper 1.0.1."""
+
+    @sl.train_step
+    def step(model):
+        active = jax.nn.relu(model["multiplier"] + 1 - model["x"])
+        return model["x"] ** 2 + (active**2 - model["multiplier"] ** 2) / 2
+
+    ascent = sl.sgd(0.1, maximize=True).project(sl.projections.non_negative())
+    tx = sl.sgd(0.1).partition({sl.where.path("multiplier"): ascent})
+    model = {"x": jnp.zeros(()), "multiplier": jnp.zeros(())}
+    opt, path = sl.Optimizer(tx, model), []
+    for _ in range(300):
+        model, opt, _ = step(model, opt)
+        path.append((float(model["x"]), float(model["multiplier"])))
+    np.testing.assert_allclose(path[:3], [(0.1, 0.1), (0.18, 0.19), (0.245, 0.272)], atol=1e-6)
+    np.testing.assert_allclose(path[-1], (1.0, 2.0), atol=1e-4)

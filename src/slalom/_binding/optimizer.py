@@ -42,6 +42,7 @@ from .reports.readings import Readings
 from .reports.rebind import AS_BEFORE, AsBefore, Rebinding, carry
 from .reports.schedule_plots import plot_schedules
 from .reports.transform_checks import checked
+from .sampling import has_sampler, sampled_params
 from .shard import ShardedState, shard
 from .sharded_state import remembered
 from .stepping import KEYWORDS, as_keywords, check_one_run
@@ -482,6 +483,39 @@ class Optimizer(AbstractPrinted):
             self.transform, to_device(self.state), params, full_precision=full_precision
         )
         return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
+
+    def sample_params(self, model: Model, key: Any = None) -> Model:
+        """Returns the model with parameters that are drawn from the posterior of `sl.ivon`.
+
+        ```python
+        >>> model = {"w": jnp.zeros(2)}
+        >>> opt = sl.Optimizer(sl.ivon(0.1, ess=100), model)
+        >>> opt.sample_params(model, jax.random.key(0))["w"].shape
+        (2,)
+
+        ```
+
+        **Arguments:**
+
+        - `model`: the bound model, as the last step returned it.
+        - `key`: a PRNG key. Defaults to that of the next step, whose gradient must be taken at the
+            model that this returns. `sl.train_step` does so itself; in a loop of your own, write
+            `grads = eqx.filter_grad(loss_fn)(opt.sample_params(model), x, y)`.
+
+        **Returns:** the model, every leaf in its own dtype.
+
+        **Raises:** `ValueError` for an optimizer without a posterior.
+        """
+        if not has_sampler(self.transform):
+            raise ValueError(
+                "This optimizer has no posterior to draw parameters from. Train with `sl.ivon`."
+            )
+        whole = split(model, self.binding.trainable)
+        check_bound(whole.params, self.binding.params)
+        check_readable(self)
+        params = to_device(whole.params)
+        drawn = sampled_params(self.transform, to_device(self.state), self.count, params, key)
+        return whole.join(jax.tree.leaves(to_memory_of(whole.params, drawn)))
 
     @property
     def metrics(self) -> Readings:

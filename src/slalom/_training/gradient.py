@@ -14,6 +14,7 @@ from .._binding.compiled import advance
 from .._binding.model import Split, split, strong
 from .._binding.optimizer import Optimizer
 from .._binding.program import Packed, pack, unpack
+from .._binding.sampling import has_sampler, sampled_params
 from .._core.protocol.chain import first_link
 from .._core.protocol.context import Context
 from .._core.protocol.parts import Part
@@ -82,10 +83,14 @@ def training_step(
         opt = inputs.opt
         # Steps that differ only in this function share a program.
         current = options._replace(transform_grads=inputs.transform_grads)
+        model = at = split(inputs.model, opt.binding.trainable)
+        if has_sampler(opt.transform):
+            drawn = sampled_params(opt.transform, opt.state, opt.count, model.params)
+            at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
         batch_loss = BatchLoss(
             loss_fn=with_function(inputs.loss, get_function()),
             options=current,
-            model=split(inputs.model, opt.binding.trainable),
+            model=at,
             args=inputs.args,
             kwargs=inputs.kwargs,
             scale=loss_scale(opt.transform, opt.state),
@@ -127,9 +132,7 @@ def training_step(
             known["sampled_grad_fn"] = functools.partial(
                 _sampled_gradient, batch_loss, inputs.sampled_loss, opt
             )
-        params, state = advance(
-            opt, batch_loss.model, gradient.grads, known, transform=gradient.transform
-        )
+        params, state = advance(opt, model, gradient.grads, known, transform=gradient.transform)
         return jax.tree.leaves(params) + state, options.returned(*result)
 
     return train_step

@@ -1,8 +1,6 @@
 """Averages that are chosen after training, from those in checkpoints."""
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ from ..schedules.averages import LARGEST, synthesis_weights
 from ..tree.paths import leaf_paths
 from ..tree.types import PyTree
 from ..wrappers.parameters.average import Average
-from ._file import File, Unread
+from ._file import File
 from ._leaves import placed
 from ._load import layouts
 from ._saving import settle
@@ -25,7 +23,10 @@ class _Snapshot(NamedTuple):
     time: float
     """The number of steps that were averaged."""
     sigma_rel: float
-    average: Unread
+    path: Path
+    """The file."""
+    array: str
+    """The name of the average in it."""
 
 
 def synthesize(
@@ -57,7 +58,7 @@ def synthesize(
     ```
 
     A snapshot every 1 % to 2 % of the run is enough for any width down to the smallest that was
-    tracked. One array of the model at a time is in memory, besides the result.
+    tracked. The files are opened one after the other, and the sums are in memory in float64.
 
     **Arguments:**
 
@@ -84,19 +85,20 @@ def synthesize(
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"There is no checkpoint in '{directory}'.")
-    with ExitStack() as stack:
-        found: dict[str, list[_Snapshot]] = {}
-        for path in paths:
-            _add_snapshots(stack.enter_context(File(path)), opt, found)
-        if not found:
-            raise ValueError(
-                f"The checkpoints in '{directory}' have no power-function average of '{opt}'. "
-                "Train with `tx.average(sl.schedules.power_average(0.1))`, and save the optimizer."
-            )
-        return _with_averages(model, found, step, sigma_rel)
+    found: dict[str, list[_Snapshot]] = {}
+    # One at a time: a run has more snapshots than a process may have open files.
+    for path in paths:
+        with File(path) as file:
+            _add_snapshots(file, path, opt, found)
+    if not found:
+        raise ValueError(
+            f"The checkpoints in '{directory}' have no power-function average of '{opt}'. "
+            "Train with `tx.average(sl.schedules.power_average(0.1))`, and save the optimizer."
+        )
+    return _with_averages(model, found, step, sigma_rel)
 
 
-def _add_snapshots(file: File, opt: str, found: dict[str, list[_Snapshot]]) -> None:
+def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Snapshot]]) -> None:
     """Adds the averages in a file, by the path of the parameter."""
     layout = layouts(file).get(opt)
     if layout is None:
@@ -123,8 +125,8 @@ def _add_snapshots(file: File, opt: str, found: dict[str, list[_Snapshot]]) -> N
                 "cannot be combined with those before."
             )
         if age[0] > 0:
-            average = file.unread(f"{opt}.{leaf.arrays[0]}")
-            snapshot = _Snapshot(float(age[0]), sigmas[owner], average)
+            array = f"{opt}.{leaf.arrays[0]}"
+            snapshot = _Snapshot(float(age[0]), sigmas[owner], path, array)
             found.setdefault(param, []).append(snapshot)
 
 
@@ -136,31 +138,43 @@ def _with_averages(
     unknown = [name for name in found if name not in names]
     if unknown:
         raise ValueError(f"The checkpoints have an average of '{unknown[0]}', the model has not.")
-    for i, name in enumerate(names):
-        if name in found:
-            snapshots = found[name]
-            last = max(x.time for x in snapshots)
-            end = last if step is None else float(step)
-            if step is not None and not 1 <= step <= last:
-                raise ValueError(
-                    f"`step` must be from 1 to {last:.0f}, the number of averaged steps in the "
-                    f"last checkpoint, got {step}."
-                )
-            leaves[i] = _mixed(snapshots, end, sigma_rel, leaves[i])
+    weights: dict[str, Any] = {}
+    for name, snapshots in found.items():
+        last = max(x.time for x in snapshots)
+        end = last if step is None else float(step)
+        if step is not None and not 1 <= step <= last:
+            raise ValueError(
+                f"`step` must be from 1 to {last:.0f}, the number of averaged steps in the "
+                f"last checkpoint, got {step}."
+            )
+        pairs = [(x.time, x.sigma_rel) for x in snapshots]
+        weights[name] = synthesis_weights(pairs, end, sigma_rel)
+    like = dict(zip(names, leaves, strict=True))
+    for name, total in _sums(found, weights, like).items():
+        leaf = like[name]
+        leaves[names.index(name)] = placed(total.astype(leaf.dtype), leaf)
     return structure.unflatten(leaves)
 
 
-def _mixed(snapshots: Sequence[_Snapshot], time: float, sigma_rel: float, like: Any) -> Any:
-    weights = synthesis_weights([(x.time, x.sigma_rel) for x in snapshots], time, sigma_rel)
-    total: Any = 0.0
-    for weight, snapshot in zip(weights, snapshots, strict=True):
-        value = snapshot.average.read()
-        if not eqx.is_array_like(like) or value.shape != np.shape(like):
-            raise ValueError(
-                f"The checkpoints have averages of shape {value.shape}, where the model has "
-                f"{np.shape(like)}."
-            )
-        # In float64: the weights may be large, and of both signs.
-        wide = np.complex128 if np.iscomplexobj(value) else np.float64
-        total = total + weight * value.astype(wide)
-    return placed(np.asarray(total).astype(like.dtype), like)
+def _sums(
+    found: dict[str, list[_Snapshot]], weights: dict[str, Any], like: dict[str, Any]
+) -> dict[str, Any]:
+    """Σ wᵢ·averageᵢ by parameter, in float64: the weights may be large, and of both signs."""
+    by_file: dict[Path, list[tuple[str, float, str]]] = {}
+    for name, snapshots in found.items():
+        for weight, snapshot in zip(weights[name], snapshots, strict=True):
+            by_file.setdefault(snapshot.path, []).append((name, weight, snapshot.array))
+    sums: dict[str, Any] = {}
+    for path, terms in by_file.items():
+        with File(path) as file:
+            for name, weight, array in terms:
+                value, leaf = file.unread(array).read(), like[name]
+                if not eqx.is_array_like(leaf) or value.shape != np.shape(leaf):
+                    raise ValueError(
+                        f"The checkpoints have averages of shape {value.shape}, where the model "
+                        f"has {np.shape(leaf)}."
+                    )
+                wide = np.complex128 if np.iscomplexobj(value) else np.float64
+                term = weight * value.astype(wide)
+                sums[name] = term if name not in sums else sums[name] + term
+    return sums

@@ -6,10 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, UInt32
 
-from .. import tree
 from .._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from .._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ._combination import AbstractCombination, Terms, normalized
 
 
@@ -98,8 +98,8 @@ class MGDA(AbstractCombination):
 class PCGradState(eqx.Module):
     """The state of `PCGrad`."""
 
-    age: Int[Array, "*runs"]
-    """The number of steps, from which the orders of projection are drawn."""
+    key: UInt32[Array, "*words"]
+    """The raw data of the key for the next orders of projection."""
 
 
 class PCGrad(AbstractCombination):
@@ -112,17 +112,21 @@ class PCGrad(AbstractCombination):
 
     **Arguments:**
 
-    - `seed`: the seed of the orders, an int.
+    - `key`: of the random orders, an int in [0, 2³¹), or a PRNG key.
 
     ??? cite "Yu et al., [Gradient Surgery for Multi-Task
         Learning](https://arxiv.org/abs/2001.06782), 2020"
     """
 
-    seed: int = eqx.field(default=0, static=True)
+    key: Any = key_field(default=0)
+    implementation: Any = eqx.field(default=None, static=True)
+
+    def __init__(self, key: Any = 0):
+        self.key, self.implementation = as_key_data(key)
 
     def init(self, number: int) -> PCGradState:
         del number
-        return PCGradState(tree.fresh_count())
+        return PCGradState(fresh_key_data(self.key))
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: PCGradState
@@ -130,10 +134,10 @@ class PCGrad(AbstractCombination):
         gram = terms.gram
         assert gram is not None
         number = gram.shape[0]
-        key = jax.random.fold_in(jax.random.key(self.seed), state.age)
-        orders = jax.vmap(lambda key: jax.random.permutation(key, number))(
-            jax.random.split(key, number)
+        key, *drawn = jax.random.split(
+            jax.random.wrap_key_data(state.key, impl=self.implementation), number + 1
         )
+        orders = jnp.stack([jax.random.permutation(own, number) for own in drawn])
 
         def projected(i: Array, order: Array) -> Array:
             def remove(n: Array, weights: Array) -> Array:
@@ -147,7 +151,7 @@ class PCGrad(AbstractCombination):
             return jax.lax.fori_loop(0, number, remove, start)
 
         weights = jnp.sum(jax.vmap(projected)(jnp.arange(number), orders), axis=0)
-        return weights, PCGradState(tree.increment(state.age))
+        return weights, PCGradState(jax.random.key_data(key))
 
 
 def _nonnegative_minimum(

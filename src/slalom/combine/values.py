@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from .. import tree
 from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..tree.dtypes import canonical_float
 from ._combination import AbstractCombination, Terms
 
@@ -49,6 +50,8 @@ class ReLoBRaLoState(eqx.Module):
 
     age: Int[Array, "*runs"]
     """The number of steps with finite losses."""
+    key: UInt32[Array, "*words"]
+    """The raw data of the key for the next draw."""
     first: Float[Array, "*terms"]
     """The losses of the first step."""
     last: Float[Array, "*terms"]
@@ -73,23 +76,37 @@ class ReLoBRaLo(AbstractCombination):
     - `temperature`: T, > 0. Smaller ones make the weights differ more.
     - `rho`: the probability with which the old weights are kept instead of looking back to the
         first losses, in [0, 1].
-    - `seed`: the seed of the draws, an int.
+    - `key`: of the draws, an int in [0, 2³¹), or a PRNG key.
 
     ??? cite "Bischof & Kraus, [Multi-Objective Loss Balancing for Physics-Informed Deep
         Learning](https://arxiv.org/abs/2110.09813), 2021"
     """
 
-    alpha: Hyperparameter = hyperparameter(0.999, within="[0, 1]")
-    temperature: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
-    rho: Hyperparameter = hyperparameter(1.0, within="[0, 1]")
-    seed: int = eqx.field(default=0, static=True)
+    alpha: Hyperparameter = hyperparameter(within="[0, 1]")
+    temperature: Hyperparameter = hyperparameter(within="(0, inf)")
+    rho: Hyperparameter = hyperparameter(within="[0, 1]")
+    key: Any = key_field(default=0)
+    implementation: Any = eqx.field(default=None, static=True)
 
     uses_gram: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        alpha: Hyperparameter = 0.999,
+        temperature: Hyperparameter = 1.0,
+        rho: Hyperparameter = 1.0,
+        key: Any = 0,
+    ):
+        self.alpha = alpha
+        self.temperature = temperature
+        self.rho = rho
+        self.key, self.implementation = as_key_data(key)
 
     def init(self, number: int) -> ReLoBRaLoState:
         # Three arrays of their own, which can be donated.
         first, last, weights = (jnp.full(number, x, canonical_float()) for x in (1, 1, 1))
-        return ReLoBRaLoState(tree.fresh_count(), first, last, weights)
+        key = fresh_key_data(self.key)
+        return ReLoBRaLoState(tree.fresh_count(), key, first, last, weights)
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: ReLoBRaLoState
@@ -102,12 +119,13 @@ class ReLoBRaLo(AbstractCombination):
         def relative_to(earlier: Array) -> Array:
             return number * jax.nn.softmax(losses / (now.temperature * earlier + 1e-12))
 
-        key = jax.random.fold_in(jax.random.key(self.seed), state.age)
-        keeps = jax.random.uniform(key, (), losses.dtype) < now.rho
+        key, drawn = jax.random.split(jax.random.wrap_key_data(state.key, impl=self.implementation))
+        keeps = jax.random.uniform(drawn, (), losses.dtype) < now.rho
         old = jnp.where(keeps, state.weights, relative_to(first))
         alpha = jnp.where(state.age == 1, 0, now.alpha)
         new = alpha * old + (1 - alpha) * relative_to(state.last)
         new = jnp.where(state.age == 0, 1, new)
-        moved = ReLoBRaLoState(tree.increment(state.age), first, losses, new)
+        age, key = tree.increment(state.age), jax.random.key_data(key)
+        moved = ReLoBRaLoState(age, key, first, losses, new)
         kept = jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), moved, state)
         return kept.weights, kept

@@ -16,6 +16,7 @@ from .._binding.model import checked_split, split, strong
 from .._binding.optimizer import Optimizer
 from .._binding.program import Program
 from .._binding.reports.transform_checks import checked
+from .._binding.sampling import has_sampler
 from .._binding.stepping import KEYWORDS, as_keywords, run
 from .._core.fields.declare import bind_numbers
 from .._core.protocol.transform import AbstractTransform, require_transform
@@ -67,9 +68,10 @@ def to_optax(
     a whole model. Its `update` needs `params` only if a link of `tx` does. If they are passed, the
     updates have their dtypes.
 
-    **Raises:** `TypeError` for anything but a transform. `init` and `update` raise what
-    `sl.Optimizer` and `opt.update` raise. But a transform that passes some gradients on, such as
-    `sl.adam(1e-3).mask(where)`, is a warning only: another one may follow it in an `optax.chain`.
+    **Raises:** `TypeError` for anything but a transform, and `ValueError` for `sl.ivon`. `init` and
+    `update` raise what `sl.Optimizer` and `opt.update` raise. But a transform that passes some
+    gradients on, such as `sl.adam(1e-3).mask(where)`, is a warning only: another one may follow it
+    in an `optax.chain`.
     """
     optax = import_optax("to_optax")
     if isinstance(tx, Optimizer):
@@ -78,6 +80,11 @@ def to_optax(
             "model. Write `sl.interop.to_optax(opt.transform)`."
         )
     require_transform("The argument of `sl.interop.to_optax`", tx)
+    if has_sampler(tx):
+        raise ValueError(
+            "This optimizer needs gradients at samples of its posterior, and a loop for Optax "
+            "takes them at the parameters. Use `sl.train_step`, or `opt.sample_params(model)`."
+        )
     _flax.register(ToOptaxState, names, renamed)
 
     def init(params: PyTree) -> ToOptaxState:

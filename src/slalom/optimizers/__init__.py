@@ -64,5 +64,5 @@ from .schedule_free import (
     schedule_free_adamw as schedule_free_adamw,
     schedule_free_sgd as schedule_free_sgd,
 )
-from .second_order import sophia as sophia
+from .second_order import ivon as ivon, sophia as sophia
 from .sign import lion as lion, rprop as rprop, sign_sgd as sign_sgd, signum as signum

@@ -6,7 +6,7 @@ from .._core.fields.declare import Hyperparameter
 from .._core.protocol.chain import chain
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
-from ..transforms import ScaleBySophia
+from ..transforms import ScaleByIvon, ScaleByLearningRate, ScaleBySophia
 from ..where.resolve import WhereLike
 from ._decay import decayed_descent
 from ._objective import maximized_if
@@ -88,4 +88,57 @@ def sophia(
             ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
             *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
         ),
+    )
+
+
+@advise_keywords
+def ivon(
+    learning_rate: Hyperparameter,
+    ess: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.99999,
+    hessian_init: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 1e-4,
+    clip_radius: Hyperparameter | None = None,
+    *,
+    key: Any = 0,
+    maximize: bool = False,
+) -> AbstractTransform:
+    """IVON: learns a Gaussian posterior of the parameters, at the cost of Adam.
+
+        p ↦ p − η·(h₀ + δ)·clip((m̂ + δ·p) / (h + δ), ±ρ)
+
+    The posterior has the mean p and the variance 1 / (λ·(h + δ)). h estimates the diagonal of the
+    Hessian, from gradients at samples of the posterior. `sl.train_step` takes them, and
+    `opt.sample_params` draws others, for predictions:
+
+    ```python
+    >>> @sl.train_step
+    ... def step(model, x):
+    ...     return jnp.mean((x @ model["w"] - 1) ** 2)
+    >>> model, x = {"w": jnp.ones(2)}, jnp.ones((4, 2))
+    >>> opt = sl.Optimizer(sl.ivon(0.1, ess=4), model)
+    >>> model, opt, loss = step(model, opt, x)
+    >>> keys = jax.random.split(jax.random.key(0), 10)
+    >>> jax.vmap(lambda key: x @ opt.sample_params(model, key)["w"])(keys).shape
+    (10, 4)
+
+    ```
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a posterior
+        that is wider.
+    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
+    - The others: as in `ScaleByIvon`.
+
+    **Returns:** a chain of `ScaleByIvon` and `ScaleByLearningRate`.
+
+    ??? cite "Shen et al., [Variational Learning is Effective for Large Deep
+        Networks](https://arxiv.org/abs/2402.17641), 2024"
+    """
+    numbers = ess, b1, b2, hessian_init, weight_decay, clip_radius
+    return maximized_if(
+        maximize, chain(ScaleByIvon(*numbers, key), ScaleByLearningRate(learning_rate))
     )

@@ -6,7 +6,10 @@ of all entries of all leaves together:
 
     argmin ‖p − x‖₂  over p in the set
 
-Those of matrices, `stiefel` and `psd`, act on each leaf by itself.
+Those of `sphere`, `stiefel` and `psd` act on each leaf by itself.
+
+The sets of `sphere`, `l2_sphere`, `stiefel`, `hyperplane` and `vector` are smooth, and `tx.project`
+uses their tangent spaces.
 
 They compute in at least float32 and return every leaf in its own dtype. To project each leaf by
 itself, map over the leaves: `lambda tree: jax.tree.map(sl.projections.l2_ball(1.0), tree)`. A
@@ -21,6 +24,7 @@ from .balls import (
     l2_sphere as l2_sphere,
     linf_ball as linf_ball,
     simplex as simplex,
+    sphere as sphere,
 )
 from .boxes import box as box, hypercube as hypercube, non_negative as non_negative
 from .matrices import psd as psd, stiefel as stiefel
@@ -40,6 +44,7 @@ __all__ = [
     "non_negative",
     "psd",
     "simplex",
+    "sphere",
     "stiefel",
     "vector",
 ]

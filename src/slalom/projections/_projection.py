@@ -30,6 +30,27 @@ class AbstractProjection(AbstractDeclared):
     is_box: ClassVar[bool] = False
     """Whether the set is a box, with a lower and an upper bound of each number."""
 
+    @property
+    def is_manifold(self) -> bool:
+        """Whether the set is smooth, with a tangent space at each point."""
+        return type(self).tangent is not AbstractProjection.tangent
+
+    def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
+        """The part of a direction along the set, for sets that are smooth.
+
+        `.project` then passes on gradients and updates along the set only.
+
+        **Arguments:**
+
+        - `now`: as for `nearest`.
+        - `x`: a tree in the set, as for `nearest`.
+        - `u`: the direction, a tree like `x`.
+
+        **Returns:** a tree like `x`.
+        """
+        del now, x
+        return u
+
     @abc.abstractmethod
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         """The nearest tree of the set.
@@ -56,9 +77,26 @@ class AbstractProjection(AbstractDeclared):
         self.check(x)
         if not jax.tree.leaves(x):
             return x
+        return tree.cast_like(self.nearest(self._at(context), tree.widened(x)), x)
+
+    def along(self, x: PyTree, u: PyTree, context: Context | None = None) -> PyTree:
+        """The part of a direction along the set; all of it for a set that is not smooth.
+
+        **Arguments:**
+
+        - `x`: a tree in the set.
+        - `u`: the direction, a tree like `x`.
+        - `context`: as for a call.
+
+        **Returns:** a tree like `x`, in at least float32.
+        """
+        if not jax.tree.leaves(x):
+            return u
+        return self.tangent(self._at(context), tree.widened(x), tree.widened(u))
+
+    def _at(self, context: Context | None) -> SimpleNamespace:
         names = [field.name for field in hyperparameter_fields(self)]
-        now = SimpleNamespace(**{name: read_number(self, name, context) for name in names})
-        return tree.cast_like(self.nearest(now, tree.widened(x)), x)
+        return SimpleNamespace(**{name: read_number(self, name, context) for name in names})
 
     def check(self, x: PyTree) -> None:
         """Raises an error for a tree that cannot be projected. `tx.project` calls it at binding.

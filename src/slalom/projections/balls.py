@@ -4,12 +4,15 @@ import math
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
 from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.text.printing import code
+from ..tree.paths import dotted
 from ..tree.types import PyTree, Scalar
 from ._projection import AbstractProjection
 
@@ -107,6 +110,62 @@ class l2_sphere(AbstractProjection):
             shift=jnp.where(zero, scale / math.sqrt(max(number, 1)), 0),
         )
         return tree.map_leaves(lambda now, x: now.factor * x + now.shift, (x,), now)
+
+    def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
+        unit = self.nearest(SimpleNamespace(scale=jnp.ones(())), x)
+        now = SimpleNamespace(share=tree.inner(unit, u))
+        return tree.map_leaves(lambda now, u, x: u - now.share * x, (u, unit), now)
+
+
+class sphere(AbstractProjection):
+    """The projection of each leaf onto the unit sphere: p = x/‖x‖.
+
+    With an axis, each vector along it has the norm 1, such as the columns of a matrix with axis −2.
+    All points of the sphere are equally near to x = 0: it goes to the one whose entries are equal.
+
+    **Arguments:**
+
+    - `axis`: the axis of the vectors, an int. Defaults to a whole leaf as one vector.
+
+    ```python
+    >>> sl.projections.sphere(axis=-1)({"w": jnp.array([[3.0, 4.0], [0.0, 2.0]])})
+    {'w': Array([[0.6, 0.8],
+           [0. , 1. ]], dtype=float32)}
+
+    ```
+    """
+
+    axis: int | None = eqx.field(default=None, static=True)
+
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        del now
+
+        def unit(x: Array) -> Array:
+            # Relative to the largest entry, since squares may overflow or underflow.
+            largest = jnp.max(jnp.abs(x), axis=self.axis, keepdims=True, initial=0)
+            largest = jax.lax.stop_gradient(largest)
+            zero = largest == 0
+            x = jnp.where(zero, 1, x / jnp.where(zero, 1, largest).astype(x.dtype))
+            square = jnp.sum(tree.abs_squared(x), axis=self.axis, keepdims=True)
+            return x * tree.inverse_root(square).astype(x.dtype)
+
+        return jax.tree.map(unit, x)
+
+    def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
+        def part(x: Array, u: Array) -> Array:
+            product = jnp.sum((jnp.conj(x) * u).real, axis=self.axis, keepdims=True)
+            return u - product.astype(x.dtype) * x
+
+        return jax.tree.map(part, self.nearest(now, x), u)
+
+    def check(self, x: PyTree) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+            if self.axis is not None and not -leaf.ndim <= self.axis < leaf.ndim:
+                raise ValueError(
+                    f"{code(self)} needs an axis {self.axis}, and the leaf '{dotted(path)}' has "
+                    f"shape {leaf.shape}. Select the others: "
+                    "`tx.project(fn, where=sl.where.ndim(2))`."
+                )
 
 
 class l2_ball(AbstractProjection):

@@ -1,11 +1,13 @@
 """Projections of matrices, each leaf by itself."""
 
+import functools
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .. import tree
 from .._core.text.printing import code
 from ..tree.paths import dotted
 from ..tree.types import PyTree
@@ -20,9 +22,8 @@ class stiefel(AbstractProjection):
     which is the polar factor. A matrix with more columns than rows gets orthonormal rows. Leading
     axes are those of a stack of matrices. Each matrix is projected by itself.
 
-    With `tx.project` this is a retraction after each step: `sl.sgd` then finds minima on the set.
-    Rules with moments, such as Adam, see gradients that point away from the set, and may stop
-    elsewhere.
+    These matrices are the Stiefel manifold. `tx.project` passes on gradients along it only, and
+    the projection is a retraction after each step.
 
     ```python
     >>> sl.projections.stiefel()({"w": jnp.array([[2.0, 0.0], [0.0, 0.5], [0.0, 0.0]])})
@@ -42,6 +43,22 @@ class stiefel(AbstractProjection):
 
         return jax.tree.map(polar, x)
 
+    def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
+        """u − x·(xᴴu + uᴴx)/2, and for orthonormal rows u − (xuᴴ + uxᴴ)/2·x."""
+        del now
+
+        def part(x: Array, u: Array) -> Array:
+            product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+            tall = x.shape[-2] >= x.shape[-1]
+            gram = product(_adjoint(x), u) if tall else product(u, _adjoint(x))
+            # Singular values of x other than 1, as at the start, do not blow u up.
+            square = jnp.mean(jnp.sum(tree.abs_squared(x), axis=-2 if tall else -1), axis=-1)
+            scale = jnp.where(square == 0, 1, 2 * square)[..., None, None]
+            gram = (gram + _adjoint(gram)) / scale.astype(gram.dtype)
+            return u - (product(x, gram) if tall else product(gram, x))
+
+        return jax.tree.map(part, x, u)
+
     def check(self, x: PyTree) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(x):
             if leaf.ndim < 2:
@@ -49,6 +66,10 @@ class stiefel(AbstractProjection):
                     f"{code(self)} projects matrices, and the leaf '{dotted(path)}' has shape "
                     f"{leaf.shape}. Select the matrices: `tx.project(fn, where=sl.where.ndim(2))`."
                 )
+
+
+def _adjoint(x: Array) -> Array:
+    return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
 class psd(AbstractProjection):
@@ -72,8 +93,7 @@ class psd(AbstractProjection):
         def clipped(x: Array) -> Array:
             values, vectors = jnp.linalg.eigh(x, symmetrize_input=True)
             scaled = vectors * jnp.expand_dims(jnp.maximum(values, 0), -2).astype(vectors.dtype)
-            adjoint = jnp.conj(jnp.swapaxes(vectors, -1, -2))
-            return jnp.matmul(scaled, adjoint, precision=jax.lax.Precision.HIGHEST)
+            return jnp.matmul(scaled, _adjoint(vectors), precision=jax.lax.Precision.HIGHEST)
 
         return jax.tree.map(clipped, x)
 

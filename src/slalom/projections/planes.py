@@ -30,6 +30,10 @@ class vector(AbstractProjection):
         now = SimpleNamespace(factor=_quotient(tree.inner(a, x), tree.inner(a, a)))
         return tree.map_leaves(lambda now, a: now.factor * a, (a,), now)
 
+    def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
+        del x
+        return self.nearest(now, u)
+
 
 class hyperplane(AbstractProjection):
     """The projection onto ⟨a, p⟩ = b: p = x + ((b − ⟨a, x⟩) / ⟨a, a⟩)·a.
@@ -48,6 +52,11 @@ class hyperplane(AbstractProjection):
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         a = _normal("hyperplane.a", self.a, x)
         return _shifted(x, a, _distance(now.b, a, x))
+
+    def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
+        del now, x
+        a = _normal("hyperplane.a", self.a, u)
+        return _shifted(u, a, _distance(jnp.zeros(()), a, u))
 
 
 class halfspace(AbstractProjection):

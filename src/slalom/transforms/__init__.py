@@ -39,6 +39,7 @@ from .curvature import (
     ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
     ScaleBySelfScaledBroydenState as ScaleBySelfScaledBroydenState,
 )
+from .curvature.ivon import ScaleByIvon as ScaleByIvon, ScaleByIvonState as ScaleByIvonState
 from .curvature.lbfgs import ScaleByLbfgs as ScaleByLbfgs, ScaleByLbfgsState as ScaleByLbfgsState
 from .curvature.sophia import (
     ScaleBySophia as ScaleBySophia,

@@ -26,6 +26,7 @@ from ...wrappers.gradients.combine import check_combinations
 from ...wrappers.gradients.maximize import Maximize
 from ...wrappers.gradients.scale_loss import check_loss_scale
 from ...wrappers.scope.partitions import Partition
+from ..sampling import check_samplers
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
 # binds an equal pair in every outer step, and the checks take most of the time of a binding.
@@ -88,6 +89,7 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
                 f"`{operand(part.module)} | rest`, and wrap only the rest."
             )
     check_combinations(transform)
+    check_samplers(transform)
     check_loss_scale(transform)
     _check_objective(transform)
     yield from _idle_steps(transform)

@@ -207,6 +207,12 @@ def has_encoded(tree: PyTree) -> bool:
     return any(map(is_encoded, jax.tree.leaves(tree, is_leaf=is_encoded)))
 
 
+def in_blocks(state: PyTree) -> bool:
+    """Whether a leaf is in a codec that needs more than one number at once."""
+    leaves = jax.tree.leaves(state, is_leaf=is_encoded)
+    return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
+
+
 def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
     """A fresh state in the codecs of the one before."""
     like, structure = jax.tree.flatten(before, is_leaf=is_encoded)

@@ -27,8 +27,8 @@ from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
-from ..state.marks import PARAM_LIKE, PER_PARAM, children_by_name, marks, with_fields
-from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seeds_of
+from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
+from .encoded import AtRest, decoded, decoded_again, in_blocks, is_encoded, rests, seeds_of
 from .matrices import is_key, matrices, not_refreshed, refreshed
 from .phases import finish, measured, phases, seen_by_refresh
 from .pieces import Queue, Store, run_at_rest, run_whole
@@ -176,12 +176,6 @@ def _over_leaves(
     return results
 
 
-def in_blocks(state: PyTree) -> bool:
-    """Whether a leaf is in a codec that needs more than one number at once."""
-    leaves = jax.tree.leaves(state, is_leaf=is_encoded)
-    return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
-
-
 class _Plan(NamedTuple):
     """What is known of a leaf before anything is computed."""
 
@@ -212,7 +206,8 @@ class _Run:
             self.rule.demand(name, x)
         known = marks(part.state)
         children = children_by_name(part.state)
-        shaped = {n: x for n, x in children.items() if known.get(n) in (PARAM_LIKE, PER_PARAM)}
+        of_leaves = (PARAM_LIKE, PER_PARAM, SPREAD)
+        shaped = {n: x for n, x in children.items() if known.get(n) in of_leaves}
         likes = [x for n, x in shaped.items() if known[n] == PARAM_LIKE and jax.tree.leaves(x)]
         if whole:
             same = (updates, *needed.values(), *likes)
@@ -220,7 +215,7 @@ class _Run:
         self.columns = {
             name: inside.flatten_up_to(x)
             for name, x in shaped.items()
-            if jax.tree.leaves(x) or (x is not None and known[name] == PER_PARAM)
+            if jax.tree.leaves(x) or (x is not None and known[name] != PARAM_LIKE)
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})

@@ -17,12 +17,12 @@ from ..._core.fields.declare import (
     dtype_field,
     hyperparameter,
 )
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
-from ..measuring._keys import as_key_data, fresh_key_data, key_field
 from ..momentum._first_moment import first_moment
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree, UInt32
 from ... import tree
 from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_param, until_reset
 from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike, Matrix
-from ..measuring._keys import as_key_data, fresh_key_data, key_field
 from ..shaping.clip import clip_factor
 from ._kronecker import (
     adjoint,
@@ -40,7 +40,7 @@ class ScaleByKronState(eqx.Module):
     """The raw data of the key for the next refresh."""
     since: Int[Array, ""] = until_reset()
     """The number of steps since the last refresh."""
-    factors: PyTree[Inexact[Array, "..."]] = per_param()
+    factors: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
     """At each leaf a tuple of Q_L and Q_R; a vector for each diagonal one."""
 
 
@@ -69,8 +69,8 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. A side that is
     longer than `max_size` has a diagonal factor. The factors take n² + m² numbers for an n × m
-    matrix, in at least float32. On a mesh each device has all of them. Under a `vmap` that batches
-    the state, each step costs as much as a refresh.
+    matrix, in at least float32. Devices that share a matrix divide them, if the mesh has
+    automatic axes. Under a `vmap` that batches the state, each step costs as much as a refresh.
 
     **Arguments:**
 

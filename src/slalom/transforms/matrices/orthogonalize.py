@@ -22,7 +22,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.types import Params, Updates
-from ...where.layout import LayoutLike
+from ...where.layout import LayoutLike, Matrix
 from ._layout import layout_field, matrices_as_text, warn_guessed
 from ._newton_schulz import MARGINS, PRECONDITIONINGS, SETS, Triple, iteration, newton_schulz
 from ._stacks import devices_as_text, map_matrices
@@ -162,6 +162,10 @@ class Orthogonalize(AbstractStatelessTransform):
         if self.scale in ("original", "spectral"):
             warn_guessed(self, params)
 
+    def factor(self, matrix: Matrix) -> float:
+        """The factor s of a matrix."""
+        return _SCALES[self.scale](matrix) if matrix.rows * matrix.columns else 1
+
     def notes(self, params: Params) -> tuple[str | None, ...]:
         where = devices_as_text(matrices(self, params), params)
         return tuple(f"{text}{where}" for text in matrices_as_text(self, params))
@@ -182,7 +186,7 @@ class Orthogonalize(AbstractStatelessTransform):
             lambda x, eps: function(x, eps=eps), found, updates, context, (now.eps,)
         )
         leaves, structure = jax.tree.flatten(updates)
-        factors = (_SCALES[self.scale](m) if m.rows * m.columns else 1 for m in found)
+        factors = map(self.factor, found)
         return structure.unflatten(
             [x if s == 1 else x * s for x, s in zip(leaves, factors, strict=True)]
         )

@@ -9,10 +9,10 @@ from jaxtyping import Array, UInt32
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ...tree.types import Params, Updates
-from ._keys import as_key_data, fresh_key_data, key_field
 
 
 class AddNoiseState(eqx.Module):

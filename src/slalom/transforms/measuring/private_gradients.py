@@ -9,12 +9,12 @@ from jaxtyping import Array, Int, PyTree, Real, UInt32
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.state.marks import per_param
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Params, Scalar, Updates
-from ._keys import as_key_data, fresh_key_data, key_field
 
 
 class PerExampleClipState(eqx.Module):

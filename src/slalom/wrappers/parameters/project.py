@@ -65,6 +65,11 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     with all selected parameters, so it can act on all of them together; the others get p + u. Where
     the inner transform is idle, nothing is written. `update` returns fn(p + u) − p.
 
+    If the set is smooth, such as `sl.projections.sphere` and `stiefel`, this is an optimizer on a
+    manifold: the inner transform sees the part of the gradient along the set, and only the part of
+    its update along the set is added. So moments need no transport of their own: what was the
+    tangent of an earlier point is projected onto that of this one.
+
     L-BFGS and line searches inside need to know the set. A box (`box`, `non_negative` and
     `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
     outside of the box is projected by the first step. Around other sets L-BFGS is refused.
@@ -101,14 +106,16 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def warnings(self, params: Params) -> Iterable[str]:
         if isinstance(self.fn, AbstractProjection):
-            keep = (True,) * len(jax.tree.leaves(params))
-            keep = keep if self.where is None else mask(self.where, params)
-            self.fn.check(tree.cut(params, keep))
+            self.fn.check(tree.cut(params, self._keep(params)))
         return ()
 
     @property
     def _is_box(self) -> bool:
         return isinstance(self.fn, AbstractProjection) and self.fn.is_box
+
+    @property
+    def _is_manifold(self) -> bool:
+        return isinstance(self.fn, AbstractProjection) and self.fn.is_manifold
 
     @property
     def _passes_bounds(self) -> bool:
@@ -139,10 +146,16 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         if self._passes_bounds:
             context = Context() if context is None else context
             context = context.replace(bounds=self._bounds(write.full(params), context))
+        old = write.full(params)
+        if self._is_manifold:
+            updates = self._along(old, updates, context)
+            context = self._tangent_context(old, context)
         updates, state = self.inner_part(state, context, params).run(write.returning, updates)
 
         def project(updates: Updates) -> Any:
             old = write.full(params)
+            if self._is_manifold:
+                updates = self._along(old, updates, context)
             new = self._projected(tree.add(tree.widened(old), updates), context)
             change = tree.map_leaves(lambda _, new, old: new - old, (new, old))
             return write.assigning(new)(params, change)
@@ -172,12 +185,38 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             upper = jax.tree.map(jnp.minimum, upper, context.bounds[1])
         return lower, upper
 
+    def _along(self, params: Params, u: Updates, context: Context | None) -> Updates:
+        """The part of a direction along the set, at the selected leaves."""
+        assert isinstance(self.fn, AbstractProjection)
+        keep = self._keep(params)
+        along = self.fn.along(tree.cut(params, keep), tree.cut(u, keep), context)
+        rest = tree.cut(u, tuple(not k for k in keep))
+        return tree.merge(jax.tree.structure(params), keep, along, rest)
+
+    def _tangent_context(self, params: Params, context: Context | None) -> Context | None:
+        """The context for rules that evaluate the gradient themselves."""
+        if context is None or not (context.has("grad") or context.has("grad_fn")):
+            return context
+        grad, has_grad_fn = context.grad, context.has("grad_fn")
+
+        def grad_fn(other: Params) -> Updates:
+            return self._along(params, context.gradient(other), context)
+
+        return context.replace(
+            grad=None if grad is None else self._along(params, grad, context),
+            grad_fn=grad_fn if has_grad_fn else None,
+        )
+
+    def _keep(self, params: Params) -> tuple[bool, ...]:
+        """Which leaves are selected."""
+        if self.where is None:
+            return (True,) * len(jax.tree.leaves(params))
+        return mask(self.where, params)
+
     def _projected(self, params: Params, context: Context | None) -> Params:
         """The parameters with the selected ones projected."""
         structure = jax.tree.structure(params)
-        keep = (True,) * structure.num_leaves
-        if self.where is not None:
-            keep = mask(self.where, params)
+        keep = self._keep(params)
         selected = tree.cut(params, keep)
         # Only the projections of Slalom have numbers that may be schedules.
         clock = (context,) if isinstance(self.fn, AbstractProjection) else ()

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Float32, Int8, PyTree
 
 from ... import tree
 from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
+from ..._core.fields.keys import as_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.transform import AbstractTransform
@@ -20,7 +21,6 @@ from ..._core.protocol.write import Writer
 from ..._core.protocol.writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.state.marks import param_like
 from ..._core.state.walk import transforms
-from ...transforms.measuring._keys import as_key_data, key_field
 from ...tree import rounding
 from ...tree.paths import leaf_paths
 from ...tree.types import Params

@@ -78,16 +78,16 @@ class SplitComplex(AbstractWrapper[Any]):
         if write is RETURN or write is ADD:
             (part,) = self.children(state, context, params)
             result, state = part.run(write, _split(updates))
-            return _joined(result), state
+            return joined(result), state
         # Other writes need whole parameters.
         (part,) = self.children(state, context, write.full(params))
         halves, state = part.run(RETURN, _split(updates))
-        return write(params, _joined(halves)), state
+        return write(params, joined(halves)), state
 
     def children(
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
-        context = None if context is None else context.in_form(_split, _joined)
+        context = None if context is None else context.in_form(_split, joined)
         params = None if params is None else _split(params)
         path = segments(self.inner)
         return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
@@ -111,7 +111,9 @@ def _split(tree: PyTree) -> PyTree:
     return jax.tree.map(halves, tree)
 
 
-def _joined(tree: PyTree) -> PyTree:
+def joined(tree: PyTree) -> PyTree:
+    """A tree with the complex arrays in place of their parts."""
+
     def is_pair(x: Any) -> bool:
         return isinstance(x, RealAndImaginary)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.protocol.parts import CHECK
+from ..protocol.parts import CHECK
 
 
 def key_field(**options: Any) -> Any:

@@ -1,0 +1,173 @@
+"""IVON: a Gaussian posterior of the parameters at the cost of Adam."""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Int, PyTree, UInt32
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.context import Context
+from ..._core.protocol.sampler import AbstractSampler
+from ..._core.state.marks import param_like, per_leaf
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, Updates
+
+
+class ScaleByIvonState(eqx.Module):
+    """The state of `ScaleByIvon`."""
+
+    key: UInt32[Array, "*words"]
+    """The raw data of the key for the next sample."""
+    age: Int[Array, "*leaves"] = per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    precision: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    """h + δ, which is positive; h alone may be slightly negative."""
+
+
+class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
+    """IVON: learns a Gaussian posterior of the parameters, by an estimate of the Hessian.
+
+    The posterior of p is normal with the mean p, the parameters of the model, and the variance
+    1 / (λ·(h + δ)). With the gradient gₜ of the mean loss at a sample p + σ·ξ,
+
+        σ² = 1 / (λ·(hₜ₋₁ + δ)),   ξ normal
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   fₜ = ξ·gₜ / σ
+        hₜ = β₂·hₜ₋₁ + (1 − β₂)·fₜ + ½·(1 − β₂)²·(hₜ₋₁ − fₜ)² / (hₜ₋₁ + δ)
+        uₜ = (h₀ + δ)·clip((m̂ₜ + δ·p) / (hₜ + δ), ±ρ)   with   m̂ₜ = mₜ / (1 − β₁ᵗ)
+
+    fₜ estimates the diagonal of the Hessian without a second gradient, and the last term of hₜ
+    keeps hₜ + δ positive. The factor h₀ + δ gives the first steps the size of those of SGD.
+
+    `sl.train_step` takes the gradient at the sample, so a step costs one gradient, and returns the
+    loss there. `opt.sample_params(model, key)` draws further samples, for predictions. In
+    `.every_k` and in microbatches, all batches of a step share one sample. Parameters in half
+    precision round their samples.
+
+    **Arguments:**
+
+    - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a posterior
+        that is wider.
+    - `b1`: β₁, the decay of the mean of gradients, in [0, 1).
+    - `b2`: β₂, the decay of the Hessian, in [0, 1).
+    - `hessian_init`: h₀, the first Hessian, > 0.
+    - `weight_decay`: δ, the precision of the prior divided by λ, > 0.
+    - `clip_radius`: ρ, the largest size of an entry of the step, > 0, or `None`.
+    - `key`: of the samples, an int in [0, 2³¹), or a PRNG key.
+
+    ??? cite "Shen et al., [Variational Learning is Effective for Large Deep
+        Networks](https://arxiv.org/abs/2402.17641), 2024"
+    """
+
+    ess: Hyperparameter = hyperparameter(within="(0, inf)")
+    b1: Hyperparameter = hyperparameter(within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(within="[0, 1)")
+    hessian_init: Hyperparameter = hyperparameter(within="(0, inf)")
+    weight_decay: Hyperparameter = hyperparameter(within="(0, inf)")
+    clip_radius: Hyperparameter | None = hyperparameter(None, within="(0, inf)", optional=True)
+    key: Any = key_field(default=0)
+    implementation: Any = eqx.field(default=None, static=True)
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def __init__(
+        self,
+        ess: Hyperparameter,
+        b1: Hyperparameter = 0.9,
+        b2: Hyperparameter = 0.99999,
+        hessian_init: Hyperparameter = 1.0,
+        weight_decay: Hyperparameter = 1e-4,
+        clip_radius: Hyperparameter | None = None,
+        key: Any = 0,
+    ):
+        self.ess, self.b1, self.b2 = ess, b1, b2
+        self.hessian_init, self.weight_decay = hessian_init, weight_decay
+        self.clip_radius = clip_radius
+        self.key, self.implementation = as_key_data(key)
+
+    def init(self, params: Params) -> ScaleByIvonState:
+        for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
+            if jnp.iscomplexobj(p):
+                raise TypeError(
+                    f"ScaleByIvon estimates the diagonal of a real Hessian, but '{path}' is "
+                    f"{p.dtype}. Write `tx.split_complex()`, which makes it two real parameters."
+                )
+        now = self.at(Context(step=0))
+        return ScaleByIvonState(
+            key=fresh_key_data(self.key),
+            age=tree.fresh_count(),
+            mu=tree.first_moment(params),
+            precision=tree.map_leaves(
+                lambda now, s: s + now.first,
+                (tree.second_moment(params),),
+                SimpleNamespace(first=now.hessian_init + now.weight_decay),
+            ),
+        )
+
+    def noise(
+        self, state: ScaleByIvonState, params: Params, context: Context | None, key: Any = None
+    ) -> Params:
+        now = self.at(context)
+        normal = self._drawn(self._key(state)[1] if key is None else key, params)
+
+        def rule(now, xi, s):
+            return xi * (tree.inverse_root(now.ess) * tree.inverse_root(tree.positive(s)))
+
+        return tree.map_leaves(rule, (normal, state.precision), now)
+
+    def update(
+        self,
+        updates: Updates,
+        state: ScaleByIvonState,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, ScaleByIvonState]:
+        params = self.demand("params", params)
+        now = self.at(context)
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        age = tree.increment(state.age)
+        now.mu_scale = tree.bias_correction(now.b1, age)
+        now.first = now.hessian_init + now.weight_decay
+        key, drawn = self._key(state)
+
+        def mean(now, g, mu):
+            return now.b1 * mu + now.c1 * g
+
+        def precision(now, g, s, xi):
+            s = tree.positive(s)
+            # Two roots, because the product may overflow after a huge gradient.
+            estimate = xi * g * (tree.root(now.ess) * tree.root(s))
+            change = now.c2 * (estimate - (s - now.weight_decay))
+            return s + change + 0.5 * tree.bounded_square(change) / s
+
+        def direction(now, mu, s, p):
+            u = (now.mu_scale * mu + now.weight_decay * p) / tree.positive(s)
+            if now.clip_radius is not None:
+                u = jnp.clip(u, -now.clip_radius, now.clip_radius)
+            return now.first * u
+
+        normal = self._drawn(drawn, updates)
+        mu = tree.map_leaves(mean, (updates, state.mu), now, like=(state.mu,))
+        new = tree.map_leaves(
+            precision, (updates, state.precision, normal), now, like=(state.precision,)
+        )
+        updates = tree.map_leaves(direction, (mu, new, params), now)
+        return updates, ScaleByIvonState(jax.random.key_data(key), age, mu, new)
+
+    def _key(self, state: ScaleByIvonState) -> Array:
+        """The key of the next state, and that of this sample."""
+        return jax.random.split(jax.random.wrap_key_data(state.key, impl=self.implementation))
+
+    def _drawn(self, key: Array, like: Params) -> Params:
+        """Normal numbers, which follow from the key: they are drawn again instead of kept."""
+        leaves, structure = jax.tree.flatten(like)
+        return structure.unflatten(
+            [
+                jax.random.normal(own, x.shape, tree.accumulation_dtype(x.dtype))
+                for own, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+            ]
+        )

@@ -1,8 +1,12 @@
 """Times saving and loading a checkpoint of a model with Adam.
 
+In turn with a plain write of as many bytes and `fsync`, and with loading by Equinox. All files are
+new: to remove an old one takes time, too.
+
 python -m benchmarks.checkpoint [gigabytes] [directory]
 """
 
+import os
 import sys
 import tempfile
 import time
@@ -10,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +29,14 @@ def timed(fn: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
+def write(path: Path, arrays: list[np.ndarray]) -> None:
+    """Writes arrays one after the other, and waits until the disk has them."""
+    with path.open("wb", buffering=0) as file:
+        for x in arrays:
+            file.write(x.data)
+        os.fsync(file.fileno())
+
+
 def run(gigabytes: float, directory: Path) -> dict[str, list[float]]:
     """The seconds of saving, of its call in the background, and of loading, in each repetition."""
     # Twelve leaves, and two moments for each: three arrays of float32 per parameter.
@@ -33,8 +46,15 @@ def run(gigabytes: float, directory: Path) -> dict[str, list[float]]:
     opt = sl.Optimizer(sl.adam(1e-3), model)
     model, opt = jax.block_until_ready(opt.step(model, jax.tree.map(jnp.sin, model)))
     trees, path = {"model": model, "opt": opt}, directory / "run.safetensors"
-    found: dict[str, list[float]] = {"save": [], "save, call only": [], "load": []}
-    for _ in range(5):
+    names = ("write, fsync", "save", "save, call only", "load", "load, Equinox")
+    found: dict[str, list[float]] = {name: [] for name in names}
+    plain, other = directory / "plain", directory / "run.eqx"
+    arrays = [np.asarray(x) for x in jax.tree.leaves((model, opt))]
+    eqx.tree_serialise_leaves(other, (model, opt))
+    for _ in range(8):
+        plain.unlink(missing_ok=True)
+        found["write, fsync"].append(timed(lambda: write(plain, arrays))[0])
+        path.unlink(missing_ok=True)
         found["save"].append(timed(lambda: sl.checkpoint.save(path, **trees).wait())[0])
         call, saving = timed(lambda: sl.checkpoint.save(path, **trees, background=True))
         found["save, call only"].append(call)
@@ -42,6 +62,9 @@ def run(gigabytes: float, directory: Path) -> dict[str, list[float]]:
         seconds, loaded = timed(lambda: sl.checkpoint.load(path, **trees))
         found["load"].append(seconds)
         assert loaded.report.fits
+        del loaded
+        seconds, _ = timed(lambda: eqx.tree_deserialise_leaves(other, (model, opt)))
+        found["load, Equinox"].append(seconds)
     return found
 
 

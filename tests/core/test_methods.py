@@ -19,8 +19,8 @@ CLASSES = {
     and not name.startswith("Abstract")
 }
 # `sl.partition` makes a partition from labels too, so it has the fields of both. `.lookahead` is
-# `.outer` with an `sl.sgd`.
-COMPARED = sorted(FLUENT - {"partition", "lookahead"})
+# `.outer` with an `sl.sgd`, and `.transfer` adds `sl.ScaleBy`.
+COMPARED = sorted(FLUENT - {"partition", "lookahead", "transfer"})
 
 VALUES = {
     "combination": sl.combine.MGDA(),
@@ -34,6 +34,7 @@ VALUES = {
     "condition": lambda context, updates: context.step < 3,
     "debias": False,
     "decay": 0.7,
+    "decay_where": sl.where.path("w"),
     "eps": 0.25,
     "every": 3,
     "fn": sl.projections.non_negative(),
@@ -41,6 +42,7 @@ VALUES = {
     "initial": 4.0,
     "k": 3,
     "key": 5,
+    "magnitude": sl.Identity(),
     "max_consecutive": 2,
     "max_consecutive_errors": 2,
     "max_size": 3,
@@ -51,6 +53,7 @@ VALUES = {
     "optimizer": sl.sgd(0.7),
     "otherwise": "zero",
     "policy": "kahan",
+    "polyak": True,
     "r": 0.5,
     "reset_state": True,
     "rho": 0.5,
@@ -74,7 +77,7 @@ def arguments(function):
 
 
 def test_every_method_has_the_name_of_its_class():
-    assert set(CLASSES) == FLUENT - {"lookahead"}
+    assert set(CLASSES) == FLUENT - {"lookahead", "transfer"}
 
 
 @pytest.mark.parametrize("name", COMPARED)

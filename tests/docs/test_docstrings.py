@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import slow_except
 
 SOURCE = Path(sl.__file__).parent
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -45,7 +46,8 @@ DOCSTRINGS = {
 WITH_CODE = [name for name, (docstring, *_) in DOCSTRINGS.items() if "```" in docstring]
 
 
-@pytest.mark.parametrize("name", WITH_CODE)
+# Half of them every day: together they compile for a minute.
+@pytest.mark.parametrize("name", slow_except(WITH_CODE, *WITH_CODE[::2]))
 def test_example_runs(name):
     docstring, path, line = DOCSTRINGS[name]
     blocks = FENCE.findall(docstring)

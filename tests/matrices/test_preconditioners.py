@@ -308,7 +308,7 @@ def test_shampoo_with_grafting_and_momentum_gives_a_known_number():
     params = [jnp.array([[1.0, 3.0], [2.0, 4.0]]), jnp.array([[3.0, 4.0], [3.0, 4.0]])]
     grads = [jnp.array([[500.0, 5.0], [500.0, 5.0]]), jnp.array([[300.0, 3.0], [300.0, 3.0]])]
     tx = (
-        sl.ScaleByShampoo(block_size=32, graft=sl.Identity())
+        sl.ScaleByShampoo(block_size=32).graft(sl.Identity())
         | sl.Trace(0.9, nesterov=True)
         | sl.ScaleByLearningRate(0.1)
     )
@@ -385,7 +385,7 @@ def test_shampoo_follows_pytorch_optimizer(x64):
         peer.step()
         history.append(p.detach().numpy().copy())
     tx = (
-        sl.ScaleByShampoo(0.999, 1e-12, precondition_frequency=1, graft=sl.Identity())
+        sl.ScaleByShampoo(0.999, 1e-12, precondition_frequency=1).graft(sl.Identity())
         | sl.Trace(0.9, nesterov=True)
         | sl.ScaleByLearningRate(0.1)
     )
@@ -398,9 +398,9 @@ def test_shampoo_follows_pytorch_optimizer(x64):
 EACH = {
     "soap": functools.partial(sl.ScaleBySoap, precondition_frequency=2),
     "kron": functools.partial(sl.ScaleByKron, 0.5),
-    "shampoo": functools.partial(
-        sl.ScaleByShampoo, precondition_frequency=2, block_size=2, graft=sl.ScaleByAdam()
-    ),
+    "shampoo": lambda **options: sl.ScaleByShampoo(
+        precondition_frequency=2, block_size=2, **options
+    ).graft(sl.ScaleByAdam()),
 }
 each = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in EACH.items()])
 each_slow = pytest.mark.parametrize(
@@ -474,7 +474,10 @@ def compiled_step(rule, *shapes):
 @each_slow
 def test_scratch_does_not_grow_as_fast_as_the_number_of_large_matrices(rule):
     if rule is EACH["shampoo"]:
-        rule = functools.partial(sl.ScaleByShampoo, graft=sl.ScaleByAdam())
+
+        def rule(**options):
+            return sl.ScaleByShampoo(**options).graft(sl.ScaleByAdam())
+
     one, four = (
         compiled_step(rule, *[(264, 256)] * number).memory_analysis().temp_size_in_bytes
         for number in (1, 4)

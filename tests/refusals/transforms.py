@@ -611,6 +611,43 @@ def an_average_as_an_outer_optimizer():
 
 
 @refused(
+    ValueError,
+    "`.schedule_free` has `decay_where` without a `weight_decay`. Add one, or remove "
+    "`decay_where`.",
+)
+def schedule_free_with_places_of_no_decay():
+    sl.sgd(0.1).schedule_free(decay_where=sl.where.ndim(2))
+
+
+@refused(
+    ValueError,
+    "'every_k' inside of `.schedule_free(polyak=True)` may step with other gradients than those "
+    "that the size of the step follows from. Write it outside: "
+    "`tx.schedule_free(polyak=True).every_k(...)`.",
+)
+def polyak_steps_around_windows():
+    sl.adam(1.0).every_k(2).schedule_free(polyak=True)
+
+
+@refused(
+    ValueError,
+    "'average' inside of `.graft` writes parameters itself, so its updates have no norm of their "
+    "own. Write `direction.graft(magnitude).average(...)`.",
+)
+def an_average_as_a_magnitude():
+    sl.sgd(0.1).graft(sl.adam(0.1).average())
+
+
+@refused(
+    TypeError,
+    "Graft.magnitude is not a transform: got 'adam' of type str.",
+    unchecked=True,
+)
+def a_name_as_a_magnitude():
+    sl.sgd(0.1).graft("adam")  # pyright: ignore[reportArgumentType]
+
+
+@refused(
     TypeError,
     "Outer.optimizer is not a transform: got 0.7 of type float.",
     unchecked=True,

@@ -122,7 +122,18 @@ BAD_LAYERS = {
     ),
     "rule": (
         lambda: sl.mup(Encoder(), Encoder(), rule="lion"),
-        r"^The rule of mup must be 'adam' or 'sgd', got 'lion'.$",
+        r"^The rule of mup must be one of 'adam', 'sgd', 'muon', 'soap', 'kron', 'shampoo', or "
+        r"such a rule, got 'lion'.$",
+    ),
+    "unknown rule": (
+        lambda: sl.mup(Encoder(), Encoder(), rule=sl.ScaleByTrustRatio()),
+        r"^The rule of mup must be one of .*, or such a rule, got sl.ScaleByTrustRatio\(\).$",
+    ),
+    "transfer": (
+        lambda: sl.lamb(0.1).transfer(Encoder(), Encoder()),
+        r"^`.transfer` does not know how large the updates of 'scale_by_trust_ratio' are in a "
+        r"wider model. Write the factors behind it yourself: `sl.ScaleBy\(sl.mup\(model, base, "
+        r"rule=...\)\)`.$",
     ),
     "other layers": (
         lambda: sl.mup([jnp.ones(2)] * 2, [jnp.ones(2)]),
@@ -196,29 +207,114 @@ def test_a_guessed_layout_is_reported_where_it_matters():
     assert sl.mup(wide, base, layout=told) == {}
 
 
+# What a layer changes by in a few steps at 8 times the width, over what it changes by at the width
+# of the base: at most this much more or less with factors, and at least that much more without.
+COORDINATES = {
+    "adam": (sl.adam(1e-2), 1.5, 5.0),
+    "muon": (sl.muon(0.02, scale="match_rms_adamw"), 1.5, 2.0),
+}
+
+
 @pytest.mark.slow
-def test_the_size_of_a_step_does_not_depend_on_the_width():
-    # What the activations change by in one step of Adam, with and without the factors.
-    def change(width, factors):
-        model = eqx.nn.MLP(4, 1, width, depth=2, key=jax.random.key(1))
+@pytest.mark.parametrize("name", COORDINATES)
+def test_the_size_of_a_step_does_not_depend_on_the_width(name):
+    tx, at_most, without = COORDINATES[name]
+    x = jax.random.normal(jax.random.key(2), (64, 8))
+
+    def make(width):
+        model = eqx.nn.MLP(8, 4, width, depth=2, key=jax.random.key(1))
         # μP starts the last layer at zero.
-        model = eqx.tree_at(lambda m: m.layers[-1].weight, model, replace_fn=jnp.zeros_like)
-        x = jax.random.normal(jax.random.key(2), (16, 4))
+        return eqx.tree_at(lambda m: m.layers[-1].weight, model, replace_fn=jnp.zeros_like)
 
-        def loss(m):
-            return jnp.mean((jax.vmap(m)(x) - 1.0) ** 2)
+    @sl.train_step
+    def step(model):
+        return jnp.mean((jax.vmap(model)(x) - jnp.sin(2 * x[:, :4])) ** 2)
 
-        tx = sl.adam(1e-2)
-        tx = tx | sl.ScaleBy(factors(model)) if factors else tx
-        trained, opt = model, sl.Optimizer(tx, model)
+    def coordinates(model):
+        found, h = [], x
+        for layer in model.layers:
+            found.append(jax.vmap(layer)(h))
+            h = jax.nn.relu(found[-1])
+        return found
+
+    def changes(tx, width):
+        start = model = make(width)
+        opt = sl.Optimizer(tx, model)
         for _ in range(3):
-            trained, opt = opt.step(trained, eqx.filter_grad(loss)(trained))
-        return float(jnp.sqrt(jnp.mean((jax.vmap(trained)(x) - jax.vmap(model)(x)) ** 2)))
+            model, opt, _ = step(model, opt)
+        pairs = zip(coordinates(model), coordinates(start), strict=True)
+        return np.array([float(sl.tree.rms(a - b)) for a, b in pairs])
 
-    def factors(model):
-        base = eqx.filter_eval_shape(eqx.nn.MLP, 4, 1, 32, depth=2, key=jax.random.key(0))
-        return sl.mup(model, base)
+    base = eqx.filter_eval_shape(make, 32)
+    narrow = changes(tx, 32)
+    growth = changes(tx.transfer(make(256), base), 256) / narrow
+    assert np.max(np.maximum(growth, 1 / growth)) < at_most, growth
+    assert np.max(changes(tx, 256) / narrow) > without
 
-    narrow, wide = change(32, factors), change(512, factors)
-    np.testing.assert_allclose(wide, narrow, rtol=0.5)
-    assert change(512, None) > 4 * narrow
+
+# The factors of a hidden matrix, of one whose inputs do not grow, and of the last layer, at 4 times
+# the width: the equations of Qiu et al., 2025.
+GROWTH = {
+    "adam": ("adam", (1 / 4, 1, 1 / 4)),
+    "sgd": ("sgd", (1, 4, 1 / 4)),
+    "muon": ("muon", (1, 2, 1 / 2)),
+    "soap": ("soap", (1, 2, 1 / 2)),
+    "kron": ("kron", (1, 2, 1 / 2)),
+    "shampoo": ("shampoo", (1, 2, 1 / 2)),
+    "blocks": (sl.ScaleByShampoo(block_size=16), (1 / 4, 1, 1 / 4)),
+    "no factor": (sl.ScaleBySoap(max_size=1), (1 / 4, 1, 1 / 4)),
+    "spectral": (sl.Orthogonalize(scale="spectral"), (1, 1, 1)),
+    "original": (sl.Orthogonalize(), (1, 1, 1 / 2)),
+    "match_rms_adamw": (sl.Orthogonalize(scale="match_rms_adamw"), (1 / 2, 1, 1 / 4)),
+    "graft": (sl.ScaleBySoap().graft(sl.ScaleByAdam()), (1 / 4, 1, 1 / 4)),
+}
+
+
+def mlp(width, inputs=2):
+    return eqx.nn.MLP(inputs, 1, width, depth=2, key=jax.random.key(1))
+
+
+@pytest.mark.parametrize("name", GROWTH)
+def test_each_rule_has_factors_of_its_own(name):
+    rule, wanted = GROWTH[name]
+    found = by_path(mlp(64), sl.mup(mlp(64), mlp(16), rule=rule))
+    assert tuple(found[f"layers.{i}.weight"] for i in (1, 0, 2)) == pytest.approx(wanted)
+    assert found["layers.1.bias"] == (4 if name == "sgd" else 1)
+
+
+RATE = sl.ScaleByLearningRate(0.1)
+PLACED = {
+    "adamw": (sl.adamw(0.1), "ScaleByAdam ScaleBy AddDecayedWeights ScaleByLearningRate"),
+    "sgd": (sl.sgd(0.1, momentum=0.9), "Trace ScaleBy ScaleByLearningRate"),
+    "muon": (
+        sl.Trace(0.9) | sl.Orthogonalize("standard", 5, None) | sl.ScaleByRowRms() | RATE,
+        "Trace Orthogonalize ScaleBy ScaleByRowRms ScaleByLearningRate",
+    ),
+    "shampoo": (
+        sl.ScaleByShampoo().graft(sl.ScaleByRms()) | sl.Ema(0.9) | RATE,
+        "Graft ScaleBy Ema ScaleByLearningRate",
+    ),
+    "inside": (
+        (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).every_k(2),
+        "ClipByGlobalNorm ScaleByAdam ScaleBy ScaleByLearningRate",
+    ),
+    "outer": (sl.adam(0.1).outer(sl.sgd(0.7), 5), "ScaleByAdam ScaleBy ScaleByLearningRate"),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_transfer_puts_factors_behind_the_rule(name):
+    tx, wanted = PLACED[name]
+    matrices = {n: {"v": jnp.ones((n, 3)), "w": jnp.ones((n, n))} for n in (8, 32)}
+    found = tx.transfer(matrices[32], base=matrices[8])
+    assert type(found) is type(tx)
+    chain = getattr(found, "inner", found)
+    assert " ".join(type(link).__name__ for link in chain) == wanted
+
+
+def test_transfer_reads_groups_and_keeps_them():
+    tx = sl.soap(3e-3, adam_weight_decay=0.1).transfer(mlp(64), base=mlp(16))
+    opt = sl.Optimizer(tx, mlp(64))
+    groups = {name: value for name, value in opt.hyperparams.items() if "step_size" in name}
+    assert [float(x) for x in groups.values()] == [2.0, 0.5]
+    assert sl.adam(0.1).transfer(mlp(4), mlp(4)) == sl.adam(0.1)

@@ -120,7 +120,7 @@ def paced(tx):
 
 
 # The size of a step is that of the parameters.
-GRAFTED = sl.ScaleByShampoo(graft=sl.AddDecayedWeights(10.0)) | sl.ScaleByLearningRate(1e-2)
+GRAFTED = sl.ScaleByShampoo().graft(sl.AddDecayedWeights(10.0)) | sl.ScaleByLearningRate(1e-2)
 
 # Under "master" everything is as in float32.
 AS_IN_FLOAT32 = {

@@ -28,6 +28,9 @@ WRAPPERS: dict[str, Any] = {
     "ScheduleFree of Partition": (
         sl.sgd(0.1).partition({matrices: sl.adam(halving, b1=0.0).every_k(2)}).schedule_free()
     ),
+    "ScheduleFree, polyak": sl.adam(1.0).schedule_free(
+        polyak=True, weight_decay=2.0, decay_where=matrices
+    ),
     "ScheduleFree, every_k": sl.sgd(0.1).every_k(2).schedule_free(),
 }
 

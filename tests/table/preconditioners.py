@@ -21,9 +21,9 @@ RULES: dict[str, Any] = {
     ),
     "ScaleByShampoo": sl.ScaleByShampoo(layout="io").mask(matrices) | sl.Scale(-0.1),
     "ScaleByShampoo, grafted blocks": (
-        sl.ScaleByShampoo(
-            1.0, block_size=2, precondition_frequency=2, graft=sl.ScaleByAdam(), layout="io"
-        ).mask(matrices)
+        sl.ScaleByShampoo(1.0, block_size=2, precondition_frequency=2, layout="io")
+        .mask(matrices)
+        .graft(sl.ScaleByAdam())
         | sl.Scale(-0.1)
     ),
     "AddDecayedWeights, cautious": sl.Trace(0.9)
@@ -37,6 +37,9 @@ RECIPES: dict[str, Any] = {
     "shampoo": sl.shampoo(0.1, adam_weight_decay=0.1),
 }
 
-WRAPPERS: dict[str, Any] = {}
+WRAPPERS: dict[str, Any] = {
+    "Graft, every_k": sl.sgd(1.0, momentum=0.9).graft(sl.adam(0.1)).every_k(2),
+    "Graft, paced": sl.Trace(0.9).every_k(2).graft(sl.ScaleByRms()) | sl.Scale(-0.1),
+}
 
 QUICK: set[str] = set()

@@ -238,3 +238,76 @@ def test_a_warmup_of_a_schedule_is_refused():
         sl.schedule_free_sgd(halving, warmup_steps=2)
     with pytest.raises(ValueError, match="warmup_steps must be in"):
         sl.schedule_free_sgd(0.1, warmup_steps=0)
+
+
+# --- Schedule-Free+ ---------------------------------------------------------------------------
+
+
+def plus_by_the_book(y, loss_and_grad, decay, steps, beta=0.9, b1=0.9, b2=0.95):
+    """Schedule-Free+ on two arrays, in float64: the factors, and the last x, y and z."""
+    y = [np.asarray(v, np.float64) for v in y]
+    x, z, m, nu, total, largest, factors = y, y, [0.0] * 2, [0.0] * 2, 0.0, 0.0, []
+    for t in range(1, steps + 1):
+        value, grads = loss_and_grad(y)
+        ahead = beta * sum(np.sum(g * (b - a)) for g, a, b in zip(grads, x, z, strict=True))
+        size = np.sqrt(np.pi / 2) * sum(np.sum(np.abs(g)) for g in grads)
+        rate = max(0.0, value + ahead) / size
+        factors.append(rate)
+        largest = max(largest, rate)
+        total += largest**2
+        for i, g in enumerate(grads):
+            m[i] = b1 * m[i] + (1 - b1) * g
+            nu[i] = b2 * nu[i] + (1 - b2) * g**2
+            u = (m[i] / (1 - b1**t)) / (np.sqrt(nu[i] / (1 - b2**t)) + 1e-8)
+            z = [*z]
+            z[i] = z[i] - rate**2 * decay[i] * y[i] - rate * u
+        x = [a + largest**2 / total * (b - a) for a, b in zip(x, z, strict=True)]
+        y = [beta * a + (1 - beta) * b for a, b in zip(x, z, strict=True)]
+    return factors, x, y, z
+
+
+def test_schedule_free_plus_gives_known_numbers():
+    # From the equations of Defazio, 2026: θ²/2 from 2, without decay.
+    opt = sl.Optimizer(sl.adam(1.0, b2=0.95).schedule_free(polyak=True), jnp.array(2.0))
+    known = [
+        (1.202115, 1.202115, 1.202115),
+        (0.740084, 0.971100, 0.947998),
+        (0.540953, 0.827717, 0.799041),
+    ]
+    y = jnp.array(2.0)
+    for z, x, wanted in known:
+        y, opt = opt.step(y, y, value=y**2 / 2)
+        np.testing.assert_allclose(y, wanted, rtol=2e-6)
+        np.testing.assert_allclose(opt.eval_params(y), x, rtol=2e-6)
+        np.testing.assert_allclose(opt.state_of("schedule_free").z, z, rtol=2e-6)
+
+
+def test_schedule_free_plus_with_a_decay_follows_the_book():
+    start = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[2.0, 1.0], [-1.0, 0.5]])}
+
+    def loss_fn(params):
+        return 1 + jnp.sum(params["w"] ** 2) + jnp.sum((params["w"] @ params["b"] - 1) ** 2)
+
+    def loss_and_grad(y):
+        with jax.enable_x64(True):
+            given = {"b": jnp.asarray(y[0]), "w": jnp.asarray(y[1])}
+            value, grads = jax.value_and_grad(loss_fn)(given)
+            return float(value), [np.asarray(grads[name]) for name in "bw"]
+
+    tx = sl.adam(1.0, b2=0.95).schedule_free(
+        polyak=True, weight_decay=2.0, decay_where=sl.where.ndim(2)
+    )
+    params, opt = start, sl.Optimizer(tx, start)
+    for _ in range(4):
+        value, grads = jax.value_and_grad(loss_fn)(params)
+        params, opt = opt.step(params, grads, value=value)
+    _, x, y, _ = plus_by_the_book([start["b"], start["w"]], loss_and_grad, (0.0, 2.0), 4)
+    for i, name in enumerate("bw"):
+        np.testing.assert_allclose(params[name], y[i], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(opt.eval_params(params)[name], x[i], rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_far_below_zero_stops_polyak_steps():
+    opt = sl.Optimizer(sl.adam(1.0).schedule_free(polyak=True), {"w": jnp.ones(2)})
+    params, _ = opt.step({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, value=-100.0)
+    np.testing.assert_array_equal(params["w"], 1)

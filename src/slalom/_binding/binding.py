@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from .. import tree
 from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import PARAM_LIKE, PER_PARAM
+from .._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
 from .._core.state.slots import slots
 from .._core.state.walk import transforms
 from .._core.text.messages import uncalled
@@ -19,6 +19,7 @@ from ..tree.memory import is_on_host, to_device, to_host
 from ..tree.paths import example, leaf_paths
 from ..tree.types import Params, PyTree, Tracer
 from ..where.resolve import Where
+from .mesh import mesh_sharding, spread_spec
 from .names import names_of
 from .sharded_state import StateSharding
 
@@ -97,7 +98,8 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
         state = transform.init(to_device(params))
         leaves, structure = jax.tree.flatten(state)
         places = slots(transform, state, leaf_paths(params))
-        visits = [slot.mark in (PARAM_LIKE, PER_PARAM) and slot.param in on_host for slot in places]
+        marks = (PARAM_LIKE, PER_PARAM, SPREAD)
+        visits = [slot.mark in marks and slot.param in on_host for slot in places]
         return structure.unflatten(
             [to_host(x) if visit else x for x, visit in zip(leaves, visits, strict=True)]
         )
@@ -127,16 +129,19 @@ def no_transform(given: Any, model: PyTree) -> str:
 def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
     """Moves everything to the devices of the parameters.
 
-    Leaves that are not parameter-shaped are replicated.
+    What is not there yet is replicated, except for what its field spreads over the devices.
     """
     first = next((p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)), None)
     if first is None or isinstance(first, Tracer) or not first.committed:
         return bound_tree
     sharding = first.sharding
+    spread = _spread(bound_tree, params) if isinstance(sharding, NamedSharding) else {}
 
     def put(x: Any) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
             return x
+        if id(x) in spread and x.sharding.is_fully_replicated:
+            return jax.device_put(x, spread[id(x)])
         if x.committed and x.sharding.device_set == sharding.device_set:
             return x
         if not isinstance(sharding, NamedSharding):
@@ -146,3 +151,16 @@ def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
         return jax.device_put(x, NamedSharding(sharding.mesh, replicated))
 
     return jax.tree.map(put, bound_tree)
+
+
+def _spread(bound_tree: PyTree, params: Params) -> dict[int, NamedSharding]:
+    """The shardings of the arrays that are divided among the devices of a parameter, by id."""
+    transform, (state, _) = bound_tree
+    homes = dict(zip(leaf_paths(params), map(mesh_sharding, jax.tree.leaves(params)), strict=True))
+    found = {}
+    for x, slot in zip(jax.tree.leaves(state), slots(transform, state, list(homes)), strict=True):
+        home = homes.get(slot.param or "")
+        if slot.mark == SPREAD and home is not None and tree.is_array(x):
+            spec = spread_spec(x.shape, tuple(home.spec), home.mesh)
+            found[id(x)] = home.update(spec=tree.canonical_spec(home.mesh, spec, x.ndim))
+    return found

@@ -1,10 +1,12 @@
 """Shardings of arrays on a mesh of several devices, and how results keep them."""
 
 import functools
-from typing import TypeVar
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..tree.fresh import canonical_spec
 from ..tree.types import Tracer
@@ -49,6 +51,29 @@ def constrain(x: T, sharding: NamedSharding) -> T:
     return x
 
 
+def axis_names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes in one entry of a spec."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def spread_spec(
+    shape: Sequence[int], spec: Iterable[Any], mesh: Mesh | AbstractMesh
+) -> tuple[Any, ...]:
+    """How an array is divided among the devices that share a parameter with this spec.
+
+    What divides an axis of the parameter divides the next axis of the array that it can. Explicit
+    axes of a mesh do not, because they would be part of the types that a rule computes with.
+    """
+    entries = [] if AxisType.Explicit in mesh.axis_types else list(filter(axis_names, spec))
+    found: list[Any] = []
+    for size in shape:
+        parts = math.prod(mesh.shape[name] for name in axis_names(entries[0])) if entries else 0
+        found.append(entries.pop(0) if parts and size and size % parts == 0 else None)
+    return tuple(found)
+
+
 @functools.lru_cache(maxsize=1024)
 def _canonical(sharding: NamedSharding, ndim: int) -> NamedSharding:
     return sharding.update(spec=canonical_spec(sharding.mesh, tuple(sharding.spec), ndim))
@@ -56,6 +81,6 @@ def _canonical(sharding: NamedSharding, ndim: int) -> NamedSharding:
 
 def _restricted(sharding: NamedSharding, names: list[str]) -> NamedSharding:
     """The part of a sharding that concerns these axes of its mesh."""
-    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in sharding.spec)
+    entries = map(axis_names, sharding.spec)
     spec = PartitionSpec(*(tuple(n for n in entry if n in names) for entry in entries))
     return sharding.update(spec=spec)

@@ -229,14 +229,7 @@ def shampoo(
     if graft is None:
         graft = ScaleByRms(b2, eps_in_sqrt=False, bias_correction=True)
     rule = chain(
-        ScaleByShampoo(
-            b2,
-            eps,
-            precondition_frequency,
-            block_size,
-            graft=graft,
-            layout=layout,
-        ),
+        ScaleByShampoo(b2, eps, precondition_frequency, block_size, layout=layout).graft(graft),
         Ema(b1, accumulator_dtype=mu_dtype),
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),

@@ -109,6 +109,19 @@ class Layout:
         return tuple(a for a, (letter, _) in enumerate(self.letters or ()) if letter in letters)
 
     @property
+    def split(self) -> tuple[tuple[str, int], ...]:
+        """The letter and the size of each axis, where blocks have an axis of their own, a stack.
+
+        If the layout is unknown, all numbers belong to one layer.
+        """
+        if self.letters is None:
+            return tuple(("o", size) for size in self.shape)
+        split: list[tuple[str, int]] = []
+        for size, (letter, blocks) in zip(self.shape, self.letters, strict=True):
+            split += [("s", blocks)] * (blocks > 1) + [(letter, size // blocks)]
+        return tuple(split)
+
+    @property
     def unit(self) -> tuple[int, ...] | None:
         """The axes along which the numbers belong to one output; `None` if unknown.
 
@@ -147,22 +160,15 @@ class Layout:
     @property
     def matrix(self) -> Matrix | None:
         """How to read it as matrices; `None` if it is not a matrix of a layer."""
-        if self.letters is None or self.not_a_matrix is not None:
+        if self.not_a_matrix is not None:
             return None
-        split: list[int] = []
-        kinds: list[str] = []
-        for size, (letter, blocks) in zip(self.shape, self.letters, strict=True):
-            if blocks > 1:
-                split.append(blocks)
-                kinds.append("s")
-            split.append(size // blocks)
-            kinds.append(letter)
+        split = tuple(size for _, size in self.split)
         groups = tuple(
-            tuple(a for a, letter in enumerate(kinds) if letter in which)
+            tuple(a for a, (letter, _) in enumerate(self.split) if letter in which)
             for which in ("s", "o", _INPUTS)
         )
         batch, rows, columns = (math.prod(split[a] for a in group) for group in groups)
-        return Matrix(self.shape, tuple(split), groups, batch, rows, columns)
+        return Matrix(self.shape, split, groups, batch, rows, columns)
 
 
 def parsed(letters: str) -> tuple[tuple[str, int], ...] | None:

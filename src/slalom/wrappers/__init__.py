@@ -15,6 +15,7 @@ from .._core.protocol.write import Writer as Writer
 from .._core.protocol.writer import AbstractParameterWriter as AbstractParameterWriter
 from .gradients.combine import Combine as Combine
 from .gradients.every_k import EveryK as EveryK
+from .gradients.graft import Graft as Graft
 from .gradients.if_finite import IfFinite as IfFinite
 from .gradients.maximize import Maximize as Maximize
 from .gradients.sam import Sam as Sam
@@ -44,6 +45,7 @@ __all__ = [
     "Drive",
     "EveryK",
     "Flatten",
+    "Graft",
     "IfFinite",
     "Mask",
     "Maximize",

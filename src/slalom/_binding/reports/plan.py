@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 
 from ... import tree
 from ..._core.engine.encoded import is_encoded
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import SPREAD
 from ..._core.state.slots import Slot, slots
 from ..._core.state.walk import transforms
 from ..._core.text.printing import bytes_as_text
@@ -21,6 +22,7 @@ from ...tree.paths import dotted, example, leaf_paths
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
 from ..arrays import Arrays
+from ..mesh import axis_names, spread_spec
 from ..optimizer import Optimizer
 from ..shard import partitioning
 
@@ -87,7 +89,9 @@ def plan(
     An array of s bytes whose axes are sharded over mesh axes with sizes n₁, n₂, … takes
     s / (n₁ n₂ …) bytes on each device. State with the shape of a parameter is sharded like it.
     Sums of a parameter along some axes, such as the rows and columns of Adafactor and SM3, are
-    sharded like the axes that are left. All other state is replicated. Nothing is allocated.
+    sharded like the axes that are left. The factors of Shampoo, SOAP and Kron are divided
+    among the devices that share their parameter, where an axis divides. All other state is
+    replicated. Nothing is allocated.
 
     ```python
     >>> mesh = jax.sharding.AbstractMesh((8,), ("data",))
@@ -142,7 +146,7 @@ def plan(
     trained = [p for p in leaf_paths(example(opt.binding.params)) if p in specs]
     bytes_of = {path: _bytes(sizes[path], spec, axes) for path, spec in specs.items()}
     params = sum(bytes_of[path] for path in trained)
-    own = _opt_specs(opt, trained, specs, sizes, axes)
+    own = _opt_specs(opt, trained, specs, sizes, mesh)
     if shard_state is not None:
         opt = _partitioned(opt, own, trained, specs, sizes, mesh, shard_state)
         own = [tuple(x.sharding.spec) for x in opt.arrays]
@@ -198,33 +202,26 @@ def _spec(path: str, leaf: Any, axes: dict[str, int]) -> Spec:
         )
     spec = (*sharding.spec, *whole[len(sharding.spec) :])
     for i, entry in enumerate(spec):
-        for name in _names(entry):
+        for name in axis_names(entry):
             if name not in axes:
                 raise ValueError(
                     f"'{path}' is sharded over the mesh axis '{name}', but the mesh has the axes "
                     f"{', '.join(map(repr, axes))}. Use the names of the mesh in the "
                     "`PartitionSpec`."
                 )
-        parts = math.prod(axes[name] for name in _names(entry))
+        parts = math.prod(axes[name] for name in axis_names(entry))
         if leaf.shape[i] % parts:
             raise ValueError(
                 f"'{path}' has shape {tuple(leaf.shape)}, and its axis {i} cannot be divided into "
-                f"{parts} equal parts along {', '.join(map(repr, _names(entry)))}. Shard another "
-                "axis, or pad the array."
+                f"{parts} equal parts along {', '.join(map(repr, axis_names(entry)))}. Shard "
+                "another axis, or pad the array."
             )
     return spec
 
 
-def _names(entry: Any) -> tuple[str, ...]:
-    """The mesh axes in one entry of a spec."""
-    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
-
-
 def _bytes(x: Any, spec: Spec, axes: dict[str, int]) -> int:
     """The bytes of an array on each device."""
-    parts = math.prod(axes[name] for entry in spec for name in _names(entry))
+    parts = math.prod(axes[name] for entry in spec for name in axis_names(entry))
     return math.prod(x.shape) * x.dtype.itemsize // parts
 
 
@@ -233,13 +230,13 @@ def _opt_specs(
     trained: Sequence[str],
     specs: dict[str, Spec],
     sizes: dict[str, Any],
-    axes: dict[str, int],
+    mesh: Mesh | AbstractMesh,
 ) -> list[Spec]:
     """How each array of an optimizer is sharded."""
     state = jax.tree.leaves(opt.state, is_leaf=is_encoded)
     arrays = [(x, _blocks(leaf)) for leaf in state for x in jax.tree.leaves(leaf)]
     of_state = [
-        _state_spec(slot, leaf.shape, specs, sizes, trained, blocks, axes)
+        _state_spec(slot, leaf.shape, specs, sizes, trained, blocks, mesh)
         for slot, (leaf, blocks) in zip(
             slots(opt.transform, opt.state, trained), arrays, strict=True
         )
@@ -264,16 +261,17 @@ def _state_spec(
     sizes: dict[str, Any],
     trained: Sequence[str],
     blocks: int | None,
-    axes: dict[str, int],
+    mesh: Mesh | AbstractMesh,
 ) -> Spec:
     """How a leaf of the state is sharded."""
     for param in (slot.param, (slot.param or "").removeprefix("apart.")):  # `Flatten` names both
         if param is not None and param in trained:
             of_param = specs[param], tuple(sizes[param].shape)
+            if slot.mark == SPREAD:
+                return spread_spec(shape, specs[param], mesh)
             if blocks is not None:
-                return _derived_in_blocks(tuple(shape), *of_param, blocks, axes)
-            # A factor of a square matrix has the shape of a stack of one, and is replicated.
-            return _derived(tuple(shape), *of_param, is_stack=slot.rule == "ScaleByLbfgs")
+                return _derived_in_blocks(tuple(shape), *of_param, blocks, dict(mesh.shape))
+            return _derived(tuple(shape), *of_param)
     return (None,) * len(shape)
 
 
@@ -288,7 +286,7 @@ def _derived_in_blocks(
     # share an entry, and then among its entries. It is lost where it divides an entry.
     shared = param[-1] // max(1, shape[-1])
     kept, parts, lost = [], 1, 1
-    for name in _names(spec[-1]):
+    for name in axis_names(spec[-1]):
         if shape[-1] == param[-1] or blocks % (parts * axes[name]) == 0:
             parts *= axes[name]
             kept.append(name)
@@ -299,11 +297,9 @@ def _derived_in_blocks(
     return (*spec[:-1], tuple(kept))
 
 
-def _derived(
-    shape: tuple[int, ...], spec: Spec, param: tuple[int, ...], is_stack: bool = False
-) -> Spec:
+def _derived(shape: tuple[int, ...], spec: Spec, param: tuple[int, ...]) -> Spec:
     """How state of this shape is sharded that belongs to a parameter with this spec and shape."""
-    if is_stack and shape[1:] == param:
+    if shape[1:] == param:
         return (None, *spec)  # the history of L-BFGS
     if len(shape) == len(param) and all(
         n in (1, full) for n, full in zip(shape, param, strict=True)

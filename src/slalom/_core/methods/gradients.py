@@ -1,4 +1,4 @@
-"""Methods that decide which gradients a transform sees, and when."""
+"""Methods that decide which gradients a transform sees, when, and how long its updates are."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AbstractGradientMethods(AbstractDeclared):
-    """Methods that decide which gradients a transform sees, and when."""
+    """Methods that decide which gradients a transform sees, when, and how long its updates are."""
 
     @advise_keywords
     def every_k(
@@ -114,6 +114,21 @@ class AbstractGradientMethods(AbstractDeclared):
         from ...wrappers import Combine
 
         return Combine(self, combination, terms)
+
+    @advise_keywords
+    def graft(self, magnitude: "slalom.AbstractTransform") -> "slalom.wrappers.Graft":
+        """Gives the updates of this transform the norms of those of another one, layer by layer.
+
+        **Arguments:**
+
+        - `magnitude`: the transform whose updates have these norms, such as `sl.ScaleByAdam()`, or
+            `sl.Identity()` for the norms of the gradients.
+
+        **Returns:** a transform.
+        """
+        from ...wrappers import Graft
+
+        return Graft(self, magnitude)
 
     @advise_keywords
     def when(

@@ -113,6 +113,10 @@ class AbstractParameterMethods(AbstractDeclared):
         weight_lr_power: Hyperparameter = 2.0,
         r: Hyperparameter = 0.0,
         state_dtype: Any | None = None,
+        *,
+        polyak: bool = False,
+        weight_decay: Hyperparameter | None = None,
+        decay_where: WhereLike | None = None,
     ) -> "slalom.wrappers.ScheduleFree":
         """Averages the iterates of this transform, in place of a decaying learning rate.
 
@@ -125,13 +129,27 @@ class AbstractParameterMethods(AbstractDeclared):
         - `r`: the power of the step that weighs them, ≥ 0. Positive values weigh late steps more.
         - `state_dtype`: the floating dtype of the iterates; complex parameters use its complex
             counterpart. Defaults to the parameter's dtype, but at least float32.
+        - `polyak`: whether the size of a step follows from the loss, which must be passed as
+            `value`. The learning rate of this transform is then a factor of it, 1 in the paper.
+        - `weight_decay`: λ, ≥ 0, of a decay that also follows the learning rate: γ²·λ. The paper
+            uses 20 to 50 with `polyak`. Defaults to none.
+        - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
 
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the average.
         """
         from ...wrappers import ScheduleFree
 
-        return ScheduleFree(self, b1, weight_lr_power, r, state_dtype)
+        return ScheduleFree(
+            self,
+            b1,
+            weight_lr_power,
+            r,
+            state_dtype,
+            polyak=polyak,
+            weight_decay=weight_decay,
+            decay_where=decay_where,
+        )
 
     @advise_keywords
     def project(

@@ -11,7 +11,7 @@ from ..engine.encoded import is_encoded
 
 _MARK = "slalom.mark"
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
-UNTIL_RESET = "until_reset"
+SPREAD, UNTIL_RESET = "spread", "until_reset"
 _STORED = "slalom.stored"
 SIGNED, NONNEGATIVE, EXACT = "signed", "nonnegative", "exact"
 _State = TypeVar("_State")
@@ -44,14 +44,21 @@ def param_like(stored: str = SIGNED) -> Any:
     return eqx.field(metadata={_MARK: PARAM_LIKE, _STORED: stored})
 
 
-def per_param() -> Any:
+def per_param(*, spread: bool = False) -> Any:
     """Marks a state field that has arrays of other shapes for each parameter.
 
     It is a tree like the parameters, with an array or a tree of arrays in place of each leaf.
 
+    **Arguments:**
+
+    - `spread`: whether these arrays are divided among the devices that share their parameter. This
+        is for large arrays whose axes are not those of the parameter, such as the factors of
+        Shampoo: what divides an axis of the parameter divides their next axis that it can. It acts
+        on automatic axes of a mesh.
+
     **Returns:** a field, for the body of a state class.
     """
-    return _marked(PER_PARAM)
+    return _marked(SPREAD if spread else PER_PARAM)
 
 
 def per_leaf() -> Any:

@@ -40,7 +40,7 @@ class ScaleByKronState(eqx.Module):
     """The raw data of the key for the next refresh."""
     since: Int[Array, ""] = until_reset()
     """The number of steps since the last refresh."""
-    factors: PyTree[Inexact[Array, "..."]] = per_param()
+    factors: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
     """At each leaf a tuple of Q_L and Q_R; a vector for each diagonal one."""
 
 
@@ -69,8 +69,8 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. A side that is
     longer than `max_size` has a diagonal factor. The factors take n² + m² numbers for an n × m
-    matrix, in at least float32. On a mesh each device has all of them. Under a `vmap` that batches
-    the state, each step costs as much as a refresh.
+    matrix, in at least float32. Devices that share a matrix divide them, if the mesh has
+    automatic axes. Under a `vmap` that batches the state, each step costs as much as a refresh.
 
     **Arguments:**
 

@@ -9,16 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.engine.matrices import matrices, matrices_or_none, of_matrices
+from ..._core.engine.matrices import matrices_or_none, of_matrices
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform, require_transform
-from ..._core.protocol.write import Writer
 from ..._core.state.marks import per_leaf, per_param, until_reset
-from ...tree.types import Gradients, Params, Updates
+from ...tree.types import Params
 from ...where.layout import LayoutLike, Matrix
 from ._kronecker import adjoint, bounded_entries, frequency_at, frequency_field
 from ._layout import layout_field
@@ -27,14 +24,12 @@ from ._layout import layout_field
 class ScaleByShampooState(eqx.Module):
     """The state of `ScaleByShampoo`."""
 
-    graft: Any
-    """The state of the transform whose norm updates take."""
     age: Int[Array, "*leaves"] = per_leaf()
     since: Int[Array, ""] = until_reset()
     """The number of steps since the last refresh."""
-    statistics: PyTree[Inexact[Array, "..."]] = per_param()
+    statistics: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
     """At each leaf a tuple of L and R, with an entry for each block."""
-    roots: PyTree[Inexact[Array, "..."]] = per_param()
+    roots: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
     """At each leaf a tuple of their inverse fourth roots."""
 
 
@@ -42,23 +37,23 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
     """Shampoo: preconditions both sides of a matrix by inverse fourth roots.
 
         Lₜ = β·Lₜ₋₁ + (1 − β)·G·Gᴴ,   Rₜ = β·Rₜ₋₁ + (1 − β)·Gᴴ·G
-        Δ = L̂^(−1/4)·G·R̂^(−1/4),   U = Δ·‖S‖ / ‖Δ‖
+        U = L̂^(−1/4)·G·R̂^(−1/4)
 
-    L̂ and R̂ are corrected for the bias towards the start at zero, and S is the update of another
-    transform for the same gradient, whose norm that of Shampoo takes: it is grafted. With β = 1, L
-    and R are sums. The roots are those of L̂ + ε·λ·I, where λ is the largest eigenvalue. They are
-    computed in the first step and then every f steps, in one branch, so the steps in between pay
-    nothing for it.
+    L̂ and R̂ are corrected for the bias towards the start at zero. With β = 1, L and R are sums. The
+    roots are those of L̂ + ε·λ·I, where λ is the largest eigenvalue. They are computed in the first
+    step and then every f steps, in one branch, so the steps in between pay nothing for it.
 
     A matrix with a side longer than `block_size` is cut into blocks of equal size, each with
-    factors of its own. Norms are those of the whole matrix.
+    factors of its own.
 
-    Follows Anil et al., who apply momentum after the preconditioner, as in `sl.shampoo`. There ε is
-    also added to the first L and R.
+    Follows Anil et al., who give an update the norm of that of another rule, and apply momentum
+    after the preconditioner: `sl.ScaleByShampoo().graft(sl.ScaleByAdam()) | sl.Ema(0.9)`, as in
+    `sl.shampoo`. There ε is also added to the first L and R.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. Factors and roots
-    take 2·(n² + m²) numbers for an n × m block, in at least float32. On a mesh each device has all
-    of them. Under a `vmap` that batches the state, each step costs as much as a refresh.
+    take 2·(n² + m²) numbers for an n × m block, in at least float32. Devices that share a matrix
+    divide them, if the mesh has automatic axes. Under a `vmap` that batches the state, each step
+    costs as much as a refresh.
 
     **Arguments:**
 
@@ -67,23 +62,17 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
     - `precondition_frequency`: f, the number of steps from one refresh to the next: an int ≥ 1,
         or a schedule, rounded to the nearest integer ≥ 1.
     - `block_size`: the longest side of a block.
-    - `graft`: the transform that computes S, such as `sl.ScaleByAdam()`, or `sl.Identity()` for the
-        norm of the gradient. Defaults to no grafting: U = Δ.
     - `layout`: as in `sl.where.matrix`.
 
     ??? cite "Gupta, Koren & Singer, [Shampoo: Preconditioned Stochastic Tensor
         Optimization](https://arxiv.org/abs/1802.09568), 2018; Anil et al., [Scalable Second Order
-        Optimization for Deep Learning](https://arxiv.org/abs/2002.09018), 2020, for blocks and
-        grafting"
+        Optimization for Deep Learning](https://arxiv.org/abs/2002.09018), 2020, for blocks"
     """
 
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1]")
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
     precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(10)
     block_size: int = count_field(1024)
-    graft: AbstractTransform | None = eqx.field(
-        default=None, kw_only=True, metadata={CHECK: require_transform}
-    )
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "matrix"
@@ -100,46 +89,7 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
             since=tree.fresh_count(),
             statistics=statistics,
             roots=roots,
-            graft=None if self.graft is None else self.graft.init(params),
         )
-
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        if self.graft is None:
-            return ()
-        inner = None if state is None else state.graft
-        return (Part(("graft",), self.graft, inner, context, params, lambda outer: outer.graft),)
-
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: ScaleByShampooState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, ScaleByShampooState]:
-        if self.graft is None:
-            return super().run(write, updates, state, params, context)
-        (part,) = self.children(state, context, params)
-        sizes, graft = part.run(write.returning, updates)
-        updates, state = super().run(write.returning, updates, state, params, context)
-        if jax.tree.leaves(updates):
-            updates = self._grafted(updates, sizes)
-        return write(params, updates), eqx.tree_at(
-            lambda s: s.graft, state, graft, is_leaf=lambda x: x is None
-        )
-
-    def _grafted(self, updates: Updates, sizes: Updates) -> Updates:
-        """The updates of matrices with the norms of others."""
-        leaves, structure = jax.tree.flatten(updates)
-        found = matrices(self, updates)
-        both = [
-            [m.read(x) for m, x in zip(found, xs, strict=True)]
-            for xs in (leaves, jax.tree.leaves(sizes))
-        ]
-        scaled = tree.map_leaves(_with_norm_of, tuple(both), in_turn=True)
-        return structure.unflatten([m.write(x) for m, x in zip(found, scaled, strict=True)])
 
     # --- the phases -------------------------------------------------------------------------
 
@@ -263,22 +213,3 @@ def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "
     with jax.default_matmul_precision("highest"):
         roots = (vectors * powers[None, :]) @ adjoint(vectors)
     return roots * scale**-0.25
-
-
-def _with_norm_of(_, x: Inexact[Array, "batch n m"], other: Inexact[Array, "batch n m"]) -> Array:
-    """Matrices with the norms of others."""
-    largest, norm = _scaled_norm(x)
-    size, of_size = _scaled_norm(other)
-    limit = float(jnp.finfo(size.dtype).max) / 4
-    size = jnp.minimum(size, limit / jnp.maximum(of_size, 1)) * of_size
-    # Divided first by the largest entry, since the quotient of the norms may overflow.
-    inverse = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
-    return x * (1 / tree.positive(largest)) * inverse * size
-
-
-def _scaled_norm(x: Inexact[Array, "batch n m"]) -> tuple[Array, Array]:
-    """The largest absolute value of each matrix, and its norm divided by that."""
-    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0)
-    # A quarter of the largest number still has an inverse.
-    scaled = (x / 4) * (1 / tree.positive(largest / 4))
-    return largest, tree.root(jnp.sum(tree.abs_squared(scaled), axis=(-2, -1), keepdims=True))

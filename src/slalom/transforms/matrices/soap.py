@@ -50,9 +50,9 @@ class ScaleBySoapState(eqx.Module):
     """The mean of gradients, in the eigenbasis."""
     rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     """The mean of squares, in the eigenbasis."""
-    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param()
+    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
     """At each leaf a tuple of L and R, without those of sides that are too long."""
-    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param()
+    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
     """At each leaf a tuple of the eigenvectors of L and R."""
 
 
@@ -75,8 +75,9 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. A side that is
     longer than `max_size` keeps the identity as its basis. L, R, Q_L and Q_R take 2·(n² + m²)
-    numbers for an n × m matrix, in at least float32. On a mesh each device has all of them. Under a
-    `vmap` that batches the state, each step costs as much as a refresh.
+    numbers for an n × m matrix, in at least float32. Devices that share a matrix divide them, if
+    the mesh has automatic axes. Under a `vmap` that batches the state, each step costs as much as a
+    refresh.
 
     **Arguments:**
 

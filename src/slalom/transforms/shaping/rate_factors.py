@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,11 +14,23 @@ from jaxtyping import PyTree
 
 from ... import tree
 from ..._core.fields.declare import check_number
+from ..._core.protocol.chain import Identity
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import warn
 from ...tree.paths import dotted, glob_pattern, leaf_paths
-from ...where.layout import Layout, LayoutLike, as_layout, check_layout, layouts
+from ...where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
 from ...where.resolve import Leaf, Where, WhereLike, as_where, mask
 from ...where.selectors import path as at_path
+from ..adaptive._adam import AbstractAdam
+from ..adaptive.adam import ScaleByAdam
+from ..adaptive.adan import ScaleByAdan
+from ..low_memory.adafactor import ScaleByFactoredRms
+from ..low_memory.rms import ScaleByRms, ScaleByStddev
+from ..matrices.kron import ScaleByKron
+from ..matrices.orthogonalize import Orthogonalize
+from ..matrices.shampoo import ScaleByShampoo
+from ..matrices.soap import ScaleBySoap
+from ..momentum.sign import ScaleByLion, ScaleBySign
 
 # --- layer-wise decay -------------------------------------------------------------------------
 
@@ -58,7 +70,7 @@ def layerwise_decay(
         Classification](https://arxiv.org/abs/1801.06146), 2018"
     """
     decay = float(check_number("The decay of layerwise_decay", decay, "(0, 1]"))
-    params = _trainable(model)
+    params = trainable(model)
     ordered = _layers(params) if layers is None else [as_where(where) for where in layers]
     if not ordered:
         raise ValueError("layerwise_decay got no layers. Pass a selector for each: `layers=[...]`.")
@@ -129,18 +141,33 @@ def _union(paths: Iterable[str]) -> Where:
 
 
 def mup(
-    model: PyTree, base: PyTree, *, rule: str = "adam", layout: LayoutLike = None
+    model: PyTree,
+    base: PyTree,
+    *,
+    rule: str | AbstractTransform = "adam",
+    layout: LayoutLike = None,
 ) -> dict[Where, float]:
     """Factors for `sl.ScaleBy` by which a learning rate found on a narrow model suits a wide one.
 
     This is the learning rate of the maximal update parametrization, μP. For an array whose inputs
     and outputs are r_in and r_out times as many as in the base model, the factor is
 
-        1 / r_in          for Adam and other rules that divide by the size of the gradient
-        r_out / r_in      for SGD, with or without momentum
+        1 / r_in                     "adam", and other rules that divide by the size of the gradient
+        r_out / r_in                 "sgd", with or without momentum
+        √(r_out / r_in)              "muon", for orthogonal updates: `Orthogonalize(scale=None)`
+        √(r_out / r_in)              "soap" and "kron" with both factors
+        √(r_out / r_in / blocks)     "shampoo", with the growth of the number of blocks
 
     Hidden matrices have r_in = r_out = r, those that read the data or an embedding r_in = 1, and
-    the last layer r_out = 1. Biases, norms and embeddings have no inputs that grow.
+    the last layer r_out = 1. Biases, norms and embeddings have no inputs that grow. What is not a
+    matrix has Adam's factor with all rules but `"sgd"`.
+
+    A rule can also be given itself, such as `sl.ScaleBySoap(max_size=512)`. Its factors then follow
+    from its fields: an `Orthogonalize` with `scale="spectral"` needs none, and one with
+    `"match_rms_adamw"` a smaller one. In `"soap"` and `"kron"` a side of length n without a factor
+    of its own has the factor 1 / √n more. Both transfer less exactly than the others: their first
+    updates are the larger, the wider the model is. What is grafted has the factor of the magnitude.
+    `tx.transfer(model, base)` finds the rules of an optimizer, and puts all factors in place.
 
     ```python
     >>> def make(width):
@@ -152,9 +179,8 @@ def mup(
 
     ```
 
-    With weight decay, put it behind the rule, so that the decay is the same for all widths:
-    `sl.ScaleByAdam() | sl.ScaleBy(sl.mup(model, base)) | sl.AddDecayedWeights(0.1) |
-    sl.ScaleByLearningRate(1e-3)`.
+    With weight decay, put it behind the rule, so that the decay is the same for all widths, as
+    `sl.adamw(1e-3).transfer(model, base)` does.
 
     Learning rates are a part of μP. The initial values are yours: the variance of hidden weights
     must fall as 1 / inputs, as it does in Equinox's layers, and that of the last layer as
@@ -165,21 +191,26 @@ def mup(
     - `model`: the model, or its shapes.
     - `base`: the model, or its shapes, at the width at which the learning rate was found. Both have
         the same layers.
-    - `rule`: `"adam"` or `"sgd"`.
+    - `rule`: `"adam"`, `"sgd"`, `"muon"`, `"soap"`, `"kron"` or `"shampoo"`, or a transform.
     - `layout`: the layout of arrays that are read wrongly otherwise: a mapping from selectors to
-        layouts, such as `{sl.where.path("w"): "io"}`.
+        layouts, such as `{sl.where.path("w"): "io"}`. Defaults to that of the rule.
 
     **Returns:** a mapping from selectors to factors, without those that are 1.
 
     ??? cite "Yang et al., [Tensor Programs V: Tuning Large Neural Networks via Zero-Shot
-        Hyperparameter Transfer](https://arxiv.org/abs/2203.03466), 2022 (Table 3)"
+        Hyperparameter Transfer](https://arxiv.org/abs/2203.03466), 2022 (Table 3); Qiu et al.,
+        [Hyperparameter Transfer Enables Consistent Gains of Matrix-Preconditioned Optimizers Across
+        Scales](https://arxiv.org/abs/2512.05620), 2025 (Table 1), for the rules over matrices"
     """
-    if rule not in ("adam", "sgd"):
-        raise ValueError(f"The rule of mup must be 'adam' or 'sgd', got {rule!r}.")
-    told = as_layout(layout)
+    made = _RULES[rule]() if isinstance(rule, str) and rule in _RULES else rule
+    known = rule_of(made)
+    if known is None:
+        names = ", ".join(map(repr, _RULES))
+        raise ValueError(f"The rule of mup must be one of {names}, or such a rule, got {rule!r}.")
+    told = as_layout(getattr(rule, "layout", None) if layout is None else layout)
     if told is not None:
         check_layout("layout", told)
-    params, narrow = _trainable(model), _trainable(base)
+    params, narrow = trainable(model), trainable(base)
     paths, others = leaf_paths(params), leaf_paths(narrow)
     if paths != others:
         missing = next((p for p in (*paths, *others) if (p in paths) != (p in others)), "")
@@ -199,13 +230,62 @@ def mup(
                 f"this warning, write `__layout__ = {{{name!r}: {letters!r}}}` into the class "
                 f"{wide.module}, or `sl.mup(..., layout={{sl.where.path({path!r}): {letters!r}}})`."
             )
-        factor = (1 if rule == "adam" else outputs) / inputs
+        factor = _factor(known, inputs, outputs, wide.matrix, small.matrix)
         if factor != 1:
             by_factor.setdefault(factor, []).append(path)
     return {
         functools.reduce(operator.or_, map(at_path, _globs(chosen, paths))): factor
         for factor, chosen in by_factor.items()
     }
+
+
+_RULES: dict[str, Callable[[], AbstractTransform]] = {
+    "adam": ScaleByAdam,
+    "sgd": Identity,
+    "muon": lambda: Orthogonalize(scale=None),
+    "soap": ScaleBySoap,
+    "kron": ScaleByKron,
+    "shampoo": ScaleByShampoo,
+}
+
+_LIKE_ADAM = (
+    AbstractAdam,
+    ScaleByAdan,
+    ScaleByFactoredRms,
+    ScaleByLion,
+    ScaleByRms,
+    ScaleBySign,
+    ScaleByStddev,
+)
+_OVER_MATRICES = (Orthogonalize, ScaleByKron, ScaleByShampoo, ScaleBySoap)
+
+
+def rule_of(link: Any) -> AbstractTransform | None:
+    """The rule that decides how large the updates of a link are, if `mup` knows it."""
+    link = getattr(link, "magnitude", link)  # of a `Graft`
+    return link if isinstance(link, (Identity, *_LIKE_ADAM, *_OVER_MATRICES)) else None
+
+
+def _factor(
+    rule: AbstractTransform,
+    inputs: float,
+    outputs: float,
+    wide: Matrix | None,
+    small: Matrix | None,
+) -> float:
+    """The factor of one array, whose inputs and outputs have grown by these numbers."""
+    if isinstance(rule, Identity):
+        return outputs / inputs
+    if isinstance(rule, _OVER_MATRICES) and wide is not None and small is not None:
+        if isinstance(rule, Orthogonalize):
+            return math.sqrt(outputs / inputs) * rule.factor(small) / rule.factor(wide)
+        both = (wide.rows, wide.columns), (small.rows, small.columns)
+        if isinstance(rule, ScaleByShampoo):
+            now, before = (math.prod(-(-n // rule.block_size) for n in sides) for sides in both)
+            return math.sqrt(outputs / inputs * before / now)
+        now, before = (math.prod(n for n in sides if n <= rule.max_size) for sides in both)
+        return math.sqrt(now / before) / inputs
+    return 1 / inputs
 
 
 def _globs(chosen: list[str], paths: list[str]) -> Iterable[str]:
@@ -229,7 +309,7 @@ def _growth(path: str, wide: Layout, small: Layout, letters: str) -> float:
     return sizes[0] / sizes[1] if all(sizes) else 1.0
 
 
-def _trainable(model: PyTree) -> PyTree:
+def trainable(model: PyTree) -> PyTree:
     """The floating and complex arrays of a model, or arrays of these shapes that take no memory."""
 
     def array(x: Any) -> Any:

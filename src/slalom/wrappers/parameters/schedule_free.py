@@ -21,7 +21,7 @@ from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper
 from ..._core.protocol.write import Writer
 from ..._core.protocol.writer import AbstractParameterWriter
 from ..._core.state.marks import param_like, per_leaf
@@ -30,7 +30,8 @@ from ..._core.text.printing import shortest
 from ...transforms import Trace
 from ...tree.dtypes import as_canonical, canonical_float, storage_dtype
 from ...tree.paths import dotted, leaf_paths, whole
-from ...tree.types import Gradients, Params
+from ...tree.types import Gradients, Params, Scalar, Updates
+from ...where.resolve import Where, as_where_or_none, mask
 
 
 class ScheduleFreeState(eqx.Module):
@@ -80,25 +81,67 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     last place is lost, so x stops moving early, although z is kept in float32. Write y in full
     precision: `tx.schedule_free().write("master")`.
 
+    Schedule-Free+ needs no learning rate. With `polyak`, uₜ and γₜ are those of the inner transform
+    times
+
+        ρₜ = max(0, f(yₜ) + ⟨gₜ, zₜ − yₜ⟩) / (√(π/2)·‖gₜ‖₁)
+
+    which is Polyak's step for a loss f whose minimum is about 0, where the inner transform is Adam
+    with the learning rate 1. A constant that is added to the loss makes steps longer, and a loss
+    below 0 can stop them. With `weight_decay`, zₜ₊₁ = zₜ + uₜ − γₜ²·λ·yₜ. The paper keeps Adam's
+    momentum, `sl.adam(1.0, b1=0.9, b2=0.95).schedule_free(polyak=True)`, and raises β₁ from 0.9 to
+    0.965 while training, which a schedule as `b1` does.
+
     The paper weighs by γₜ², which is the same unless the learning rate decays. The largest rate so
     far and r are those of the authors' code. Differs from Optax: wₜ is that of the rate that the
     step uses (Optax evaluates schedules one step later), sums are never kept in half precision, and
     the learning rate is not passed twice.
 
-    ??? cite "Defazio et al., [The Road Less Scheduled](https://arxiv.org/abs/2405.15682), 2024"
+    ??? cite "Defazio et al., [The Road Less Scheduled](https://arxiv.org/abs/2405.15682), 2024;
+        Defazio, [Schedule-Free+](https://arxiv.org/abs/2605.19095), 2026, for `polyak`; Defazio,
+        [Why Gradients Rapidly Increase Near the End of
+        Training](https://arxiv.org/abs/2506.02285), 2025, for `weight_decay`"
     """
 
     passes_gradients: ClassVar[bool] = True
-    needs_whole_params: ClassVar[bool | None] = False
 
     inner: AbstractTransform
     b1: Hyperparameter = hyperparameter(0.9, within="(0, 1]")
     weight_lr_power: Hyperparameter = hyperparameter(2.0, within="[0, inf)")
     r: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     state_dtype: np.dtype | None = dtype_field()
+    polyak: bool = eqx.field(default=False, static=True, kw_only=True)
+    weight_decay: Hyperparameter | None = hyperparameter(None, within="[0, inf)", kw_only=True)
+    decay_where: Where | None = eqx.field(
+        default=None, static=True, converter=as_where_or_none, kw_only=True
+    )
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("value",) if self.polyak else ()
+
+    @property
+    def needs_whole_params(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.polyak
+
+    @property
+    def follows_loss(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.polyak
 
     def __check_init__(self):
+        if self.decay_where is not None and self.weight_decay is None:
+            raise ValueError(
+                "`.schedule_free` has `decay_where` without a `weight_decay`. Add one, or remove "
+                "`decay_where`."
+            )
         for part in parts(self.inner):
+            if self.polyak and isinstance(part.module, AbstractPacedWrapper):
+                (method,) = segments(part.module)
+                raise ValueError(
+                    f"'{part.name}' inside of `.schedule_free(polyak=True)` may step with other "
+                    "gradients than those that the size of the step follows from. Write it "
+                    f"outside: `tx.schedule_free(polyak=True).{method}(...)`."
+                )
             if isinstance(part.module, AbstractParameterWriter):
                 (method,) = segments(part.module)
                 if method == "outer":
@@ -143,9 +186,14 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         params = self.demand("params", params)
         now = self.at(context)
         rate = self._rates(state, context, params)
+        factor = self._polyak(updates, state.z, write.full(params), context)
+        rate = rate if factor is None else rate * factor
         updates, inner = self.inner_part(state, context, params).run(write.returning, updates)
 
         def advance(updates: Any, old: ScheduleFreeState) -> tuple[Any, ScheduleFreeState]:
+            if factor is not None:
+                updates = tree.scale(updates, factor)
+            updates = self._decayed(now, updates, rate, write.full(params))
             share, after = self._weighed(now, rate, old)
             z = tree.map_leaves(lambda _, z, u: z + u, (old.z, updates), like=(old.z,))
             # y moves to (1 − β)·z + β·x without x: x is (y − (1 − β')·z)/β' with the old z = z − u
@@ -181,6 +229,36 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         return result, ScheduleFreeState(
             after.b1, inner, after.age, after.max_rate, after.weight_sum, after.z
         )
+
+    def _polyak(
+        self, grads: Gradients, z: Params, y: Params, context: Context | None
+    ) -> Scalar | None:
+        """The factor ρ of this step; `None` for 1."""
+        if not self.polyak:
+            return None
+        value = self.demand("value", None if context is None else context.value)
+        ahead = tree.inner(grads, tree.map_leaves(lambda _, z, y: z - y, (z, y)))
+        gap = jnp.maximum(as_canonical(value) + as_canonical(ahead), 0)
+        size = jnp.zeros((), canonical_float())
+        for g in jax.tree.leaves(tree.widened(grads)):
+            size = size + as_canonical(jnp.sum(jnp.abs(g)))
+        size = float(np.sqrt(np.pi / 2)) * size
+        return jnp.where(size > 0, gap / jnp.where(size > 0, size, 1), 0)
+
+    def _decayed(
+        self, now: SimpleNamespace, updates: Updates, rate: Real[Array, "*leaves"], y: Params
+    ) -> Updates:
+        """The updates with the decay of `weight_decay`."""
+        if self.weight_decay is None:
+            return updates
+        decay = as_canonical(now.weight_decay) * rate**2
+        if self.decay_where is not None:
+            decay = jnp.where(jnp.array(mask(self.decay_where, y)), decay, 0)
+
+        def leaf(now, u, y):
+            return jnp.where(now.decay == 0, u, u - now.decay * y)
+
+        return tree.map_leaves(leaf, (updates, y), SimpleNamespace(decay=decay))
 
     def _weighed(
         self, now: SimpleNamespace, rate: Real[Array, "*leaves"], old: ScheduleFreeState
@@ -257,7 +335,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             field = "decay" if isinstance(part.module, Trace) else "b1"
             fields = [f.name for f in hyperparameter_fields(part.module)]
             momentum = getattr(part.module, field) if field in fields else None
-            if isinstance(momentum, float) and momentum != 0:
+            if isinstance(momentum, float) and momentum != 0 and not self.polyak:
                 yield (
                     f"'{part.name}' has momentum, {field}={shortest(momentum)}, and "
                     "`.schedule_free` already averages in its place. "

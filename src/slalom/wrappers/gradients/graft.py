@@ -1,0 +1,153 @@
+"""The direction of one transform, with the length of the updates of another."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from ... import tree
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform, require_transform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.state.walk import parts, segments
+from ...tree.paths import leaf_paths
+from ...tree.types import Gradients, Params, Updates
+from ...where.layout import Layout, layouts
+from ..parameters.write import Write
+
+
+class GraftState(eqx.Module):
+    """The state of `Graft`."""
+
+    inner: Any
+    """The state of the transform that gives the direction."""
+    magnitude: Any
+    """The state of the transform that gives the length."""
+
+
+class Graft(AbstractWrapper[GraftState]):
+    """The updates of the inner transform, with the norms of those of another one.
+
+    Made by `tx.graft`, which describes the arguments.
+
+    Both transforms see the same gradients. With the updates d of the inner one and s of the other,
+    of one layer:
+
+        u = d·‖s‖ / ‖d‖,   and 0 where d is 0
+
+    The norms are those of a layer: of a whole leaf, or of each matrix or vector in a stack or in
+    blocks, as the rules inside read it. They are right also where a sum of squares overflows or
+    underflows.
+
+    The signs are those of the inner transform. To graft whole optimizers, each with its learning
+    rate, is possible: `sl.muon(1.0).graft(sl.adam(1e-3))` ignores the first learning rate.
+
+    The hyperparameters of the other transform have paths such as
+    `graft.magnitude.scale_by_adam.b1`.
+
+    ```python
+    >>> tx = sl.ScaleBySign().graft(sl.Identity())
+    >>> grads = {"w": jnp.array([3.0, -4.0])}
+    >>> updates, _ = tx.update(grads, tx.init(grads))
+    >>> jnp.linalg.norm(updates["w"]).round(3)
+    Array(5., dtype=float32)
+
+    ```
+
+    ??? cite "Agarwal et al., [Disentangling Adaptive Gradient Methods from Learning
+        Rates](https://arxiv.org/abs/2002.11803), 2020"
+    """
+
+    inner: AbstractTransform
+    magnitude: AbstractTransform
+
+    reads_rest: ClassVar[bool] = True
+
+    def __check_init__(self):
+        require_transform("Graft.magnitude", self.magnitude)
+        for part in (*parts(self.inner), *parts(self.magnitude)):
+            if isinstance(part.module, AbstractParameterWriter | Write):
+                raise ValueError(
+                    f"'{part.name}' inside of `.graft` writes parameters itself, so its updates "
+                    "have no norm of their own. Write "
+                    f"`direction.graft(magnitude).{segments(part.module)[0]}(...)`."
+                )
+
+    def init(self, params: Params) -> GraftState:
+        return GraftState(self.inner.init(params), self.magnitude.init(params))
+
+    def children(
+        self, state: Any = None, context: Context | None = None, params: Params | None = None
+    ) -> tuple[Part, ...]:
+        # The inner transform comes last, as in `Outer`.
+        own = None if state is None else state.magnitude
+        path = ("magnitude", *segments(self.magnitude))
+        magnitude = Part(path, self.magnitude, own, context, params, lambda outer: outer.magnitude)
+        return magnitude, self.inner_part(state, context, params)
+
+    def run(
+        self,
+        write: Writer,
+        updates: Gradients,
+        state: GraftState,
+        params: Params | None,
+        context: Context | None,
+    ) -> tuple[Any, GraftState]:
+        magnitude, inner = self.children(state, context, params)
+        sizes, magnitude = magnitude.run(write.returning, updates)
+        updates, inner = inner.run(write.returning, updates)
+        pairs = zip(*map(jax.tree.leaves, (updates, sizes)), strict=True)
+        results: list[Array] = []
+        for (x, size), layout in zip(pairs, self._layouts(updates), strict=True):
+            results.append(_with_norm_of(tree.after(x, results[-1:]), size, layout.split))
+        updates = jax.tree.structure(updates).unflatten(results)
+        return write(params, updates), GraftState(inner, magnitude)
+
+    def _layouts(self, updates: Updates) -> list[Layout]:
+        """The layout of each leaf, as the rules inside read it."""
+        paths = leaf_paths(updates)
+        known = dict(zip(paths, layouts(updates), strict=True))
+        for part in parts(self.inner, params=updates):
+            given = getattr(part.module, "layout", None)
+            if given is not None:  # it is for the leaves that a mask leaves to the rule
+                known |= dict(
+                    zip(leaf_paths(part.params), layouts(part.params, given), strict=True)
+                )
+        return [known[path] for path in paths]
+
+
+@eqx.filter_jit
+def _with_norm_of(
+    x: Inexact[Array, "..."], other: Inexact[Array, "..."], split: tuple[tuple[str, int], ...]
+) -> Inexact[Array, "..."]:
+    """An array with the norms of another, layer by layer.
+
+    Compiled, so that arrays of equal shape share a trace.
+    """
+    shape = tuple(size for _, size in split)
+    axes = tuple(a for a, (letter, _) in enumerate(split) if letter != "s")
+    layers, sizes = (tree.widened(jnp.reshape(y, shape)) for y in (x, other))
+    # Under strict promotion, real times complex would be refused.
+    with jax.numpy_dtype_promotion("standard"):
+        unit, norm, _ = _scaled(layers, axes)
+        _, size, of_size = _scaled(sizes, axes)
+        limit = float(jnp.finfo(size.dtype).max) / 4
+        size = tree.cast(jnp.minimum(of_size, limit / jnp.maximum(size, 1)) * size, norm.dtype)
+        # Divided first by the largest entry, since the quotient of the norms may overflow.
+        inverse = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
+        return jnp.reshape(unit * inverse * size, x.shape)
+
+
+def _scaled(x: Inexact[Array, "..."], axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """Each layer divided by its largest absolute value, the norm of that, and this value."""
+    largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0)
+    # A quarter of the largest number still has an inverse, and that of the smallest is 0.
+    power = jnp.where(largest > 1, 0.25, 1).astype(largest.dtype)
+    scaled = (x * power) * (1 / tree.positive(largest * power))
+    norm = tree.root(jnp.sum(tree.abs_squared(scaled), axis=axes, keepdims=True))
+    return scaled, norm, largest

@@ -1,0 +1,113 @@
+"""Learning rates that carry over from a narrow model to a wide one."""
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from ..._core.protocol.chain import Chain, Identity
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.state.walk import inner_transforms, transforms
+from ...transforms import (
+    AddDecayedWeights,
+    Cautious,
+    CheckFinite,
+    Clip,
+    ClipByGlobalNorm,
+    Ema,
+    Monitor,
+    Scale,
+    ScaleBy,
+    ScaleByLearningRate,
+    ScaleByRowRms,
+    ScaleBySchedule,
+    SetToZero,
+    Trace,
+    ZClip,
+)
+from ...transforms.shaping.rate_factors import mup, rule_of, trainable
+from ..gradients.graft import Graft
+
+_AFTER = (AddDecayedWeights, ScaleByLearningRate, SetToZero)
+"""What the factors stand in front of, if there is no rule that they stand behind."""
+
+_NEUTRAL = (
+    *_AFTER,
+    Cautious,
+    CheckFinite,
+    Clip,
+    ClipByGlobalNorm,
+    Ema,
+    Identity,
+    Monitor,
+    Scale,
+    ScaleBy,
+    ScaleByRowRms,
+    ScaleBySchedule,
+    Trace,
+    ZClip,
+)
+"""Links that leave the dependence of updates on the width as it is, or that SGD may have."""
+
+
+def transfer(tx: AbstractTransform, model: PyTree, base: PyTree) -> AbstractTransform:
+    """The transform with the factors of `mup` behind each of its rules."""
+    wide, narrow = trainable(model), trainable(base)
+    if isinstance(tx, Chain):
+        return _transferred(tx, wide, narrow)
+    if isinstance(tx, Graft | ScaleBy) or not inner_transforms(tx):
+        return _transferred(Chain((tx,), (None,)), wide, narrow)
+    pairs = zip(tx.children(params=wide), tx.children(params=narrow), strict=True)
+    for part, small in pairs:
+        # Another transform than the inner one, such as the optimizer of `.outer`, is no rule.
+        is_inner = not isinstance(tx, AbstractWrapper) or part.module is tx.inner
+        if is_inner and isinstance(part.module, AbstractTransform):
+            new = transfer(part.module, part.params, small.params)
+            tx = eqx.tree_at(part.get, tx, new)
+    return tx
+
+
+def _transferred(tx: Chain, wide: PyTree, narrow: PyTree) -> AbstractTransform:
+    """As `transfer`, for a chain."""
+    links, names = list(tx.links), list(tx.names)
+    rules = [i for i, link in enumerate(links) if _is_rule(link)]
+    inside = [i for i, link in enumerate(links) if i not in rules and _has_rule(link)]
+    for i, link in enumerate(links):
+        if i in inside and not rules:
+            part, small = (tx.children(params=params)[i] for params in (wide, narrow))
+            links[i] = transfer(link, part.params, small.params)
+        elif i not in rules:
+            _check_neutral(link)
+    if inside and not rules:
+        return Chain(tuple(links), tuple(names))
+    if rules:
+        at = rules[-1] + 1
+    else:
+        after = [i for i, link in enumerate(links) if isinstance(link, _AFTER)]
+        at = min(after, default=len(links))
+    factors = mup(wide, narrow, rule=links[rules[-1]] if rules else "sgd")
+    if factors:
+        links.insert(at, ScaleBy(factors))
+        names.insert(at, None)
+    return Chain(tuple(links), tuple(names)) if len(links) > 1 else links[0]
+
+
+def _is_rule(link: AbstractTransform) -> bool:
+    return rule_of(link) is not None and not isinstance(link, Identity)
+
+
+def _has_rule(link: AbstractTransform) -> bool:
+    """Whether a link is a transform around a rule or a learning rate."""
+    if not inner_transforms(link) or isinstance(link, ScaleBy):
+        return False
+    found = (part.module for part in transforms(link))
+    return any(module.sets_learning_rate or _is_rule(module) for module in found)
+
+
+def _check_neutral(link: AbstractTransform) -> None:
+    for part in transforms(link):
+        if not inner_transforms(part.module) and not isinstance(part.module, _NEUTRAL):
+            raise ValueError(
+                f"`.transfer` does not know how large the updates of '{part.name}' are in a wider "
+                "model. Write the factors behind it yourself: "
+                "`sl.ScaleBy(sl.mup(model, base, rule=...))`."
+            )

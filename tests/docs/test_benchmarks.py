@@ -23,6 +23,7 @@ from benchmarks import (
     measure,
     precision,
     report,
+    several_losses,
     torch_rival,
 )
 from benchmarks.learning import __main__ as learning, figures
@@ -144,6 +145,17 @@ def test_the_errors_of_curvature_are_written_into_a_page(monkeypatch, tmp_path):
     assert 0 < loss < 10
     assert "| `sl.adam(1e-2)` | 3 | " in page.read_text()
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_several_losses_are_measured(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{several_losses.BEGIN}\nold\n{several_losses.END}\n")
+    tiny = ["--layers=3", "--width=16", "--repetitions=1", "--steps=3", "--seeds=1"]
+    with lenient():
+        cost, error = several_losses.main([*tiny, "--docs", str(page)])
+    assert len(cost) == len(error) == 4
+    assert "| weights of the terms | relative error, of each seed |" in page.read_text()
 
 
 @pytest.mark.slow

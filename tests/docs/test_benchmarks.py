@@ -19,6 +19,7 @@ from benchmarks import (
     donation,
     gpu,
     gradient_memory,
+    loops,
     matrices,
     measure,
     precision,
@@ -156,6 +157,18 @@ def test_several_losses_are_measured(tmp_path):
         cost, error = several_losses.main([*tiny, "--docs", str(page)])
     assert len(cost) == len(error) == 4
     assert "| weights of the terms | relative error, of each seed |" in page.read_text()
+
+
+@pytest.mark.slow
+def test_loops_and_scans_are_compared(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{loops.BEGIN}\nold\n{loops.END}\n")
+    mlp = [task for task in loops.tasks(10) if task.title == "MLP"]
+    monkeypatch.setattr(loops, "tasks", lambda steps: mlp)
+    with lenient():
+        rows = loops.main(["--repetitions", "1", "--no-torch", "--docs", str(page)])
+    assert [len(row) for row in rows] == [5, 5, 5]
+    assert page.read_text().count("\n| MLP, ") == 3
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ WITHOUT_FORMULA = {
     *("PerExampleGlobalNormClip", "MeasureWithEma", "ZClip"),
     # They depend on a key, on earlier parameters or on a loss, and have tests of their own.
     *("AddNoise", "ScaleByDistanceOverGradients", "ScaleByPolyak", "ScaleByLbfgs"),
-    "ScaleByMadgrad",
+    *("ScaleByIvon", "ScaleByMadgrad"),
     *("ScaleByBacktrackingLinesearch", "ScaleByZoomLinesearch", "ScaleBySophia"),
     # They depend on singular vectors and on a random projection, and have tests of their own.
     *("ScaleByGalore", "ScaleByApollo"),
@@ -34,9 +34,10 @@ WITHOUT_FORMULA = {
     # `test_matrices.py` has theirs.
     # `test_gauss_newton.py` and `test_nist.py` compare with damped solutions and certified values.
     *("ScaleByGaussNewton", "ScaleByLevenbergMarquardt"),
+    *("PinRadius", "RadialBrake", "UpdateFloor"),
     # `test_broyden.py` has those of the authors.
     "ScaleBySelfScaledBroyden",
-    *("Orthogonalize", "ScaleByRowRms", "NormalizeColumns", "ScaleByFanIn"),
+    *("CorrectByMars", "Orthogonalize", "ScaleByRowRms", "NormalizeColumns", "ScaleByFanIn"),
 }
 
 

@@ -15,7 +15,12 @@ RULES: dict[str, Any] = {
     "Orthogonalize, bfloat16": sl.Orthogonalize(
         ns_coeffs="polar_express", scale="match_rms_adamw", compute_dtype="bfloat16"
     ).mask(matrices),
+    "Orthogonalize, balance": sl.Orthogonalize(balance=2).mask(matrices),
+    "CorrectByMars": sl.CorrectByMars().mask(matrices) | sl.Scale(-0.1),
     "ScaleByRowRms": sl.ScaleByRowRms().mask(matrices),
+    "RadialBrake, UpdateFloor, PinRadius": (
+        sl.RadialBrake() | sl.UpdateFloor(0.5) | sl.Scale(-0.1) | sl.PinRadius()
+    ).only(matrices),
     "NormalizeColumns": sl.NormalizeColumns(),
     "ScaleByFanIn": sl.ScaleByFanIn(),
     "Ema, nesterov": sl.Ema(0.9, nesterov=True),

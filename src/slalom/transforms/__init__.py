@@ -25,7 +25,12 @@ from .adaptive.ademamix import (
 )
 from .adaptive.adopt import ScaleByAdopt as ScaleByAdopt
 from .adaptive.laprop import ScaleByLaprop as ScaleByLaprop
-from .adaptive.mars import ScaleByMars as ScaleByMars, ScaleByMarsState as ScaleByMarsState
+from .adaptive.mars import (
+    CorrectByMars as CorrectByMars,
+    CorrectByMarsState as CorrectByMarsState,
+    ScaleByMars as ScaleByMars,
+    ScaleByMarsState as ScaleByMarsState,
+)
 from .adaptive.novograd import (
     ScaleByNovograd as ScaleByNovograd,
     ScaleByNovogradState as ScaleByNovogradState,
@@ -78,6 +83,11 @@ from .matrices.matrix_norms import (
     ScaleByRowRmsState as ScaleByRowRmsState,
 )
 from .matrices.orthogonalize import Orthogonalize as Orthogonalize
+from .matrices.radius import (
+    PinRadius as PinRadius,
+    RadialBrake as RadialBrake,
+    UpdateFloor as UpdateFloor,
+)
 from .matrices.shampoo import (
     ScaleByShampoo as ScaleByShampoo,
     ScaleByShampooState as ScaleByShampooState,

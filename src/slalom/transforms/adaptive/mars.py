@@ -1,6 +1,6 @@
 """Adam on gradients whose variance is reduced by the gradient before: MARS."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,10 +8,13 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
+from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.types import Params
+from ...where.layout import LayoutLike
+from ..matrices._layout import layout_field
 from ..momentum._first_moment import first_moment
 from ..shaping.clip import clip_factor
 
@@ -84,9 +87,7 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
         now.nu_scale = tree.bias_correction(now.b2, age)
 
     def advance(self, now, g, leaf):
-        # Bounded, so that the square of the norm does not overflow.
-        c = tree.bounded_entries(g + now.correction * (g - leaf.previous_gradient), g.size)
-        c = c * clip_factor(tree.norm(c), 1)
+        c = _corrected(now, g, leaf)
         leaf.mu = now.b1 * leaf.mu + now.c1 * c
         leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(c)
         leaf.previous_gradient = g
@@ -94,3 +95,71 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
     def direction(self, now, g, leaf):
         divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
         return now.mu_scale * leaf.mu / divisor
+
+
+class CorrectByMarsState(eqx.Module):
+    """The state of `CorrectByMars`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class CorrectByMars(AbstractRule[CorrectByMarsState]):
+    """MARS's correction alone, in front of any rule for matrices: gradients plus their change.
+
+        cₜ = gₜ + γ·β₁ / (1 − β₁)·(gₜ − gₜ₋₁)   with   g₀ = g₁
+        uₜ = cₜ / max(1, ‖cₜ‖)
+
+    The norm is that of each matrix. In front of Muon it makes MARS-M, in the approximate form:
+
+    ```python
+    >>> mars_m = (
+    ...     sl.CorrectByMars()
+    ...     | sl.Ema(0.95, debias=False)
+    ...     | sl.Orthogonalize(scale="match_rms_adamw")
+    ...     | sl.AddDecayedWeights(0.1)
+    ...     | sl.ScaleByLearningRate(1e-3)
+    ... )
+
+    ```
+
+    `ScaleByMars` describes both forms, and is the correction together with Adam.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean behind it, in [0, 1).
+    - `gamma`: γ, the strength of the correction, ≥ 0.
+    - `mu_dtype`: the dtype in which the last gradient is stored; see `ScaleByAdam`.
+    - `layout`: as in `sl.where.matrix`.
+
+    ??? cite "Liu et al., [MARS-M: When Variance Reduction Meets
+        Matrices](https://arxiv.org/abs/2510.21800), 2025"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
+    gamma: Hyperparameter = hyperparameter(0.025, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    layout: LayoutLike = layout_field()
+
+    over: ClassVar[str] = "matrix"
+
+    def init(self, params: Params) -> CorrectByMarsState:
+        matrices(self, params)
+        return CorrectByMarsState(tree.fresh_count(), tree.first_moment(params, self.mu_dtype))
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.correction = jnp.where(age > 1, now.gamma * now.b1 / (1 - now.b1), 0)
+
+    def advance(self, now, g, leaf):
+        leaf.corrected = _corrected(now, g, leaf)
+        leaf.previous_gradient = g
+
+    def direction(self, now, g, leaf):
+        return leaf.corrected
+
+
+def _corrected(now: Any, g: Array, leaf: Any) -> Array:
+    # Bounded, so that the square of the norm does not overflow.
+    c = tree.bounded_entries(g + now.correction * (g - leaf.previous_gradient), g.size)
+    return c * clip_factor(tree.norm(c), 1)

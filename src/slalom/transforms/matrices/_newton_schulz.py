@@ -103,6 +103,32 @@ def newton_schulz(
     return result.astype(x.dtype)
 
 
+def balanced(
+    function: Callable[..., Array], times: int, x: Inexact[Array, "*batch short long"], eps: Scalar
+) -> Inexact[Array, "*batch short long"]:
+    """The result of an iteration for which the columns of `x` were rescaled so often that those of
+    the result have nearly equal norms; columns of zeros stay zeros.
+
+    **Arguments:**
+
+    - `function`: the iteration, a function of `x` and `eps`.
+    - `times`: how often, ≥ 1.
+    - `x`: matrices, or a batch of them.
+    - `eps`: as for the iteration.
+    """
+    short, long = x.shape[-2:]
+    if short == long or x.size == 0:
+        return function(x, eps=eps)
+    x = divided_by_norm(x, 0.0, (-2,))
+    result = function(x, eps=eps)
+    for _ in range(times - 1):
+        squares = jnp.sum(tree.abs_squared(result), -2, keepdims=True)
+        # A column that was almost lost must not dwarf the others in the next iteration.
+        x = x * tree.inverse_root(jnp.maximum(squares * (long / short), 1e-14))
+        result = function(x, eps=eps)
+    return result
+
+
 # --- the iteration --------------------------------------------------------------------------
 
 

@@ -24,7 +24,15 @@ from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike, Matrix
 from ._layout import layout_field, matrices_as_text, warn_guessed
-from ._newton_schulz import MARGINS, PRECONDITIONINGS, SETS, Triple, iteration, newton_schulz
+from ._newton_schulz import (
+    MARGINS,
+    PRECONDITIONINGS,
+    SETS,
+    Triple,
+    balanced,
+    iteration,
+    newton_schulz,
+)
 from ._stacks import devices_as_text, map_matrices
 
 _SCALES: dict[str | None, Any] = {
@@ -104,6 +112,10 @@ class Orthogonalize(AbstractStatelessTransform):
     - `scale`: how s depends on the shape.
     - `compute_dtype`: the dtype of the iteration, such as `"bfloat16"`, as in PyTorch. Defaults to
         the precision of the updates.
+    - `balance`: the number of iterations, each of which rescales the outputs of a wide matrix, or
+        the inputs of a long one, by the norms that they had after the one before, so that these
+        become nearly equal; 2 in Aurora. Square matrices stay as they are. With 0, the default,
+        nothing is rescaled.
     - `preconditioning`: what X is divided by first. `"frobenius"` is the norm above. `"schatten"`
         is closer to the largest singular value, and `"aol"` scales the rows of the shorter side
         separately; both cost nothing and can save a step. `"spectral"` is the largest singular
@@ -127,7 +139,9 @@ class Orthogonalize(AbstractStatelessTransform):
         [The Polar Express](https://arxiv.org/abs/2505.16932), 2025; Ahn et al.,
         [Dion](https://arxiv.org/abs/2504.05295), 2025, for the tuned coefficients; Boissin et al.,
         [Turbo-Muon](https://arxiv.org/abs/2512.04632), 2025, for `"aol"`; Liu et al.,
-        [Muon is Scalable](https://arxiv.org/abs/2502.16982), 2025, for `"match_rms_adamw"`"
+        [Muon is Scalable](https://arxiv.org/abs/2502.16982), 2025, for `"match_rms_adamw"`;
+        Tilde Research, [Aurora](https://github.com/tilde-research/aurora-release), 2026, for
+        `balance`"
     """
 
     ns_coeffs: str | tuple[Triple, ...] = eqx.field(
@@ -139,6 +153,7 @@ class Orthogonalize(AbstractStatelessTransform):
     ns_steps: int = count_field(5)
     scale: str | None = eqx.field(default="original", static=True, metadata={CHECK: _check_scale})
     compute_dtype: np.dtype | None = dtype_field()
+    balance: int = count_field(0, least=0)
     preconditioning: str = choice_field(*PRECONDITIONINGS, kw_only=True)
     eps: Hyperparameter = hyperparameter(1e-7, within="[0, inf)", kw_only=True)
     layout: LayoutLike = layout_field()
@@ -164,7 +179,7 @@ class Orthogonalize(AbstractStatelessTransform):
 
     def factor(self, matrix: Matrix) -> float:
         """The factor s of a matrix."""
-        return _SCALES[self.scale](matrix) if matrix.rows * matrix.columns else 1
+        return _SCALES[self.scale](matrix) if matrix.rows * matrix.columns else 1.0
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         where = devices_as_text(matrices(self, params), params)
@@ -181,6 +196,8 @@ class Orthogonalize(AbstractStatelessTransform):
             margin=MARGINS.get(known, 1.0) if isinstance(known, str) else 1.0,
             dtype=self.compute_dtype,
         )
+        if self.balance:
+            function = functools.partial(balanced, function, self.balance)
         found = matrices(self, updates)
         updates = map_matrices(
             lambda x, eps: function(x, eps=eps), found, updates, context, (now.eps,)

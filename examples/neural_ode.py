@@ -3,7 +3,8 @@
     pip install -e ".[examples]" && python examples/neural_ode.py
 
 A network f(y) is trained so that the solutions of dy/dt = f(y), which Diffrax computes, go through
-the data (Chen et al., 2018). It is tested from unseen starts, and for twice as long.
+the data (Chen et al., 2018). Levenberg–Marquardt takes a few dozen steps. The result is tested from
+unseen starts, and for twice as long.
 """
 
 import argparse
@@ -45,7 +46,7 @@ class Field(eqx.Module):
     mlp: eqx.nn.MLP
 
     def __init__(self, key):
-        self.mlp = eqx.nn.MLP(2, 2, width_size=64, depth=2, activation=jax.nn.tanh, key=key)
+        self.mlp = eqx.nn.MLP(2, 2, width_size=16, depth=2, activation=jax.nn.tanh, key=key)
 
     def __call__(self, t, y, args):
         return self.mlp(y)
@@ -58,11 +59,14 @@ def solve(field, start, times):
         diffrax.Tsit5(),
         t0=times[0],
         t1=times[-1],
-        dt0=0.05,
+        dt0=TIMES[1],
         y0=start,
         saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-5),
-        # A field that is too stiff to solve gives infinities, and `if_finite` skips the step.
+        stepsize_controller=diffrax.ConstantStepSize(),
+        # Levenberg–Marquardt takes derivatives in both directions.
+        adjoint=diffrax.DirectAdjoint(),
+        max_steps=times.size,
+        # A field that cannot be solved gives infinities, and the step is rejected.
         throw=False,
     )
     return solution.ys
@@ -79,30 +83,27 @@ def draw_starts(rng, count):
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
 
 
-def loss_fn(field, trajectories, times):
-    """The mean squared distance between the solutions and the data, from the first point on."""
-    solutions = jax.vmap(solve, in_axes=(None, 0, None))(field, trajectories[:, 0], times)
-    return jnp.mean((solutions - trajectories) ** 2)
+def residual(field, trajectory, times):
+    """The distance of the solution from the data of one trajectory, from its first point on."""
+    return solve(field, trajectory[0], times) - trajectory
 
 
 def train(trajectories, steps, seed):
     """Returns the field that was fitted to the trajectories."""
     rng = np.random.default_rng(seed)
     field = Field(jax.random.key(seed))
-    schedule = sl.schedules.cosine_decay(1e-2, decay_steps=steps)
-    tx = (sl.ClipByGlobalNorm(1.0) | sl.adabelief(schedule)).if_finite(on_limit="raise")
-    opt = sl.Optimizer(tx, field)
+    opt = sl.Optimizer(sl.levenberg_marquardt(), field)
     print(opt)
 
-    step = sl.train_step(loss_fn)
+    # The times are the same for all trajectories.
+    step = sl.train_step(sl.LeastSquares(residual, in_axes=(0, None)))
     for i in (progress := trange(steps, unit="step")):
         # Short pieces: over long times, the solutions of a bad field say little about it.
         rows = rng.integers(len(trajectories), size=(BATCH, 1))
         columns = rng.integers(SEEN - PIECE + 1, size=(BATCH, 1)) + np.arange(PIECE)
         field, opt, loss = step(field, opt, trajectories[rows, columns], TIMES[:PIECE])
-        if (i + 1) % 20 == 0:
+        if (i + 1) % 5 == 0:
             progress.set_postfix(loss=f"{loss:.5f}")
-    print("steps skipped:", opt.metrics["total_notfinite"])
     return field
 
 
@@ -135,8 +136,8 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=2500, help="number of updates (2500)")
-    parser.add_argument("--quick", action="store_true", help="make 40 updates only")
+    parser.add_argument("--steps", type=int, default=60, help="number of updates (60)")
+    parser.add_argument("--quick", action="store_true", help="make 10 updates only")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     parser.add_argument("--out", type=Path, default=Path("neural_ode.png"), help="file of the plot")
     args = parser.parse_args()
@@ -147,7 +148,7 @@ def main():
     exact = np.asarray(solve_all(spiral, starts, TIMES))
     noise = NOISE * rng.standard_normal((TRAJECTORIES, SEEN, 2), dtype=np.float32)
     data = exact[:TRAJECTORIES, :SEEN] + noise
-    field = train(data, 40 if args.quick else args.steps, args.seed)
+    field = train(data, 10 if args.quick else args.steps, args.seed)
 
     exact, learned = exact[TRAJECTORIES:], solve_all(field, starts[TRAJECTORIES:], TIMES)
     errors = np.sqrt(np.mean((exact - learned) ** 2, axis=(0, 2)))

@@ -154,3 +154,63 @@ def test_sums_have_the_highest_precision_of_a_leaf():
         updates, _ = Sum().update(grads, None)
         assert updates["a"] == 1 + 2.0**-40
         assert updates["b"].dtype == jnp.float32
+
+
+class NormState(eqx.Module):
+    mu: PyTree = sl.fields.param_like()
+
+
+class Norms(sl.AbstractRule):
+    """Keeps the gradients; returns the norm of all, that of the leaf, and that of the state."""
+
+    def init(self, params):
+        return NormState(sl.tree.zeros_like(params))
+
+    def measure(self, now, g, leaf):
+        return {"g": sl.tree.NormOf(g)}
+
+    def advance(self, now, g, leaf):
+        leaf.mu = 2 * g
+
+    def reduce(self, now, g, leaf):
+        return {"mu": sl.tree.NormOf(leaf.mu), "count": jnp.asarray(1.0)}
+
+    def finish(self, now, sums, state):
+        now.all, (now.own, now.mu), now.count = sums.g, sums.each("g", "mu"), sums.count
+
+    def direction(self, now, g, leaf):
+        first = jnp.stack([now.all, now.own, now.mu, now.count]).reshape(2, 2)
+        return jnp.zeros_like(g).at[:2, :2].set(first)
+
+
+class NormsOfMatrices(Norms):
+    over = "matrix"
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-36, 1e-30, 1.0, 1e30, 3e36])
+@pytest.mark.parametrize("rule", [Norms(), NormsOfMatrices()])
+def test_norms_are_those_of_gradients_of_any_size(rule, size):
+    grads = {"a": jnp.full((2, 8), size), "b": jnp.full((3, 3), 2 * size)}
+    updates, _ = jax.jit(rule.update)(grads, rule.init(grads))
+    for name, own in (("a", 4.0), ("b", 6.0)):
+        # A matrix has its outputs as rows, and here they are on the second axis.
+        found = updates[name][:2, :2].T if rule.over == "matrix" else updates[name][:2, :2]
+        expected = np.array([[np.sqrt(52) * size, own * size], [2 * own * size, 2]])
+        np.testing.assert_allclose(np.asarray(found, float), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_norms_of_gradients_that_are_not_finite_are_nan(bad):
+    grads = {"a": jnp.array([[1.0, bad], [1.0, 1.0]]), "b": jnp.ones((2, 2))}
+    updates, _ = Norms().update(grads, Norms().init(grads))
+    np.testing.assert_array_equal(updates["a"], [[jnp.nan, jnp.nan], [jnp.nan, 2]])
+    np.testing.assert_allclose(updates["b"], [[jnp.nan, 2], [4, 2]])
+
+
+def test_norms_of_leaves_in_two_precisions():
+    with jax.enable_x64(True):
+        rule, grads = Norms(), {"a": jnp.full((2, 2), 1e-30, "float32"), "b": jnp.zeros((2, 2))}
+        updates, _ = rule.update(grads, rule.init(grads))
+        np.testing.assert_allclose(updates["a"], [[2e-30, 2e-30], [4e-30, 2]], rtol=1e-6)
+        assert updates["b"].dtype == jnp.float64
+        np.testing.assert_allclose(updates["b"], [[2e-30, 0], [0, 2]], rtol=1e-6)

@@ -14,6 +14,7 @@ from benchmarks import (
     checkpoint,
     codec_peers,
     codecs,
+    curvature,
     docs,
     donation,
     gpu,
@@ -124,6 +125,25 @@ def test_the_memory_of_gradients_is_written_into_a_page(monkeypatch, tmp_path):
         rows = gradient_memory.main(["--layers", "4", "--width", "64", "--docs", str(page)])
     assert rows[0][1] > 0.9
     assert r"| `sl.ClipByGlobalNorm(1.0) \| sl.adamw(1e-3)` |" in page.read_text()
+
+
+@pytest.mark.slow
+def test_the_errors_of_curvature_are_written_into_a_page(monkeypatch, tmp_path):
+    page, picture = tmp_path / "page.md", tmp_path / "picture.png"
+    page.write_text(f"{curvature.BEGIN}\nold\n{curvature.END}\n")
+    cases = [curvature.Case("burgers", "sl.adam(1e-2)", steps=2, adam=1)]
+    monkeypatch.setattr(curvature, "GROUPS", {"burgers": cases, "poisson": [], "broyden": []})
+    options = ["--results", str(tmp_path / "results.json"), "--docs", str(page)]
+    with lenient():
+        curvature.main(["burgers", *options, "--picture", str(picture)])
+    ((_, seconds, error, loss),) = [
+        run[-1] for run in curvature.read(tmp_path / "results.json").values()
+    ]
+    assert seconds > 0
+    assert 0 < error < 1
+    assert 0 < loss < 10
+    assert "| `sl.adam(1e-2)` | 3 | " in page.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -186,6 +186,16 @@ def orthonormal_columns_of_a_vector():
 
 @refused(
     ValueError,
+    "hypercube.scale must be a number, got an array of shape (3,). For a bound of each entry, "
+    "write `sl.projections.box(0.0, bounds)`.",
+    unchecked=True,
+)
+def a_bound_of_each_entry_of_a_hypercube():
+    sl.projections.hypercube(jnp.ones(3))
+
+
+@refused(
+    ValueError,
     "sl.projections.sphere(axis=-2) needs an axis -2, and the leaf 'b' has shape (2,). Select the "
     "others: `tx.project(fn, where=sl.where.ndim(2))`.",
 )

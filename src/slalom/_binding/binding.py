@@ -161,6 +161,6 @@ def _spread(bound_tree: PyTree, params: Params) -> dict[int, NamedSharding]:
     for x, slot in zip(jax.tree.leaves(state), slots(transform, state, list(homes)), strict=True):
         home = homes.get(slot.param or "")
         if slot.mark == SPREAD and home is not None and tree.is_array(x):
-            spec = spread_spec(x.shape, home.spec, home.mesh)
+            spec = spread_spec(x.shape, tuple(home.spec), home.mesh)
             found[id(x)] = home.update(spec=tree.canonical_spec(home.mesh, spec, x.ndim))
     return found

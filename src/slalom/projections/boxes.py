@@ -83,6 +83,16 @@ class hypercube(_AbstractBox):
 
     scale: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
 
+    def __init__(self, scale: Hyperparameter = 1.0):
+        shape = getattr(scale, "shape", ())
+        if isinstance(scale, dict | list | tuple) or shape:
+            got = f"an array of shape {shape}" if shape else f"a {type(scale).__name__}"
+            raise ValueError(
+                f"hypercube.scale must be a number, got {got}. For a bound of each entry, write "
+                "`sl.projections.box(0.0, bounds)`."
+            )
+        self.scale = scale
+
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         return tree.map_leaves(lambda now, x: jnp.clip(x, 0, now.scale), (x,), now)
 

@@ -48,6 +48,8 @@ from .means import (
     newest_weight as newest_weight,
 )
 from .norms import (
+    NormOf as NormOf,
+    SumOfSquares as SumOfSquares,
     abs_squared as abs_squared,
     all_finite as all_finite,
     bounded as bounded,
@@ -59,14 +61,19 @@ from .norms import (
     inverse_root as inverse_root,
     leaf_norms as leaf_norms,
     norm as norm,
+    norm_of_all as norm_of_all,
+    norms_of as norms_of,
+    opaque as opaque,
     positive as positive,
     rms as rms,
     root as root,
     scaled_norm as scaled_norm,
     squared_norm as squared_norm,
+    sum_of as sum_of,
 )
 
 __all__ = [
+    "NormOf",
     "abs_squared",
     "accumulation_dtype",
     "all_finite",

@@ -1,12 +1,13 @@
 """Sums over arrays and trees, in at least float32."""
 
-import functools
 import math
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Inexact, Real
 
 from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
@@ -136,12 +137,154 @@ def global_norm(tree: PyTree) -> Scalar:
 
 def squared_norm(tree: PyTree) -> Scalar:
     """The square of `global_norm`."""
-    squares = jax.tree.leaves(map_leaves(lambda _, x: jnp.sum(abs_squared(x)), (tree,)))
-    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for x in squares)))
+    return sum_of(jax.tree.leaves(map_leaves(lambda _, x: jnp.sum(abs_squared(x)), (tree,))))
+
+
+def sum_of(scalars: Sequence[Scalar]) -> Scalar:
+    """The sum of real scalars, in order, in at least float32."""
+    dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in scalars))
     total = jnp.zeros((), dtype)
-    for x in squares:
+    for x in scalars:
         total = jax.lax.add(total, cast(x, dtype))
     return total
+
+
+class NormOf(eqx.Module):
+    """The Euclidean norm of an array, also where the sum of its squares overflows or underflows.
+
+    `measure` and `reduce` of a rule may return it beside sums: `sums.name` is then the norm of all
+    leaves together, and `sums.each("name")` has the norm of each leaf. A norm that no float holds,
+    or of an array that is not finite, is NaN.
+
+    The squares are summed as they are, and once more with factors where that sum was out of range.
+
+    **Arguments:**
+
+    - `x`: a floating or complex array.
+    - `small`: whether the norm must also be right where the sum underflows. If not, it may be 0
+        there. Zeros cost the second pass, too, so parameters need `False`: biases are often zero.
+
+    ```python
+    >>> class Unit(sl.AbstractRule):
+    ...     def measure(self, now, g, leaf):
+    ...         return {"norm": sl.tree.NormOf(g)}
+    ...     def finish(self, now, sums, state):
+    ...         now.inverse = 1 / sums.norm
+    ...     def direction(self, now, g, leaf):
+    ...         return now.inverse * g
+    >>> Unit().update({"w": jnp.array([3e-30]), "b": jnp.array([4e-30])}, None)[0]
+    {'b': Array([0.8], dtype=float32), 'w': Array([0.6], dtype=float32)}
+
+    ```
+    """
+
+    x: Inexact[Array, "..."]
+    small: bool = eqx.field(default=True, static=True)
+
+    def squared(self, twice: "Twice | None" = None) -> "SumOfSquares":
+        """The sum of the squares of the array, or of factor · array."""
+        return SumOfSquares(_sum_of_squares(self.x, twice), self.x.size, self.small)
+
+
+class SumOfSquares(eqx.Module):
+    """A sum of squares that may be out of range."""
+
+    value: Scalar
+    size: int = eqx.field(static=True)
+    """The number of squares."""
+    small: bool = eqx.field(static=True)
+    """As for `NormOf`."""
+
+    @property
+    def least(self) -> float:
+        """The least value for which what the smallest squares lack is less than a rounding."""
+        limits = jnp.finfo(self.value.dtype)
+        return self.size * float(limits.tiny) / float(limits.eps) if self.small else 0.0
+
+
+SumsOfSquares: TypeAlias = Sequence[SumOfSquares]
+Twice: TypeAlias = tuple[Scalar, Scalar]
+"""A factor, twice: XLA would write factor · array to memory if it were used twice."""
+Again: TypeAlias = Callable[[list[Twice]], SumsOfSquares]
+"""From factors to the sums of the squares of factor · array, where XLA must not know the array."""
+
+
+def norms_of(sums: SumsOfSquares, again: Again) -> Real[Array, " sums"]:
+    """The norms whose squares are these sums, of which there is at least one."""
+    values = [s.value for s in sums]
+    good = jnp.all(_in_range(_stacked(values), np.array([s.least for s in sums])))
+    # A single conditional, since a GPU waits for the host at each. It gives scalars: to compile
+    # kernels that read single entries of a vector takes XLA:CPU several times as long.
+    ones = [jnp.ones((), x.dtype) for x in values]
+    found = jax.lax.cond(good, lambda: (values, ones), lambda: _scaled(values, again))
+    return _stacked([_root_of_scaled(*pair) for pair in zip(*found, strict=True)])
+
+
+def norm_of_all(sums: SumsOfSquares, again: Again) -> Scalar:
+    """The norm of all arrays together, the sums of whose squares these are."""
+    values = [s.value for s in sums]
+    total = sum_of(values)
+
+    def combined() -> Scalar:
+        norms = _root_of_scaled(*map(_stacked, _scaled(values, again)))
+        largest = jax.lax.stop_gradient(jnp.max(norms))  # the norm does not depend on it
+        return _or_nan(largest * root(jnp.sum(jnp.square(divided(norms, largest)))))
+
+    good = _in_range(total, sum(s.least for s in sums))
+    return jax.lax.cond(good, lambda: root(total), combined)
+
+
+def _in_range(total: Array, least: Any) -> Array:
+    return (total >= jnp.asarray(least, total.dtype)) & (total < jnp.inf)
+
+
+def _factor(square: Scalar) -> Scalar:
+    """A power of 2 times which the squares of all numbers that count are in range. Most arrays need
+    none: they are here because of another one."""
+    exponent = jnp.finfo(square.dtype).maxexp
+    power = 2.0 ** (5 * exponent // 8)
+    is_small = square < 2.0 ** (-5 * exponent // 16)
+    return jnp.where(is_small, power, jnp.where(square < jnp.inf, 1.0, 1 / power)).astype(
+        square.dtype
+    )
+
+
+def _scaled(values: list[Scalar], again: Again) -> tuple[list[Scalar], list[Scalar]]:
+    """The sums of squares with factors, and the factors."""
+    factors = [_factor(value) for value in values]
+    return [s.value for s in again([opaque((f, f)) for f in factors])], factors
+
+
+def _root_of_scaled(square: Array, factor: Array) -> Array:
+    return _or_nan(root(square) / factor)
+
+
+def _or_nan(norm: Array) -> Array:
+    # Divided by infinity, finite updates would become 0, and nothing would notice.
+    return jnp.where(norm < jnp.inf, norm, jnp.nan)
+
+
+def _stacked(values: Sequence[Scalar]) -> Array:
+    dtype = accumulation_dtype(*(x.dtype for x in values))
+    return jnp.stack([cast(x, dtype) for x in values])
+
+
+@jax.jit
+def _sum_of_squares(x: Array, twice: Twice | None) -> Scalar:
+    """The sum of |factor · x|². Compiled, so that arrays of equal shape share a trace."""
+    if twice is None:
+        return jnp.sum(abs_squared(x))
+    parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
+    return sum_of([jnp.sum((part * twice[0]) * (part * twice[1])) for part in parts])
+
+
+def opaque(tree: PyTree) -> PyTree:
+    """Arrays of which XLA knows nothing.
+
+    It would compute the square of a factor for an array of equal constants, such as zeros, the
+    gradient of what a loss does not use, and that square is infinite.
+    """
+    return jax.lax.optimization_barrier(tree)
 
 
 def scaled_norm(tree: PyTree, *, small: bool = True) -> Scalar:
@@ -150,15 +293,14 @@ def scaled_norm(tree: PyTree, *, small: bool = True) -> Scalar:
     **Arguments:**
 
     - `tree`: a tree of floating or complex arrays.
-    - `small`: as for `leaf_norms`. Zeros cost another pass over the tree, too.
+    - `small`: as for `NormOf`.
 
     **Returns:** a real scalar; NaN if the tree is not finite, or if the norm itself overflows.
     """
-    square = squared_norm(tree)
-    # A conditional, since a second pass over the tree is hardly ever needed.
-    return jax.lax.cond(
-        _in_range(tree, square, small=small), lambda: root(square), lambda: _scaled_norm(tree)
-    )
+    leaves = jax.tree.leaves(tree)
+    if not leaves:
+        return jnp.zeros((), jnp.float32)
+    return norm_of_all(*_sums_and_again(leaves, small))
 
 
 def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
@@ -167,100 +309,24 @@ def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
     **Arguments:**
 
     - `tree`: a tree of floating or complex arrays.
-    - `small`: whether the norm must also be right where the sum underflows. If not, it may be 0
-        there. A leaf of zeros costs another pass over the tree, so parameters need `False`: their
-        biases are often zero.
+    - `small`: as for `NormOf`.
 
     **Returns:** a tree of real scalars.
     """
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    squares = [squared_norm(x) for x in leaves]
-    pairs = list(zip(leaves, squares, strict=True))
-    good = functools.reduce(jnp.logical_and, (_in_range(x, s, small=small) for x, s in pairs))
-    # A single conditional, since a GPU waits for the host at each.
-    norms = jax.lax.cond(
-        good, lambda: [root(s) for s in squares], lambda: [_rescaled_norm(x, s) for x, s in pairs]
-    )
-    return structure.unflatten(norms)
+    sums, again = _sums_and_again(leaves, small)
+    norms = norms_of(sums, again)
+    return structure.unflatten([cast(norms[i], s.value.dtype) for i, s in enumerate(sums)])
 
 
-def _in_range(tree: PyTree, square: Scalar, *, small: bool) -> Bool[Array, ""]:
-    """Whether a sum of squares has neither overflowed nor, if that matters, underflowed."""
-    limits = jnp.finfo(square.dtype)
-    size = sum(x.size for x in jax.tree.leaves(tree))
-    # What the smallest squares lack is then less than a rounding of the sum.
-    least = max(size, 1) * float(limits.tiny) / float(limits.eps) if small else 0.0
-    return (square >= least) & (square < jnp.inf)
+def _sums_and_again(leaves: list[Array], small: bool) -> tuple[SumsOfSquares, Again]:
+    def again(factors: list[Twice]) -> SumsOfSquares:
+        pairs = zip(opaque(leaves), factors, strict=True)
+        return [NormOf(widened(x), small).squared(twice) for x, twice in pairs]
 
-
-@jax.jit
-def _rescaled_norm(x: Array, square: Scalar) -> Scalar:
-    """The norm of an array whose sum of squares is out of range; NaN if it is infinite.
-
-    Compiled, so that arrays of equal shape share a trace.
-    """
-    # With this power of 2 the squares of all numbers that count are in range. Most arrays need
-    # none: they are here because of another one.
-    exponent = jnp.finfo(square.dtype).maxexp
-    power = jnp.asarray(2.0 ** (5 * exponent // 8), square.dtype)
-    is_small = square < 2.0 ** (-5 * exponent // 16)
-    factor = jnp.where(is_small, power, jnp.where(square < jnp.inf, 1, 1 / power))
-
-    # The square of the power is not in range. XLA would compute it for an array of equal constants,
-    # such as zeros, the gradient of what a loss does not use.
-    x = jax.lax.optimization_barrier(x)
-
-    def scaled_square(now, x):
-        parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
-        return sum(jnp.sum((part * now.twice) * (part * now.half)) for part in parts)
-
-    now = SimpleNamespace(twice=factor * 2, half=factor / 2)
-    norm = root(cast(map_leaves(scaled_square, (x,), now), square.dtype)) / factor
-    # Divided by infinity, finite updates would become 0, and nothing would notice.
-    return jnp.where(norm < jnp.inf, norm, jnp.nan)
-
-
-@jax.custom_jvp
-def _scaled_norm(tree: PyTree) -> Scalar:
-    """The norm of a tree whose sum of squares overflows or underflows; NaN if it is infinite."""
-    leaves = jax.tree.leaves(widened(tree))
-    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for x in leaves)))
-    total = (jnp.zeros((), dtype), jnp.zeros((), dtype))
-    for x in leaves:
-        largest, squares = _largest_and_sum(x)
-        total = _add_scaled(total, (cast(largest, dtype), cast(squares, dtype)))
-    norm = total[0] * jnp.sqrt(total[1])
-    # Divided by infinity, finite updates would become 0, and nothing would notice.
-    return jnp.where(norm < jnp.inf, norm, jnp.nan)
-
-
-@_scaled_norm.defjvp
-def _scaled_norm_jvp(primals: Any, tangents: Any) -> Any:
-    (tree,), (t,) = primals, tangents
-    norm = _scaled_norm(tree)
-    now = SimpleNamespace(norm=jnp.where(norm == 0, 1, norm))
-    unit = map_leaves(lambda now, x: x / now.norm, (tree,), now)
-    return norm, cast(inner(unit, t), norm.dtype)
-
-
-def _largest_and_sum(x: Array) -> tuple[Array, Array]:
-    """The largest absolute value m, and the sum of |x / m|²."""
-    # XLA would write x / m to memory. A reduction of pairs needs no m in advance.
-    size = jnp.abs(x)
-    zero = jnp.zeros((), size.dtype)
-    return jax.lax.reduce((size, jnp.sign(size)), (zero, zero), _add_scaled, (*range(x.ndim),))
-
-
-def _add_scaled(a: Any, b: Any) -> tuple[Array, Array]:
-    """Adds two sums that are scaled to their largest entry."""
-    (m, sum_m), (n, sum_n) = a, b
-    swap = n > m
-    m, n = jnp.where(swap, n, m), jnp.where(swap, m, n)
-    larger, smaller = jnp.where(swap, sum_n, sum_m), jnp.where(swap, sum_m, sum_n)
-    ratio = n / jnp.where(m == 0, 1, m)
-    return m, larger + smaller * ratio * ratio
+    return [NormOf(widened(x), small).squared() for x in leaves], again
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

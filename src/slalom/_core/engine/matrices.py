@@ -138,20 +138,24 @@ class OneByOne:
         for name, x in new.items():
             setattr(leaf, name, self.matrix.write(x) if name in self.as_params else x)
 
-    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
         """As `AbstractRule.measure`: the sums over the matrices of a leaf."""
         return self._summed(self.rule.measure, now, g, leaf)
 
-    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
         """As `AbstractRule.reduce`."""
         return self._summed(self.rule.reduce, now, g, leaf)
 
-    def _summed(self, phase: Any, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
-        def one(now: Any, g: Array, fields: dict[str, Any]) -> dict[str, Array]:
+    def _summed(self, phase: Any, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
+        def one(now: Any, g: Array, fields: dict[str, Any]) -> dict[str, Any]:
             return phase(now, g, SimpleNamespace(**fields))
 
         found = _each(one, now, self.matrix.read(g), self.read(vars(leaf)))
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0), found)
+        return {
+            # The norm is that of all matrices of the leaf.
+            name: x if isinstance(x, tree.NormOf) else jnp.sum(x, axis=0)
+            for name, x in found.items()
+        }
 
     def direction(self, now: Any, g: Array, leaf: Any) -> Array:
         """As `AbstractRule.direction`."""

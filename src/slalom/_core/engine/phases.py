@@ -3,37 +3,64 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
+from ... import tree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
 from .matrices import OneByOne, Seen, is_key
 from .pieces import Store
 
+Found: TypeAlias = dict[str, Any]
+"""What `measure` or `reduce` has found at a leaf: sums, and sums of squares, by name."""
+Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[Found]]
+"""From factors at each leaf by name to what is found there again, with sums of the squares of
+arrays times these."""
+
 
 class Sums:
     """What `measure` and `reduce` have returned, summed over all leaves, by name."""
 
-    def __init__(self, found: Sequence[dict[str, Array]], dtype: np.dtype):
-        self._found, self._dtype = found, dtype
+    def __init__(self, found: Sequence[Found], again: Again, dtype: np.dtype):
+        self._found, self._again, self._dtype = found, again, dtype
 
     def __getattr__(self, name: str) -> Scalar:
-        total = jnp.zeros((), self._dtype)
-        for one in self._found:
-            total = jax.lax.add(total, cast(one[name], self._dtype))
+        terms = [one[name] for one in self._found]
+        if terms and isinstance(terms[0], tree.SumOfSquares):
+            total = tree.norm_of_all(terms, self._terms_again(name))
+        else:
+            total = tree.sum_of([cast(x, self._dtype) for x in terms])
+        total = cast(total, self._dtype)
+        setattr(self, name, total)  # the next time, no second conditional
         return total
 
-    def each(self, name: str) -> Float[Array, " leaves"]:
-        """What the leaves have measured: a vector with an entry for each."""
-        if not self._found:
-            return jnp.zeros(0, self._dtype)
-        return jnp.stack([cast(one[name], self._dtype) for one in self._found])
+    def each(self, *names: str) -> Any:
+        """What the leaves have measured: a vector with an entry for each, or one for each name."""
+        terms = [one[name] for name in names for one in self._found]
+        if not terms:
+            values = jnp.zeros(0, self._dtype)
+        elif isinstance(terms[0], tree.SumOfSquares):
+            values = cast(tree.norms_of(terms, self._terms_again(*names)), self._dtype)
+        else:
+            values = jnp.stack([cast(x, self._dtype) for x in terms])
+        vectors = jnp.split(values, len(names))
+        return vectors if vectors[1:] else vectors[0]
+
+    def _terms_again(self, *names: str) -> Callable[[list[Any]], list[tree.SumOfSquares]]:
+        def again(factors: list[Any]) -> list[tree.SumOfSquares]:
+            number = len(self._found)
+            found = self._again(
+                [dict(zip(names, factors[n::number], strict=True)) for n in range(number)]
+            )
+            return [one[name] for name in names for one in found]
+
+        return again
 
 
 @contextlib.contextmanager
@@ -122,34 +149,45 @@ def measured(
     u: Array,
     others: dict[str, Array],
     fields: dict[str, Any],
-) -> dict[str, Array]:
-    """What `measure` or `reduce` returns at a leaf."""
+    factors: dict[str, Any],
+) -> Found:
+    """What `measure` or `reduce` returns at a leaf; in place of a norm a sum of squares."""
     with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
-        return getattr(_at(part, plan), phase)(now, g, leaf)
+        found = getattr(_at(part, plan), phase)(now, g, leaf)
+        return {
+            name: x.squared(factors.get(name)) if isinstance(x, tree.NormOf) else x
+            for name, x in found.items()
+        }
 
 
 def finish(
-    part: Part, found: Sequence[dict[str, Array]], now: SimpleNamespace, state: SimpleNamespace
+    part: Part,
+    found: Sequence[Found],
+    again: Again,
+    now: SimpleNamespace,
+    state: SimpleNamespace,
 ) -> None:
-    """Runs `finish`, in a precision in which all sums and numbers of the state can be had.
+    """Runs `finish`, in a precision in which all sums, the loss and numbers of the state can be
+    had.
 
     **Arguments:**
 
     - `part`: the rule.
     - `found`: at each leaf what it has measured.
+    - `again`: measures the leaves again, with factors.
     - `now`, `state`: the numbers of this step and of the state, to which it adds.
     """
     old = {name: x for name, x in vars(state).items() if _is_float(x)}
-    summed = [x for one in found for x in one.values()]
-    dtype = real_dtype(
-        accumulation_dtype(jnp.float32, *(x.dtype for x in (*old.values(), *summed)))
-    )
+    known = [*old.values(), *jax.tree.leaves(found)]
+    if "value" in part.module.needs:
+        known.append(now.value)
+    dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in known))
     for name, x in vars(now).items():
         setattr(now, name, cast(x, dtype) if _is_float(x) else x)
     for name, x in old.items():
         setattr(state, name, cast(x, dtype))
     with jax.named_scope("/".join(part.path)):
-        part.module.finish(now, Sums(found, dtype), state)
+        part.module.finish(now, Sums(found, again, dtype), state)
     for name, x in old.items():
         setattr(state, name, cast(getattr(state, name), x.dtype))
 

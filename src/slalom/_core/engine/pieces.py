@@ -7,6 +7,7 @@ parameters. A loop over pieces of it needs the memory of one piece.
 
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import jax
@@ -15,7 +16,9 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from .encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape
+from ...tree.paths import leaf_paths
+from ...tree.types import under_jit
+from .encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape, seed_of
 
 Store: TypeAlias = Callable[[int, Any], Any]
 """Stores a new value of the leaf with this number, and returns it as later phases see it."""
@@ -185,6 +188,61 @@ def last_of(result: AtRest, after: Any) -> Any:
         return after
     x = jax.tree.leaves(result)[-1]
     return x[(0,) * x.ndim].real.astype(jnp.float32)
+
+
+def advance_tree(
+    rule: Callable[[Any, Array, Array], Array],
+    old: PyTree,
+    new: PyTree,
+    now: SimpleNamespace,
+    context: Any,
+    name: str,
+) -> PyTree:
+    """New values of a tree that a wrapper keeps, stored as the old ones.
+
+    **Arguments:**
+
+    - `rule`: `rule(now, old, new)`, a function of numbers.
+    - `old`: the values before, which may be encoded.
+    - `new`: a tree of arrays like it.
+    - `now`: numbers by name, or vectors with an entry for each leaf.
+    - `context`: the context, which knows the clock of stored state.
+    - `name`: the name of the tree, so that different ones are rounded differently.
+    """
+    tree.check_same_structure(tuple(map(as_if_decoded, (old, new))))
+    leaves, structure = jax.tree.flatten(old, is_leaf=rests)
+
+    def at_leaf(numbers: Any, a: Any, g: Any, seed: Any, after: Any) -> Any:
+        def body(read: list[Any], written: list[Any], store: Store) -> None:
+            here = SimpleNamespace(**numbers)
+            store(0, tree.map_leaves(rule, (written[0], read[0]), here))
+
+        return run_at_rest(body, [g], [a], [seed], after)[0]
+
+    if any(map(under_jit, jax.tree.leaves((old, new)))):
+        at_leaf = jax.jit(at_leaf)
+    paths = leaf_paths(shapes_of(old))
+    results, after = [], jnp.zeros((), jnp.float32)
+    for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
+        numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
+        seed = seed_of(f"{name}.{paths[i]}", context.stored_clock) if is_encoded(a) else None
+        results.append(at_leaf(numbers, a, g, seed, after))
+        after = last_of(results[-1], after) if is_encoded(a) else after
+    return structure.unflatten(results)
+
+
+def as_if_decoded(updates: PyTree) -> PyTree:
+    """A tree with the structure, shapes and dtypes of the decoded one, for checks."""
+
+    def like(x: Any) -> Any:
+        return np.broadcast_to(np.zeros((), x.dtype), x.shape) if rests(x) else x
+
+    return jax.tree.map(like, updates, is_leaf=rests)
+
+
+def shapes_of(updates: PyTree) -> PyTree:
+    """The updates without their values."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), updates, is_leaf=rests)
 
 
 # --- leaves as matrices ---------------------------------------------------------------------

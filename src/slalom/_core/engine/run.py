@@ -11,6 +11,7 @@ a part of its state in between.
 
 import functools
 import itertools
+import operator
 import zlib
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -30,8 +31,8 @@ from ..protocol.write import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
 from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seed_of
 from .matrices import is_key, matrices, not_refreshed, refreshed
-from .phases import finish, measured, phases, seen_by_refresh
-from .pieces import Store, last_of, run_at_rest, run_whole
+from .phases import Found, finish, measured, phases, seen_by_refresh
+from .pieces import Store, as_if_decoded, last_of, run_at_rest, run_whole, shapes_of
 
 
 class RuleAt(NamedTuple):
@@ -84,7 +85,7 @@ def run_rules(
     elif any("params" in run.rule.needs for run in runs):
         params = structure.flatten_up_to(write.at_rest(outer.params))
     clock = None if outer.context is None else outer.context.stored_clock
-    paths = leaf_paths(_shapes(updates)) if clock is not None else [""] * len(leaves)
+    paths = leaf_paths(shapes_of(updates)) if clock is not None else [""] * len(leaves)
     for run in runs:
         run.measure(updates, params)
     does = ("advance", "direction")
@@ -213,7 +214,7 @@ class _Run:
         likes = [x for n, x in shaped.items() if known[n] == PARAM_LIKE and jax.tree.leaves(x)]
         if whole:
             same = (updates, *needed.values(), *likes)
-            tree.check_same_structure(tuple(map(_as_if_decoded, same)))
+            tree.check_same_structure(tuple(map(as_if_decoded, same)))
         self.columns = {
             name: inside.flatten_up_to(x)
             for name, x in shaped.items()
@@ -229,12 +230,13 @@ class _Run:
         if "grad" in needed:
             self.grads = inside.flatten_up_to(needed["grad"])
         self.rule.begin(self.now, self.scalars)
-        self.shapes = _as_if_decoded(updates) if whole else part.params
+        self.shapes = as_if_decoded(updates) if whole else part.params
         if self.rule.over == "matrix":
             self.plan = matrices(self.rule, self.shapes)
         else:
             self.plan = self.rule.plan(self.shapes) or (None,) * len(at.leaves)
-        self.found: list[dict[str, Array]] = [{} for _ in at.leaves]
+        self.found: list[Found] = [{} for _ in at.leaves]
+        self.passes: list[Callable[..., list[Found]]] = []
 
     @functools.cached_property
     def paths(self) -> list[str]:
@@ -270,10 +272,10 @@ class _Run:
             return
         self._sum("measure", updates, params)
         if not self.rule.reduces:
-            finish(self.part, self.found, self.now, self.scalars)
+            self.finish()
         if self.columns:
             # Otherwise XLA would copy the old state, which the sums still read.
-            scalars = [x for one in self.found for x in one.values()]
+            scalars = jax.tree.leaves(self.found)
             never = functools.reduce(jnp.logical_or, (x > jnp.inf for x in scalars))
             for name, x in vars(self.now).items():
                 if x is not None and x.dtype != bool and not is_key(x):
@@ -313,22 +315,40 @@ class _Run:
     def reduce(self, updates: PyTree, params: Sequence[Any]) -> None:
         """Runs `reduce` and `finish`."""
         self._sum("reduce", updates, params)
-        finish(self.part, self.found, self.now, self.scalars)
+        self.finish()
+
+    def finish(self) -> None:
+        """Runs `finish`."""
+
+        def again(factors: Sequence[dict[str, Any]]) -> list[Found]:
+            phases = [measure(factors) for measure in self.passes]
+            return [functools.reduce(operator.or_, one) for one in zip(*phases, strict=True)]
+
+        finish(self.part, self.found, again, self.now, self.scalars)
 
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
         leaves = jax.tree.leaves(decoded_again(updates), is_leaf=rests)
+        numbers = [self.numbers_of(n) for n in self.positions.values()]
+        given = [params[i] if params else None for i in self.positions]
+        others = [self.others_of(p, grad) for p, grad in zip(given, self.grads, strict=True)]
+        fields = [self.fields_of(n) for n in self.positions.values()]
+        seen = list(zip([leaves[i] for i in self.positions], others, fields, strict=True))
 
-        def at_leaf(plan: Any, numbers: Any, u: Any, others: Any, fields: Any) -> dict[str, Array]:
+        def at_leaf(plan: Any, numbers: Any, factors: Any, u: Any, others: Any, fields: Any):
             u, others, fields = decoded((u, others, fields))
             values = dict(zip(self.columns, fields, strict=True))
-            return measured(self.part, phase, plan, numbers, u, others, values)
+            return measured(self.part, phase, plan, numbers, u, others, values, factors)
 
         if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
             at_leaf = jax.jit(at_leaf, static_argnums=0)
-        for i, n in self.positions.items():
-            others = self.others_of(params[i] if params else None, self.grads[n])
-            found = at_leaf(self.plan[n], self.numbers_of(n), leaves[i], others, self.fields_of(n))
-            self.found[n] = self.found[n] | found
+
+        def measure(factors: Sequence[dict[str, Any]] | None = None) -> list[Found]:
+            given = seen if factors is None else tree.opaque(seen)
+            rows = zip(self.plan, numbers, factors or [{}] * len(seen), given, strict=True)
+            return [at_leaf(plan, now, own, *xs) for plan, now, own, xs in rows]
+
+        self.passes.append(measure)
+        self.found = [a | b for a, b in zip(self.found, measure(), strict=True)]
 
     def new_state(self) -> Any:
         """The new state."""
@@ -388,58 +408,3 @@ def _at_leaf(
 def _store_from(store: Store, start: int, i: int, value: Any) -> Any:
     """Stores the field with this number of a rule whose fields start there."""
     return store(start + i, value)
-
-
-def advance_tree(
-    rule: Callable[[Any, Array, Array], Array],
-    old: PyTree,
-    new: PyTree,
-    now: SimpleNamespace,
-    context: Any,
-    name: str,
-) -> PyTree:
-    """New values of a tree that a wrapper keeps, stored as the old ones.
-
-    **Arguments:**
-
-    - `rule`: `rule(now, old, new)`, a function of numbers.
-    - `old`: the values before, which may be encoded.
-    - `new`: a tree of arrays like it.
-    - `now`: numbers by name, or vectors with an entry for each leaf.
-    - `context`: the context, which knows the clock of stored state.
-    - `name`: the name of the tree, so that different ones are rounded differently.
-    """
-    tree.check_same_structure(tuple(map(_as_if_decoded, (old, new))))
-    leaves, structure = jax.tree.flatten(old, is_leaf=rests)
-
-    def at_leaf(numbers: Any, a: Any, g: Any, seed: Any, after: Any) -> Any:
-        def body(read: list[Any], written: list[Any], store: Store) -> None:
-            here = SimpleNamespace(**numbers)
-            store(0, tree.map_leaves(rule, (written[0], read[0]), here))
-
-        return run_at_rest(body, [g], [a], [seed], after)[0]
-
-    if any(map(under_jit, jax.tree.leaves((old, new)))):
-        at_leaf = jax.jit(at_leaf)
-    paths = leaf_paths(_shapes(old))
-    results, after = [], jnp.zeros((), jnp.float32)
-    for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
-        numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
-        seed = seed_of(f"{name}.{paths[i]}", context.stored_clock) if is_encoded(a) else None
-        results.append(at_leaf(numbers, a, g, seed, after))
-        after = last_of(results[-1], after) if is_encoded(a) else after
-    return structure.unflatten(results)
-
-
-def _as_if_decoded(updates: PyTree) -> PyTree:
-    """A tree with the structure, shapes and dtypes of the decoded one, for checks."""
-
-    def like(x: Any) -> Any:
-        return np.broadcast_to(np.zeros((), x.dtype), x.shape) if rests(x) else x
-
-    return jax.tree.map(like, updates, is_leaf=rests)
-
-
-def _shapes(updates: PyTree) -> PyTree:
-    """The updates without their values."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), updates, is_leaf=rests)

@@ -21,6 +21,7 @@ from jaxtyping import Array, PyTree, Real
 
 from ...tree.dtypes import canonical_float, is_array
 from ...tree.types import Tracer, is_function
+from ...where.layout import as_layout, check_layout
 from ..protocol.parts import CHECK
 from ..text.printing import code, shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule
@@ -122,6 +123,22 @@ def choice_field(default: str, *others: str, kw_only: bool = False) -> Any:
     """
     check = functools.partial(_check_choice, (default, *others))
     return eqx.field(default=default, static=True, kw_only=kw_only, metadata={CHECK: check})
+
+
+def layout_field() -> Any:
+    """Declares the keyword `layout` of a rule, which takes what `sl.where.matrix` takes.
+
+    A rule with `over = "matrix"` then reads its leaves accordingly.
+
+    **Returns:** a field, for the body of a transform class. Its default is `None`.
+    """
+    return eqx.field(
+        default=None,
+        static=True,
+        converter=as_layout,
+        kw_only=True,
+        metadata={CHECK: check_layout},
+    )
 
 
 def dtype_field(*, kw_only: bool = False) -> Any:

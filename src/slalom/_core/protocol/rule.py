@@ -27,9 +27,9 @@ class AbstractRule(AbstractTransform[State]):
     |---|---|---|
     | `plan` | the shapes of the parameters | says something static of each leaf |
     | `begin` | the numbers of this step | adds others, such as bias corrections |
-    | `measure` | a gradient and the old state | returns scalars, which are summed over all leaves |
+    | `measure` | a gradient and the old state | returns scalars that are summed, and norms |
     | `advance` | a gradient and the old state | assigns the new state |
-    | `reduce` | a gradient and the new state | returns scalars, which are summed over all leaves |
+    | `reduce` | a gradient and the new state | returns scalars that are summed, and norms |
     | `finish` | all sums | adds numbers that follow from them |
     | `refresh` | a gradient and the state | assigns kept factors, in some steps only |
     | `direction` | a gradient and the new state | returns the update |
@@ -53,7 +53,7 @@ class AbstractRule(AbstractTransform[State]):
     all numbers arrive in the accumulation dtype of the leaf, new state is stored as it was
     declared, also in the codec of `.store`, and the update follows from the state as it is stored.
 
-    Numbers that belong to all leaves together, such as a global norm, follow from sums:
+    Numbers that belong to all leaves together follow from sums over them:
 
     ```python
     >>> class Unit(sl.AbstractRule):
@@ -133,14 +133,15 @@ class AbstractRule(AbstractTransform[State]):
         """
         del now, state
 
-    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
         """Measures a leaf before it advances.
 
         **Arguments:**
 
         - `now`, `g`, `leaf`: as for `advance`.
 
-        **Returns:** real scalars by name, the same names for each leaf.
+        **Returns:** by name real scalars, or `sl.tree.NormOf(x)`, a norm that neither overflows nor
+            underflows. The names are the same for each leaf.
         """
         del now, g, leaf
         return {}
@@ -159,7 +160,7 @@ class AbstractRule(AbstractTransform[State]):
         """
         del now, g, leaf
 
-    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Array]:
+    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
         """Measures a leaf after it has advanced.
 
         **Arguments:**
@@ -181,7 +182,9 @@ class AbstractRule(AbstractTransform[State]):
 
         - `now`, `state`: as for `begin`.
         - `sums`: `sums.name` is the sum of what `measure` or `reduce` has returned under this name
-            at each leaf, 0 without leaves, and `sums.each("name")` a vector of the terms.
+            at each leaf, or the norm of all leaves together; 0 without leaves. `sums.each("name")`
+            is a vector with what each leaf has returned. Ask for several norms in one call,
+            `sums.each("u", "p")`: each call makes a conditional.
         """
         del now, sums, state
 

@@ -146,7 +146,8 @@ def no_attribute(optimizer: type, name: str) -> AttributeError:
             name=name,
         )
     internal = ("binding",)
-    public = ", ".join(k for k in vars(optimizer) if k[0] != "_" and k not in internal)
+    known = dict.fromkeys(k for kind in reversed(optimizer.__mro__) for k in vars(kind))
+    public = ", ".join(k for k in known if k[0] != "_" and k not in internal)
     return AttributeError(
         f"'{optimizer.__name__}' object has no attribute '{name}'. Its attributes are {public}. "
         'Read hyperparameters with `opt.hyperparams["learning_rate"]` and change them with '

@@ -77,8 +77,9 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
     Close to a minimum, where rounding hides the first condition, it is replaced by the two
     conditions ⟨g_η, u⟩ ≤ (2·c₁ − 1)·⟨g, u⟩ + ε and f(w + η·u) ≤ f(w) + c₃·|f(w)|. The search
     increases η until an interval contains an acceptable rate, and then narrows the interval by
-    cubic and quadratic interpolation and bisection. A loss or slope that is not finite meets no
-    condition, so the search turns back from there.
+    cubic and quadratic interpolation and bisection. The cubic goes through three points, or inside
+    of `.project` onto a box has the slopes of both ends. A loss or slope that is not finite meets
+    no condition, so the search turns back from there.
 
     If no rate meets both conditions, the search uses the lowest loss that meets the first one. If
     there is none, it uses the lowest loss of all if that is below f(w); otherwise the parameters
@@ -201,7 +202,9 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         limit = along.at_most(limit)
         further = jnp.where(search.tried == 0, guess, now.increase_factor * search.last.rate)
         at_limit = further >= limit
-        interpolated = _between(search.low, search.high, search.third)
+        low, high = search.low, search.high
+        cubic = _by_points(low, high, search.third) if along.box is None else _by_slopes(low, high)
+        interpolated = _between(low, high, cubic)
         rate = jnp.where(search.enclosed, interpolated, jnp.minimum(further, limit))
 
         value, grad = jax.value_and_grad(along.value_fn)(along.point(rate))
@@ -218,7 +221,6 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         outer = (_pick(back, new, search.last), _pick(back, search.last, new))
         found = too_far | back | done
         # Algorithm 3.6: the new point replaces one of the two ends.
-        low, high = search.low, search.high
         worse = (decrease > 0) | (new.value >= low.value)
         turned = ~worse & (new.slope * (high.rate - low.rate) >= 0)
         inner = (_pick(worse, low, new), _pick(worse, new, _pick(turned, low, high)))
@@ -279,11 +281,10 @@ def _pick(condition: Any, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _between(low: _Point, high: _Point, third: _Point) -> Scalar:
-    """The minimum of a cubic through three points, or of a parabola, or the middle.
+def _by_points(low: _Point, high: _Point, third: _Point) -> Scalar:
+    """The minimum of the cubic with the values at three points and the slope at `low`.
 
-    In units of the interval, t = 0 at `low` and t = 1 at `high`, f = f₀ + C·t + B·t² + A·t³. A
-    minimum that is NaN fails the comparisons, and the next method is used.
+    In units of the interval, t = 0 at `low` and t = 1 at `high`, f = f₀ + C·t + B·t² + A·t³.
     """
     width = high.rate - low.rate
     t = (third.rate - low.rate) / width
@@ -291,8 +292,29 @@ def _between(low: _Point, high: _Point, third: _Point) -> Scalar:
     a_and_b = high.value - low.value - c
     a = (a_and_b - (third.value - low.value - c * t) / (t * t)) / (1 - t)
     b = a_and_b - a
-    cubic = (jnp.sqrt(b * b - 3 * a * c) - b) / (3 * a)
-    parabola = -c / (2 * a_and_b)
+    return (jnp.sqrt(b * b - 3 * a * c) - b) / (3 * a)
+
+
+def _by_slopes(low: _Point, high: _Point) -> Scalar:
+    """The minimum of the cubic with the values and the slopes at both ends."""
+    width = high.rate - low.rate
+    c = low.slope * width
+    a_and_b = high.value - low.value - c
+    a = high.slope * width - c - 2 * a_and_b
+    b = a_and_b - a
+    root = jnp.sqrt(b * b - 3 * a * c)
+    # Without a difference of two close numbers where A is small.
+    return jnp.where(b > 0, -c / (b + root), (root - b) / (3 * a))
+
+
+def _between(low: _Point, high: _Point, cubic: Scalar) -> Scalar:
+    """A rate in the interval: the minimum of a cubic, or of a parabola, or the middle.
+
+    A minimum that is NaN fails the comparisons, and the next method is used.
+    """
+    width = high.rate - low.rate
+    slope = low.slope * width
+    parabola = -slope / (2 * (high.value - low.value - slope))
     inside = jnp.where((parabola > 0.1) & (parabola < 0.9), parabola, 0.5)
     inside = jnp.where((cubic > 0.2) & (cubic < 0.8), cubic, inside)
     return low.rate + inside * width

@@ -14,25 +14,13 @@ import jax
 import numpy as np
 
 from ..._core.engine.matrices import matrices_or_none
-from ..._core.protocol.parts import CHECK
+from ..._core.fields.declare import layout_field as layout_field
 from ..._core.text.messages import warn
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
-from ...where.layout import HEADS, Layout, as_layout, check_layout, layouts
+from ...where.layout import HEADS, Layout, layouts
 from ...where.resolve import Cases
 from ...where.selectors import path as path_, type as type_
-
-
-def layout_field() -> Any:
-    """Declares the keyword `layout` of a rule: `LayoutLike`, `None` by default."""
-    return eqx.field(
-        default=None,
-        static=True,
-        converter=as_layout,
-        kw_only=True,
-        metadata={CHECK: check_layout},
-    )
-
 
 # --- matrices -------------------------------------------------------------------------------
 

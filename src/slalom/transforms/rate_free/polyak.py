@@ -1,6 +1,5 @@
 """A step size from the loss: Polyak."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import equinox as eqx
@@ -8,13 +7,10 @@ import jax.numpy as jnp
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ...tree.dtypes import as_float
-from ...tree.types import Params, Updates
+from ..._core.protocol.rule import AbstractRule
 
 
-class ScaleByPolyak(AbstractStatelessTransform):
+class ScaleByPolyak(AbstractRule[None]):
     """Polyak's step size: scales updates by the gap between the loss and its minimum.
 
         u ↦ u·min((f − f*) / (‖u‖² + ε), η_max)
@@ -51,38 +47,33 @@ class ScaleByPolyak(AbstractStatelessTransform):
                 f"ScaleByPolyak.variant must be 'sps' or 'sps+', got {self.variant!r}."
             )
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        value = as_float(self.demand("value", None if context is None else context.value))
-        now = self.at(context)
-        norm = tree.scaled_norm(updates)
-        dtype = tree.accumulation_dtype(norm.dtype, value.dtype)
-        value, norm, f_min, max_learning_rate, eps = (
-            jnp.asarray(x, dtype) for x in (value, norm, now.f_min, now.max_learning_rate, now.eps)
-        )
-        gap = value - f_min
+    def measure(self, now, g, leaf):
+        return {"norm": tree.NormOf(g), "square": jnp.sum(tree.abs_squared(g))}
+
+    def finish(self, now, sums, state):
+        gap = now.value - now.f_min
         if self.variant == "sps+":
             gap = jnp.maximum(gap, 0)
-        zero = norm == 0
-        norm = jnp.where(zero, 1, norm)
+        zero = sums.norm == 0
+        norm = jnp.where(zero, 1, sums.norm)
         square = jnp.square(norm)
         # The length of the new update is (f − f*)·‖u‖ / (‖u‖² + ε), in which ‖u‖² may underflow.
-        large_eps = eps > square
+        large_eps = now.eps > square
         length = jnp.where(
             large_eps,
-            gap * (norm / jnp.where(large_eps, square + eps, 1)),
-            gap / (norm + jnp.where(large_eps, 0, eps) / norm),
+            gap * (norm / jnp.where(large_eps, square + now.eps, 1)),
+            gap / (norm + jnp.where(large_eps, 0, now.eps) / norm),
         )
-        length = jnp.minimum(length, max_learning_rate * norm)
+        length = jnp.minimum(length, now.max_learning_rate * norm)
         # As the formula is written, where nothing in it overflows or underflows.
-        sum_of_squares = jnp.asarray(tree.squared_norm(updates), dtype)
-        tiny, largest = float(jnp.finfo(dtype).tiny), float(jnp.finfo(dtype).max)
-        usual = (sum_of_squares > 1e10 * tiny) & (sum_of_squares < largest)
-        factor = gap / jnp.where(usual, sum_of_squares + eps, 1)
-        factor = jnp.minimum(factor, max_learning_rate)
+        limits = jnp.finfo(norm.dtype)
+        tiny, largest = float(limits.tiny), float(limits.max)
+        usual = (sums.square > 1e10 * tiny) & (sums.square < largest)
+        factor = gap / jnp.where(usual, sums.square + now.eps, 1)
+        factor = jnp.minimum(factor, now.max_learning_rate)
         usual = usual & (jnp.abs(factor) > tiny)
-        to = SimpleNamespace(
-            inverse_norm=jnp.where(usual, 1, jnp.where(zero, 0, 1 / norm)),
-            length=jnp.where(usual, factor, length),
-        )
-        return tree.map_leaves(lambda to, u: u * to.inverse_norm * to.length, (updates,), to)
+        now.inverse = jnp.where(usual, 1, jnp.where(zero, 0, 1 / norm))
+        now.length = jnp.where(usual, factor, length)
+
+    def direction(self, now, g, leaf):
+        return g * now.inverse * now.length

@@ -1,7 +1,6 @@
 """Transforms that normalize updates."""
 
 import math
-from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
@@ -9,10 +8,8 @@ import jax.numpy as jnp
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..matrices._layout import layout_field, row_axes
 from .scale import sign_of
@@ -51,7 +48,7 @@ class Centralize(AbstractRule[None]):
         return g - jnp.broadcast_to(mean, g.shape)
 
 
-class NormalizeByUpdateNorm(AbstractStatelessTransform):
+class NormalizeByUpdateNorm(AbstractRule[None]):
     """Scales all updates by one factor to a fixed norm: u ↦ u·s / (‖u‖ + ε).
 
     The Euclidean norm is summed in at least float32 over all leaves that this transform sees. Zero
@@ -71,16 +68,16 @@ class NormalizeByUpdateNorm(AbstractStatelessTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
-        now = self.at(context)
-        norm = tree.scaled_norm(updates)
-        divisor = norm + jnp.asarray(now.eps, norm.dtype)
+    def measure(self, now, g, leaf):
+        return {"norm": tree.NormOf(g)}
+
+    def finish(self, now, sums, state):
+        divisor = sums.norm + now.eps
         # The quotient s / (‖u‖ + ε) may overflow or underflow where the updates do not.
-        to = SimpleNamespace(
-            inverse=1 / jnp.where(divisor == 0, 1, divisor), factor=now.scale_factor
-        )
-        return tree.map_leaves(lambda to, u: u * to.inverse * to.factor, (updates,), to)
+        now.inverse = 1 / jnp.where(divisor == 0, 1, divisor)
+
+    def direction(self, now, g, leaf):
+        return g * now.inverse * now.scale_factor
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.scale_factor),) * len(jax.tree.leaves(params))

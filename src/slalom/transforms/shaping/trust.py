@@ -2,18 +2,14 @@
 
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ...tree.types import Params, Updates
 
 
-class ScaleByTrustRatio(AbstractStatelessTransform):
+class ScaleByTrustRatio(AbstractRule[None]):
     """Makes the norm of each leaf's update proportional to that of its parameter.
 
         u ↦ u·c·‖p‖ / (‖u‖ + ε)   with the norms of one leaf, each at least `min_norm`
@@ -39,20 +35,18 @@ class ScaleByTrustRatio(AbstractStatelessTransform):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        params = self.demand("params", params)
+    def measure(self, now, g, leaf):
+        return {"u": tree.NormOf(g), "p": tree.NormOf(leaf.p, small=False)}
 
-        def rule(now, u, u_norms, p_norms):
-            u_norm = jnp.maximum(u_norms[0], now.min_norm)
-            p_norm = jnp.maximum(p_norms[0], now.min_norm)
-            zero = (u_norm == 0) | (p_norm == 0)
-            # The ratio may overflow where the result does not.
-            inverse = jnp.where(zero, 1, 1 / jnp.where(zero, 1, u_norm + now.eps))
-            return u * inverse * jnp.where(zero, 1, now.trust_coefficient * p_norm)
+    def finish(self, now, sums, state):
+        now.u_norm, now.p_norm = sums.each("u", "p")
 
-        norms = tree.leaf_norms(updates), tree.leaf_norms(params, small=False)
-        per_param = tuple(jax.tree.map(lambda norm: (norm,), of) for of in norms)
-        return tree.map_leaves(rule, (updates,), self.at(context), per_param=per_param)
+    def direction(self, now, g, leaf):
+        u_norm, p_norm = (jnp.maximum(x, now.min_norm) for x in (now.u_norm, now.p_norm))
+        zero = (u_norm == 0) | (p_norm == 0)
+        # The ratio may overflow where the result does not.
+        inverse = jnp.where(zero, 1, 1 / jnp.where(zero, 1, u_norm + now.eps))
+        return g * inverse * jnp.where(zero, 1, now.trust_coefficient * p_norm)
 
 
 class ScaleByParamBlockNorm(AbstractRule[None]):

@@ -1,7 +1,6 @@
 """Clipping by the norm, relative to recent norms."""
 
-from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,10 +8,9 @@ from jaxtyping import Array, Int
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
-from ...tree.dtypes import as_canonical, canonical_float
-from ...tree.types import Params, Scalar, Updates
+from ..._core.protocol.rule import AbstractRule
+from ...tree.dtypes import canonical_float
+from ...tree.types import Params, Scalar
 from .clip import clip_factor
 
 
@@ -29,7 +27,7 @@ class ZClipState(eqx.Module):
     """How many standard deviations above the mean the last norm was."""
 
 
-class ZClip(AbstractTransform[ZClipState]):
+class ZClip(AbstractRule[ZClipState]):
     """Scales all updates by one factor where their norm is high among recent norms.
 
     With the norm g, and the mean μ and standard deviation σ of the norms before,
@@ -63,23 +61,19 @@ class ZClip(AbstractTransform[ZClipState]):
     warmup_steps: int = count_field(25, least=1)
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
 
+    scales: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
     def init(self, params: Params) -> ZClipState:
         tree.no_state(params)
         return ZClipState(tree.fresh_count(), *(jnp.zeros((), canonical_float()) for _ in range(3)))
 
-    def update(
-        self,
-        updates: Updates,
-        state: ZClipState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ZClipState]:
-        now = SimpleNamespace(**{n: as_canonical(x) for n, x in vars(self.at(context)).items()})
+    def measure(self, now, g, leaf):
         # Where the squares overflow too: an infinite norm of finite updates would not be clipped.
-        exact = tree.scaled_norm(updates, small=False)
-        norm = exact.astype(state.mean.dtype)
+        return {"norm": tree.NormOf(g, small=False)}
+
+    def finish(self, now, sums, state):
+        norm = sums.norm
         is_warm = state.age >= self.warmup_steps
         above, unit = norm - state.mean, state.std + now.eps
         # Compared without a quotient: after equal norms, with ε = 0, any rise is high.
@@ -88,15 +82,18 @@ class ZClip(AbstractTransform[ZClipState]):
         lowered = state.mean + now.threshold * state.std * (now.threshold * unit * inverse)
         z = above / jnp.where(unit == 0, 1, unit)
         limit = jnp.where(is_high, lowered, norm)
+        now.factor = clip_factor(norm, limit)
+        state.z = jnp.where(is_warm, z, 0)
         new = self._moved(state, limit, is_warm, now.decay)
         is_finite = jnp.isfinite(norm)
-        old = state.age, state.mean, state.std
-        age, mean, std = (jnp.where(is_finite, a, b) for a, b in zip(new, old, strict=True))
-        updates = tree.scale(updates, clip_factor(exact, limit.astype(exact.dtype)))
-        return updates, ZClipState(age, mean, std, jnp.where(is_warm, z, 0))
+        for name, x in zip(("age", "mean", "std"), new, strict=True):
+            setattr(state, name, jnp.where(is_finite, x, getattr(state, name)))
+
+    def direction(self, now, g, leaf):
+        return g * now.factor
 
     def _moved(
-        self, state: ZClipState, norm: Scalar, is_warm: Array, decay: Scalar
+        self, state: Any, norm: Scalar, is_warm: Array, decay: Scalar
     ) -> tuple[Array, Array, Array]:
         """The age, mean and standard deviation with one more norm."""
         age = tree.increment(state.age)

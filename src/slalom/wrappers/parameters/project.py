@@ -74,6 +74,12 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
     outside of the box is projected by the first step. Around other sets L-BFGS is refused.
 
+    Steps rest where p = fn(p + u). After SGD, with or without momentum, these are the points where
+    the loss has no better neighbor in a convex set. After a rule that scales every number by
+    itself, such as Adam, the same holds for a box, but not for a set that ties numbers to each
+    other: in a ball, Adam rests where p is parallel to its update, which is not the gradient. After
+    a rule that mixes the numbers of a matrix, such as Muon, Shampoo or SOAP, it holds for neither.
+
     Put `.project` inside of wrappers that skip steps, which then skip the projection too, and
     inside of `.average` and `.lookahead`: an average of parameters in a convex set is in it.
 

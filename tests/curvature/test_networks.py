@@ -1,0 +1,53 @@
+"""Networks that solve Poisson's equation: the errors that rules with curvature reach, by steps."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from benchmarks import curvature
+
+import slalom as sl
+from helpers import lenient
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "steps", "limit"),
+    [("sl.gauss_newton()", 250, 2e-6), ("sl.levenberg_marquardt()", 300, 2e-5)],
+)
+def test_the_error_falls_far_below_that_of_first_order_rules(x64, code, steps, limit):
+    """On 480 fixed points. Adam ends at 2e-3 after 3 000 steps, in as many seconds."""
+    with lenient():
+        history = curvature.run(curvature.Case("poisson", code, steps=steps), 0)
+    step, _, error, _ = history[-1]
+    assert step == steps
+    assert error <= limit
+
+
+def small_poisson(seed):
+    """The problem of the benchmark in small, after some steps of Adam."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    model = eqx.nn.MLP(2, 1, 12, 2, jnp.tanh, key=keys[0])
+    inside = jax.random.uniform(keys[1], (100, 2))
+    edge = jax.random.uniform(keys[2], (10,))
+    zero, one = jnp.zeros(10), jnp.ones(10)
+    edges = [jnp.stack(pair, 1) for pair in ((edge, zero), (edge, one), (zero, edge), (one, edge))]
+    batch = {"pde": inside, "boundary": jnp.concatenate(edges)}
+    residuals = {"pde": curvature.pde, "boundary": curvature.boundary}
+    loss_fn = sl.LeastSquares(residuals, weights={"boundary": 100.0})
+    return loss_fn, batch, sl.minimize(loss_fn, sl.adam(3e-3), model, batch, max_steps=300).model
+
+
+@pytest.mark.slow
+def test_self_scaled_broyden_is_a_fifth_of_bfgs(x64):
+    """The median ratio of three seeds, after the same steps from one start."""
+    ratios = []
+    for seed in range(3):
+        loss_fn, batch, model = small_poisson(seed)
+        losses = [
+            float(sl.minimize(loss_fn, sl.ss_broyden(family), model, batch, max_steps=500).loss)
+            for family in ("broyden", "plain")
+        ]
+        ratios.append(losses[0] / losses[1])
+    assert np.median(ratios) <= 1 / 5, ratios

@@ -318,3 +318,24 @@ def test_transfer_reads_groups_and_keeps_them():
     groups = {name: value for name, value in opt.hyperparams.items() if "step_size" in name}
     assert [float(x) for x in groups.values()] == [2.0, 0.5]
     assert sl.adam(0.1).transfer(mlp(4), mlp(4)) == sl.adam(0.1)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        sl.ScaleBySoap(layout="oi"),
+        sl.ScaleByShampoo(layout="oi").graft(sl.ScaleByAdam()),
+        sl.ScaleByAdam(),
+    ],
+)
+def test_transfer_reads_arrays_as_the_rule_does(rule):
+    models = [{"w": jnp.ones((n, 3))} for n in (32, 8)]
+    tx = (rule | RATE).transfer(*models, layout={sl.where.path("w"): "oi"})
+    # The inputs do not grow, which a guess would take the first axis for.
+    assert by_path(models[0], _factors(tx))["w"] == (2 if type(rule) is sl.ScaleBySoap else 1)
+
+
+def _factors(tx):
+    found = [link for link in tx if isinstance(link, sl.ScaleBy)]
+    pairs = [zip(link.cases.cases, link.factors, strict=True) for link in found]
+    return {where: factor.step_size for pair in pairs for (where, _), factor in pair}

@@ -71,7 +71,9 @@ class AbstractScopeMethods(AbstractDeclared):
         return Partition.by_cases(self, others, names)
 
     @advise_keywords
-    def transfer(self, model: Any, base: Any) -> "slalom.AbstractTransform":
+    def transfer(
+        self, model: Any, base: Any, layout: Any | None = None
+    ) -> "slalom.AbstractTransform":
         """Carries learning rates that suit a narrow model over to a wide one (μP).
 
         The factors of `sl.mup` come right behind each rule, in front of the decay, which stays as
@@ -94,13 +96,14 @@ class AbstractScopeMethods(AbstractDeclared):
 
         - `model`: the model, or its shapes.
         - `base`: the model, or its shapes, at the width at which the learning rate was found.
+        - `layout`: as in `sl.mup`, for rules without a `layout` of their own.
 
         **Returns:** this transform with `sl.ScaleBy` links. A rule that `sl.mup` does not know is
         refused.
         """
         from ...wrappers.scope.transfer import transfer
 
-        return transfer(self, model, base)
+        return transfer(self, model, base, layout)
 
     @advise_keywords
     def maximize(self) -> "slalom.wrappers.Maximize":

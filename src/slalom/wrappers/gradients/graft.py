@@ -44,8 +44,8 @@ class Graft(AbstractWrapper[GraftState]):
     blocks, as the rules inside read it. They are right also where a sum of squares overflows or
     underflows.
 
-    The signs are those of the inner transform. To graft whole optimizers, each with its learning
-    rate, is possible: `sl.muon(1.0).graft(sl.adam(1e-3))` ignores the first learning rate.
+    The signs are those of the inner transform. Whole optimizers can be grafted too:
+    `sl.muon(1.0).graft(sl.adam(1e-3))` takes steps as long as Adam's.
 
     The hyperparameters of the other transform have paths such as
     `graft.magnitude.scale_by_adam.b1`.

@@ -25,6 +25,7 @@ from ...transforms import (
     ZClip,
 )
 from ...transforms.shaping.rate_factors import mup, rule_of, trainable
+from ...where.layout import LayoutLike
 from ..gradients.graft import Graft
 
 _AFTER = (AddDecayedWeights, ScaleByLearningRate, SetToZero)
@@ -49,24 +50,26 @@ _NEUTRAL = (
 """Links that leave the dependence of updates on the width as it is, or that SGD may have."""
 
 
-def transfer(tx: AbstractTransform, model: PyTree, base: PyTree) -> AbstractTransform:
+def transfer(
+    tx: AbstractTransform, model: PyTree, base: PyTree, layout: LayoutLike
+) -> AbstractTransform:
     """The transform with the factors of `mup` behind each of its rules."""
     wide, narrow = trainable(model), trainable(base)
     if isinstance(tx, Chain):
-        return _transferred(tx, wide, narrow)
+        return _transferred(tx, wide, narrow, layout)
     if isinstance(tx, Graft | ScaleBy) or not inner_transforms(tx):
-        return _transferred(Chain((tx,), (None,)), wide, narrow)
+        return _transferred(Chain((tx,), (None,)), wide, narrow, layout)
     pairs = zip(tx.children(params=wide), tx.children(params=narrow), strict=True)
     for part, small in pairs:
         # Another transform than the inner one, such as the optimizer of `.outer`, is no rule.
         is_inner = not isinstance(tx, AbstractWrapper) or part.module is tx.inner
         if is_inner and isinstance(part.module, AbstractTransform):
-            new = transfer(part.module, part.params, small.params)
+            new = transfer(part.module, part.params, small.params, layout)
             tx = eqx.tree_at(part.get, tx, new)
     return tx
 
 
-def _transferred(tx: Chain, wide: PyTree, narrow: PyTree) -> AbstractTransform:
+def _transferred(tx: Chain, wide: PyTree, narrow: PyTree, layout: LayoutLike) -> AbstractTransform:
     """As `transfer`, for a chain."""
     links, names = list(tx.links), list(tx.names)
     rules = [i for i, link in enumerate(links) if _is_rule(link)]
@@ -74,7 +77,7 @@ def _transferred(tx: Chain, wide: PyTree, narrow: PyTree) -> AbstractTransform:
     for i, link in enumerate(links):
         if i in inside and not rules:
             part, small = (tx.children(params=params)[i] for params in (wide, narrow))
-            links[i] = transfer(link, part.params, small.params)
+            links[i] = transfer(link, part.params, small.params, layout)
         elif i not in rules:
             _check_neutral(link)
     if inside and not rules:
@@ -84,7 +87,11 @@ def _transferred(tx: Chain, wide: PyTree, narrow: PyTree) -> AbstractTransform:
     else:
         after = [i for i, link in enumerate(links) if isinstance(link, _AFTER)]
         at = min(after, default=len(links))
-    factors = mup(wide, narrow, rule=links[rules[-1]] if rules else "sgd")
+    rule = links[rules[-1]] if rules else "sgd"
+    if rules:  # a rule reads its matrices as it was told, also inside of `.graft`
+        inner = (getattr(part.module, "layout", None) for part in transforms(links[rules[-1]]))
+        layout = next((own for own in inner if own is not None), layout)
+    factors = mup(wide, narrow, rule=rule, layout=layout)
     if factors:
         links.insert(at, ScaleBy(factors))
         names.insert(at, None)

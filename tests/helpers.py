@@ -1,6 +1,7 @@
 """Small models, deterministic gradients and whole trajectories, shared by the tests."""
 
 import contextlib
+import re
 
 import equinox as eqx
 import hypothesis
@@ -189,3 +190,13 @@ def known(params, grads):
         "residuals": residuals,
         "terms": sl.combine.Terms(jnp.array([1.0, 2.0]), jnp.array([[2.0, -1.0], [-1.0, 3.0]])),
     }
+
+
+def kernels(tx, shapes):
+    """How many different fused loops XLA makes of a step on parameters of these shapes."""
+    params = {f"w{i}": jax.ShapeDtypeStruct(shape, jnp.float32) for i, shape in enumerate(shapes)}
+    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+    text = step.lower(params, sl.Optimizer(tx, params), params).compile().as_text()
+    bodies = re.findall(r"^%fused_computation.*?^}", text, re.MULTILINE | re.DOTALL)
+    names = r", metadata=\{.*?\}|%[\w.-]+|[\w.]+:|/\*.*?\*/"
+    return len({re.sub(names, "", body) for body in bodies})

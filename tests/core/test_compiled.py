@@ -101,6 +101,13 @@ def is_parameter(text):
     return text.count(f"f32[{','.join(map(str, SHAPE))}]")
 
 
+def test_corrections_of_the_bias_are_computed_once_for_all_leaves():
+    loops = re.findall(r"^%fused_computation.*?^}", lean("adamw").as_text(), re.M | re.S)
+    of_leaves = [loop for loop in loops if is_parameter(loop)]
+    assert of_leaves
+    assert not any("s32[]" in loop for loop in of_leaves)  # the age of the means
+
+
 @pytest.mark.parametrize("name", slow_except(LEAN, *QUICK))
 def test_scratch_is_at_most_one_percent_of_the_parameters(name):
     program = lean(name)

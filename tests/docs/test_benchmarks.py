@@ -19,10 +19,12 @@ from benchmarks import (
     donation,
     gpu,
     gradient_memory,
+    loops,
     matrices,
     measure,
     precision,
     report,
+    several_losses,
     torch_rival,
 )
 from benchmarks.learning import __main__ as learning, figures
@@ -144,6 +146,29 @@ def test_the_errors_of_curvature_are_written_into_a_page(monkeypatch, tmp_path):
     assert 0 < loss < 10
     assert "| `sl.adam(1e-2)` | 3 | " in page.read_text()
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_several_losses_are_measured(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{several_losses.BEGIN}\nold\n{several_losses.END}\n")
+    tiny = ["--layers=3", "--width=16", "--repetitions=1", "--steps=3", "--seeds=1"]
+    with lenient():
+        cost, error = several_losses.main([*tiny, "--docs", str(page)])
+    assert len(cost) == len(error) == 4
+    assert "| weights of the terms | relative error, of each seed |" in page.read_text()
+
+
+@pytest.mark.slow
+def test_loops_and_scans_are_compared(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{loops.BEGIN}\nold\n{loops.END}\n")
+    mlp = [task for task in loops.tasks(10) if task.title == "MLP"]
+    monkeypatch.setattr(loops, "tasks", lambda steps: mlp)
+    with lenient():
+        rows = loops.main(["--repetitions", "1", "--no-torch", "--docs", str(page)])
+    assert [len(row) for row in rows] == [5, 5, 5]
+    assert page.read_text().count("\n| MLP, ") == 3
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import slow_except
+from helpers import kernels, slow_except
 from slalom._core.engine import pieces
-from slalom._core.engine.encoded import encoded_form, random_bits, seed_of
+from slalom._core.engine.encoded import encoded_form, random_bits, seeds_of
 
 C = sl.codecs
 # The largest error, as a share of the largest number (of a field ≥ 0, of the roots).
@@ -35,7 +35,7 @@ def matrix(rows=8, width=300, seed=0):
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def round_trip(x, codec, nonnegative, bits=False):
     form = encoded_form(x, codec, nonnegative)
-    random = form.bits(seed_of("x", jnp.int32(1)), form.rows) if bits else None
+    random = form.bits(seeds_of(["x"], jnp.int32(1))["x"], form.rows) if bits else None
     return form.encode(x, random).decode()
 
 
@@ -98,7 +98,7 @@ def mean_of_roundings(x, codec, nonnegative):
     form = encoded_form(x, codec, nonnegative)
 
     def decoded(step):
-        bits = form.bits(seed_of("x", step), form.rows)
+        bits = form.bits(seeds_of(["x"], step)["x"], form.rows)
         return form.encode(x, bits).decode()
 
     return jnp.mean(jax.vmap(decoded)(jnp.arange(500)), axis=0)
@@ -106,7 +106,7 @@ def mean_of_roundings(x, codec, nonnegative):
 
 @pytest.mark.slow
 def test_random_bits_do_not_depend_on_how_an_array_is_cut():
-    seed = seed_of("w", jnp.int32(7))
+    seed = seeds_of(["w"], jnp.int32(7))["w"]
     whole = random_bits(seed, (6, 50))
     assert jnp.array_equal(whole[2:4], random_bits(seed, (2, 50), 100))
     bits = np.unpackbits(np.asarray(whole).view(np.uint8).reshape(-1, 4), axis=1)
@@ -402,3 +402,36 @@ def test_a_mean_of_squares_does_not_stall():
         means[codec] = float(jnp.mean(opt.state_of("scale_by_rms").nu["w"].decode()))
     for codec, mean in means.items():
         assert abs(mean - (1 - 0.999**3000)) < 0.03, (codec, mean)
+
+
+SMALL = {
+    "equal": [(512, 512)] * 10,
+    "many": [(128, 128)] * 80,
+    "of many widths": [(256, 128 + 32 * i) for i in range(12)],
+    "of many ranks": [(384, 384), (3, 3, 32, 128), (8192,), (200, 300)] * 10,
+}
+
+
+ALONE, IN_A_BRANCH = sl.adamw(1e-3), CLIPPED.if_finite()
+
+
+@pytest.mark.parametrize("name", slow_except(SMALL, "equal"))
+@pytest.mark.parametrize(
+    "tx", slow_except([ALONE, IN_A_BRANCH], ALONE), ids=["alone", "in a branch"]
+)
+def test_scratch_of_small_leaves_does_not_grow_with_their_number(tx, name):
+    params = {
+        f"w{i:02}": jax.ShapeDtypeStruct(shape, jnp.float32) for i, shape in enumerate(SMALL[name])
+    }
+    opt = sl.Optimizer(tx.store("int8"), params)
+    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+    memory = step.lower(params, opt, params).compile().memory_analysis()
+    # 2¹⁸ entries are worked on at once, with three numbers in float32 for each.
+    assert memory.temp_size_in_bytes <= 1.1 * 3 * 4 * 2**18
+
+
+@pytest.mark.slow
+def test_leaves_of_one_shape_share_kernels():
+    assert kernels(sl.adamw(1e-3).store("int8"), [(256, 1024)] * 6) == kernels(
+        sl.adamw(1e-3).store("int8"), [(256, 1024)] * 3
+    )

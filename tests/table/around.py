@@ -19,6 +19,9 @@ WRAPPERS: dict[str, Any] = {
     "Combine": sl.adam(halving).combine(sl.combine.UPGrad(), TERMS),
     "Combine, every_k": sl.sgd(0.1).combine(sl.combine.PCGrad(), TERMS).every_k(2),
     "Combine, averaged": sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), TERMS).average().record(),
+    "Project, sphere": (
+        sl.adam(halving).project(sl.projections.sphere(), where=sl.where.ndim(min=2)).every_k(2)
+    ),
     "SkipSpikes": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).skip_spikes(window=2),
     "SkipSpikes, every_k": sl.adam(0.1).skip_spikes(window=4, by="grad_norm").every_k(2),
     "SkipSpikes, averaged": sl.sgd(0.1).every_k(2).skip_spikes(by="loss").average().record(),

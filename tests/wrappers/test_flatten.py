@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_path, gradients, mlp, nested_dict, params_of, slalom_trajectory
+from helpers import (
+    assert_same_path,
+    gradients,
+    kernels,
+    mlp,
+    nested_dict,
+    params_of,
+    slalom_trajectory,
+)
 from slalom._core.state.walk import transforms
 from table import RULES
 
@@ -141,6 +149,11 @@ class ScaleByGiven(sl.AbstractTransform):
         value = context.value_fn(params)
         made = jax.tree.map(lambda u, s, g: u * s + g * value, updates, sensitivity, grad)
         return made, state
+
+
+def test_leaves_share_kernels_wherever_they_are_in_the_buffer():
+    tx = sl.adamw(1e-3).flatten()
+    assert kernels(tx, [(64,)] * 8) == kernels(tx, [(64,)] * 4)
 
 
 def test_what_the_context_holds_for_each_parameter_is_joined():

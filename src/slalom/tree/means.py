@@ -9,7 +9,7 @@ from .types import Scalar
 def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:
     """1 / (1 − decayᵗ), the factor that debiases a mean that started at zero and has age t ≥ 1.
 
-    Written as −1 / expm1(t · log1p(−(1 − decay))): the naive form loses 5e-5 of its value to
+    Written as 1 / −expm1(t · log1p(−(1 − decay))): the naive form loses 5e-5 of its value to
     cancellation in float32 at t = 2, decay = 0.9999.
 
     **Arguments:**
@@ -19,9 +19,9 @@ def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*
 
     **Returns:** the factor, of the same shape as `age`.
     """
-    first = jnp.broadcast_to(1 / (1 - decay), age.shape)
-    later = -1 / jnp.expm1(age.astype(decay.dtype) * log_of_decay(decay))
-    return jnp.where(age == 1, first, later)
+    later = -jnp.expm1(age.astype(decay.dtype) * log_of_decay(decay))
+    # The division comes last: XLA computes it once, and what comes after it again for every leaf.
+    return 1 / jnp.where(age == 1, 1 - decay, later)
 
 
 def log_of_decay(decay: Scalar) -> Scalar:

@@ -7,6 +7,7 @@ still names the field and the parameter.
 
 import functools
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
@@ -16,6 +17,7 @@ from jaxtyping import Array, Float, PyTree, UInt32
 
 from ...tree.dtypes import accumulation_dtype, cast, real_dtype
 from ...tree.fresh import reshaped
+from ...tree.kernels import as_arguments
 from ...tree.leaves import scale
 from ...tree.paths import CodeKey, dotted
 from ...tree.rounding import hashed, scramble
@@ -205,6 +207,12 @@ def has_encoded(tree: PyTree) -> bool:
     return any(map(is_encoded, jax.tree.leaves(tree, is_leaf=is_encoded)))
 
 
+def in_blocks(state: PyTree) -> bool:
+    """Whether a leaf is in a codec that needs more than one number at once."""
+    leaves = jax.tree.leaves(state, is_leaf=is_encoded)
+    return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
+
+
 def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
     """A fresh state in the codecs of the one before."""
     like, structure = jax.tree.flatten(before, is_leaf=is_encoded)
@@ -253,15 +261,15 @@ def encoded_again(before: PyTree, after: PyTree, clock: Any, name: str = "") -> 
     - `name`: the name of the tree, so that different ones are rounded differently.
     """
     named, structure = jax.tree_util.tree_flatten_with_path(before, is_leaf=is_encoded)
+    names = [f"{name}.{dotted(path)}" for path, _ in named]
+    coded = [name for name, (_, old) in zip(names, named, strict=True) if is_encoded(old)]
+    seeds = seeds_of(coded, clock)
 
-    def again(path: Any, old: Any, x: Any) -> Any:
-        if not is_encoded(old):
-            return x
-        seed = seed_of(f"{name}.{dotted(path)}", clock)
-        return old.encode(x, old.bits(seed, old.rows))
+    def again(name: str, old: Any, x: Any) -> Any:
+        return old.encode(x, old.bits(seeds[name], old.rows)) if name in seeds else x
 
-    pairs = zip(named, structure.flatten_up_to(after), strict=True)
-    return structure.unflatten([again(path, old, x) for (path, old), x in pairs])
+    triples = zip(names, named, structure.flatten_up_to(after), strict=True)
+    return structure.unflatten([again(name, old, x) for name, (_, old), x in triples])
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -283,9 +291,13 @@ def row_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 # --- random bits ----------------------------------------------------------------------------
 
 
-def seed_of(name: str, clock: Any) -> UInt32[Array, ""]:
-    """A seed that differs between names and steps."""
-    return np.uint32(zlib.crc32(name.encode())) ^ scramble(clock.astype(jnp.uint32))
+def seeds_of(names: Sequence[str], clock: Any) -> dict[str, UInt32[Array, ""]]:
+    """Seeds that differ between names and steps, by name."""
+    if not names:
+        return {}
+    step = scramble(clock.astype(jnp.uint32))
+    own = as_arguments([zlib.crc32(name.encode()) for name in names], jnp.uint32, step)
+    return {name: seed ^ step for name, seed in zip(names, own, strict=True)}
 
 
 def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...], start: Any = 0) -> Array:

@@ -18,7 +18,7 @@ from jaxtyping import Array, PyTree
 from ... import tree
 from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
-from .encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape, seed_of
+from .encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape, seeds_of
 
 Store: TypeAlias = Callable[[int, Any], Any]
 """Stores a new value of the leaf with this number, and returns it as later phases see it."""
@@ -30,8 +30,8 @@ _SIZES = {"cpu": 2**17}
 """The number of entries in a piece, by platform: few enough for the cache of a CPU. Elsewhere
 leaves stay whole: on an H100, AdamW in int8 took 4.4 ms for GPT-2 small in pieces of 2²², and
 2.7 ms without."""
-_SMALL = 2**15
-"""From this number of entries on, leaves wait for each other, so that they share scratch memory."""
+_AT_ONCE = 2**18
+"""How many entries of encoded leaves are worked on at once. Others wait for the scratch memory."""
 
 
 def run_at_rest(
@@ -70,21 +70,33 @@ def run_whole(
     """As `run_at_rest`, on whole leaves. Some may be trees of arrays, such as a tuple of means
     along each axis."""
     results: list[Any] = list(written)
+    stored: list[int] = []
+    late: dict[int, Array] = {}
 
     def store(i: int, value: Any) -> Any:
         like = written[i]
         value = value if like is None else _cast_like(value, like)
-        if not is_encoded(like):
-            results[i] = value
+        if is_encoded(like) and not like.codec.is_elementwise(like.spec):
+            late[i] = value
             return value
-        bits = None if seeds[i] is None else like.bits(seeds[i], like.rows)
-        results[i] = new = like.encode(value, bits)
+        stored.append(i)
+        results[i] = encoded(i, value) if is_encoded(like) else value
         # XLA:CPU makes a kernel of each result. If later ones read what is stored, they need not
         # compute the new values again, and the old ones can be overwritten.
-        return new.decode() if like.codec.is_elementwise(like.spec) else value
+        return results[i].decode() if is_encoded(like) else value
+
+    def encoded(i: int, value: Array) -> Encoded:
+        bits = None if seeds[i] is None else written[i].bits(seeds[i], written[i].rows)
+        return written[i].encode(value, bits)
 
     own, old = ([x.decode() if rests(x) else x for x in leaves] for leaves in (read, written))
     body(own, old, store)
+    before = [results[i] for i in sorted(stored)]
+    waits = jax.default_backend() in _SIZES and not _is_sharded([*read, *late.values()])
+    for i, value in late.items():
+        # The kernels before this one compute the new value themselves, from the old codes.
+        results[i] = encoded(i, tree.after(value, before) if waits else value)
+        before = results[i]
     return results
 
 
@@ -171,6 +183,9 @@ def _in_pieces(
     number = -(-rows // size)
     first = tree.after(cut(wholes, jnp.int32(0)), after)
     wholes, last = jax.lax.fori_loop(0, number, go_on, (wholes, first))
+    # XLA:CPU compiles one kernel for all leaves that do the same here, if there is more to do than
+    # to put a piece back.
+    last = tree.after(last, after)
     wholes = _as_they_were(put(wholes, last, jnp.int32(number - 1)), forms)
     return [_like(e, x) for e, x in zip(written, wholes, strict=True)]
 
@@ -182,12 +197,33 @@ def _cast_like(value: Any, like: Any) -> Any:
     return tree.cast_like(value, like)
 
 
-def last_of(result: AtRest, after: Any) -> Any:
-    """What the next leaf comes `after`: a number of this result, if it is large enough."""
-    if math.prod(result.shape) < _SMALL or _is_sharded([result]):
-        return after
-    x = jax.tree.leaves(result)[-1]
-    return x[(0,) * x.ndim].real.astype(jnp.float32)
+class Queue:
+    """Which encoded leaves wait for which, so that few of them need scratch memory at a time."""
+
+    def __init__(self):
+        self._after = jnp.zeros((), jnp.float32)
+        self._running: list[tuple[Array, int]] = []
+
+    def turn(self, shape: tuple[int, ...]) -> Array:
+        """A number that is computed before a leaf of this shape may begin."""
+        most = _AT_ONCE - math.prod(shape)
+        while self._running and sum(n for _, n in self._running) > most:
+            self._after, _ = self._running.pop(0)
+        return self._after
+
+    def add(self, result: PyTree) -> None:
+        """Adds the leaf that has begun, with its new state."""
+        # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
+        coded = [x for x in jax.tree.leaves(result, is_leaf=is_encoded) if is_encoded(x)]
+        if not coded or _is_sharded(coded):
+            return
+        # Of the last one, which is written last. Of its scales, since XLA would compute a code
+        # again where it is read.
+        x = jax.tree.leaves(coded[-1])[-1]
+        if not x.size:
+            return
+        number = x[(0,) * x.ndim].real.astype(jnp.float32)
+        self._running.append((number, math.prod(coded[-1].shape)))
 
 
 def advance_tree(
@@ -222,12 +258,14 @@ def advance_tree(
     if any(map(under_jit, jax.tree.leaves((old, new)))):
         at_leaf = jax.jit(at_leaf)
     paths = leaf_paths(shapes_of(old))
-    results, after = [], jnp.zeros((), jnp.float32)
+    coded = [f"{name}.{path}" for path, a in zip(paths, leaves, strict=True) if is_encoded(a)]
+    seed_of = seeds_of(coded, None if context is None else context.stored_clock)
+    results, queue = [], Queue()
     for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
         numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
-        seed = seed_of(f"{name}.{paths[i]}", context.stored_clock) if is_encoded(a) else None
-        results.append(at_leaf(numbers, a, g, seed, after))
-        after = last_of(results[-1], after) if is_encoded(a) else after
+        seed = seed_of.get(f"{name}.{paths[i]}")
+        results.append(at_leaf(numbers, a, g, seed, queue.turn(g.shape)))
+        queue.add(results[-1])
     return structure.unflatten(results)
 
 

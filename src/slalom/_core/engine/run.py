@@ -29,10 +29,10 @@ from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
-from .encoded import AtRest, decoded, decoded_again, is_encoded, rests, seed_of
+from .encoded import AtRest, decoded, decoded_again, in_blocks, is_encoded, rests, seeds_of
 from .matrices import is_key, matrices, not_refreshed, refreshed
 from .phases import Found, finish, measured, phases, seen_by_refresh
-from .pieces import Store, as_if_decoded, last_of, run_at_rest, run_whole, shapes_of
+from .pieces import Queue, Store, as_if_decoded, run_at_rest, run_whole, shapes_of
 
 
 class RuleAt(NamedTuple):
@@ -142,7 +142,15 @@ def _over_leaves(
         at_leaf = jax.jit(at_leaf, static_argnums=0)
     results: list[Any] = []
     done = None
-    after = jnp.zeros((), jnp.float32)
+    queue = Queue()
+    coded = [
+        f"{run.part.name}.{name}.{paths[i]}"
+        for run in runs
+        for name, column in run.columns.items()
+        for i, n in run.positions.items()
+        if is_encoded(column[n])
+    ]
+    seed_of = seeds_of(coded, clock)
     for i, u in enumerate(leaves):
         active = [k for k, run in enumerate(runs) if i in run.positions]
         places = [runs[k].positions[i] for k in active]
@@ -150,12 +158,10 @@ def _over_leaves(
         plan = _Plan(does, tuple(active), tuple(run.plan[n] for run, n in own), adds)
         fields = [run.fields_of(n) for run, n in own]
         seeds = [
-            [
-                seed_of(f"{run.part.name}.{name}.{paths[i]}", clock) if is_encoded(x) else None
-                for name, x in zip(run.columns, values, strict=True)
-            ]
-            for (run, _), values in zip(own, fields, strict=True)
+            [seed_of.get(f"{run.part.name}.{name}.{paths[i]}") for name in run.columns]
+            for run, _ in own
         ]
+        after = queue.turn(u.shape)
         if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
             u = tree.after(u, after)
         if done is not None and any(run.rule.over == "matrix" for run, _ in own):
@@ -165,18 +171,10 @@ def _over_leaves(
         result, new = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
         results.append(result)
         done = (result, new)
-        # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
-        coded = [x for x in jax.tree.leaves(new, is_leaf=is_encoded) if is_encoded(x)]
-        after = last_of(coded[0], after) if coded else after
+        queue.add(new)
         for (run, n), values in zip(own, new, strict="advance" in does):
             run.take(n, values)
     return results
-
-
-def in_blocks(state: PyTree) -> bool:
-    """Whether a leaf is in a codec that needs more than one number at once."""
-    leaves = jax.tree.leaves(state, is_leaf=is_encoded)
-    return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
 
 
 class _Plan(NamedTuple):

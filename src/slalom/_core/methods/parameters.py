@@ -157,6 +157,9 @@ class AbstractParameterMethods(AbstractDeclared):
     ) -> "slalom.wrappers.Project":
         """Projects the parameters after each step of this transform.
 
+        Onto a smooth set, such as `sl.projections.sphere()`, it also projects gradients and updates
+        onto the tangent.
+
         **Arguments:**
 
         - `fn`: a function from a tree of parameters to a tree like it, such as those of

@@ -9,8 +9,9 @@ from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.types import Params, Updates
+from ..engine.encoded import in_blocks
 from ..engine.matrices import for_each_matrix
-from ..engine.run import Leafwise, RuleAt, in_blocks, run_rule
+from ..engine.run import Leafwise, RuleAt, run_rule
 from .context import Context
 from .parts import Part
 from .transform import AbstractTransform, State

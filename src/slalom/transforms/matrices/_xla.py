@@ -13,7 +13,11 @@ array and a number into the kernel that reads ν, which would then read the old 
 
 **An expression that two reductions share, or a reduction and a product, is written to memory.**
 So Adafactor phrases the square differently for each reduction. A number that is broadcast for
-several reductions is written, too, so `tree.scaled_norm` reduces pairs instead of scaled arrays.
+several reductions is written, too, so `tree.NormOf` multiplies each array by factors of its own.
+
+**A kernel that reads one entry of a vector takes several times as long to compile** as one that
+reads a scalar. So norms of leaves are scalars from one end to the other: `ScaleByTrustRatio`
+divides them in `direction`, not as vectors in `finish`.
 
 `tests/core/test_compiled.py` counts copies, writes and scratch memory.
 """

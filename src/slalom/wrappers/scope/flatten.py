@@ -18,6 +18,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.write import RETURN, Writer
 from ..._core.state.walk import transforms
+from ...tree.kernels import as_arguments
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Params, Tracer, Updates
 
@@ -163,16 +164,24 @@ class Flatten(AbstractWrapper[FlattenState]):
     def _split(self, joined: Joined, like: PyTree, dtypes: tuple[str, ...]) -> PyTree:
         """Undoes `_join`: a tree of the structure and shapes of `like`."""
         leaves, structure = jax.tree.flatten(like)
+        small = [x for x in leaves if self._joins(x)]
         ends = dict.fromkeys(joined.together, 0)
-        of_small, apart = iter(dtypes), iter(jax.tree.leaves(joined.apart))
+        starts: list[int] = []
+        for dtype, x in zip(dtypes, small, strict=True):
+            starts.append(ends[dtype])
+            ends[dtype] += np.size(x)
+        # Unsigned, since JAX would count negative ones from the end.
+        numbers = as_arguments(starts, jnp.uint32, next(iter(joined.together.values()), None))
+        of_small = zip(dtypes, numbers, strict=True)
+        apart = iter(jax.tree.leaves(joined.apart))
         pieces = []
         for x in leaves:
             if not self._joins(x):
                 pieces.append(next(apart))
                 continue
-            dtype = next(of_small)
-            start, ends[dtype] = ends[dtype], ends[dtype] + np.size(x)
-            piece = jnp.reshape(joined.together[dtype][start : ends[dtype]], np.shape(x))
+            dtype, start = next(of_small)
+            piece = jax.lax.dynamic_slice(joined.together[dtype], (start,), (np.size(x),))
+            piece = jnp.reshape(piece, np.shape(x))
             pieces.append(_with_spec(piece, x, jax.typeof(x).sharding.spec))
         return structure.unflatten(pieces)
 

@@ -14,7 +14,7 @@ from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
 from helpers import assert_same_bits, lenient, mlp, slow_except
-from slalom._core.state.marks import PER_PARAM, children_by_name, marks
+from slalom._core.state.marks import PER_PARAM, SPREAD, children_by_name, marks
 from slalom.interop import to_optax
 from table import GRADIENT_ROWS, PER_EXAMPLE, WITH_GRADIENT, every_third
 
@@ -385,7 +385,8 @@ def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(name):
 def fields_with_other_shapes(state):
     """Those with arrays of other shapes for each parameter, as keys of a path."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: bool(marks(node)))
-    here = {GetAttrKey(f) for n in nodes for f, mark in marks(n).items() if mark == PER_PARAM}
+    other = (PER_PARAM, SPREAD)
+    here = {GetAttrKey(f) for n in nodes for f, mark in marks(n).items() if mark in other}
     inner = [child for n in nodes for child in children_by_name(n).values()]
     return here.union(*map(fields_with_other_shapes, inner))
 

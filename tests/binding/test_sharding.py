@@ -7,9 +7,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import slow_except
+from helpers import known, slow_except
 from slalom._core.engine.encoded import encoded_form
 from slalom.codecs.names import as_codec
+from table import GRADIENT_ROWS, WITH_GRADIENT
 
 AXES = {"automatic": (AxisType.Auto,) * 2, "explicit": (AxisType.Explicit,) * 2}
 RULES = {
@@ -155,6 +156,28 @@ def test_what_was_moved_to_another_mesh_stays_there():
     after, _ = jax.jit(lambda p, opt: step(p, opt))(params, opt)
     assert after["w"].sharding.mesh == other
     assert after["w"].sharding.spec == P("model")
+
+
+WHOLE = ("sl.ScaleBySoap(", "sl.ScaleByShampoo(", "sl.ScaleByGalore(")
+"""Rules that need whole matrices, and say so."""
+OFTEN = ("ScaleByAdam", "Graft, every_k", "Store, every_k")
+
+
+@pytest.mark.parametrize("name", slow_except(GRADIENT_ROWS, *OFTEN))
+def test_every_row_steps_along_explicit_axes_or_says_that_it_cannot(name):
+    tx, params = WITH_GRADIENT[name], sharded(AXES["explicit"])
+    if any(rule in repr(tx) for rule in WHOLE):
+        with pytest.raises(
+            ValueError, match=r"'w' is sharded over explicit axes .* automatic axes"
+        ):
+            sl.Optimizer(tx, params)
+        return
+    opt = sl.Optimizer(tx, params)
+    # JAX checks explicit axes in types: nothing has to be compiled.
+    new, _ = jax.eval_shape(lambda p, opt: opt.step(p, p, **known(p, p)), params, opt)
+    assert [x.sharding.spec for x in jax.tree.leaves(new)] == [
+        x.sharding.spec for x in jax.tree.leaves(params)
+    ]
 
 
 SHAPES = [(4,), (64,), (256,), (1024,), (4, 4), (8, 3), (8, 2), (3, 8), (16, 1), (4, 130), (8, 64)]

@@ -221,6 +221,17 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     return jax.lax.reshape(x, shape, out_sharding=sharding.update(spec=new))
 
 
+def placed_like(x: Array, like: Array) -> Array:
+    """An array with the sharding of another one of its shape, along explicit axes of a mesh."""
+    sharding = jax.typeof(x).sharding
+    spec = jax.typeof(like).sharding.spec
+    if AxisType.Explicit not in sharding.mesh.axis_types or x.shape != like.shape:
+        return x
+    if sharding.spec == spec:
+        return x
+    return jax.sharding.reshard(x, sharding.update(spec=spec))
+
+
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """How many sizes are equal, from the first one on."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))

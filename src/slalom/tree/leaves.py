@@ -123,7 +123,9 @@ def map_leaves(
 
 def after(tree: PyTree, results: PyTree) -> PyTree:
     """The tree, read after the first of the results, also if XLA could read it before."""
-    first = next((r for r in jax.tree.leaves(results) if r.size), None)
+    # JAX reads no entry of what is sharded over explicit axes of a mesh.
+    whole = (r for r in jax.tree.leaves(results) if r.size and not any(jax.typeof(r).sharding.spec))
+    first = next(whole, None)
     if first is None:
         return tree
     # This is always false, also for NaN, but XLA does not know.

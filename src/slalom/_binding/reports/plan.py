@@ -299,7 +299,7 @@ def _derived_in_blocks(
 
 def _derived(shape: tuple[int, ...], spec: Spec, param: tuple[int, ...]) -> Spec:
     """How state of this shape is sharded that belongs to a parameter with this spec and shape."""
-    if shape[1:] == param:
+    if len(shape) > len(param) and shape[1:] == param:
         return (None, *spec)  # the history of L-BFGS
     if len(shape) == len(param) and all(
         n in (1, full) for n, full in zip(shape, param, strict=True)

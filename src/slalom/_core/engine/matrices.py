@@ -95,6 +95,24 @@ def _not_a_matrix(who: str, path: str, layout: Layout) -> str:
     )
 
 
+def refuse_explicit_axes(rule: Any, params: Params) -> None:
+    """Raises `ValueError` for matrices that are sharded over explicit axes of a mesh.
+
+    For rules whose products JAX refuses there, because the shardings of the results would be a
+    guess, and whose factorizations need whole matrices.
+    """
+    for path, x in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
+        sharding = jax.typeof(x).sharding
+        if len(x.shape) > 1 and any(entry is not None for entry in sharding.spec):
+            names = sharding.mesh.axis_names
+            raise ValueError(
+                f"{type(rule).__name__} multiplies and factorizes whole matrices, and '{path}' is "
+                f"sharded over explicit axes of a mesh, as {sharding.spec}. Use automatic axes: "
+                f"`jax.make_mesh(shape, {names}, axis_types=(jax.sharding.AxisType.Auto,) * "
+                f"{len(names)})`."
+            )
+
+
 # --- the phases of a rule, at an array of matrices --------------------------------------------
 
 

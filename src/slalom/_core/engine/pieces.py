@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
+from ...tree.fresh import placed_like
 from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
 from .encoded import AtRest, Encoded, Scaled, is_encoded, rests, row_shape, seeds_of
@@ -89,8 +90,13 @@ def run_whole(
         bits = None if seeds[i] is None else written[i].bits(seeds[i], written[i].rows)
         return written[i].encode(value, bits)
 
-    own, old = ([x.decode() if rests(x) else x for x in leaves] for leaves in (read, written))
-    body(own, old, store)
+    def at_home(x: Any) -> Any:
+        # A codec may have to keep a sharded axis whole, and JAX selects between equal shardings.
+        return placed_like(x.decode(), own[0]) if rests(x) else x
+
+    own = [x.decode() if rests(x) else x for x in read[:1]]
+    own += map(at_home, read[1:])
+    body(own, list(map(at_home, written)), store)
     before = [results[i] for i in sorted(stored)]
     waits = jax.default_backend() in _SIZES and not _is_sharded([*read, *late.values()])
     for i, value in late.items():
@@ -345,7 +351,7 @@ def _rows_per_piece(rows: int, width: int) -> int:
     return next((n for n in range(most, most // 4, -1) if rows % n == 0), most)
 
 
-def _is_sharded(leaves: Sequence[AtRest]) -> bool:
+def _is_sharded(leaves: Sequence[PyTree]) -> bool:
     """Whether leaves are on a mesh of several devices, whose partitioner would gather a leaf to cut
     it."""
     return any(jax.typeof(x).sharding.mesh.size > 1 for x in jax.tree.leaves(leaves))

@@ -410,4 +410,4 @@ def _whole(x: Array) -> Array:
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     if not explicit or all(entry is None for entry in sharding.spec):
         return x
-    return jax.sharding.reshard(x, PartitionSpec())
+    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
+from ..._core.engine.matrices import refuse_explicit_axes
 from ..._core.fields.declare import Hyperparameter, count_field, dtype_field, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
@@ -81,6 +82,7 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
 
     def init(self, params: Params) -> ScaleByGaloreState:
         tree.check_inexact(params)
+        refuse_explicit_axes(self, params)
         leaves, structure = jax.tree.flatten(params)
         small: list[Array] = []
         projectors: list[tuple[Array, ...]] = []

@@ -14,6 +14,7 @@ from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_param, until_reset
+from ...tree.fresh import placed_like
 from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike, Matrix
 from ..shaping.clip import clip_factor
@@ -183,7 +184,8 @@ class ScaleByKron(AbstractTransform[ScaleByKronState]):
                 return _moved(now.preconditioner_lr, g, noise, left, right)
 
             moved = iter(in_batches(move, groups))
-            return jax.random.key_data(key), [next(moved) if pair else () for pair in factors]
+            new = [next(moved) if pair else () for pair in factors]
+            return jax.random.key_data(key), jax.tree.map(placed_like, new, factors)
 
         wait = 1 / self._probability(now, context)
         due = (state.since + 1).astype(wait.dtype) >= wait

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.engine.matrices import for_each_matrix, matrices
+from ..._core.engine.matrices import for_each_matrix, matrices, refuse_explicit_axes
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
@@ -108,6 +108,8 @@ class ScaleBySoap(AbstractTransform[ScaleBySoapState]):
     layout: LayoutLike = layout_field()
 
     def init(self, params: Params) -> ScaleBySoapState:
+        refuse_explicit_axes(self, params)
+
         def zeros() -> PyTree:
             # Two trees, since no two leaves of a state may share a buffer.
             return for_each_matrix(self, params, self._zero_factors)

@@ -508,6 +508,17 @@ def test_small_matrices_of_equal_shape_are_refreshed_by_the_same_calls(rule):
     assert calls[0] == calls[1]
 
 
+def test_shampoo_after_zeros_alone_leaves_gradients_as_they_are():
+    # As below a last layer that starts at zero.
+    tx, g = (
+        sl.ScaleByShampoo(precondition_frequency=10),
+        {"w": jnp.linspace(-1, 1, 6).reshape(2, 3)},
+    )
+    _, state = tx.update(sl.tree.zeros_like(g), tx.init(g), g)
+    updates, _ = tx.update(g, state, g)
+    np.testing.assert_allclose(updates["w"], g["w"], rtol=1e-6)
+
+
 @each
 def test_a_vector_is_refused_by_name(rule):
     with pytest.raises(ValueError, match=r"ScaleBy[SK][a-z]+ takes matrices, and 'b' is a vector"):

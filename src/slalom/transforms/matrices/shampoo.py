@@ -205,9 +205,10 @@ def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "
     limits = jnp.finfo(tree.real_dtype(x.dtype))
     # The diagonal of a stack of one: for that of one matrix JAX has a conditional by platform.
     largest = jnp.max(jnp.diagonal(x[None], axis1=-2, axis2=-1).real)
-    # With a larger bound than that of `tree.positive`, a first gradient of zeros does not leave
-    # roots with which the next one overflows.
-    scale = jnp.maximum(largest, float(limits.tiny) ** 0.75)
+    # The bound is larger than that of `tree.positive`, so that roots of small gradients do not make
+    # the next update overflow. After gradients of zeros alone, as below a last layer that starts at
+    # zero, the roots are the identity.
+    scale = jnp.where(largest > 0, jnp.maximum(largest, float(limits.tiny) ** 0.75), 1)
     values, vectors = jnp.linalg.eigh(x * (1 / scale), symmetrize_input=False)
     largest = jnp.maximum(values[-1], 0)
     values = jnp.maximum(values, 0) + eps.astype(values.dtype) * largest

@@ -38,7 +38,7 @@ def write(path: Path, arrays: list[np.ndarray]) -> None:
 
 
 def run(gigabytes: float, directory: Path) -> dict[str, list[float]]:
-    """The seconds of saving, of its call in the background, and of loading, in each repetition."""
+    """The seconds of each way to write and to read, in each repetition."""
     # Twelve leaves, and two moments for each: three arrays of float32 per parameter.
     size = int(gigabytes * 1e9 / 12 / 12)
     draw = jax.jit(lambda key: jax.random.normal(key, (size,)))

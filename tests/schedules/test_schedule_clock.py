@@ -62,13 +62,15 @@ PER_EXAMPLE = {
     sl.PerExampleLayerNormClip,
 }
 
-# Values from here on lie within the intervals of these fields; of all others from 0.
+# Values from here on lie within the intervals of these fields, or have an effect; of all others
+# from 0.
 LEAST = {
     (sl.ScaleByRadam, "threshold"): 4.0,
     (sl.ScaleByRprop, "eta_plus"): 1.0,
     (sl.ScaleByApollo, "max_growth"): 1.0,
     (sl.ScaleByBacktrackingLinesearch, "increase_factor"): 1.0,
     (sl.ScaleByZoomLinesearch, "increase_factor"): 1.0,
+    (sl.UpdateFloor, "ratio"): 100.0,
 }
 
 # Only ever asked at binding: a start, which the first value of a schedule gives.

@@ -158,7 +158,7 @@ def test_what_was_moved_to_another_mesh_stays_there():
     assert after["w"].sharding.spec == P("model")
 
 
-WHOLE = ("sl.ScaleBySoap(", "sl.ScaleByShampoo(", "sl.ScaleByGalore(")
+OF_WHOLE_MATRICES = ("sl.ScaleBySoap(", "sl.ScaleByShampoo(", "sl.ScaleByGalore(")
 """Rules that need whole matrices, and say so."""
 OFTEN = ("ScaleByAdam", "Graft, every_k", "Store, every_k")
 
@@ -166,7 +166,7 @@ OFTEN = ("ScaleByAdam", "Graft, every_k", "Store, every_k")
 @pytest.mark.parametrize("name", slow_except(GRADIENT_ROWS, *OFTEN))
 def test_every_row_steps_along_explicit_axes_or_says_that_it_cannot(name):
     tx, params = WITH_GRADIENT[name], sharded(AXES["explicit"])
-    if any(rule in repr(tx) for rule in WHOLE):
+    if any(rule in repr(tx) for rule in OF_WHOLE_MATRICES):
         with pytest.raises(
             ValueError, match=r"'w' is sharded over explicit axes .* automatic axes"
         ):

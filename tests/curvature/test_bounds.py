@@ -9,7 +9,6 @@ import pytest
 import scipy.optimize
 
 import slalom as sl
-from helpers import slow_except
 from slalom.transforms.curvature._box import Box, Pairs, cauchy_point, minimizer, model_of
 
 # --- problems: a loss of one vector, where it starts, and its bounds -----------------------------
@@ -204,7 +203,8 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", slow_except(FORMS, "selectors"))
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 def test_bounds_may_be_numbers_trees_selectors_and_projections(form):
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), START)
     found = sl.minimize(distance, FORMS[form], params, max_steps=20)

@@ -551,6 +551,7 @@ def test_the_state_holds_the_loss_and_the_gradient_of_the_new_parameters(name):
     assert opt.metrics["decrease_error"] == 0
 
 
+@pytest.mark.slow
 @searches
 def test_at_a_minimum_nothing_moves(name):
     moved, opt = once(name, [0.0, 0.0])

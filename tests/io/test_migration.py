@@ -214,6 +214,7 @@ def last(row):
         for r in OPTIMIZERS
     ],
 )
+@pytest.mark.slow
 def test_optimizers_walk_the_path_of_their_calls(row):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     ours = nested_dict(jax.random.key(0))

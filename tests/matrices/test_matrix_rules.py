@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 import slalom as sl
 from helpers import slalom_trajectory
-from slalom.transforms.matrices._layout import layout_field
+from slalom.fields import layout_field
 
 
 class WhitenState(eqx.Module):

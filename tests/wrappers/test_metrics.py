@@ -118,6 +118,7 @@ def test_record_tells_the_hyperparameters_as_used():
     assert opt.hyperparams["learning_rate"] == 0.25
 
 
+@pytest.mark.slow
 def test_record_changes_no_step():
     tx = (sl.ClipByGlobalNorm(0.5) | sl.adamw(0.1)).every_k(2)
     plain, _ = slalom_trajectory(tx, MODEL, GRADS)

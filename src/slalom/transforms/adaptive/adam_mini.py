@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf, per_param
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..matrices._layout import block_counts, layout_field, warn_guessed
+from ..matrices._layout import block_counts, warn_guessed
 from ..momentum._first_moment import first_moment
 
 

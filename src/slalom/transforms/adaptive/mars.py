@@ -9,12 +9,11 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..matrices._layout import layout_field
 from ..momentum._first_moment import first_moment
 from ..shaping.clip import clip_factor
 

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
 from ...tree.means import moved
 from ...tree.types import Params, Scalar
 from ...where.layout import LayoutLike
-from ..matrices._layout import factored_axes, layout_field
+from ..matrices._layout import factored_axes
 from ..shaping.clip import clip_factor
 
 

@@ -9,13 +9,18 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, dtype_field, hyperparameter
+from ..._core.fields.declare import (
+    Hyperparameter,
+    count_field,
+    dtype_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..matrices._layout import layout_field
 from ..momentum._first_moment import first_moment
 from ._low_rank import Side, advance_adam, begin_adam, direction_of_adam, sides_of
 

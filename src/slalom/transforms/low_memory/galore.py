@@ -10,13 +10,18 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import refuse_explicit_axes
-from ..._core.fields.declare import Hyperparameter, count_field, dtype_field, hyperparameter
+from ..._core.fields.declare import (
+    Hyperparameter,
+    count_field,
+    dtype_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..matrices._kronecker import adjoint
-from ..matrices._layout import layout_field
 from ..momentum._first_moment import first_moment
 from ._low_rank import advance_adam, begin_adam, direction_of_adam, sides_of
 

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from ..._core.engine.matrices import matrices_or_none
-from ..._core.fields.declare import layout_field as layout_field
 from ..._core.text.messages import warn
 from ...tree.paths import leaf_paths
 from ...tree.types import Params

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree, UInt32
 
 from ... import tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
@@ -28,7 +28,6 @@ from ._kronecker import (
     sides_as_text,
     size_field,
 )
-from ._layout import layout_field
 
 _Pair = tuple[Array, Array]
 """The factors of the rows and of the columns: (batch, n, n), or (batch, n) for a diagonal."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_param
 from ...tree.means import moved
@@ -19,7 +19,6 @@ from ...where.layout import LayoutLike
 from ._layout import (
     column_axes,
     inputs,
-    layout_field,
     matrices_as_text,
     warn_guessed,
 )

@@ -17,13 +17,14 @@ from ..._core.fields.declare import (
     count_field,
     dtype_field,
     hyperparameter,
+    layout_field,
 )
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.types import Params, Updates
 from ...where.layout import LayoutLike, Matrix
-from ._layout import layout_field, matrices_as_text, warn_guessed
+from ._layout import matrices_as_text, warn_guessed
 from ._newton_schulz import (
     MARGINS,
     PRECONDITIONINGS,

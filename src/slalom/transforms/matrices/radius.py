@@ -7,11 +7,10 @@ from jaxtyping import Array, Inexact
 
 from ... import tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ._layout import layout_field
 from ._newton_schulz import divided_by_norm
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices, refuse_explicit_axes
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -18,7 +18,6 @@ from ..._core.state.marks import per_leaf, per_param, until_reset
 from ...tree.types import Params
 from ...where.layout import LayoutLike, Matrix
 from ._kronecker import adjoint, bounded_entries, frequency_at, frequency_field
-from ._layout import layout_field
 
 
 class ScaleByShampooState(eqx.Module):

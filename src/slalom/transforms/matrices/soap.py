@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import for_each_matrix, matrices, refuse_explicit_axes
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
@@ -37,7 +37,6 @@ from ._kronecker import (
     size_field,
     times_adjoint,
 )
-from ._layout import layout_field
 
 
 class ScaleBySoapState(eqx.Module):

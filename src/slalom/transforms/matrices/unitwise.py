@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..shaping.clip import clip_factor
-from ._layout import layout_field, unit_axes, warn_guessed
+from ._layout import unit_axes, warn_guessed
 
 
 class _AbstractUnitwise(AbstractRule[None]):

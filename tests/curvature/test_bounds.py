@@ -213,7 +213,7 @@ def test_bounds_may_be_numbers_trees_selectors_and_projections(form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", slow_except(["float32", "bfloat16"], "bfloat16"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_start_outside_is_projected_with_a_warning(dtype):
     params = {"a": jnp.full(2, 3.3, dtype), "b": jnp.full(1, 0.5, dtype)}
     tx = sl.lbfgs(bounds=(0.1, 1.1))

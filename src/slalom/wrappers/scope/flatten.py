@@ -77,9 +77,11 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     def __check_init__(self):
         for part in transforms(self.inner):
-            if not (part.module.elementwise or part.module.sums_numbers):
+            module = part.module
+            sums = module.sums_numbers and not module.selectors()
+            if not (module.elementwise or sums):
                 raise ValueError(
-                    f"{part.name or type(part.module).__name__} cannot be used under `.flatten()`, "
+                    f"{part.name or type(module).__name__} cannot be used under `.flatten()`, "
                     "which takes only links that act on single numbers, or by sums over all of "
                     "them. Flatten only those, for example "
                     "`sl.ClipByBlockRms(1.0) | sl.adam(1e-3).flatten()`, and apply wrappers "

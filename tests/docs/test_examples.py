@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DIGITS, DQN = EXAMPLES / "digits.py", EXAMPLES / "dqn.py"
-DISTRIBUTED, SWEEP = EXAMPLES / "distributed.py", EXAMPLES / "sweep.py"
+DIGITS, DISTRIBUTED = EXAMPLES / "digits.py", EXAMPLES / "distributed.py"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 PAGES = EXAMPLES.parent / "docs" / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,6 +32,20 @@ def run(*command):
         text=True,
         check=False,
     )
+
+
+def quick(name, folder):
+    """What a script prints with `--quick`, and what it draws.
+
+    `.ci/run` has run every example already, and says in which folder it left both.
+    """
+    if ready := os.environ.get("SLALOM_QUICK_RUNS"):
+        printed, picture = (Path(ready) / f"{name}{end}" for end in (".txt", ".png"))
+        return printed.read_text(), picture.read_bytes()
+    picture = folder / f"{name}.png"
+    done = run(EXAMPLES / f"{name}.py", "--quick", "--out", picture)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, picture.read_bytes()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -91,25 +104,19 @@ REACHED = {
 @pytest.mark.parametrize("name", REACHED)
 def test_a_short_run_learns_and_draws(name, tmp_path):
     pattern, usual, limit = REACHED[name]
-    picture = tmp_path / "picture.png"
-    done = run(EXAMPLES / f"{name}.py", "--quick", "--out", picture)
-    assert done.returncode == 0, done.stderr
-    (reached,) = re.findall(pattern, done.stdout)
+    printed, picture = quick(name, tmp_path)
+    (reached,) = re.findall(pattern, printed)
     assert float(reached) < limit, f"usually {usual}"
-    assert picture.read_bytes().startswith(PNG)
+    assert picture.startswith(PNG)
 
 
 @pytest.mark.slow
 def test_finetuning_rises_when_layers_are_unfrozen(tmp_path):
-    picture = tmp_path / "finetuning.png"
-    done = run(EXAMPLES / "finetuning.py", "--quick", "--out", picture)
-    assert done.returncode == 0, done.stderr
-    ((head, all_layers),) = re.findall(
-        r"new head ([\d.]+)%, then all layers ([\d.]+)%", done.stdout
-    )
+    printed, picture = quick("finetuning", tmp_path)
+    ((head, all_layers),) = re.findall(r"new head ([\d.]+)%, then all layers ([\d.]+)%", printed)
     assert 20 < float(head) < float(all_layers)  # chance is 10 %
-    assert "carried:  scale_by_adam.age, scale_by_adam.mu.head.weight" in done.stdout
-    assert picture.read_bytes().startswith(PNG)
+    assert "carried:  scale_by_adam.age, scale_by_adam.mu.head.weight" in printed
+    assert picture.startswith(PNG)
 
 
 def accuracy_on_test(output):
@@ -119,13 +126,11 @@ def accuracy_on_test(output):
 
 @pytest.mark.slow
 def test_digits_prints_optimizer_and_accuracy_and_draws(tmp_path):
-    picture = tmp_path / "tmp.png"
-    done = run(DIGITS, "--quick", "--out", picture)
-    assert done.returncode == 0, done.stderr
-    assert "sl.ClipByGlobalNorm(1.0)" in done.stdout
-    assert ").every_k(2)" in done.stdout
-    assert 0.5 < accuracy_on_test(done.stdout) <= 1  # two epochs; one in ten is chance
-    assert picture.read_bytes().startswith(PNG)
+    printed, picture = quick("digits", tmp_path)
+    assert "sl.ClipByGlobalNorm(1.0)" in printed
+    assert ").every_k(2)" in printed
+    assert 0.5 < accuracy_on_test(printed) <= 1  # two epochs; one in ten is chance
+    assert picture.startswith(PNG)
 
 
 @pytest.mark.slow
@@ -155,22 +160,18 @@ def steps_upright(output):
 
 @pytest.mark.slow
 def test_dqn_learns_and_draws(tmp_path):
-    picture = tmp_path / "dqn.png"
-    done = run(DQN, "--quick", "--out", picture)
-    assert done.returncode == 0, done.stderr
-    assert steps_upright(done.stdout) > 60  # random actions last for about 20
-    assert picture.read_bytes().startswith(PNG)
+    printed, picture = quick("dqn", tmp_path)
+    assert steps_upright(printed) > 60  # random actions last for about 20
+    assert picture.startswith(PNG)
 
 
 @pytest.mark.slow
 def test_sweep_finds_a_learning_rate_and_draws(tmp_path):
-    picture = tmp_path / "sweep.png"
-    done = run(SWEEP, "--quick", "--out", picture)
-    assert done.returncode == 0, done.stderr
-    assert "sweep of 12 runs (learning_rate: 4, weight_decay: 3) with 44 steps" in done.stdout
-    (accuracy,) = re.findall(r"test accuracy of the best run ([\d.]+)%", done.stdout)
+    printed, picture = quick("sweep", tmp_path)
+    assert "sweep of 12 runs (learning_rate: 4, weight_decay: 3) with 44 steps" in printed
+    (accuracy,) = re.findall(r"test accuracy of the best run ([\d.]+)%", printed)
     assert float(accuracy) > 70  # two epochs
-    assert picture.read_bytes().startswith(PNG)
+    assert picture.startswith(PNG)
 
 
 # --- several processes --------------------------------------------------------------------------
@@ -216,12 +217,10 @@ def is_running(pid):
 
 @pytest.mark.slow
 def test_processes_and_one_process_end_with_the_same_bits(tmp_path):
-    picture = tmp_path / "distributed.png"
-    done = run(DISTRIBUTED, "--quick", "--out", picture)
-    assert done.returncode == 0, done.stderr
-    assert "one process with 4 devices: the same bits" in done.stdout
-    assert re.search(r"one process with 1 device: apart by [\d.]+e-0[4-9]", done.stdout)
-    assert picture.read_bytes().startswith(PNG)
+    printed, picture = quick("distributed", tmp_path)
+    assert "one process with 4 devices: the same bits" in printed
+    assert re.search(r"one process with 1 device: apart by [\d.]+e-0[4-9]", printed)
+    assert picture.startswith(PNG)
 
 
 @pytest.mark.slow

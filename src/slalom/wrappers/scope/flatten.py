@@ -184,7 +184,9 @@ class Flatten(AbstractWrapper[FlattenState]):
         # Leaves of different buffers share them. Unsigned, since JAX would count negative ones from
         # the end.
         unique = sorted({*starts})
-        given = as_arguments(unique, jnp.uint32, next(iter(joined.together.values()), None))
+        given = as_arguments(
+            list(map(np.uint32, unique)), next(iter(joined.together.values()), None)
+        )
         start_of = dict(zip(unique, given, strict=True))
         of_small = zip(buffers, starts, strict=True)
         apart = iter(jax.tree.leaves(joined.apart))

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import slalom as sl
-from helpers import slow_except
+from helpers import slow_except, unoptimized
 from table import GRADIENT_ROWS, WITH_GRADIENT, every_fourth
 
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
@@ -83,6 +83,7 @@ def test_steps_keep_memory_and_sharding_and_compile_once(step, home):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", every_fourth(GRADIENT_ROWS, 3))
+@unoptimized()
 def test_every_rule_keeps_the_memory_of_its_state(name):
     tx = WITH_GRADIENT[name]
     params = put(make_params(), HOMES["mesh"])

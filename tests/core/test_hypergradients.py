@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import slow_except
+from helpers import slow_except, unoptimized
 from slalom._core.fields.declare import hyperparameter_fields
 from slalom._core.protocol.parts import CHECK
 from table import RULES, every_fourth
@@ -105,6 +105,7 @@ def differences(side):
 
 
 @pytest.mark.parametrize("name", slow_except(every_fourth(SMOOTH, 2, *OFTEN), *OFTEN))
+@unoptimized()
 def test_derivatives_are_those_of_finite_differences(name, x64):
     tx, params = RULES[name], jnp.asarray(PARAMS)
     points = list(points_of(tx))

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
-from helpers import assert_same_bits, kind_of, known, slow_except
+from helpers import assert_same_bits, kind_of, known, slow_except, unoptimized
 from slalom._core.state.walk import parts, transforms
 from table import (
     BUT_RECIPES,
@@ -129,7 +129,7 @@ class Row:
         del params["empty"]
         if self.name in COMPLEX:
             params["z"] = jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64)
-        with unchecked():  # the test of `scan` and `cond` checks the types
+        with unoptimized(), unchecked():  # the test of `scan` and `cond` checks the types
             return TwoSteps(self.tx, params, donate=True)
 
 
@@ -259,6 +259,7 @@ def test_the_code_it_prints_makes_it_again(row):
 
 @pytest.mark.slow
 @rows_from(0)
+@unoptimized()
 def test_update_then_add_is_step_outside_of_jit_and_without_donation(tx):
     if not returns_updates(tx):
         pytest.skip("`opt.update` is refused, as `test_writing.py` tests")
@@ -273,6 +274,7 @@ def test_update_then_add_is_step_outside_of_jit_and_without_donation(tx):
 
 @pytest.mark.slow
 @rows_from(1)
+@unoptimized()
 def test_a_scan_takes_the_same_steps(tx):
     params = make_params()
     grads = make_grads(params)
@@ -313,6 +315,7 @@ mesh = Mesh(np.array(jax.devices()), ("data",))
 
 @pytest.mark.slow
 @QUICK_ROWS
+@unoptimized()
 def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
@@ -324,6 +327,7 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(tx):
 
 @pytest.mark.slow
 @rows_from(2)
+@unoptimized()
 def test_vmap_over_runs_equals_the_runs(tx):
     grads = make_grads(make_params())
     scales = jnp.array([1.0, 2.0])

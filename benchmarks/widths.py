@@ -174,7 +174,9 @@ def coordinates(method: Method, width: int, steps: int = 3, seeds: int = 3) -> l
         pairs = zip(outputs(model, x), outputs(start, x), strict=True)
         return jnp.stack([sl.tree.rms(a - b) for a, b in pairs])
 
-    return np.mean([changes(seed) for seed in range(seeds)], axis=0).tolist()
+    # One after the other: programs that run at a time on a single thread can wait for each other.
+    each = [np.asarray(changes(seed)) for seed in range(seeds)]
+    return np.mean(each, axis=0).tolist()
 
 
 def outputs(model: eqx.nn.MLP, h: Any) -> list[Any]:

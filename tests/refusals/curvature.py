@@ -24,6 +24,11 @@ def no_blocks():
     sl.LeastSquares({})
 
 
+@refused(TypeError, "LeastSquares … the keyword 'x'", "by position … `sl.LeastSquares(functools.…")
+def data_by_keyword():
+    sl.train_step(sl.LeastSquares(residual))(params(), bound(), x=x)
+
+
 @refused(
     TypeError, "got 3 for block 'fit'", "functions of the model and one example", unchecked=True
 )

@@ -138,7 +138,13 @@ class LeastSquares(AbstractCurvatureLoss):
         self._check_names(f"LeastSquares.{what} names", given)
         return {name: given.get(name, default) for name in self._names}
 
-    def on(self, *args: Any, example_weights: Any = None) -> Residuals:
+    def on(self, *args: Any, example_weights: Any = None, **others: Any) -> Residuals:
+        if others:
+            raise TypeError(
+                f"LeastSquares takes the data by position, got the keyword '{next(iter(others))}'. "
+                "Put everything else into the residual: `sl.LeastSquares(functools.partial("
+                "residual, name=value))`."
+            )
         blocks = []
         data = self._data(args)
         omegas = self._example_weights(example_weights)

@@ -46,6 +46,29 @@ class Recipe:
 
 DECAY = {"weight_decay": 0.01}
 
+
+def matrices(rule: sl.AbstractTransform, learning_rate: Any, adam_learning_rate: Any) -> Any:
+    """A rule for matrices, and Adam for all else."""
+    scaled = rule | sl.ScaleByLearningRate(learning_rate)
+    return sl.adam(adam_learning_rate).partition({sl.where.matrix(): scaled})
+
+
+def ada_muon(rate: Any) -> sl.AbstractTransform:
+    signs = sl.Ema(0.95, debias=False, nesterov=True) | sl.ScaleBySign()
+    direction = signs | sl.Orthogonalize(scale=None) | sl.ScaleByRms(0.95, eps_in_sqrt=False)
+    return matrices(direction.graft(sl.ScaleBySign() | sl.Scale(0.2)), rate, rate)
+
+
+def mars_m(rate: Any) -> sl.AbstractTransform:
+    mean = sl.CorrectByMars() | sl.Ema(0.95, debias=False)
+    return matrices(mean | sl.Orthogonalize(scale="match_rms_adamw"), rate, rate)
+
+
+def aurora(rate: Any) -> sl.AbstractTransform:
+    mean = sl.Ema(0.95, debias=False, nesterov=True)
+    return matrices(mean | sl.Orthogonalize((2.0, -1.5, 0.5), 12, balance=2), rate, rate)
+
+
 RECIPES: dict[str, Recipe] = {
     "adamw": Recipe(1e-2, options=DECAY),
     "muon": Recipe(0.02, lambda rate: sl.muon(rate, adam_learning_rate=rate)),
@@ -68,4 +91,10 @@ RECIPES: dict[str, Recipe] = {
     "adan": Recipe(0.03),
     "mars": Recipe(1e-2),
     "adopt": Recipe(1e-2),
+    "dion": Recipe(0.02, lambda rate: sl.dion(rate, adam_learning_rate=rate)),
+    "AdaMuon": Recipe(1e-2, ada_muon),
+    "MARS-M": Recipe(1e-2, mars_m),
+    "Aurora": Recipe(0.02, aurora),
+    # Its learning rates are about twice those of Adam times the width, here 32 to 64.
+    "SPlus": Recipe(0.16, lambda rate: matrices(sl.ScaleBySplus(), rate, rate / 64)),
 }

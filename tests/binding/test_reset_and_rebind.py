@@ -258,6 +258,30 @@ def test_rebinding_shares_no_buffer_so_either_may_be_donated():
     assert_same_bits(opt.state, jax.tree.map(jnp.copy, opt.state))
 
 
+CHANGED = {
+    "fewer": {k: MODEL[k] for k in ("w", "s")},
+    "more": MODEL | {"added": jnp.ones((3, 2))},
+    "reshaped": MODEL | {"w": jnp.ones((4, 3))},
+    "all reshaped": {"w": jnp.ones((4, 3)), "b": jnp.ones(5), "s": jnp.ones(1)},
+}
+
+
+@pytest.mark.parametrize("model", CHANGED.values(), ids=CHANGED)
+def test_the_report_lists_each_path_once(model):
+    b = sl.where.ndim(1)
+    for tx in (sl.adam(0.1), sl.adam(0.1).partition({b: sl.adam(0.2)}).average().every_k(2)):
+        old, new = sl.Optimizer(tx, MODEL), sl.Optimizer(tx, model)
+        _, report = old.rebind(model)
+        found = report.carried + report.new + report.reshaped + report.dropped
+        assert len(found) == len(set(found))
+        before, after = (
+            {slot.name for slot in slots(opt.transform, opt.state, leaf_paths(of))}
+            for opt, of in ((old, MODEL), (new, model))
+        )
+        # A leaf that moved has its new path.
+        assert after <= set(found) <= before | after
+
+
 def test_the_report_prints_as_a_table():
     model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 1)
     _, report = opt.rebind(model, tx=sl.sgd(0.1))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from helpers import slow_except
+from helpers import kernels, slow_except
 from slalom._core.state.walk import transforms
 
 SHAPE = (256, 512)
@@ -128,8 +128,9 @@ def test_no_array_is_written_twice(name):
     assert sum(map(is_parameter, results)) <= sum(x.shape == SHAPE for x in kept)
 
 
-# Norms whose sums of squares overflow or underflow are computed once more, all of them together.
-CONDITIONAL_NORMS = {"normalized": 1, "fromage": 1}
+# Norms whose sums of squares overflow or underflow are computed once more, all of them together. On
+# a CPU, another conditional gives each leaf its own norm.
+CONDITIONAL_NORMS = {"normalized": 1, "fromage": 2}
 
 
 @pytest.mark.parametrize("name", slow_except(LEAN, *QUICK))
@@ -302,3 +303,8 @@ def test_every_transform_has_its_path_in_the_profile():
 def test_leaves_of_equal_shape_share_one_kernel():
     # A kernel that read its own entry of a vector would be compiled by itself.
     assert " slice(" not in compiled(sl.adamw(1e-3)).as_text()
+
+
+def test_leaves_with_norms_of_their_own_share_kernels():
+    # One for each leaf would read its own entry of the norms, or compute all of them again.
+    assert kernels(sl.lamb(1e-3), [(16, 64)] * 6) == kernels(sl.lamb(1e-3), [(16, 64)] * 3)

@@ -92,6 +92,33 @@ def test_a_clip_after_the_learning_rate(clip):
     sl.Optimizer(sl.ScaleByAdam() | clip | sl.ScaleByLearningRate(0.1), model())
 
 
+def named(name):
+    return sl.where.path(name)
+
+
+@pytest.mark.parametrize("constraint", [sl.KeepInitialNorm(), sl.KeepParamsNonnegative()], ids=repr)
+@pytest.mark.parametrize(
+    "link", [sl.ScaleByAdam(), sl.Scale(0.5), sl.AddDecayedWeights(0.1)], ids=repr
+)
+def test_a_link_that_undoes_a_constraint(link, constraint):
+    params = {"b": jnp.ones(2), "w": jnp.ones((3, 2))}
+    for tx in (
+        constraint | link,
+        sl.sgd(0.1) | constraint.mask(named("w")) | link,
+        (constraint | link).every_k(2).average(),
+    ):
+        with pytest.warns(UserWarning, match="no longer meet the constraint") as caught:
+            sl.Optimizer(tx, params)
+        assert f"Put the constraint last: `... | {constraint!r}`." in str(caught[0].message)
+    for tx in (
+        link | constraint,
+        constraint.mask(named("w")) | sl.Scale(0.5).mask(named("b")),
+        link | constraint | sl.Identity() | sl.freeze(named("w")) | sl.ZeroNans(),
+        link | sl.KeepInitialNorm() | sl.KeepParamsNonnegative(),
+    ):
+        sl.Optimizer(tx, params)
+
+
 def test_transforms_and_optimizers_are_no_functions():
     tx = sl.adam(0.1)
     assert not is_function(tx)

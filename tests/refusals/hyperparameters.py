@@ -19,6 +19,16 @@ ADAM_KNOWS = (
 )
 
 
+@refused(
+    TypeError,
+    "A path is a string such as 'learning_rate', got sl.where.path('w') of type _Path",
+    ADAM_KNOWS,
+    unchecked=True,
+)
+def a_selector_as_the_name_of_a_hyperparameter():
+    bound().with_hyperparams({sl.where.path("w"): 0.1})
+
+
 @refused(TypeError, "EveryK.mean … got 'sum'", "True or False", unchecked=True)
 def a_word_as_mean():
     sl.adam(0.1).every_k(2, mean="sum")

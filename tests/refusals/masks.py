@@ -69,6 +69,21 @@ def none_as_selector():
     sl.adam(0.1).only(None)
 
 
+@refused(TypeError, "sl.where.everything makes a selector", "`sl.where.everything()`")
+def a_selector_that_was_not_called():
+    sl.muon(0.1, layout={sl.where.everything: "io"})
+
+
+@refused(TypeError, "sl.where.ndim makes a selector", "`sl.where.ndim(...)`")
+def a_selector_that_was_not_called_beside_another():
+    sl.where.path("w") & sl.where.ndim
+
+
+@refused(TypeError, "sl.where.everything makes a selector", "`sl.where.everything()`")
+def a_selector_that_was_not_called_as_case():
+    sl.partition({1: sl.adam(0.1)}, {sl.where.everything: 1})
+
+
 @refused(TypeError, "not a selector, got 'w'", "`sl.where.path('w')`")
 def a_string_beside_a_selector_as_case():
     sl.partition({1: sl.adam(0.1)}, {sl.where.path("b"): 1, "w": 1})

@@ -29,6 +29,16 @@ def an_unknown_codec_of_a_field():
     sl.adam(0.1).store({"mu": "float32"})
 
 
+@refused(
+    TypeError,
+    "`.store` … got sl.where.ndim(2) as a name",
+    "names of fields to codecs, such as {'mu': 'bfloat16'} … `tx.store(codec, where=selector)`",
+    unchecked=True,
+)
+def a_selector_as_the_name_of_a_field():
+    sl.adam(0.1).store({sl.where.ndim(2): "int8"})
+
+
 @refused(ValueError, "`.store` names the field 'mo'", "'scale_by_adam.mu', 'scale_by_adam.nu'")
 def an_unknown_field():
     sl.Optimizer(sl.adam(0.1).store({"mo": "int8"}), params())

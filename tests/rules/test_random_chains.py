@@ -145,14 +145,14 @@ def assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed):
     assert distance(mine, others) <= 1e-4 * distance(others, start) + 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:.*together they ascend")
+@pytest.mark.filterwarnings("ignore:.*together they ascend", "ignore:.* comes after '")
 @drawn(*ANY, examples=2, **GENERATE)
 def test_any_chain_on_any_tree(shapes, rows, seed):
     assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*together they ascend")
+@pytest.mark.filterwarnings("ignore:.*together they ascend", "ignore:.* comes after '")
 @drawn(*ANY, examples=60, **GENERATE)
 def test_many_chains_on_many_trees(shapes, rows, seed):
     assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Inexact, Real
 
 from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
+from .kernels import entries
 from .leaves import map_leaves
 from .types import PyTree, Scalar
 
@@ -249,12 +250,10 @@ Again: TypeAlias = Callable[[list[Twice]], SumsOfSquares]
 def norms_of(sums: SumsOfSquares, again: Again) -> Real[Array, " sums"]:
     """The norms whose squares are these sums, of which there is at least one."""
     values = [s.value for s in sums]
-    good = jnp.all(_in_range(_stacked(values), np.array([s.least for s in sums])))
-    # A single conditional, since a GPU waits for the host at each. It gives scalars: to compile
-    # kernels that read single entries of a vector takes XLA:CPU several times as long.
-    ones = [jnp.ones((), x.dtype) for x in values]
-    found = jax.lax.cond(good, lambda: (values, ones), lambda: _scaled(values, again))
-    return _stacked([_root_of_scaled(*pair) for pair in zip(*found, strict=True)])
+    squares = _stacked(values)
+    good = jnp.all(_in_range(squares, np.array([s.least for s in sums])))
+    # A single conditional, since a GPU waits for the host at each.
+    return jax.lax.cond(good, lambda: root(squares), lambda: _norms_again(squares, values, again))
 
 
 def norm_of_all(sums: SumsOfSquares, again: Again) -> Scalar:
@@ -263,8 +262,7 @@ def norm_of_all(sums: SumsOfSquares, again: Again) -> Scalar:
     total = sum_of(values)
 
     def combined() -> Scalar:
-        norms = _root_of_scaled(*map(_stacked, _scaled(values, again)))
-        _, norm, largest = norms_along(norms, 0)
+        _, norm, largest = norms_along(_norms_again(_stacked(values), values, again), 0)
         return _or_nan((largest * norm)[0])
 
     good = _in_range(total, sum(s.least for s in sums))
@@ -275,25 +273,27 @@ def _in_range(total: Array, least: Any) -> Array:
     return (total >= jnp.asarray(least, total.dtype)) & (total < jnp.inf)
 
 
-def _factor(square: Scalar) -> Scalar:
+def _factor(square: Array, exponent: Any) -> Array:
     """A power of 2 times which the squares of all numbers that count are in range. Most arrays need
-    none: they are here because of another one."""
-    exponent = jnp.finfo(square.dtype).maxexp
-    power = 2.0 ** (5 * exponent // 8)
-    is_small = square < 2.0 ** (-5 * exponent // 16)
-    return jnp.where(is_small, power, jnp.where(square < jnp.inf, 1.0, 1 / power)).astype(
-        square.dtype
+    none: they are here because of another one.
+
+    **Arguments:**
+
+    - `square`: the sum of squares.
+    - `exponent`: that of the largest number in the dtype of the array.
+    """
+    power, least = (
+        jnp.asarray(2.0**n, square.dtype) for n in (5 * exponent // 8, -5 * exponent // 16)
     )
+    return jnp.where(square < least, power, jnp.where(square < jnp.inf, 1, 1 / power))
 
 
-def _scaled(values: list[Scalar], again: Again) -> tuple[list[Scalar], list[Scalar]]:
-    """The sums of squares with factors, and the factors."""
-    factors = [_factor(value) for value in values]
-    return [s.value for s in again([opaque((f, f)) for f in factors])], factors
-
-
-def _root_of_scaled(square: Array, factor: Array) -> Array:
-    return _or_nan(root(square) / factor)
+def _norms_again(squares: Array, values: Sequence[Scalar], again: Again) -> Real[Array, " sums"]:
+    """The norms, given their squares as a vector and as numbers, from sums with factors."""
+    exponents = [jnp.finfo(x.dtype).maxexp for x in values]
+    factors = map(jax.jit(_factor, static_argnums=1), values, exponents)
+    scaled = _stacked([s.value for s in again([opaque((f, f)) for f in factors])])
+    return _or_nan(root(scaled) / _factor(squares, np.array(exponents)))
 
 
 def _or_nan(norm: Array) -> Array:
@@ -354,8 +354,8 @@ def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
     if not leaves:
         return tree
     sums, again = _sums_and_again(leaves, small)
-    norms = norms_of(sums, again)
-    return structure.unflatten([cast(norms[i], s.value.dtype) for i, s in enumerate(sums)])
+    (norms,) = entries([norms_of(sums, again)])
+    return structure.unflatten([cast(x, s.value.dtype) for x, s in zip(norms, sums, strict=True)])
 
 
 def _sums_and_again(leaves: list[Array], small: bool) -> tuple[SumsOfSquares, Again]:

@@ -85,6 +85,11 @@ def has_suffix(path: str, suffix: str) -> bool:
 
 def named(name: str, known: Collection[str]) -> list[str]:
     """The paths that a name means: itself, or all that end with it."""
+    if not isinstance(name, str):
+        raise TypeError(
+            f"A path is a string such as 'learning_rate', got {name!r} of type "
+            f"{type(name).__name__}. Known paths: {candidates('', known)}."
+        )
     return [name] if name in known else [path for path in known if has_suffix(path, name)]
 
 

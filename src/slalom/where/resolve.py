@@ -7,6 +7,7 @@ on what it selects. The selectors themselves are in `selectors.py`.
 import abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -181,7 +182,8 @@ class _Function(Where):
             result = self.function(tree)
         except (TypeError, AttributeError) as error:
             raise TypeError(
-                f"The function {self!r} failed on the parameter tree: {error}. {ONLY_SHAPES}"
+                f"The function {self!r} failed on the parameter tree: "
+                f"{str(error).rstrip('.')}. {ONLY_SHAPES}"
             ) from error
         if result is False and len(leaves) > 1:
             raise TypeError(
@@ -274,6 +276,12 @@ def as_where(where: WhereLike) -> Where:
         raise TypeError("None is not a selector. Write `sl.where.everything()` or `.nothing()`.")
     # A callable module is a tree of bools, not a function.
     if jax.tree_util.all_leaves([where]) and is_function(where):
+        if str(getattr(where, "__module__", "")).startswith(f"{__package__}."):
+            name = f"sl.where.{where.__name__}"
+            raise TypeError(
+                f"{name} makes a selector, and is not one itself. Call it: "
+                f"`{name}({'...' * bool(inspect.signature(where).parameters)})`."
+            )
         return _Function(where)
     return _Tree.freeze(where)
 
@@ -307,7 +315,7 @@ class Cases(Where):
 
 def as_labels(labels: Any) -> Where:
     """Labels from a tree, a prefix, a function, or a mapping from selectors to labels."""
-    if isinstance(labels, Mapping) and any(isinstance(k, Where) for k in labels):
+    if isinstance(labels, Mapping) and any(isinstance(k, Where) or is_function(k) for k in labels):
         return Cases(tuple((as_where(where), label) for where, label in labels.items()))
     return _Tree.freeze(labels) if isinstance(labels, str) else as_where(labels)
 

@@ -44,6 +44,7 @@ BY_SUMS = {
     for name, tx in RULES.items()
     if name not in ELEMENTWISE
     and all(part.module.elementwise or part.module.sums_numbers for part in transforms(tx))
+    and not any(part.module.selectors() for part in transforms(tx))
 }
 
 

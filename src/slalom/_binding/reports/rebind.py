@@ -35,7 +35,7 @@ class Rebinding:
     new: tuple[str, ...]
     """Leaves that only the new state has, with their initial value."""
     reshaped: tuple[str, ...]
-    """Leaves whose shape changed, with their initial value."""
+    """Leaves whose shape changed, and ages that restart with them, with their initial value."""
     dropped: tuple[str, ...]
     """Leaves that only the old state had."""
     recoded: tuple[str, ...] = ()
@@ -110,6 +110,11 @@ def carry(
     carried = found.fits.keys() | found.gathered.keys()
     reshaped = {i for i in found.origins.keys() - carried if found.origins[i] not in found.used}
     used = found.used | {found.origins[i] for i in reshaped}
+    # Ages say nothing apart from their leaves, so a path is listed once even if it restarts.
+    ages = {slot.name: j for j, slot in enumerate(before.places) if slot.mark == PER_LEAF}
+    restarted = {i for i, slot in enumerate(after.places) if slot.name in ages}
+    reshaped |= restarted - carried
+    used |= {ages[after.places[i].name] for i in restarted}
     report = Rebinding(
         carried=_names(after, carried),
         new=_names(after, set(range(len(leaves))) - carried - reshaped),

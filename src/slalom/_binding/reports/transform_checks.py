@@ -12,6 +12,7 @@ from ..._core.fields.declare import bind_numbers
 from ..._core.fields.hyperparams import bound
 from ..._core.protocol.chain import Chain, first_link
 from ..._core.protocol.parts import Part
+from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.traits import MIXED, AbstractTraits
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper
@@ -96,6 +97,7 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
     yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
     yield from _late_clips(transform)
+    yield from _early_constraints(transform, params)
     yield from _two_linearizations(transform, params)
     for part in transforms(transform, params=params):
         yield from part.module.warnings(part.params)
@@ -235,6 +237,34 @@ def _late_clips(transform: AbstractTransform[Any]) -> Iterator[str]:
                 )
             if any(inner.module.sets_learning_rate for inner in transforms(part.module)):
                 rate = ".".join(outer.path + part.path)
+
+
+def _early_constraints(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warnings of links that change what a constraint before them has made of the updates."""
+    for outer in transforms(transform, params=params):
+        if not isinstance(outer.module, Chain):
+            continue
+        constrained: dict[str, Part] = {}
+        for link in outer.module.children(params=outer.params):
+            inner = list(transforms(link.module, params=link.params))
+            at, own = outer.path + link.path, len(inner[0].path)
+            inner = [part._replace(path=at + part.path[own:]) for part in inner]
+            for part in inner:
+                # Measuring links are no rules, and zero updates keep the parameters as they are.
+                changes = isinstance(part.module, AbstractRule) and part.module.update_sign != 0
+                both = constrained.keys() & set(leaf_paths(part.params))
+                if not changes or part.module.constrains or not both:
+                    continue
+                first = constrained[min(both)]
+                yield (
+                    f"'{part.name}' comes after '{first.name}' and changes its updates, so the "
+                    "parameters no longer meet the constraint. Put the constraint last: "
+                    f"`... | {operand(first.module)}`."
+                )
+                return
+            for part in inner:
+                if part.module.constrains:
+                    constrained |= dict.fromkeys(leaf_paths(part.params), part)
 
 
 def _two_linearizations(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:

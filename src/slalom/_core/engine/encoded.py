@@ -296,7 +296,7 @@ def seeds_of(names: Sequence[str], clock: Any) -> dict[str, UInt32[Array, ""]]:
     if not names:
         return {}
     step = scramble(clock.astype(jnp.uint32))
-    own = as_arguments([zlib.crc32(name.encode()) for name in names], jnp.uint32, step)
+    own = as_arguments([np.uint32(zlib.crc32(name.encode())) for name in names], step)
     return {name: seed ^ step for name, seed in zip(names, own, strict=True)}
 
 

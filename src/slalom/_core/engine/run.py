@@ -24,6 +24,7 @@ from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.dtypes import as_float
+from ...tree.kernels import entries
 from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
 from ..protocol.parts import Part
@@ -233,6 +234,7 @@ class _Run:
             self.plan = self.rule.plan(self.shapes) or (None,) * len(at.leaves)
         self.found: list[Found] = [{} for _ in at.leaves]
         self.passes: list[Callable[..., list[Found]]] = []
+        self.divide()
 
     @functools.cached_property
     def paths(self) -> list[str]:
@@ -241,8 +243,15 @@ class _Run:
 
     def numbers_of(self, n: int) -> dict[str, Any]:
         """The numbers of this step for the leaf at this position."""
-        here = {name: x if x is None or x.ndim == 0 else x[n] for name, x in vars(self.now).items()}
+        here = {
+            name: self.own[name][n] if name in self.own else x for name, x in vars(self.now).items()
+        }
         return {name: self._own_key(n, x) if is_key(x) else x for name, x in here.items()}
+
+    def divide(self) -> None:
+        """Gives each leaf its own entry of the numbers of this step that are vectors."""
+        vectors = {name: x for name, x in vars(self.now).items() if x is not None and x.ndim}
+        self.own = dict(zip(vectors, entries(list(vectors.values())), strict=True))
 
     def _own_key(self, n: int, key: Any) -> Array:
         # From the path, so that a leaf keeps its key when others come or go.
@@ -276,6 +285,7 @@ class _Run:
             for name, x in vars(self.now).items():
                 if x is not None and x.dtype != bool and not is_key(x):
                     setattr(self.now, name, jnp.where(never, 0, x))
+        self.divide()
 
     @property
     def refreshes_before(self) -> str | None:
@@ -323,6 +333,7 @@ class _Run:
         """Runs `reduce` and `finish`."""
         self._sum("reduce", updates, params)
         self.finish()
+        self.divide()
 
     def finish(self) -> None:
         """Runs `finish`."""

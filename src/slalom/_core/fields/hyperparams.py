@@ -40,7 +40,7 @@ def targets(
 ) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
     """The hyperparameters that a path, suffix or glob names."""
     known = all_targets(transform)
-    if "*" not in name:
+    if not isinstance(name, str) or "*" not in name:
         return [known[the_path(name, list(known))]]
     found = [path for path in known if glob_pattern(name).fullmatch(path)]
     if not found:

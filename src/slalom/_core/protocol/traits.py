@@ -28,7 +28,8 @@ class AbstractTraits(AbstractDeclared):
 
     sums_numbers: ClassVar[bool] = False
     """Whether what the transform needs beside each number itself are sums over the numbers of all
-    leaves, as for a global norm. `.flatten()` accepts such transforms, too."""
+    leaves, as for a global norm. `.flatten()` accepts such transforms, too, unless they hold a
+    selector, which would not find its leaves in a buffer."""
 
     needs_whole_params: ClassVar[bool | None] = None
     """Whether the transform needs all numbers of a parameter at once, as for a norm.

@@ -91,10 +91,6 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
             grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
         )
 
-    @property
-    def sums_numbers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # follows from a field
-        return self.decay_where is None
-
     def plan(self, params):
         return decay_mask(self.decay_where, params)
 

@@ -23,6 +23,7 @@ from ._sums import bounded, sum_dtype
 class _AbstractMomo(AbstractRule[State]):
     """A rule whose step size follows from the loss: the last link of a chain."""
 
+    sums_numbers: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("params", "value")
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
@@ -91,10 +92,6 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
             **_fresh_numbers(self, params),
             mu=first_moment(self, params, "b1"),
         )
-
-    @property
-    def sums_numbers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # follows from a field
-        return self.decay_where is None
 
     def plan(self, params):
         return decay_mask(self.decay_where, params)
@@ -180,10 +177,6 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
             mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params, self.nu_dtype),
         )
-
-    @property
-    def sums_numbers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # follows from a field
-        return self.decay_where is None
 
     def plan(self, params):
         return decay_mask(self.decay_where, params)

@@ -98,10 +98,6 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
             init_params=tree.copy(params),
         )
 
-    @property
-    def sums_numbers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # follows from a field
-        return self.decay_where is None
-
     def plan(self, params):
         return decay_mask(self.decay_where, params)
 

@@ -98,7 +98,8 @@ class KeepInitialNorm(AbstractTransform[KeepInitialNormState]):
 
     ```
 
-    A parameter that starts at zero is not restricted.
+    A parameter that starts at zero is not restricted. The norm is that of the parameters to train:
+    a mean of several of them, as by `.lookahead` or `.average`, has a smaller one.
 
     ??? cite "Wen et al., [Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
         Optimization](https://arxiv.org/abs/2606.16899), 2026"

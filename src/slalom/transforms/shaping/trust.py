@@ -39,14 +39,14 @@ class ScaleByTrustRatio(AbstractRule[None]):
         return {"u": tree.NormOf(g), "p": tree.NormOf(leaf.p, small=False)}
 
     def finish(self, now, sums, state):
-        now.u_norm, now.p_norm = sums.each("u", "p")
-
-    def direction(self, now, g, leaf):
-        u_norm, p_norm = (jnp.maximum(x, now.min_norm) for x in (now.u_norm, now.p_norm))
+        u_norm, p_norm = (jnp.maximum(x, now.min_norm) for x in sums.each("u", "p"))
         zero = (u_norm == 0) | (p_norm == 0)
         # The ratio may overflow where the result does not.
-        inverse = jnp.where(zero, 1, 1 / jnp.where(zero, 1, u_norm + now.eps))
-        return g * inverse * jnp.where(zero, 1, now.trust_coefficient * p_norm)
+        now.inverse = 1 / jnp.where(zero, 1, u_norm + now.eps)
+        now.size = jnp.where(zero, 1, now.trust_coefficient * p_norm)
+
+    def direction(self, now, g, leaf):
+        return g * now.inverse * now.size
 
 
 class ScaleByParamBlockNorm(AbstractRule[None]):

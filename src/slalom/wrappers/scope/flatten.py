@@ -77,9 +77,11 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     def __check_init__(self):
         for part in transforms(self.inner):
-            if not (part.module.elementwise or part.module.sums_numbers):
+            module = part.module
+            sums = module.sums_numbers and not module.selectors()
+            if not (module.elementwise or sums):
                 raise ValueError(
-                    f"{part.name or type(part.module).__name__} cannot be used under `.flatten()`, "
+                    f"{part.name or type(module).__name__} cannot be used under `.flatten()`, "
                     "which takes only links that act on single numbers, or by sums over all of "
                     "them. Flatten only those, for example "
                     "`sl.ClipByBlockRms(1.0) | sl.adam(1e-3).flatten()`, and apply wrappers "
@@ -182,7 +184,9 @@ class Flatten(AbstractWrapper[FlattenState]):
         # Leaves of different buffers share them. Unsigned, since JAX would count negative ones from
         # the end.
         unique = sorted({*starts})
-        given = as_arguments(unique, jnp.uint32, next(iter(joined.together.values()), None))
+        given = as_arguments(
+            list(map(np.uint32, unique)), next(iter(joined.together.values()), None)
+        )
         start_of = dict(zip(unique, given, strict=True))
         of_small = zip(buffers, starts, strict=True)
         apart = iter(jax.tree.leaves(joined.apart))

@@ -84,6 +84,12 @@ class Store(AbstractWrapper[StoreState]):
 
     def __check_init__(self):
         for name, codec in self._codecs():
+            if not isinstance(name, str):
+                raise TypeError(
+                    "`.store` takes a codec, or a mapping from names of fields to codecs, such as "
+                    f"{{'mu': 'bfloat16'}}, got {name!r} as a name. To choose parameters, write "
+                    "`tx.store(codec, where=selector)`."
+                )
             as_codec(f"The codec of '{name}'" if name else "Store.codec", codec)
 
     def _codecs(self) -> tuple[tuple[str, Any], ...]:

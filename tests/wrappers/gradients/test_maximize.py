@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, slow_except
+from helpers import assert_same_bits, slow_except, unoptimized
 from slalom._core.state.walk import transforms
 from table import GRADIENT_ROWS, WITH_GRADIENT, every_fourth
 
@@ -43,6 +43,7 @@ QUICK = ("ScaleByAdam", "Average", "EveryK, skip", "ScaleByPolyak")
 
 @pytest.mark.filterwarnings("ignore:A step of this optimizer ascends")
 @pytest.mark.parametrize("name", slow_except(every_fourth(GRADIENT_ROWS, 2, *QUICK), *QUICK))
+@unoptimized()
 def test_to_maximize_is_to_minimize_the_negative(name):
     expected, descended = three_steps(WITH_GRADIENT[name], -1)
     path, opt = three_steps(WITH_GRADIENT[name].maximize(), 1)

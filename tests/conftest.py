@@ -30,7 +30,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# What runs again on more devices has been compiled as users do, on four.
+# Runs on more devices look at placement and bytes, which LLVM's optimizations do not change.
 jax.config.update("jax_disable_most_optimizations", "SLALOM_TEST_DEVICES" in os.environ)
 
 apply_checks = jaxtyping.jaxtyped

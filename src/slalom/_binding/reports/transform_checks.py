@@ -93,10 +93,10 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
     check_samplers(transform)
     check_loss_scale(transform)
     _check_objective(transform)
-    yield from _idle_steps(transform)
+    yield from _idle_steps(transform, params)
     yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
-    yield from _late_clips(transform)
+    yield from _late_clips(transform, params)
     yield from _early_constraints(transform, params)
     yield from _two_linearizations(transform, params)
     for part in transforms(transform, params=params):
@@ -171,14 +171,19 @@ def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> N
         _check_objective(inner, around)
 
 
-def _idle_steps(transform: AbstractTransform[Any]) -> Iterator[str]:
+def _chains(transform: AbstractTransform[Any], params: Params) -> Iterator[list[Part]]:
+    """The links of each chain, with their whole paths."""
+    for outer in transforms(transform, params=params):
+        if isinstance(outer.module, Chain):
+            links = outer.module.children(params=outer.params)
+            yield [link._replace(path=outer.path + link.path) for link in links]
+
+
+def _idle_steps(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warnings of links that update parameters in the idle steps of a link before them."""
-    for outer in transforms(transform):
-        if not isinstance(outer.module, Chain):
-            continue
+    for links in _chains(transform, params):
         paced: Part | None = None
-        for part in outer.module.children():
-            part = part._replace(path=outer.path + part.path)
+        for part in links:
             link = part.module
             if paced is not None and not keeps_zeros(link):
                 yield (
@@ -200,12 +205,9 @@ def _moved_inside(link: AbstractTransform[Any], wrapper: AbstractTransform[Any])
 
 def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warning of two links that both flip the sign of the updates."""
-    for outer in transforms(transform, params=params):
-        if not isinstance(outer.module, Chain):
-            continue
+    for links in _chains(transform, params):
         descending: dict[int, str] = {}
-        for part in outer.module.children(params=outer.params):
-            part = part._replace(path=outer.path + part.path)
+        for part in links:
             if not any(inner.module.sets_learning_rate for inner in transforms(part.module)):
                 continue  # a negative factor of any other link is deliberate
             for i, sign in enumerate(part.module.signs(part.params)):
@@ -220,35 +222,31 @@ def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[st
                     descending[i] = part.name
 
 
-def _late_clips(transform: AbstractTransform[Any]) -> Iterator[str]:
+def _late_clips(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warnings of links that clip what a learning rate has scaled already."""
-    for outer in transforms(transform):
-        if not isinstance(outer.module, Chain):
-            continue
-        if any("residuals" in inner.module.needs for inner in transforms(outer.module)):
+    for links in _chains(transform, params):
+        inside = (inner.module for link in links for inner in transforms(link.module))
+        if any("residuals" in module.needs for module in inside):
             continue  # which does not take a gradient, so that only its step can be clipped
         rate: str | None = None
-        for part in outer.module.children():
+        for part in links:
             if rate is not None and part.module.clips:
-                name = ".".join(outer.path + part.path)
                 yield (
-                    f"'{name}' comes after '{rate}', so it clips the step, not the gradient. To "
-                    f"clip the gradient, put it first: `{operand(part.module)} | ...`."
+                    f"'{part.name}' comes after '{rate}', so it clips the step, not the gradient. "
+                    f"To clip the gradient, put it first: `{operand(part.module)} | ...`."
                 )
             if any(inner.module.sets_learning_rate for inner in transforms(part.module)):
-                rate = ".".join(outer.path + part.path)
+                rate = part.name
 
 
 def _early_constraints(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warnings of links that change what a constraint before them has made of the updates."""
-    for outer in transforms(transform, params=params):
-        if not isinstance(outer.module, Chain):
-            continue
+    for links in _chains(transform, params):
         constrained: dict[str, Part] = {}
-        for link in outer.module.children(params=outer.params):
+        for link in links:
             inner = list(transforms(link.module, params=link.params))
-            at, own = outer.path + link.path, len(inner[0].path)
-            inner = [part._replace(path=at + part.path[own:]) for part in inner]
+            own = len(inner[0].path)
+            inner = [part._replace(path=link.path + part.path[own:]) for part in inner]
             for part in inner:
                 # Measuring links are no rules, and zero updates keep the parameters as they are.
                 changes = isinstance(part.module, AbstractRule) and part.module.update_sign != 0

@@ -128,8 +128,10 @@ def after(tree: PyTree, results: PyTree) -> PyTree:
     first = next(whole, None)
     if first is None:
         return tree
-    # This is always false, also for NaN, but XLA does not know.
-    never = jnp.real(first[(0,) * first.ndim]).astype(jnp.float32) > jnp.inf
+    never = first
+    if first.dtype != bool:
+        # This is always false, also for NaN, but XLA does not know.
+        never = jnp.real(first[(0,) * first.ndim]).astype(jnp.float32) > jnp.inf
 
     def late(x: Any) -> Any:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

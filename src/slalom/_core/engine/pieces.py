@@ -41,7 +41,7 @@ def run_at_rest(
     written: Sequence[AtRest | None],
     seeds: Sequence[Any],
     after: Any = None,
-) -> list[Any]:
+) -> tuple[list[Any], Array | None]:
     """Runs phases on some leaves of equal shape.
 
     **Arguments:**
@@ -49,18 +49,20 @@ def run_at_rest(
     - `body`: the phases, which act on each number separately if a leaf is in a codec of blocks.
     - `read`, `written`: the leaves. `None` stands for a result that overwrites nothing.
     - `seeds`: for each written leaf the seed of its stochastic rounding, or `None`.
-    - `after`: a number that is computed before. It keeps XLA from cutting out the first pieces of
+    - `after`: what an earlier call has returned. It keeps XLA from cutting out the first pieces of
         all leaves, or from decoding all smaller leaves, at once.
 
-    **Returns:** the written leaves. Those that `body` has not stored are as they were.
+    **Returns:** the written leaves, where those that `body` has not stored are as they were, and a
+    bool that later calls can wait for. It is false, and `None` if there is nothing to wait for.
     """
     if all(e.codec.is_elementwise(e.spec) for e in (*read, *written) if is_encoded(e)):
-        return run_whole(body, read, written, seeds)
+        return run_whole(body, read, written, seeds), None
     shape = tuple(read[0].shape)
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
     if size >= rows or _is_sharded([*read, *(x for x in written if x is not None)]):
-        return run_whole(body, read, tree.after(list(written), after), seeds)
+        new = run_whole(body, read, tree.after(list(written), after), seeds)
+        return new, waited_for(new)
     filled = [x if x is not None else _zeros(body, read, written, seeds) for x in written]
     return _in_pieces(body, read, filled, seeds, after, (rows, width, size))
 
@@ -124,7 +126,7 @@ def _in_pieces(
     seeds: Sequence[Any],
     after: Any,
     cuts: tuple[int, int, int],
-) -> list[AtRest]:
+) -> tuple[list[AtRest], Array | None]:
     rows, width, size = cuts
     shorter = rows % size != 0
     given = [_matrix(x, rows, width) for x in read]
@@ -136,11 +138,15 @@ def _in_pieces(
     )
 
     def first_row(i: Any) -> Any:
-        return jnp.minimum(i * size, rows - size)
+        return jnp.minimum(i * size, rows - size) if shorter else i * size
 
+    # No index is negative. If JAX allowed for it, each kernel would have three more operations.
     def cut(wholes: list[Any], i: Any) -> list[Any]:
         start = first_row(i)
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), wholes)
+        return jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, allow_negative_indices=False),
+            wholes,
+        )
 
     def new_piece(i: Any, old: list[Any]) -> list[Any]:
         pieces = (_as_they_were(cut(matrices, i), given), _as_they_were(old, forms))
@@ -174,7 +180,11 @@ def _in_pieces(
     def put(wholes: list[Any], pieces: list[Any], i: Any) -> list[Any]:
         start = first_row(i)
         return jax.tree.map(
-            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), wholes, pieces
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(
+                x, y, start, 0, allow_negative_indices=False
+            ),
+            wholes,
+            pieces,
         )
 
     def go_on(i: Any, carry: Any) -> Any:
@@ -182,18 +192,21 @@ def _in_pieces(
         # written in the same round, kernels would read the old leaf after others have written it,
         # so XLA would copy it. And XLA:CPU would compute a piece in the kernel that puts it back,
         # which runs on one thread.
-        wholes, done = carry
+        wholes, done, _ = carry
         wholes = put(wholes, done, jnp.maximum(i - 1, 0))
-        return wholes, new_piece(i, cut(wholes, i))
+        done = new_piece(i, cut(wholes, i))
+        # Later leaves wait for what the loop carries: read from the new leaf, it would be computed
+        # again in each of their kernels, and the leaf would be copied for it.
+        return wholes, done, _false_after(done, written)
 
     number = -(-rows // size)
     first = tree.after(cut(wholes, jnp.int32(0)), after)
-    wholes, last = jax.lax.fori_loop(0, number, go_on, (wholes, first))
+    wholes, last, never = jax.lax.fori_loop(0, number, go_on, (wholes, first, jnp.bool_(False)))
     # XLA:CPU compiles one kernel for all leaves that do the same here, if there is more to do than
     # to put a piece back.
     last = tree.after(last, after)
     wholes = _as_they_were(put(wholes, last, jnp.int32(number - 1)), forms)
-    return [_like(e, x) for e, x in zip(written, wholes, strict=True)]
+    return [_like(e, x) for e, x in zip(written, wholes, strict=True)], never
 
 
 def _cast_like(value: Any, like: Any) -> Any:
@@ -207,29 +220,38 @@ class Queue:
     """Which encoded leaves wait for which, so that few of them need scratch memory at a time."""
 
     def __init__(self):
-        self._after = jnp.zeros((), jnp.float32)
+        self._after: Array | None = None
         self._running: list[tuple[Array, int]] = []
 
-    def turn(self, shape: tuple[int, ...]) -> Array:
-        """A number that is computed before a leaf of this shape may begin."""
+    def turn(self, shape: tuple[int, ...]) -> Array | None:
+        """What a leaf of this shape waits for."""
         most = _AT_ONCE - math.prod(shape)
         while self._running and sum(n for _, n in self._running) > most:
             self._after, _ = self._running.pop(0)
         return self._after
 
-    def add(self, result: PyTree) -> None:
-        """Adds the leaf that has begun, with its new state."""
-        # Not of the parameters: in a branch of a conditional, XLA would copy them for it.
-        coded = [x for x in jax.tree.leaves(result, is_leaf=is_encoded) if is_encoded(x)]
-        if not coded or _is_sharded(coded):
-            return
-        # Of the last one, which is written last. Of its scales, since XLA would compute a code
-        # again where it is read.
-        x = jax.tree.leaves(coded[-1])[-1]
-        if not x.size:
-            return
-        number = x[(0,) * x.ndim].real.astype(jnp.float32)
-        self._running.append((number, math.prod(coded[-1].shape)))
+    def add(self, done: Array | None, shape: tuple[int, ...]) -> None:
+        """Adds the leaf of this shape that has begun, with what others can wait for."""
+        if done is not None:
+            self._running.append((done, math.prod(shape)))
+
+
+def waited_for(leaves: Sequence[Any]) -> Array | None:
+    """A bool that is false, which XLA knows only once these leaves are computed."""
+    arrays = [x.arrays if is_encoded(x) else x for x in leaves]
+    return None if _is_sharded(leaves) else _false_after(arrays, leaves)
+
+
+def _false_after(arrays: Sequence[Any], leaves: Sequence[Any]) -> Array | None:
+    """As `waited_for`, of these arrays of the leaves or of pieces of them."""
+    # Not after the parameters: in a branch of a conditional, XLA would copy them for it.
+    coded = [own for own, x in zip(arrays, leaves, strict=True) if is_encoded(x)]
+    if not coded:
+        return None
+    # After the last one, which is written last. After its scales, since XLA would compute a code
+    # again where it is read.
+    x = jax.tree.leaves(coded[-1])[-1]
+    return x[(0,) * x.ndim].real.astype(jnp.float32) > jnp.inf if x.size else None
 
 
 def advance_tree(
@@ -259,7 +281,8 @@ def advance_tree(
             here = SimpleNamespace(**numbers)
             store(0, tree.map_leaves(rule, (written[0], read[0]), here))
 
-        return run_at_rest(body, [g], [a], [seed], after)[0]
+        (new,), done = run_at_rest(body, [g], [a], [seed], after)
+        return new, done
 
     if any(map(under_jit, jax.tree.leaves((old, new)))):
         at_leaf = jax.jit(at_leaf)
@@ -270,8 +293,9 @@ def advance_tree(
     for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
         numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
         seed = seed_of.get(f"{name}.{paths[i]}")
-        results.append(at_leaf(numbers, a, g, seed, queue.turn(g.shape)))
-        queue.add(results[-1])
+        new_leaf, done = at_leaf(numbers, a, g, seed, queue.turn(g.shape))
+        results.append(new_leaf)
+        queue.add(done, g.shape)
     return structure.unflatten(results)
 
 

@@ -33,7 +33,7 @@ from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks
 from .encoded import AtRest, decoded, decoded_again, in_blocks, is_encoded, rests, seeds_of
 from .matrices import Seen, is_key, matrices, not_refreshed, refreshed
 from .phases import Found, finish, measured, phases, seen_by_refresh
-from .pieces import Queue, Store, as_if_decoded, run_at_rest, run_whole, shapes_of
+from .pieces import Queue, Store, as_if_decoded, run_at_rest, run_whole, shapes_of, waited_for
 
 
 class RuleAt(NamedTuple):
@@ -167,10 +167,10 @@ def _over_leaves(
             u = tree.after(u, done)  # the products of all leaves share scratch memory
         numbers = [run.numbers_of(n) for run, n in own]
         grads = [run.grads[n] for run, n in own]
-        result, new = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
+        result, new, ended = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
         results.append(result)
         done = (result, new)
-        queue.add(new)
+        queue.add(ended, u.shape)
         for (run, n), values in zip(own, new, strict="advance" in does):
             run.take(n, values)
     return results
@@ -384,9 +384,9 @@ def _at_leaf(
     fields: Sequence[Sequence[Any]],
     seeds: Sequence[Sequence[Any]],
     after: Any,
-) -> tuple[Any, list[list[Any]]]:
-    """The result of all rules at one leaf, and their new fields there, as far as this pass gives
-    them."""
+) -> tuple[Any, list[list[Any]], Array | None]:
+    """The result of all rules at one leaf, their new fields there, as far as this pass gives
+    them, and what other leaves can wait for."""
     advances, directs = "advance" in plan.does, "direction" in plan.does
     counts = [len(values) for values in fields]
     starts = np.cumsum([0, *counts]).tolist()
@@ -413,14 +413,17 @@ def _at_leaf(
         if directs:
             store(0, tree.add(p, u) if plan.adds else u)
 
+    ended = None
     if not any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
         new = run_whole(body, read, written, all_seeds)
     elif all(runs[k].rule.over == "number" for k in plan.active):
-        new = run_at_rest(body, read, written, all_seeds, after)
+        new, ended = run_at_rest(body, read, written, all_seeds, after)
     else:
         new = run_whole(body, read, tree.after(written, after), all_seeds)
+        ended = waited_for(jax.tree.leaves(new[before:], is_leaf=is_encoded))
     result = new[0] if directs else None
-    return result, [new[before + a : before + b] for a, b in itertools.pairwise(starts) if advances]
+    own = [new[before + a : before + b] for a, b in itertools.pairwise(starts) if advances]
+    return result, own, ended
 
 
 def _store_from(store: Store, start: int, i: int, value: Any) -> Any:

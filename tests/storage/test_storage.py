@@ -1,6 +1,7 @@
 """State that rests in codecs: `tx.store` and `sl.codecs`."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -444,6 +445,15 @@ def test_scratch_of_small_leaves_does_not_grow_with_their_number(tx, name):
     memory = step.lower(params, opt, params).compile().memory_analysis()
     # 2¹⁸ entries are worked on at once, with three numbers in float32 for each.
     assert memory.temp_size_in_bytes <= 1.1 * 3 * 4 * 2**18
+
+
+def test_leaves_that_wait_for_each_other_copy_no_scales():
+    params = {f"w{i}": jax.ShapeDtypeStruct((1024, 768), jnp.float32) for i in range(3)}
+    opt = sl.Optimizer(sl.adamw(1e-3).store("int8"), params)
+    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+    program = step.lower(params, opt, params).compile().as_text()
+    assert " while(" in program
+    assert not re.findall(r"\[1024,\d+\]\S* copy\(", program)
 
 
 @pytest.mark.slow

@@ -56,7 +56,8 @@ def run_at_rest(
     bool that later calls can wait for. It is false, and `None` if there is nothing to wait for.
     """
     if all(e.codec.is_elementwise(e.spec) for e in (*read, *written) if is_encoded(e)):
-        return run_whole(body, read, written, seeds), None
+        new = run_whole(body, read, written, seeds)
+        return new, waited_for(new)
     shape = tuple(read[0].shape)
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
@@ -201,7 +202,9 @@ def _in_pieces(
 
     number = -(-rows // size)
     first = tree.after(cut(wholes, jnp.int32(0)), after)
-    wholes, last, never = jax.lax.fori_loop(0, number, go_on, (wholes, first, jnp.bool_(False)))
+    # Not `False` to begin with, which would not vary over the axes of a `shard_map` as the rest.
+    carry = (wholes, first, _false_after(first, written))
+    wholes, last, never = jax.lax.fori_loop(0, number, go_on, carry)
     # XLA:CPU compiles one kernel for all leaves that do the same here, if there is more to do than
     # to put a piece back.
     last = tree.after(last, after)
@@ -220,10 +223,11 @@ class Queue:
     """Which encoded leaves wait for which, so that few of them need scratch memory at a time."""
 
     def __init__(self):
-        self._after: Array | None = None
+        # Not `None`, for which the phases would be traced once more.
+        self._after = jnp.bool_(False)
         self._running: list[tuple[Array, int]] = []
 
-    def turn(self, shape: tuple[int, ...]) -> Array | None:
+    def turn(self, shape: tuple[int, ...]) -> Array:
         """What a leaf of this shape waits for."""
         most = _AT_ONCE - math.prod(shape)
         while self._running and sum(n for _, n in self._running) > most:

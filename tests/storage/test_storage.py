@@ -447,6 +447,11 @@ def test_scratch_of_small_leaves_does_not_grow_with_their_number(tx, name):
     assert memory.temp_size_in_bytes <= 1.1 * 3 * 4 * 2**18
 
 
+def test_waiting_for_a_bool_changes_no_number():
+    for first in (True, False):
+        assert sl.tree.after(jnp.float32(3), [jnp.array([first, True])]) == 3
+
+
 def test_leaves_that_wait_for_each_other_copy_no_scales():
     params = {f"w{i}": jax.ShapeDtypeStruct((1024, 768), jnp.float32) for i in range(3)}
     opt = sl.Optimizer(sl.adamw(1e-3).store("int8"), params)

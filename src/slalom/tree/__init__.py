@@ -38,8 +38,10 @@ from .leaves import (
     add as add,
     after as after,
     cut as cut,
+    false_after as false_after,
     map_leaves as map_leaves,
     merge as merge,
+    once_known as once_known,
     scale as scale,
 )
 from .means import (

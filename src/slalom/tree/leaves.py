@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Real
+from jaxtyping import Array, Bool, Real
 
 from .checks import check_inexact, check_same_shapes, check_same_structure
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
@@ -126,12 +126,17 @@ def after(tree: PyTree, results: PyTree) -> PyTree:
     # JAX reads no entry of what is sharded over explicit axes of a mesh.
     whole = (r for r in jax.tree.leaves(results) if r.size and not any(jax.typeof(r).sharding.spec))
     first = next(whole, None)
-    if first is None:
-        return tree
-    never = first
-    if first.dtype != bool:
-        # This is always false, also for NaN, but XLA does not know.
-        never = jnp.real(first[(0,) * first.ndim]).astype(jnp.float32) > jnp.inf
+    return tree if first is None else once_known(tree, false_after(first))
+
+
+def false_after(x: Array) -> Bool[Array, ""]:
+    """A bool that is false, which XLA knows only once this array is computed."""
+    # Also of NaN.
+    return jnp.real(x[(0,) * x.ndim]).astype(jnp.float32) > jnp.inf
+
+
+def once_known(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
+    """The tree, read once the value of `never` is known, which comes from `false_after`."""
 
     def late(x: Any) -> Any:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

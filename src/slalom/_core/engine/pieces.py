@@ -40,7 +40,7 @@ def run_at_rest(
     read: Sequence[AtRest],
     written: Sequence[AtRest | None],
     seeds: Sequence[Any],
-    after: Any = None,
+    after: Array,
 ) -> tuple[list[Any], Array | None]:
     """Runs phases on some leaves of equal shape.
 
@@ -49,8 +49,8 @@ def run_at_rest(
     - `body`: the phases, which act on each number separately if a leaf is in a codec of blocks.
     - `read`, `written`: the leaves. `None` stands for a result that overwrites nothing.
     - `seeds`: for each written leaf the seed of its stochastic rounding, or `None`.
-    - `after`: what an earlier call has returned. It keeps XLA from cutting out the first pieces of
-        all leaves, or from decoding all smaller leaves, at once.
+    - `after`: the bool that an earlier call has returned. It keeps XLA from cutting out the first
+        pieces of all leaves, or from decoding all smaller leaves, at once.
 
     **Returns:** the written leaves, where those that `body` has not stored are as they were, and a
     bool that later calls can wait for. It is false, and `None` if there is nothing to wait for.
@@ -62,7 +62,7 @@ def run_at_rest(
     rows, width = _as_matrix(shape)
     size = _rows_per_piece(rows, width)
     if size >= rows or _is_sharded([*read, *(x for x in written if x is not None)]):
-        new = run_whole(body, read, tree.after(list(written), after), seeds)
+        new = run_whole(body, read, tree.once_known(list(written), after), seeds)
         return new, waited_for(new)
     filled = [x if x is not None else _zeros(body, read, written, seeds) for x in written]
     return _in_pieces(body, read, filled, seeds, after, (rows, width, size))
@@ -135,7 +135,9 @@ def _in_pieces(
     forms = [_matrix(x, rows, width) for x in written]
     # Where this makes other arrays, they are made one leaf after the other.
     wholes = jax.tree.map(
-        lambda x, y: x if x.dtype == y.dtype else tree.after(x, after), _as_integers(forms), forms
+        lambda x, y: x if x.dtype == y.dtype else tree.once_known(x, after),
+        _as_integers(forms),
+        forms,
     )
 
     def first_row(i: Any) -> Any:
@@ -201,13 +203,13 @@ def _in_pieces(
         return wholes, done, _false_after(done, written)
 
     number = -(-rows // size)
-    first = tree.after(cut(wholes, jnp.int32(0)), after)
+    first = tree.once_known(cut(wholes, jnp.int32(0)), after)
     # Not `False` to begin with, which would not vary over the axes of a `shard_map` as the rest.
     carry = (wholes, first, _false_after(first, written))
     wholes, last, never = jax.lax.fori_loop(0, number, go_on, carry)
     # XLA:CPU compiles one kernel for all leaves that do the same here, if there is more to do than
     # to put a piece back.
-    last = tree.after(last, after)
+    last = tree.once_known(last, after)
     wholes = _as_they_were(put(wholes, last, jnp.int32(number - 1)), forms)
     return [_like(e, x) for e, x in zip(written, wholes, strict=True)], never
 
@@ -223,7 +225,6 @@ class Queue:
     """Which encoded leaves wait for which, so that few of them need scratch memory at a time."""
 
     def __init__(self):
-        # Not `None`, for which the phases would be traced once more.
         self._after = jnp.bool_(False)
         self._running: list[tuple[Array, int]] = []
 
@@ -241,7 +242,7 @@ class Queue:
 
 
 def waited_for(leaves: Sequence[Any]) -> Array | None:
-    """A bool that is false, which XLA knows only once these leaves are computed."""
+    """`tree.false_after` of what is computed last of some leaves, if anything is encoded."""
     arrays = [x.arrays if is_encoded(x) else x for x in leaves]
     return None if _is_sharded(leaves) else _false_after(arrays, leaves)
 
@@ -255,7 +256,7 @@ def _false_after(arrays: Sequence[Any], leaves: Sequence[Any]) -> Array | None:
     # After the last one, which is written last. After its scales, since XLA would compute a code
     # again where it is read.
     x = jax.tree.leaves(coded[-1])[-1]
-    return x[(0,) * x.ndim].real.astype(jnp.float32) > jnp.inf if x.size else None
+    return tree.false_after(x) if x.size else None
 
 
 def advance_tree(

@@ -162,7 +162,7 @@ def _over_leaves(
         ]
         after = queue.turn(u.shape)
         if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
-            u = tree.after(u, after)
+            u = tree.once_known(u, after)
         if any(run.rule.over == "matrix" for run, _ in own):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
         numbers = [run.numbers_of(n) for run, n in own]
@@ -419,7 +419,7 @@ def _at_leaf(
     elif all(runs[k].rule.over == "number" for k in plan.active):
         new, ended = run_at_rest(body, read, written, all_seeds, after)
     else:
-        new = run_whole(body, read, tree.after(written, after), all_seeds)
+        new = run_whole(body, read, tree.once_known(written, after), all_seeds)
         ended = waited_for(jax.tree.leaves(new[before:], is_leaf=is_encoded))
     result = new[0] if directs else None
     own = [new[before + a : before + b] for a, b in itertools.pairwise(starts) if advances]

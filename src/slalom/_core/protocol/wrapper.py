@@ -85,7 +85,7 @@ class AbstractWrapper(AbstractComposite[State]):
         """The inner transform's state."""
         # `State` cannot be bound to a class with this field: a wrapper without state passes the
         # inner state through, and overrides this method.
-        return state.inner  # pyright: ignore[reportAttributeAccessIssue]  # see above
+        return state.inner  # pyright: ignore[reportAttributeAccessIssue]  # every other state has it
 
     def inner_context(self, state: State, context: Context) -> Context:
         """The context that the inner transform sees."""
@@ -123,7 +123,7 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
 
     def inner_context(self, state: State, context: Context) -> Context:
         # The class promises the field, which the type variable of all wrappers cannot say.
-        return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]  # see above
+        return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]  # every such state has it
 
 
 def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> None:

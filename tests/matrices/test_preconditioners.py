@@ -668,7 +668,9 @@ def test_sharded_matrices_take_the_same_path(rule, kind):
     for g, there in zip(grads, whole, strict=True):
         start, opt = step(start, opt, jax.device_put(g, home))
         assert start.sharding == home
-        np.testing.assert_allclose(start, there, rtol=1e-5, atol=1e-6)
+        # A step moves entries by about 0.1. The bases that KL-SOAP takes from eight gradients
+        # pass rounding on 20 times larger, and the processor decides how a product rounds.
+        np.testing.assert_allclose(start, there, rtol=1e-5, atol=1e-5)
     assert kind_of(opt) == before
 
 

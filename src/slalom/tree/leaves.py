@@ -131,7 +131,7 @@ def after(tree: PyTree, results: PyTree) -> PyTree:
 
 def false_after(x: Array) -> Bool[Array, ""]:
     """A bool that is false, which XLA knows only once this array is computed."""
-    # Also of NaN.
+    # NaN is not greater than anything either.
     return jnp.real(x[(0,) * x.ndim]).astype(jnp.float32) > jnp.inf
 
 

@@ -327,9 +327,8 @@ def _in_place_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
     XLA would otherwise write them to new memory, and let the idle branch copy the old ones there.
     """
-    firsts = [x[(0,) * x.ndim] for x in jax.tree.leaves(new) if x.size]
-    # This is always false, also for NaN, but XLA does not know.
-    never = functools.reduce(jnp.logical_and, (jnp.real(x) > jnp.inf for x in firsts), True)
+    signals = [tree.false_after(x) for x in jax.tree.leaves(new) if x.size]
+    never = functools.reduce(jnp.logical_and, signals, True)
     return jax.tree.map(lambda x, y: jnp.where(never, x, y), old, new)
 
 

@@ -200,12 +200,12 @@ def _in_pieces(
         done = new_piece(i, cut(wholes, i))
         # Later leaves wait for what the loop carries: read from the new leaf, it would be computed
         # again in each of their kernels, and the leaf would be copied for it.
-        return wholes, done, _false_after(done, written)
+        return wholes, done, _after_codes(done, written)
 
     number = -(-rows // size)
     first = tree.once_known(cut(wholes, jnp.int32(0)), after)
     # Not `False` to begin with, which would not vary over the axes of a `shard_map` as the rest.
-    carry = (wholes, first, _false_after(first, written))
+    carry = (wholes, first, _after_codes(first, written))
     wholes, last, never = jax.lax.fori_loop(0, number, go_on, carry)
     # XLA:CPU compiles one kernel for all leaves that do the same here, if there is more to do than
     # to put a piece back.
@@ -244,11 +244,11 @@ class Queue:
 def waited_for(leaves: Sequence[Any]) -> Array | None:
     """`tree.false_after` of what is computed last of some leaves, if anything is encoded."""
     arrays = [x.arrays if is_encoded(x) else x for x in leaves]
-    return None if _is_sharded(leaves) else _false_after(arrays, leaves)
+    return None if _is_sharded(leaves) else _after_codes(arrays, leaves)
 
 
-def _false_after(arrays: Sequence[Any], leaves: Sequence[Any]) -> Array | None:
-    """As `waited_for`, of these arrays of the leaves or of pieces of them."""
+def _after_codes(arrays: Sequence[Any], leaves: Sequence[Any]) -> Array | None:
+    """As `waited_for`, where `arrays` are those of the leaves or of pieces of them."""
     # Not after the parameters: in a branch of a conditional, XLA would copy them for it.
     coded = [own for own, x in zip(arrays, leaves, strict=True) if is_encoded(x)]
     if not coded:

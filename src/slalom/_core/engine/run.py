@@ -281,10 +281,10 @@ class _Run:
         if self.columns:
             # Otherwise XLA would copy the old state, which the sums still read.
             scalars = jax.tree.leaves(self.found)
-            never = functools.reduce(jnp.logical_or, (x > jnp.inf for x in scalars))
+            never = functools.reduce(jnp.logical_or, map(tree.false_after, scalars))
             for name, x in vars(self.now).items():
                 if x is not None and x.dtype != bool and not is_key(x):
-                    setattr(self.now, name, jnp.where(never, 0, x))
+                    setattr(self.now, name, tree.once_known(x, never))
         self.divide()
 
     @property

@@ -122,8 +122,7 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
     """
 
     def inner_context(self, state: State, context: Context) -> Context:
-        # The class promises the field, which the type variable of all wrappers cannot say.
-        return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]  # every such state has it
+        return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]  # `State` cannot say that this class promises it
 
 
 def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, BFloat16, Float, Int32, UInt16
 
 from .. import tree
 from .._core.engine.encoded import Spec, uniform
@@ -161,11 +161,22 @@ def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.sqrt(jnp.maximum(x, 0))
 
 
-def up_to_bfloat16(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def up_to_bfloat16(x: Float[Array, "*shape"]) -> BFloat16[Array, "*shape"]:
     """The next larger bfloat16 of a float32 ≥ 0."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     bits = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
     return jax.lax.bitcast_convert_type(bits, jnp.float32).astype(jnp.bfloat16)
+
+
+def as_bits(scales: BFloat16[Array, "*shape"]) -> UInt16[Array, "*shape"]:
+    """The bits of scales, to be stored: on a CPU, XLA cannot write a piece of a bfloat16 array
+    without converting all of it."""
+    return jax.lax.bitcast_convert_type(scales, jnp.uint16)
+
+
+def from_bits(bits: UInt16[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Undoes `as_bits`, in float32."""
+    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
 
 
 def refuse_linear(codec: Any) -> None:

@@ -13,7 +13,9 @@ from .._core.text.printing import code
 from ..tree.rounding import stochastic
 from ._codec import (
     AbstractCodec,
+    as_bits,
     as_float32,
+    from_bits,
     from_blocks,
     in_blocks,
     largest,
@@ -84,7 +86,7 @@ class cast(AbstractCodec):
         if self.dtype.itemsize == 1:
             # On a CPU, XLA cannot write a piece of a float8 array without converting all of it.
             codes = jax.lax.bitcast_convert_type(codes, jnp.uint8)
-        return {"codes": codes, "scales": scales.astype(jnp.bfloat16)}
+        return {"codes": codes, "scales": as_bits(scales.astype(jnp.bfloat16))}
 
     def decode(self, arrays: dict[str, Any], spec: Spec) -> Float[Array, "*shape"]:
         codes = arrays["codes"]
@@ -93,7 +95,7 @@ class cast(AbstractCodec):
         codes = codes.astype(jnp.float32)
         if self._is_wide:
             return codes
-        scales = arrays["scales"].astype(jnp.float32)[..., None]
+        scales = from_bits(arrays["scales"])[..., None]
         x = in_blocks(codes, _BLOCK) * np.float32(1 / _top(self.dtype)) * scales
         return from_blocks(jnp.square(x) if spec.nonnegative else x, spec.shape[-1])
 

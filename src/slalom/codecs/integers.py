@@ -10,7 +10,9 @@ from jaxtyping import Array, Float, Int32
 from .._core.engine.encoded import Spec, uniform
 from ._codec import (
     AbstractCodec,
+    as_bits,
     as_float32,
+    from_bits,
     from_blocks,
     in_blocks,
     largest,
@@ -71,7 +73,7 @@ class int8(AbstractCodec):
             codes = jnp.where(blocks > 0, codes, 0).astype(jnp.uint8)
         else:
             codes = jnp.clip(self._signed(z, bits), -127, 127).astype(jnp.int8)
-        return {"codes": from_blocks(codes, x.shape[-1]), "scales": scales}
+        return {"codes": from_blocks(codes, x.shape[-1]), "scales": as_bits(scales)}
 
     def _signed(self, z: Float[Array, "*shape"], bits: Any) -> Int32[Array, "*shape"]:
         size = jnp.abs(z)
@@ -87,7 +89,7 @@ class int8(AbstractCodec):
 
     def decode(self, arrays: dict[str, Any], spec: Spec) -> Float[Array, "*shape"]:
         codes = in_blocks(arrays["codes"], _BLOCK).astype(jnp.float32)
-        scales = arrays["scales"].astype(jnp.float32)[..., None]
+        scales = from_bits(arrays["scales"])[..., None]
         if spec.nonnegative:
             x = jnp.square(codes * (scales * np.float32(1 / 255)))
         else:

@@ -117,7 +117,7 @@ def rprop(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Rprop: a step size for each number, which grows while the gradient keeps its sign.
+    """Rprop: a step size for each element, which grows while the gradient keeps its sign.
 
         p ↦ p − ηₜ·sign(gₜ)
 

@@ -140,7 +140,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         del state
         return read_number(self, name, context)
 
-    # A transform made of others also replaces `children` (in `declared.py`), the one source for
+    # A transform made of others also replaces `children` (in `parts.py`), the one source for
     # everything that inspects or edits a composition, and `run` below. Traits, which checks read
     # when an optimizer is created, are in `traits.py`.
 

@@ -121,7 +121,7 @@ def rprop(
 
         p ↦ p − ηₜ·sign(gₜ)
 
-    A step size grows while the sign of its gradient stays the same, and shrinks when it flips.
+    It shrinks when the sign flips.
 
     Differs from Optax, which applies each update one step later: see `ScaleByRprop`.
 

@@ -110,8 +110,8 @@ def measure(params: Any, width: int, repetitions: int) -> list[dict[str, Any]]:
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The figures as a table."""
     lines = [
-        f"Gradients are given, of {rows[0]['parameters'] / 1e6:.3g} M parameters in the leaves of "
-        f"GPT-2 small, except in the last rows ({jax.default_backend()} backend).",
+        f"The gradients are given, for {rows[0]['parameters'] / 1e6:.3g} M parameters in the "
+        f"leaves of GPT-2 small, except in the last rows ({jax.default_backend()} backend).",
         "",
         "| | `donate` | ns per parameter | peak bytes per parameter |",
         "| --- | --- | ---: | ---: |",

@@ -253,8 +253,8 @@ def markdown(
         f"![Changes of the layers, and losses over learning rates]({picture})\n\n"
         f"{_table(heads, rows)}\n"
         f"With the factors the best rate moves less for {', '.join(less) or 'no rule'}"
-        f"{', and not less for ' + ', '.join(more) if more else ''}. They carry a rate over, and "
-        "do not make it the best one of each width: see the last column.\n"
+        f"{', and not less for ' + ', '.join(more) if more else ''}. They carry a rate over, but "
+        "do not make it the best one at each width: see the last column.\n"
     )
 
 

@@ -114,23 +114,23 @@ def markdown(results: Sequence[Result], scores: str, curves: str) -> str:
     """The wins on all tasks, the pictures, and a table and a sentence for each task."""
     first = results[0]
     sections = [
-        f"Each optimizer was given {first.rates} learning rates, neighboring ones a factor of √10 "
-        "apart, and several seeds, which are starts and batches. Its learning rate is the "
-        "one with the lowest median score at the end of the runs; (edge) means that it is the "
+        f"Each optimizer was given {first.rates} learning rates, a factor of √10 apart, and "
+        "several seeds, which determine the start and the batches. Its learning rate is the one "
+        "with the lowest median score at the end of the runs; (edge) means that it is the "
         "smallest or largest one that was tried. So the scores of all of them are a little too "
         "good, to the same extent.\n",
         "### Wins against AdamW\n",
         "A win is a lower score at the end than that of AdamW with the same seed. The interval is "
         "Wilson's, at 95%, as if all runs were independent. Those of one task resemble each other, "
-        "so it is rather too narrow. The columns of the tasks have the median score over that of "
-        "AdamW, in bold if each seed is a win.\n",
+        "so it is probably too narrow. The columns of the tasks have the median score divided by "
+        "AdamW's, in bold if every seed is a win.\n",
         wins(results),
         f"![Scores of all optimizers]({scores})\n",
         f"![Scores over steps and over seconds]({curves})\n",
-        "Milliseconds are the CPU time of a step on one thread, with the gradient: the least in "
-        f"{len(first.reference.curves[0])} parts of the runs, as other work on the machine slows "
-        "it down. Seconds are steps times this. They say more about large steps than about these "
-        "small ones, in which the cost of calling each operation counts most.\n",
+        "Milliseconds are the CPU time of a step on one thread, with the gradient: the smallest "
+        f"of {len(first.reference.curves[0])} parts of the runs, since other work on the machine "
+        "slows it down. Seconds are steps times this. They say more about large steps than about "
+        "these small ones, in which the cost of calling each operation counts most.\n",
     ]
     for result in results:
         sections += [

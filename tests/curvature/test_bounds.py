@@ -217,7 +217,7 @@ def test_bounds_may_be_numbers_trees_selectors_and_projections(form):
 def test_a_start_outside_is_projected_with_a_warning(dtype):
     params = {"a": jnp.full(2, 3.3, dtype), "b": jnp.full(1, 0.5, dtype)}
     tx = sl.lbfgs(bounds=(0.1, 1.1))
-    with pytest.warns(UserWarning, match="'a' starts outside of its bounds"):
+    with pytest.warns(UserWarning, match="'a' starts outside its bounds"):
         opt = sl.Optimizer(tx, params)
     step = sl.train_step(distance)
     params, opt, _ = step(params, opt)

@@ -23,7 +23,7 @@ from helpers import assert_same_bits
 from slalom.checkpoint import _file, _format
 
 ROOT = os.geteuid() == 0
-DAMAGED = "Load an older checkpoint; `sl.checkpoint.Rolling` finds the newest whole one."
+DAMAGED = "Load an older checkpoint; `sl.checkpoint.Rolling` finds the newest complete one."
 
 WRITER = f"""
 import importlib, os, sys, types

@@ -63,7 +63,7 @@ def test_sizes_may_be_extreme(scale):
         np.testing.assert_allclose(tx.update(u, None, w)[0], wanted, rtol=1e-5)
 
 
-# --- constraints inside of wrappers -----------------------------------------------------------
+# --- constraints inside wrappers -----------------------------------------------------------
 
 CONSTRAINTS = {
     type(part.module).__name__: part.module
@@ -112,7 +112,7 @@ def test_wrappers_that_add_other_updates_refuse_constraints(name):
         lambda: tx.graft(sl.sgd(0.1)),
         lambda: sl.sgd(0.1).graft(tx.only(sl.where.everything())),
     ):
-        with pytest.raises(ValueError, match="cannot be inside of"):
+        with pytest.raises(ValueError, match="cannot be inside"):
             wrap()
 
 

@@ -37,7 +37,7 @@ def an_unknown_role():
     sl.QKClip(heads=2, where={sl.where.path("q"): "o"})
 
 
-@refused(ValueError, "QKClip knows no keys for 'q'", "Select them in `where` too")
+@refused(ValueError, "QKClip has no keys for 'q'", "Select them in `where` too")
 def queries_without_keys():
     heads(QUERIES, q=(4, 2))
 
@@ -64,7 +64,7 @@ def queries_that_cannot_be_divided_into_heads():
 @refused(
     ValueError,
     "QKClip reads 8 queries in 'q', 2 in each of 4 heads, and 6 keys in 'k'",
-    "a divisor of the heads",
+    "must divide the number of heads of queries",
 )
 def keys_of_three_heads_for_queries_of_four():
     heads(QUERIES | KEYS, heads=4, q=(8, 2), k=(6, 2))
@@ -100,7 +100,7 @@ def a_clip_without_logits():
 
 @refused(
     ValueError,
-    "'qkclip' cannot be inside of `.schedule_free`",
+    "'qkclip' cannot be inside `.schedule_free`",
     "Leave out one of the two",
 )
 def a_clip_inside_of_schedule_free():
@@ -109,8 +109,8 @@ def a_clip_inside_of_schedule_free():
 
 @refused(
     ValueError,
-    "'graft.qkclip' cannot be inside of `.graft`",
-    "Write it behind: `direction.graft(magnitude) | sl.QKClip(...)`",
+    "'graft.qkclip' cannot be inside `.graft`",
+    "Write it after `.graft`: `direction.graft(magnitude) | sl.QKClip(...)`",
 )
 def a_clip_inside_of_a_graft():
     (sl.sgd(0.1) | sl.QKClip(heads=2, where=QUERIES | KEYS)).graft(sl.sgd(0.1))

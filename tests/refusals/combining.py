@@ -30,7 +30,7 @@ def a_combination_in_a_loop_by_hand():
     bound(COMBINED).step(params(), params())
 
 
-@refused(ValueError, "`.combine` weighs the terms of whole batches", "Remove `microbatches`")
+@refused(ValueError, "`.combine` weights the terms of whole batches", "Remove `microbatches`")
 def a_combination_of_microbatches():
     trained(losses, microbatches=2)
 
@@ -74,7 +74,7 @@ def a_combination_of_scaled_losses():
     bound(sl.sgd(0.1).scale_loss().combine(sl.combine.MGDA(), NAMES))
 
 
-@refused(ValueError, "'sam' … inside of `.combine`", "Weigh the terms in the loss")
+@refused(ValueError, "'sam' … inside `.combine`", "Weight the terms in the loss")
 def a_combination_around_sam():
     sl.sgd(0.1).sam(0.05).combine(sl.combine.MGDA(), NAMES)
 
@@ -210,7 +210,7 @@ def an_average_that_ends_later():
     synthesized(POWER, step=3)
 
 
-@refused(ValueError, "an average of 'b', the model has not", obvious="pass the model of the run")
+@refused(ValueError, "of 'b', which the model does not have", obvious="pass the model of the run")
 def an_average_of_another_model():
     synthesized(POWER, model={"w": jnp.ones((3, 2))})
 

@@ -166,7 +166,7 @@ def clipping_before_gauss_newton():
 
 
 @refused(
-    ValueError, "'scale_by_levenberg_marquardt' inside of `.every_k`", "a larger batch … `chunk=`"
+    ValueError, "'scale_by_levenberg_marquardt' inside `.every_k`", "a larger batch … `chunk=`"
 )
 def levenberg_marquardt_every_k():
     sl.levenberg_marquardt().every_k(2)

@@ -19,8 +19,8 @@ BIND = (
 JOIN = "`|`, or write `sl.chain(*transforms)`"
 GRADIENTS = "`grads = eqx.filter_grad(loss_fn)(model, x, y)` … `sl.train_step(loss_fn)`"
 TRACED = (
-    "`float(x)` or `x.item()`, return the array, with `has_aux=True` … `if x > 0`, write "
-    "`jnp.where(x > 0, a, b)` … those of `jax.numpy` … `jax.debug.print`"
+    "`float(x)` or `x.item()`, return the array along with the loss, with `has_aux=True` … "
+    "`if x > 0`, write `jnp.where(x > 0, a, b)` … those of `jax.numpy` … `jax.debug.print`"
 )
 
 
@@ -41,7 +41,7 @@ def a_transform_that_is_called():
 
 @refused(
     TypeError,
-    "An optimizer is not called",
+    "An optimizer is not a function",
     "`model, opt = opt.step(model, grads)` … `step = sl.train_step(loss_fn)` … `model, opt, "
     "loss = step(model, opt, x, y)`",
 )

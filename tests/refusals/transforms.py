@@ -185,17 +185,17 @@ def a_group_without_a_learning_rate():
 ASCENT = {sl.where.path("b"): sl.sgd(0.1, maximize=True)}
 
 
-@refused(ValueError, "Mechanize is outside of `.maximize()`", "`tx.mechanize(...).maximize()`")
+@refused(ValueError, "Mechanize is outside `.maximize()`", "`tx.mechanize(...).maximize()`")
 def a_wrapper_that_descends_around_an_ascent():
     bound(sl.sgd(0.1).partition(ASCENT).every_k(2).mechanize())
 
 
-@refused(ValueError, "Sam is outside of `.maximize()`", "`tx.sam(...).maximize()`")
+@refused(ValueError, "Sam is outside `.maximize()`", "`tx.sam(...).maximize()`")
 def a_worst_point_of_a_descent_around_an_ascent():
     bound(sl.sgd(0.1).partition(ASCENT).every_k(2).sam(0.05))
 
 
-@refused(ValueError, "Drive is outside of `.maximize()`", "`tx.drive(...).maximize()`")
+@refused(ValueError, "Drive is outside `.maximize()`", "`tx.drive(...).maximize()`")
 def a_schedule_that_follows_the_loss_around_an_ascent():
     plateau = sl.schedules.ReduceOnPlateau(0.1, 0.5, 3)
     bound(sl.sgd(0.1).maximize().every_k(2).drive({"learning_rate": plateau}))
@@ -340,48 +340,48 @@ def one_bound():
 
 def scaled_inside(outer: str) -> str:
     return (
-        f"{outer} is outside of `.scale_loss()`, so it would use gradients that are still "
+        f"{outer} is outside `.scale_loss()`, so it would use gradients that are still "
         "multiplied by the scale. Call `.scale_loss()` last, on the whole optimizer: "
         "`tx.scale_loss()`."
     )
 
 
-@refused(ValueError, "Chain is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "Chain is outside `.scale_loss()`", "`tx.scale_loss()`")
 def a_clip_before_a_scaled_loss():
     bound(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).scale_loss())
 
 
-@refused(ValueError, "IfFinite is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "IfFinite is outside `.scale_loss()`", "`tx.scale_loss()`")
 def a_scaled_loss_whose_overflows_are_hidden():
     bound(sl.adam(0.1).scale_loss().if_finite())
 
 
-@refused(ValueError, "EveryK is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "EveryK is outside `.scale_loss()`", "`tx.scale_loss()`")
 def a_scaled_loss_whose_mini_batches_are_skipped():
     bound(sl.adam(0.1).scale_loss().every_k(2, skip=sl.SkipNotFinite()))
 
 
-@refused(ValueError, "Partition is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "Partition is outside `.scale_loss()`", "`tx.scale_loss()`")
 def a_scaled_loss_for_some_parameters():
     bound(sl.adam(0.1).scale_loss().partition({sl.where.path("b"): sl.sgd(0.1)}))
 
 
-@refused(ValueError, "Mask is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "Mask is outside `.scale_loss()`", "`tx.scale_loss()`")
 def a_masked_scaled_loss():
     bound(sl.adam(0.1).scale_loss().mask(sl.where.path("b")))
 
 
-@refused(ValueError, "Record is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "Record is outside `.scale_loss()`", "`tx.scale_loss()`")
 def recorded_norms_of_a_scaled_loss():
     bound(sl.adam(0.1).scale_loss().record())
 
 
-@refused(ValueError, "Sam is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "Sam is outside `.scale_loss()`", "`tx.scale_loss()`")
 def a_perturbation_along_gradients_of_a_scaled_loss():
     bound(sl.adam(0.1).scale_loss().sam())
 
 
-@refused(ValueError, "When is outside of `.scale_loss()`", "`tx.scale_loss()`")
+@refused(ValueError, "When is outside `.scale_loss()`", "`tx.scale_loss()`")
 def a_condition_on_gradients_of_a_scaled_loss():
     tx = sl.adam(0.1).scale_loss()
     bound(tx.when(lambda context, updates: context.step < 1, otherwise="zero"))
@@ -490,7 +490,7 @@ def lookahead_around_schedule_free():
     sl.sgd(0.1).schedule_free().lookahead(5, 0.5)
 
 
-@refused(ValueError, "'outer' inside of `.schedule_free`", "Leave out one")
+@refused(ValueError, "'outer' inside `.schedule_free`", "Leave out one")
 def schedule_free_around_lookahead():
     sl.sgd(0.1).lookahead(5, 0.5).schedule_free()
 
@@ -534,7 +534,7 @@ def polyak_steps_without_a_loss():
 
 @refused(
     ValueError,
-    "'every_k' inside of `.schedule_free(polyak=True)`",
+    "'every_k' inside `.schedule_free(polyak=True)`",
     "`tx.schedule_free(polyak=True).every_k(...)`",
 )
 def polyak_steps_around_windows():
@@ -543,19 +543,19 @@ def polyak_steps_around_windows():
 
 @refused(
     ValueError,
-    "'keep_initial_norm' cannot be inside of `.mechanize`",
-    "Write it behind: `tx.mechanize(...) | sl.KeepInitialNorm(...)`",
+    "'keep_initial_norm' cannot be inside `.mechanize`",
+    "Write it after `.mechanize`: `tx.mechanize(...) | sl.KeepInitialNorm(...)`",
 )
 def a_norm_that_mechanic_would_not_keep():
     (sl.sgd(1.0) | sl.KeepInitialNorm()).mechanize()
 
 
-@refused(ValueError, "'outer' inside of `.mechanize`", "`tx.mechanize(...).outer(...)`")
+@refused(ValueError, "'outer' inside `.mechanize`", "`tx.mechanize(...).outer(...)`")
 def slow_weights_that_mechanic_would_leave_behind():
     sl.sgd(1.0).lookahead(2, 0.5).mechanize()
 
 
-@refused(ValueError, "'average' inside of `.graft`", "`direction.graft(magnitude).average(...)`")
+@refused(ValueError, "'average' inside `.graft`", "`direction.graft(magnitude).average(...)`")
 def an_average_as_a_magnitude():
     sl.sgd(0.1).graft(sl.adam(0.1).average())
 
@@ -575,7 +575,7 @@ def an_outer_optimizer_that_ascends():
     bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))
 
 
-@refused(ValueError, "SkipSpikes is outside of `.maximize()`", "`tx.skip_spikes(...).maximize()`")
+@refused(ValueError, "SkipSpikes is outside `.maximize()`", "`tx.skip_spikes(...).maximize()`")
 def skipped_spikes_of_what_is_maximized():
     bound(sl.sgd(0.1).maximize().skip_spikes())
 

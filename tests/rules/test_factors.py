@@ -132,7 +132,7 @@ BAD_LAYERS = {
     "transfer": (
         lambda: sl.lamb(0.1).transfer(Encoder(), Encoder()),
         r"^`.transfer` does not know how large the updates of 'scale_by_trust_ratio' are in a "
-        r"wider model. Write the factors behind it yourself: `sl.ScaleBy\(sl.mup\(model, base, "
+        r"wider model. Write the factors after it yourself: `sl.ScaleBy\(sl.mup\(model, base, "
         r"rule=...\)\)`.$",
     ),
     "other layers": (

@@ -114,15 +114,15 @@ class Optimizer(AbstractBound):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             raise TypeError(
-                "An optimizer is not called. Write `model, opt = opt.step(model, grads)`, or make "
-                "a training step, `step = sl.train_step(loss_fn)`, and call that: "
-                "`model, opt, loss = step(model, opt, x, y)`."
+                "An optimizer is not a function. Write `model, opt = opt.step(model, grads)`, or "
+                "make a training step, `step = sl.train_step(loss_fn)`, and call that: `model, "
+                "opt, loss = step(model, opt, x, y)`."
             )
 
         def __getattr__(self, name: str) -> Any:
             own = inspect.getattr_static(Optimizer, name, None)
             if isinstance(own, property):
-                return own.fget(self)  # for the error inside of it, which brought Python here
+                return own.fget(self)  # for the error inside it, which brought Python here
             raise no_attribute(Optimizer, name)
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -334,9 +334,9 @@ class Optimizer(AbstractBound):
         """Partitions the state over a mesh axis along which the parameters are replicated (ZeRO-1).
 
         Each parameter-shaped array, such as a moment, is partitioned along its largest dimension
-        that divides by the size of the axis and is not partitioned yet. Each device then updates
+        that is divisible by the size of the axis and not partitioned yet. Each device then updates
         its part of every parameter, and gathers the rest. Steps compute the same as before, and
-        keep these shardings also inside of your own `jit`.
+        keep these shardings even inside your own `jit`.
 
         ```python
         >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -352,7 +352,7 @@ class Optimizer(AbstractBound):
         - `axis`: the name of the mesh axis, over which the batch is usually partitioned too.
 
         **Returns:** the new optimizer, and a report of what was partitioned, what stayed whole
-        because it does not divide, and the bytes per device.
+        because it is not divisible, and the bytes per device.
 
         **Raises:** `ValueError` for an unknown axis, or a mesh with explicit axes.
 

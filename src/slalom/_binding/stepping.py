@@ -85,7 +85,7 @@ def run(
 
 
 def check_one_run(count: Any, call: str) -> None:
-    """Raises an error for an optimizer that was created under `vmap` and is used outside of one."""
+    """Raises an error for an optimizer that was created under `vmap` and is used outside one."""
     if jnp.ndim(count):
         raise ValueError(
             f"This optimizer was created under `vmap` and holds {count.shape[0]} runs, so it must "

@@ -75,7 +75,7 @@ def training_step(
 
     **Arguments:**
 
-    - `get_function`: returns the loss, or the function inside of one that carries arrays.
+    - `get_function`: returns the loss, or the function inside one that carries arrays.
     - `options`: the options of `train_step`.
     """
 
@@ -297,7 +297,7 @@ def combined_gradient(batch_loss: BatchLoss, part: Part, opt: Optimizer) -> tupl
 
 
 NOT_COMBINED = {
-    "microbatches": "weighs the terms of whole batches",
+    "microbatches": "weights the terms of whole batches",
     "reuse_linesearch": "changes the loss from step to step",
 }
 """Why some options cannot be used with a combination of terms."""

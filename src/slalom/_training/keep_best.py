@@ -63,7 +63,7 @@ class KeepBest(AbstractPrinted, Generic[Model]):
     """
 
     arrays: PyTree
-    """The arrays of the best model, and `None` in the place of everything else."""
+    """The arrays of the best model, and `None` in place of everything else."""
     value: Scalar
     """The best value. Infinite before the first finite one."""
     stale: Int[Array, "*runs"]
@@ -125,7 +125,7 @@ class KeepBest(AbstractPrinted, Generic[Model]):
     # --- parts ------------------------------------------------------------------------------
 
     def _with_holes(self, arrays: list[Any]) -> PyTree:
-        """Arrays as a tree like the model, with `None` in the place of everything else."""
+        """Arrays as a tree like the model, with `None` in place of everything else."""
         return self._unflatten(arrays, {i: None for i, _, _ in self.statics})
 
     def _joined(self, arrays: list[Any]) -> Any:
@@ -231,7 +231,7 @@ def _checked_value(value: Any) -> Any:
     if not is_number and not tree.is_array(value):
         raise TypeError(
             "KeepBest.update takes a model and its loss, a real scalar, got a "
-            f"{type(value).__name__} in the place of the loss."
+            f"{type(value).__name__} in place of the loss."
         )
     value = jnp.asarray(value, canonical_float()) if is_number else value
     real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)

@@ -138,8 +138,8 @@ def needs_a_value(error: Exception) -> str:
     """The message for a loss that asks for the value of an array while it is traced."""
     return (
         f"The loss needs the value of an array, {place(error)}. It is compiled, so its arrays have "
-        "no values while Python runs it. Instead of `float(x)` or `x.item()`, return the array, "
-        "with `has_aux=True` beside the loss, and convert what the step returns. Instead of "
+        "no values while Python runs it. Instead of `float(x)` or `x.item()`, return the array "
+        "along with the loss, with `has_aux=True`, and convert what the step returns. Instead of "
         "`if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of NumPy's functions those of "
         "`jax.numpy`. To print a value, use `jax.debug.print`."
     )

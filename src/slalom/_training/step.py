@@ -150,7 +150,7 @@ class TrainStep(Generic[P, R]):
 
         ```
 
-        On a CPU, XLA compiles convolutions inside of a scan to slow code. There a loop over `step`
+        On a CPU, XLA compiles convolutions inside a scan to slow code. There a loop over `step`
         is faster, or a scan with `unroll=10`.
 
         **Arguments:**
@@ -194,7 +194,7 @@ class TrainStep(Generic[P, R]):
         inputs: TrainingInputs,
         chosen: Callable[[Any], tuple[Any, ...]],
     ) -> tuple[tuple[Any, ...], Any]:
-        """What a call returns, and all that the program returned beside model and optimizer."""
+        """What a call returns, and all that the program returned besides model and optimizer."""
         if self.options.donate is False:
             after, other = program(inputs)
             return (after.model, after.opt, *chosen(other)), other

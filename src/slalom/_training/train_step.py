@@ -117,11 +117,11 @@ def train_step(
 
     ```
 
-    The step differentiates the trainable leaves only, conjugates complex gradients, and passes
-    `value` and, to transforms that need them, `grad` and `value_fn`. Dispatch is asynchronous:
-    `float(loss)` blocks until the step has finished. A loss that uses `eqx.error_if` is compiled
-    with `eqx.filter_jit` instead, without donation, so that it raises Equinox's error and the model
-    stays valid.
+    The step differentiates with respect to the trainable leaves only, conjugates complex gradients,
+    and passes `value` and, to transforms that need them, `grad` and `value_fn`. Dispatch is
+    asynchronous: `float(loss)` blocks until the step has finished. A loss that uses `eqx.error_if`
+    is compiled with `eqx.filter_jit` instead, without donation, so that it raises Equinox's error
+    and the model stays valid.
 
     With `microbatches=m`, the loss is differentiated on m parts of the batch in sequence, and the
     gradients are averaged in at least float32. The result is the step of the whole batch, but needs
@@ -172,7 +172,7 @@ def train_step(
     **Arguments:**
 
     - `loss_fn`: called as `loss_fn(model, *args, **kwargs)`. Returns a real scalar, or a tuple as
-        described below. A dict of scalars in its place is summed; `tx.combine` weighs its terms.
+        described below. A dict of scalars in its place is summed; `tx.combine` weights its terms.
         The arrays of a loss that carries some (an Equinox module or a method of one,
         `functools.partial`, `jax.tree_util.Partial`) are traced, so that another such object does
         not recompile. Without a loss, `train_step` returns a decorator.

@@ -1,4 +1,4 @@
-"""Puts what was read in the place of a program's own arrays, and reports what differs."""
+"""Puts what was read in place of a program's own arrays, and reports what differs."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -162,7 +162,7 @@ def check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"The name {name!r} has a character that is no text in UTF-8, so it cannot stand in a "
+            f"The name {name!r} has a character that is not valid in UTF-8, so it cannot be in a "
             "checkpoint. Rename the entry."
         ) from None
     if name.startswith("__"):

@@ -50,11 +50,12 @@ _START = b'{"__metadata__": {"header_checksum": "'
 _UNKNOWN = b"0" * 8
 """What stands there when it is computed."""
 
-INSTEAD = "Load an older checkpoint; `sl.checkpoint.Rolling` finds the newest whole one."
+INSTEAD = "Load an older checkpoint; `sl.checkpoint.Rolling` finds the newest complete one."
 
 
 class DamagedError(ValueError):
-    """A file that is not a whole checkpoint: truncated, changed, or written by something else."""
+    """A file that is not a complete checkpoint: truncated, changed, or written by something
+    else."""
 
     __module__ = "slalom.checkpoint"  # as it is shown when it is raised
 

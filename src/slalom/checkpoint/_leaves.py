@@ -20,7 +20,7 @@ NUMBERS = (bool, int, float, complex, str)
 
 
 def nodes(root: str, given: PyTree) -> list[tuple[str, Any]]:
-    """The optimizers in a tree and all leaves outside of them, by path, in order."""
+    """The optimizers in a tree and all leaves outside them, by path, in order."""
     found = jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda x: isinstance(x, Optimizer))
     return [(".".join(filter(None, (root, dotted(path)))), node) for path, node in found]
 
@@ -43,7 +43,7 @@ def named_leaves(root: str, given: PyTree) -> list[tuple[str, Any]]:
 
 
 def is_saved(root: str, leaf: Any) -> bool:
-    """Whether a leaf is saved: arrays, and numbers and strings outside of the model."""
+    """Whether a leaf is saved: arrays, and numbers and strings outside the model."""
     array = tree.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
     return array or (root != "model" and type(leaf) in NUMBERS)
 

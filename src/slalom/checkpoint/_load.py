@@ -60,8 +60,8 @@ def load(
     **Raises:** `sl.checkpoint.MismatchError`, with all differences, unless `strict=False`;
     `sl.checkpoint.DamagedError` for a file that is truncated, changed or of another kind;
     `sl.checkpoint.NewerVersionError` for one that only a newer version can read; `OSError` if there
-    is no file. A save to this path that is under way in the background is waited for, and if it
-    failed, its error is raised.
+    is no file. If a save to this path is still running in the background, `load` waits for it, and
+    raises its error if it fails.
     """
     trees = given(model, opt, more)
     settle(path)

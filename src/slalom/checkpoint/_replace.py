@@ -132,7 +132,7 @@ def _raise_unwritable(path: Path, error: OSError, in_place: bool) -> NoReturn:
         raise OSError(
             error.errno,
             f"The checkpoint '{path}' is written and in place, but the directory could not be "
-            f"synced ({reason}), so it may not outlast a loss of power. Save again",
+            f"synced ({reason}), so it may not survive a power loss. Save again",
         ) from error
     kept = " The old file is intact." if os.path.isfile(path) else ""
     file = next((p for p in path.parents if os.path.isfile(p)), None)

@@ -112,9 +112,9 @@ class Rolling:
         return start(path, trees, self.background, prune)
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint. Warns of files that cannot be read.
+        """The newest complete checkpoint. Warns about files that cannot be read.
 
-        **Returns:** its path, or `None` if there is no whole one.
+        **Returns:** its path, or `None` if there is no complete one.
         """
         settle(self.directory / "any")
         for path in self._newest_first():
@@ -135,7 +135,7 @@ class Rolling:
         hyperparams: str = "program",
         **more: PyTree,
     ) -> Loaded:
-        """Loads the newest whole checkpoint. Warns of files that cannot be read.
+        """Loads the newest complete checkpoint. Warns about files that cannot be read.
 
         **Arguments:**
 
@@ -143,7 +143,7 @@ class Rolling:
 
         **Returns:** a dict, as `sl.checkpoint.load`.
 
-        **Raises:** `FileNotFoundError` if there is no whole checkpoint; `MismatchError` if the
+        **Raises:** `FileNotFoundError` if there is no complete checkpoint; `MismatchError` if the
         newest one does not fit the program, as `sl.checkpoint.load`.
         """
         settle(self.directory / "any")
@@ -153,9 +153,9 @@ class Rolling:
                 return load(path, strict=strict, hyperparams=hyperparams, **trees)
             except _UNREADABLE as error:
                 _warn_of(error)
-        whole = "whole " if self.steps else ""
+        complete = "complete " if self.steps else ""
         raise FileNotFoundError(
-            f"There is no {whole}checkpoint in '{self.directory}'. To start without one, ask "
+            f"There is no {complete}checkpoint in '{self.directory}'. To start without one, check "
             "`.latest()` first: it returns None."
         )
 

@@ -54,14 +54,14 @@ def save(
     **Arguments:**
 
     - `path`: the file. Missing directories are made.
-    - `model`: any tree. All its arrays are saved, frozen ones and PRNG keys too. Its numbers, such
-        as a dropout rate, are not: they belong to the program.
+    - `model`: any tree. All its arrays are saved, including frozen ones and PRNG keys. Its Python
+        numbers, such as a dropout rate, are not: they belong to the program.
     - `opt`: an optimizer, or a tree of optimizers.
     - `background`: whether to return as soon as all arrays are copied to the host, and to write
         the file while training goes on. An error is raised by `.wait()` of the result, by the next
         save to the same directory, or printed when the program ends.
     - `more`: other trees by name, such as an `eqx.nn.State`, a key or the position of a data
-        loader. Of these, Python numbers and strings are saved too.
+        loader. Their Python numbers and strings are saved too.
 
     **Returns:** a `Saving`, whose `.wait()` waits for a file that is written in the background.
 

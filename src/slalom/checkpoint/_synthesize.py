@@ -42,10 +42,9 @@ def synthesize(
 ) -> PyTree:
     """A power-function average of any width, from the averages in the checkpoints of a run.
 
-    Train with two averages of different widths, and save the optimizer now and then. The widths
-    that were not tracked are mixed from all averages in all files: with weights wᵢ so that the
-    weight of each step of the run is closest, in the mean square, to that of the average asked for.
-    The weights sum to 1.
+    Train with two averages of different widths, and save the optimizer now and then. Other widths
+    are mixed from all averages in all files, with weights wᵢ such that the weight of each step of
+    the run is closest, in the mean square, to that of the average asked for. The weights sum to 1.
 
     ```python
     >>> import tempfile
@@ -139,7 +138,9 @@ def _with_averages(
     names = leaf_paths(model)
     unknown = [name for name in found if name not in names]
     if unknown:
-        raise ValueError(f"The checkpoints have an average of '{unknown[0]}', the model has not.")
+        raise ValueError(
+            f"The checkpoints have an average of '{unknown[0]}', which the model does not have."
+        )
     weights: dict[str, Any] = {}
     for name, snapshots in found.items():
         last = max(x.time for x in snapshots)

@@ -79,8 +79,8 @@ class AbstractCodec(AbstractPrinted):
         return None
 
     def is_elementwise(self, spec: Spec) -> bool:
-        """Whether each number is stored by itself. Updates then follow from the numbers as they
-        are stored, and large leaves need not be cut into pieces. Defaults to `False`.
+        """Whether each element is stored separately. Updates are then computed from the elements as
+        they are stored, and large leaves need not be cut into pieces. Defaults to `False`.
 
         **Arguments:**
 

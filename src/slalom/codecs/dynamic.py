@@ -24,18 +24,18 @@ _DECADES = 7
 
 
 class dynamic8(AbstractCodec):
-    """Eight bits in blocks of 256 that share a float32 scale: 1.02 bytes per number.
+    """Eight bits in blocks of 256 that share a float32 scale: 1.02 bytes per element.
 
     With the largest absolute value s of a block, the codes of each sign are
 
         s·10⁻ʲ·(0.1 + 0.9·k/2⁶⁻ʲ),   k = 1, …, 2⁶⁻ʲ,   j = 0, …, 5
 
-    and s·10⁻⁶, with 0: more of them in each higher decade. A field that must stay ≥ 0 has twice as
+    and s·10⁻⁶, with 0: each higher decade has more of them. A field that must stay ≥ 0 has twice as
     many codes in each decade, down to s·10⁻⁷. It is rounded stochastically, so that the mean of
     many roundings is right, and what is positive never becomes 0. The errors are at most 0.7 % of
     s, and less in each lower decade.
 
-    Differs from the paper, whose codes are the middles of the intervals, with s but without −s: a
+    Differs from the paper, whose codes are the midpoints of the intervals, with s but without −s: a
     mean whose largest entries are negative shrinks there by 0.7 % in each step.
 
     **Arguments:**

@@ -28,15 +28,15 @@ _BLOCK = 64
 
 
 class cast(AbstractCodec):
-    """A floating dtype with fewer bits: 2 bytes per number in bfloat16, or 1.03 in a float8.
+    """A floating dtype with fewer bits: 2 bytes per element in bfloat16, or 1.03 in a float8.
 
-    bfloat16 has the range of float32. The other dtypes have not, so blocks of 64 share a scale, a
+    bfloat16 has the range of float32. The other dtypes do not, so blocks of 64 share a scale, a
     power of two, in 2 more bytes, and a field that must stay ≥ 0 is stored as its root; what is
     positive never becomes 0.
 
     What must stay ≥ 0 is rounded stochastically: a mean of squares with the decay 0.999 changes by
     a thousandth, and bfloat16 has steps of 0.4 to 0.8 %, so rounding to the nearest would stall it
-    at a quarter of its limit. In a float8, whose steps are 6 to 12 %, everything is. The error is
+    at a quarter of its limit. In a float8, whose steps are 6 to 12 %, every field is. The error is
     then at most one unit in the last place, and the mean of many roundings is right.
 
     Other fields are rounded to the nearest, so that rules can write bfloat16 themselves. A mean of

@@ -29,7 +29,7 @@ _ZERO = 7
 
 
 class int4(AbstractCodec):
-    """Four bits in blocks of 128 that share a float32 scale: 0.53 bytes per number.
+    """Four bits in blocks of 128 that share a float32 scale: 0.53 bytes per element.
 
     With the largest absolute value s of a block, a number is stored as one of the 15 values
     ±s·(k/7)^1.5 with k from 0 to 7, rounded stochastically: 0 stays 0, and the mean of many

@@ -29,7 +29,7 @@ _BLOCK = 32
 
 
 class int8(AbstractCodec):
-    """Eight bits in groups of 32 that share a 16-bit scale: 1.06 bytes per number.
+    """Eight bits in groups of 32 that share a 16-bit scale: 1.06 bytes per element.
 
     With the largest absolute value s of a group, a number x is stored as
 
@@ -41,8 +41,8 @@ class int8(AbstractCodec):
     the largest number of the group, and 0.4 % of the largest root.
 
     Differs from the paper: the scale is a bfloat16, because a float16 holds no scale below 6·10⁻⁸,
-    and rounding is stochastic where a field must stay ≥ 0, because the nearest code would never
-    change by the thousandth by which a mean of squares does.
+    and rounding is stochastic where a field must stay ≥ 0, because rounding to the nearest code
+    would undo each change of a mean of squares, which is about a thousandth.
 
     **Arguments:**
 

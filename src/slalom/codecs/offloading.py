@@ -6,9 +6,10 @@ from .._core.text.printing import AbstractPrinted
 
 
 class offload(AbstractPrinted):
-    """The memory of the host: state rests there between steps, and visits the device for a step.
+    """The memory of the host: state stays there between steps, and moves to the device for each
+    step.
 
-    It is not changed, so this is no codec. To encode it too, store it twice:
+    It is not changed, so this is not a codec. To encode it too, store it twice:
     `tx.store("int8").store(sl.codecs.offload("pinned_host"))`.
 
     **Arguments:**

@@ -17,7 +17,7 @@ from .._core.protocol.parts import AbstractDeclared
 
 
 class Terms(eqx.Module):
-    """What a step knows of the terms of its loss. `sl.train_step` passes it to the transform.
+    """What a step knows about the terms of its loss. `sl.train_step` passes it to the transform.
 
     **Arguments:**
 
@@ -30,9 +30,9 @@ class Terms(eqx.Module):
 
 
 class AbstractCombination(AbstractDeclared):
-    """Weighs the terms of a loss. A subclass declares its numbers and writes `weigh`.
+    """Weights the terms of a loss. A subclass declares its numbers and writes `weigh`.
 
-    The numbers are hyperparameters: inside of `tx.combine` they are traced and listed in
+    The numbers are hyperparameters: inside `tx.combine` they are traced and listed in
     `opt.hyperparams`, and they can be schedules.
     """
 

@@ -56,8 +56,8 @@ class MGDA(AbstractCombination):
 
     **Arguments:**
 
-    - `tol`: it stops when w moves by a smaller share than this, ≥ 0.
-    - `max_steps`: the largest number of its iterations, an int ≥ 1.
+    - `tol`: the iteration stops when w moves by a smaller share than this, ≥ 0.
+    - `max_steps`: the maximum number of iterations, an int ≥ 1.
 
     ??? cite "Désidéri, [Multiple-gradient descent algorithm
         (MGDA)](https://doi.org/10.1016/j.crma.2012.03.014), 2012; Sener & Koltun, [Multi-Task
@@ -112,7 +112,7 @@ class PCGrad(AbstractCombination):
 
     **Arguments:**
 
-    - `key`: of the random orders, an int in [0, 2³¹), or a PRNG key.
+    - `key`: the key of the random orders, an int in [0, 2³¹), or a PRNG key.
 
     ??? cite "Yu et al., [Gradient Surgery for Multi-Task
         Learning](https://arxiv.org/abs/2001.06782), 2020"

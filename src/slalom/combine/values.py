@@ -78,10 +78,10 @@ class ReLoBRaLo(AbstractCombination):
     **Arguments:**
 
     - `alpha`: α, in [0, 1].
-    - `temperature`: T, > 0. Smaller ones make the weights differ more.
+    - `temperature`: T, > 0. A smaller one makes the weights differ more.
     - `rho`: the probability with which the old weights are kept instead of looking back to the
         first losses, in [0, 1].
-    - `key`: of the draws, an int in [0, 2³¹), or a PRNG key.
+    - `key`: the key of the draws, an int in [0, 2³¹), or a PRNG key.
 
     ??? cite "Bischof & Kraus, [Multi-Objective Loss Balancing for Physics-Informed Deep
         Learning](https://arxiv.org/abs/2110.09813), 2021"

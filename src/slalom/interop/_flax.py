@@ -17,7 +17,7 @@ Tree = TypeVar("Tree")
 
 
 def pure(given: Tree) -> Tree:
-    """The tree with arrays in the place of nnx variables.
+    """The tree with arrays in place of nnx variables.
 
     `nnx.Optimizer` passes variables to `init` and arrays to `update`. A path such as
     `layers.0.kernel` must select the same parameters in both.

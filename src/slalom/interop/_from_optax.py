@@ -80,7 +80,7 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
 def from_optax(
     gt: "GradientTransformation | MultiSteps", *, needs: Iterable[str] = ()
 ) -> AbstractTransform[Any]:
-    """Makes a transform of Optax usable as one of Slalom.
+    """Makes an Optax transformation usable as a Slalom transform.
 
     It takes whole models, joins chains, and can be wrapped: `.mask`, `.partition`, `.every_k`,
     `.if_finite`, `.average` and all others.
@@ -92,9 +92,9 @@ def from_optax(
 
     ```
 
-    The numbers of a transform of Optax are hidden in closures, so they are not hyperparameters:
-    `opt.hyperparams` does not list them, and another number is another program. The exception are
-    the floats of `optax.inject_hyperparams`:
+    The numbers of an Optax transformation are hidden in closures, so they are not hyperparameters:
+    `opt.hyperparams` does not list them, and changing one means compiling another program. The
+    exceptions are the floats of `optax.inject_hyperparams`:
 
     ```python
     >>> tx = sl.interop.from_optax(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
@@ -116,8 +116,8 @@ def from_optax(
         `optax.MultiSteps`.
     - `needs`: the names of extra arguments that `gt` needs, for `opt.step(..., name=...)`. Those
         that its functions require, such as `value` and `value_fn` of `optax.lbfgs`, are found
-        without. Pass trees like the parameters as `opt.step(..., per_param={name: tree})`: `.mask`
-        and `.partition` cut them to the parameters that `gt` sees.
+        automatically. Pass trees like the parameters as `opt.step(..., per_param={name: tree})`:
+        `.mask` and `.partition` cut them to the parameters that `gt` sees.
 
     **Returns:** a transform.
 

@@ -175,7 +175,7 @@ def with_hyperparams(
     **Returns:** the state, or the tree that contains it, with the same structure.
 
     **Raises:** `KeyError` for an unknown or ambiguous name, with the candidates; `ValueError` for
-    a value outside its interval, a number in the place of a schedule or the reverse, and for a
+    a value outside its interval, a number in place of a schedule or the reverse, and for a
     hyperparameter that was given to `to_optax` as an array.
 
     ```python
@@ -199,7 +199,7 @@ def with_hyperparams(
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
             f"Changing {', '.join(map(repr, values))} this way would change the structure of the "
-            "state. Replace numbers by numbers. For a schedule in the place of a number, make "
+            "state. Replace numbers by numbers. For a schedule in place of a number, make "
             "another transform: `sl.interop.to_optax(new_tx)`."
         )
     leaves, structure = jax.tree.flatten(state)

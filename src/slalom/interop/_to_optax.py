@@ -55,9 +55,9 @@ def to_optax(
     The keywords of `opt.update`, such as `value`, `value_fn` and `key`, and those that a link
     declares in `needs` are passed on by name. Others are dropped, as in Optax.
 
-    With `.average`, `.lookahead` and `.project`, the updates are the difference to the new
-    parameters. Apply them as they are: a transform after them would change what was averaged or
-    projected. The error of `.if_finite(on_limit="raise")` is only raised outside of `jit`.
+    With `.average`, `.lookahead` and `.project`, the updates are the new parameters minus the old
+    ones. Apply them as they are: a transform after them would change what was averaged or
+    projected. The error of `.if_finite(on_limit="raise")` is only raised outside `jit`.
 
     **Arguments:**
 
@@ -70,8 +70,8 @@ def to_optax(
 
     **Raises:** `TypeError` for anything but a transform, and `ValueError` for `sl.ivon`. `init` and
     `update` raise what `sl.Optimizer` and `opt.update` raise. But a transform that passes some
-    gradients on, such as `sl.adam(1e-3).mask(where)`, is a warning only: another one may follow it
-    in an `optax.chain`.
+    gradients on, such as `sl.adam(1e-3).mask(where)`, only gives a warning: another one may follow
+    it in an `optax.chain`.
     """
     optax = import_optax("to_optax")
     if isinstance(tx, Optimizer):

@@ -35,7 +35,7 @@ def sgd(
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
-    **Returns:** a chain of `Trace`, with momentum only, and `ScaleByLearningRate`.
+    **Returns:** a chain of `Trace`, if there is momentum, and `ScaleByLearningRate`.
 
     ```python
     >>> sl.sgd(0.1, momentum=0.9)

@@ -65,10 +65,10 @@ def muon(
     [authors' code](https://github.com/KellerJordan/Muon). With `scale="match_rms_adamw"` both
     rates are η, as in Keras.
 
-    Differs from Optax: weights of Equinox's layers are outputs × inputs, so s is √(outputs /
-    inputs) of the right numbers; convolutions and stacks of layers are matrices too; the momentum
-    is a sum, as in PyTorch and the original code. Optax corrects the bias of a mean, which changes
-    its direction: `sl.Ema(0.95, nesterov=True) | sl.Orthogonalize() | ...` does so too.
+    Differs from Optax: weights of Equinox's layers are outputs × inputs, so s has the right ratio;
+    convolutions and stacks of layers are matrices too; the momentum is a sum, as in PyTorch and the
+    original code. Optax corrects the bias of a mean, which changes its direction:
+    `sl.Ema(0.95, nesterov=True) | sl.Orthogonalize() | ...` does so too.
 
     **Arguments:**
 
@@ -158,8 +158,8 @@ def norm_muon(
 
         p ↦ p − η·(s·r·D·orth(m) + λ·p)
 
-    It is `muon` with `ScaleByRowRms` behind `Orthogonalize`: the diagonal matrix D makes the
-    updates of all outputs of a layer equally large, and r keeps the norm of the matrix.
+    It is `muon` with `ScaleByRowRms` after `Orthogonalize`: the diagonal matrix D makes the updates
+    of all outputs of a layer equally large, and r keeps the norm of the matrix.
 
     **Arguments:**
 

@@ -200,9 +200,9 @@ def shampoo(
 
         p ↦ p − η·(m̂ + λ·p)   with the mean m of   Δ·‖S‖ / ‖Δ‖,   Δ = L̂^(−1/4)·G·R̂^(−1/4)
 
-    Each update has the norm of S, which is that of Adam's update, so the learning rates of Adam
-    fit, and then goes into a mean. Matrices are what `sl.where.matrix` selects. Vectors, embeddings
-    and what `where` leaves out go to AdamW. `opt.describe(model)` shows which is which.
+    S is Adam's update. Each update is given its norm, so that Adam's learning rates fit, and then
+    enters a mean. Matrices are what `sl.where.matrix` selects. Vectors, embeddings and what `where`
+    leaves out go to AdamW. `opt.describe(model)` shows which is which.
 
     **Arguments:**
 

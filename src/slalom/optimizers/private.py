@@ -39,7 +39,7 @@ def dpsgd(
     - `nesterov`: whether to use Nesterov momentum.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
-    **Returns:** a chain of `DifferentiallyPrivateAggregate`, with momentum `Trace`, and
+    **Returns:** a chain of `DifferentiallyPrivateAggregate`, `Trace`, if there is momentum, and
     `ScaleByLearningRate`.
 
     ```python

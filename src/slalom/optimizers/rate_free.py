@@ -154,13 +154,13 @@ def dog(
 
     **Arguments:**
 
-    - `learning_rate`: η, a factor of the step size. 1 is that of the paper.
+    - `learning_rate`: η, a factor of the step size; 1 in the paper.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDog`.
 
-    **Returns:** a chain of `AddDecayedWeights`, with weight decay only, `ScaleByDog` and
+    **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDog` and
     `ScaleByLearningRate`.
 
     ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
@@ -194,13 +194,13 @@ def dowg(
 
     **Arguments:**
 
-    - `learning_rate`: η, a factor of the step size. 1 is that of the paper.
+    - `learning_rate`: η, a factor of the step size; 1 in the paper.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDowg`.
 
-    **Returns:** a chain of `AddDecayedWeights`, with weight decay only, `ScaleByDowg` and
+    **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDowg` and
     `ScaleByLearningRate`.
 
     ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
@@ -316,7 +316,7 @@ def cocob(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """COCOB: each number bets on the sign of its next gradient, without a learning rate.
+    """COCOB: each element bets on the sign of its next gradient, without a learning rate.
 
         p ↦ p₀ + θ·(L + R) / (L·max(G + L, α·L))
 
@@ -326,8 +326,8 @@ def cocob(
 
     **Arguments:**
 
-    - `learning_rate`: a factor of the gradients. 1 is that of the paper. The step size does not
-        depend on it, as far as ε is small beside the gradients; a schedule weighs them.
+    - `learning_rate`: a factor of the gradients; 1 in the paper. The step size does not depend on
+        it as long as ε is small compared with the gradients; a schedule weights them.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.

@@ -40,14 +40,14 @@ def schedule_free_sgd(
 
     - `learning_rate`: η. The paper's best rates are larger than those of SGD with momentum.
     - `warmup_steps`: the length of a linear warm-up, an int ≥ 1. Step n, counted from 0, has
-        the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. Not with a schedule as
-        `learning_rate`.
+        the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. With a warm-up, the learning
+        rate must not be a schedule.
     - `weight_decay`: λ, ≥ 0. Defaults to none.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `tx.schedule_free`.
 
-    Differs from Optax: the warm-up is the paper's; that of Optax has the rate 0 in the first step.
+    Differs from Optax: the warm-up is the paper's; Optax's has a rate of 0 in the first step.
 
     **Returns:** a `ScheduleFree` around `AddDecayedWeights`, if there is a decay, and
     `ScaleByLearningRate`.
@@ -97,8 +97,8 @@ def schedule_free_adamw(
 
     - `learning_rate`: η. The paper's best rates are 1 to 10 times those of AdamW.
     - `warmup_steps`: the length of a linear warm-up, an int ≥ 1. Step n, counted from 0, has
-        the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. Not with a schedule as
-        `learning_rate`.
+        the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. With a warm-up, the learning
+        rate must not be a schedule.
     - `b1`: β₁, as in `tx.schedule_free`.
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, ≥ 0.
@@ -109,8 +109,8 @@ def schedule_free_adamw(
     - The others: as in `tx.schedule_free`.
 
     The paper also multiplies η by √(1 − β₂ᵗ), in the step and in the weights, so that its v has no
-    correction of the step. This follows the authors' present code, where only the step has one.
-    Differs from Optax: the warm-up is the paper's; that of Optax has the rate 0 in the first step.
+    correction of the step. This follows the authors' current code, where only the step has one.
+    Differs from Optax: the warm-up is the paper's; Optax's has a rate of 0 in the first step.
 
     **Returns:** a `ScheduleFree` around `ScaleByRms`, `AddDecayedWeights` and
     `ScaleByLearningRate`.

@@ -117,11 +117,11 @@ def rprop(
     *,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Rprop: a step size for each number, which grows while the gradient keeps its sign.
+    """Rprop: a step size for each element, which grows while the gradient keeps its sign.
 
         p ↦ p − ηₜ·sign(gₜ)
 
-    A step size grows while the sign of its gradient stays the same, and shrinks when it flips.
+    It shrinks when the sign flips.
 
     Differs from Optax, which applies each update one step later: see `ScaleByRprop`.
 

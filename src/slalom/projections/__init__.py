@@ -6,13 +6,13 @@ of all entries of all leaves together:
 
     argmin ‖p − x‖₂  over p in the set
 
-Those of `sphere`, `stiefel` and `psd` act on each leaf by itself.
+Those of `sphere`, `stiefel` and `psd` act on each leaf separately.
 
 The sets of `sphere`, `l2_sphere`, `stiefel`, `hyperplane` and `vector` are smooth, and `tx.project`
 uses their tangent spaces.
 
-They compute in at least float32 and return every leaf in its own dtype. To project each leaf by
-itself, map over the leaves: `lambda tree: jax.tree.map(sl.projections.l2_ball(1.0), tree)`. A
+They compute in at least float32 and return every leaf in its own dtype. To project each leaf
+separately, map over the leaves: `lambda tree: jax.tree.map(sl.projections.l2_ball(1.0), tree)`. A
 complex entry counts as a point of the plane: |z| is its modulus, and ⟨a, x⟩ is Re Σ āᵢ·xᵢ.
 """
 

@@ -20,7 +20,7 @@ from ..tree.types import PyTree
 class AbstractProjection(AbstractDeclared):
     """A projection of trees. A subclass declares its numbers and writes `nearest`.
 
-    The numbers are hyperparameters: inside of `tx.project` they are traced and listed in
+    The numbers are hyperparameters: inside `tx.project` they are traced and listed in
     `opt.hyperparams`, and they can be schedules.
     """
 

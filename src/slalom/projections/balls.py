@@ -22,8 +22,8 @@ class simplex(AbstractProjection):
 
         p = max(x − τ, 0)
 
-    with the one τ for which the sum is right. Newton's method finds it in a few passes over the
-    leaves, which are neither sorted nor joined.
+    with the τ for which the sum is right. Newton's method finds it in a few passes over the leaves,
+    which are neither sorted nor joined.
 
     **Arguments:**
 
@@ -70,7 +70,7 @@ class l1_sphere(AbstractProjection):
 class l1_ball(AbstractProjection):
     """The projection onto Σ |pᵢ| ≤ scale, the sum over all leaves.
 
-    A tree inside of the ball stays as it is. Any other is projected onto `l1_sphere`.
+    A tree inside the ball stays as it is. Any other is projected onto `l1_sphere`.
 
     **Arguments:**
 
@@ -90,8 +90,8 @@ class l1_ball(AbstractProjection):
 class l2_sphere(AbstractProjection):
     """The projection onto ‖p‖₂ = scale, the norm of all leaves together: p = scale·x/‖x‖.
 
-    All points of the sphere are equally near to x = 0. It goes to the one whose entries are equal.
-    Differs from Optax, where it becomes NaN.
+    All points of the sphere are equally near to x = 0. It is mapped to the one whose entries are
+    equal. Differs from Optax, where it becomes NaN.
 
     **Arguments:**
 
@@ -121,7 +121,8 @@ class sphere(AbstractProjection):
     """The projection of each leaf onto the unit sphere: p = x/‖x‖.
 
     With an axis, each vector along it has the norm 1, such as the columns of a matrix with axis −2.
-    All points of the sphere are equally near to x = 0: it goes to the one whose entries are equal.
+    All points of the sphere are equally near to x = 0: it is mapped to the one whose entries are
+    equal.
 
     **Arguments:**
 
@@ -171,7 +172,7 @@ class sphere(AbstractProjection):
 class l2_ball(AbstractProjection):
     """The projection onto ‖p‖₂ ≤ scale, the norm of all leaves together: p = x·min(1, scale/‖x‖).
 
-    A tree inside of the ball keeps every bit.
+    A tree inside the ball keeps every bit.
 
     **Arguments:**
 
@@ -214,7 +215,7 @@ class linf_ball(AbstractProjection):
         return tree.map_leaves(rule, (x,), now)
 
 
-# Compiled, since every loop and conditional outside of a trace would otherwise compile again.
+# Compiled, since every loop and conditional outside a trace would otherwise compile again.
 @jax.jit
 def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     """max(x − τ, 0) with the τ for which the sum is `scale`."""

@@ -74,7 +74,7 @@ class box(_AbstractBox):
 
 
 class hypercube(_AbstractBox):
-    """The projection onto 0 ≤ p ≤ scale. For a bound of each entry, write `box(0.0, bounds)`.
+    """The projection onto 0 ≤ p ≤ scale. For a bound on each entry, write `box(0.0, bounds)`.
 
     **Arguments:**
 
@@ -88,7 +88,7 @@ class hypercube(_AbstractBox):
         if isinstance(scale, dict | list | tuple) or shape:
             got = f"an array of shape {shape}" if shape else f"a {type(scale).__name__}"
             raise ValueError(
-                f"hypercube.scale must be a number, got {got}. For a bound of each entry, write "
+                f"hypercube.scale must be a number, got {got}. For a bound on each entry, write "
                 "`sl.projections.box(0.0, bounds)`."
             )
         self.scale = scale

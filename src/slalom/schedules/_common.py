@@ -56,7 +56,7 @@ def power(weights: Weights, exponent: Any) -> Weights:
 
 
 def interpolate(first: Any, second: Any, weights: Weights) -> Scalar:
-    """The weighted mean of two values, never outside of the interval between them.
+    """The weighted mean of two values, never outside the interval between them.
 
     It is exact where a weight is 0.
     """

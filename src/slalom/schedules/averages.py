@@ -21,7 +21,7 @@ class power_average(AbstractSchedule):
 
         s(n) = (1 − 1/t)^(γ + 1),   t = n + 1
 
-    An average with this decay weighs the parameters of step τ by τ^γ, so that its width grows with
+    An average with this decay weights the parameters of step τ by τ^γ, so that its width grows with
     the run. It is given by the standard deviation of that weight relative to t,
 
         σ_rel = √(γ + 1) / ((γ + 2)·√(γ + 3))

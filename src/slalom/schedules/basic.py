@@ -52,7 +52,7 @@ class linear(AbstractSchedule):
 
 
 class linear_half_life(AbstractSchedule):
-    """The decay of a mean, whose half-life grows or shrinks linearly.
+    """The decay of a mean whose half-life grows or shrinks linearly.
 
         1 / log s(n) = (1 − f) / log init_value + f / log end_value,   f = n / transition_steps
 

@@ -133,7 +133,7 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
     **Arguments:**
 
     - `shapes`: what `jax.eval_shape` returned.
-    - `like`: the arrays that it was called with, outside of a trace. Their shardings name the
+    - `like`: the arrays that it was called with, outside a trace. Their shardings name the
         devices; abstract values know only the shape of the mesh.
 
     **Returns:** a tree like `shapes`.
@@ -146,7 +146,7 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
         if isinstance(sharding, NamedSharding) and mesh is not None:
             sharding = NamedSharding(mesh, sharding.spec)
         made = jnp.zeros(s.shape, s.dtype, device=sharding)
-        # Inside of `jax.shard_map` what differs between the devices is of another type.
+        # Inside `jax.shard_map` what differs between the devices is of another type.
         varying = () if s.manual_axis_type is None else tuple(s.manual_axis_type.varying)
         return jax.lax.pcast(made, varying, to="varying") if varying else made
 

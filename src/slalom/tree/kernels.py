@@ -21,7 +21,7 @@ def as_arguments(numbers: Sequence[Any], near: Any) -> list[Array]:
     **Arguments:**
 
     - `numbers`: the numbers: of NumPy, or arrays that are computed before.
-    - `near`: any array of the same trace. Outside of a `jit` there is nothing to share.
+    - `near`: any array of the same trace. Outside a `jit` there is nothing to share.
     """
     if not numbers or not under_jit(near):
         return [jnp.asarray(n) for n in numbers]

@@ -24,8 +24,8 @@ def map_leaves(
 ) -> Any:
     """Applies `rule(now, *leaves, *tuples)` at every leaf of the trees.
 
-    All numbers that meet at a leaf arrive in that leaf's accumulation dtype, so a rule needs no
-    casts. Leaves of equal shape and dtype share one trace of the rule.
+    All values at a leaf arrive in that leaf's accumulation dtype, so a rule needs no casts. Leaves
+    of equal shape and dtype share one trace of the rule.
 
     **Arguments:**
 
@@ -33,15 +33,16 @@ def map_leaves(
         arrays).
     - `trees`: trees of one structure and equal shapes.
     - `now`: the numbers of this step by name, such as the hyperparameters that `self.at(context)`
-        returns and the factors that follow from them. Every leaf sees a 0-d array as it is; of a
-        vector, with an entry per leaf in the order of the leaves, it sees its own entry. `None`
-        stays `None`, and bools stay bools. Defaults to an empty namespace.
-    - `per_param`: trees with a tuple of arrays, of any shapes, in the place of each leaf.
+        returns and the factors that are computed from them. Every leaf sees a 0-d array as it is;
+        of a vector, with an entry per leaf in the order of the leaves, it sees its own entry.
+        `None` stays `None`, and bools stay bools. Defaults to an empty namespace.
+    - `per_param`: trees with a tuple of arrays, of any shapes, in place of each leaf.
     - `like`: for each array that `rule` returns, a tree whose dtypes it is cast to, such as the
         old moments for the new ones. Defaults to the accumulation dtype. To use the new moments
         for an update, pass them to a second rule: XLA can then overwrite the old ones.
-    - `in_turn`: whether each leaf waits for the results of the one before. XLA otherwise schedules
-        the products of all leaves side by side on a CPU, and needs scratch memory for all.
+    - `in_turn`: whether each leaf waits for the results of the previous one. XLA otherwise
+        schedules the products of all leaves side by side on a CPU, and needs scratch memory for
+        all.
 
     **Returns:** a tree, or as many trees as `rule` returns arrays.
 
@@ -100,7 +101,7 @@ def map_leaves(
         return (empty,) * len(result) if isinstance(result, tuple) else empty
     if any(under_jit(x) for column in columns for x in column):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
-        # `inline=True` would copy its equations for every leaf). Outside of a trace it would
+        # `inline=True` would copy its equations for every leaf). Outside a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=0)
     per_leaf = {name: x for name, x in numbers.items() if x is not None and x.ndim > 0}

@@ -116,7 +116,7 @@ def divided(x: Inexact[Array, "..."], largest: Real[Array, "..."]) -> Inexact[Ar
 def norms_along(
     x: Inexact[Array, "..."], axes: int | tuple[int, ...]
 ) -> tuple[Inexact[Array, "..."], Real[Array, "..."], Real[Array, "..."]]:
-    """Norms over some axes, also where the sum of squares overflows or underflows.
+    """Norms over some axes, even where the sum of squares overflows or underflows.
 
     **Arguments:**
 
@@ -188,11 +188,11 @@ def _added(total: Scalar, terms: Sequence[Scalar] | Array) -> Scalar:
 
 
 class NormOf(eqx.Module):
-    """The Euclidean norm of an array, also where the sum of its squares overflows or underflows.
+    """The Euclidean norm of an array, even where the sum of its squares overflows or underflows.
 
-    `measure` and `reduce` of a rule may return it beside sums: `sums.name` is then the norm of all
-    leaves together, and `sums.each("name")` has the norm of each leaf. A norm that no float holds,
-    or of an array that is not finite, is NaN.
+    `measure` and `reduce` of a rule may return it along with sums: `sums.name` is then the norm of
+    all leaves together, and `sums.each("name")` has the norm of each leaf. A norm that no float
+    holds, or of an array that is not finite, is NaN.
 
     The squares are summed as they are, and once more with factors where that sum was out of range.
 
@@ -325,7 +325,7 @@ def opaque(tree: PyTree) -> PyTree:
 
 
 def scaled_norm(tree: PyTree, *, small: bool = True) -> Scalar:
-    """The `global_norm`, also where the sum of squares overflows or underflows.
+    """The `global_norm`, even where the sum of squares overflows or underflows.
 
     **Arguments:**
 
@@ -341,7 +341,7 @@ def scaled_norm(tree: PyTree, *, small: bool = True) -> Scalar:
 
 
 def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
-    """The Euclidean norm of each leaf, also where the sum of its squares overflows.
+    """The Euclidean norm of each leaf, even where the sum of its squares overflows.
 
     **Arguments:**
 
@@ -367,7 +367,7 @@ def _sums_and_again(leaves: list[Array], small: bool) -> tuple[SumsOfSquares, Ag
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether all numbers in a tree are finite.
+    """Whether all elements of a tree are finite.
 
     **Arguments:**
 

@@ -27,7 +27,7 @@ class Unmarked(Where):
 
 
 def _frozen(node: Any) -> list[bool]:
-    """Whether a mark in this node or inside of it freezes each of its leaves."""
+    """Whether a mark in this node or inside it freezes each of its leaves."""
     if _is_non_trainable(type(node)):
         return [True] * len(jax.tree.leaves(node))
     parts = jax.tree.leaves(node, is_leaf=lambda x: x is not node and _has_mark(type(x)))

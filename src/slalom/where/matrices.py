@@ -30,8 +30,8 @@ class _Matrix(Where):
 def matrix(layout: LayoutLike = None) -> Where:
     """Selects the matrices of layers: arrays with outputs and inputs.
 
-    These are the weights of Equinox's `Linear` (also in `MultiheadAttention`), `Conv`,
-    `ConvTranspose`, `GRUCell` and `LSTMCell`, also where `eqx.filter_vmap` stacks these layers, and
+    These are the weights of Equinox's `Linear` (including those in `MultiheadAttention`), `Conv`,
+    `ConvTranspose`, `GRUCell` and `LSTMCell`, even where `eqx.filter_vmap` stacks these layers, and
     other arrays with two axes. Biases, scales, embeddings, and layers that `eqx.nn.Shared` ties to
     an embedding are not matrices.
 
@@ -53,13 +53,13 @@ def matrix(layout: LayoutLike = None) -> Where:
 
     ```
 
-    The keys are globs over the paths inside the module. What an outer module states counts more
-    than what an inner one states.
+    The keys are globs over the paths inside the module. What an outer module states overrides what
+    an inner one states.
 
     **Arguments:**
 
-    - `layout`: the layout of arrays that are read wrongly otherwise: a mapping from selectors to
-        layouts, or one layout for all arrays. All rules for matrices have this argument.
+    - `layout`: the layout of arrays that would otherwise be read wrongly: a mapping from selectors
+        to layouts, or one layout for all arrays. All rules for matrices have this argument.
 
     **Returns:** a selector.
 

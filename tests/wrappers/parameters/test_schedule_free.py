@@ -215,7 +215,7 @@ def test_optax_takes_the_same_steps_at_a_constant_rate(which, x64):
 
 
 def test_a_leaf_without_a_learning_rate_is_named():
-    with pytest.raises(ValueError, match=r"weighs 'dense\.bias'.*no link inside sets one"):
+    with pytest.raises(ValueError, match=r"weights 'dense\.bias'.*no link inside sets one"):
         sl.Optimizer((sl.Trace(0.0) | sl.Scale(-0.1)).schedule_free(), MODEL)
 
 

@@ -281,8 +281,8 @@ BAD_INPUTS = [
     (
         lambda: sl.sgd(0.1).drive({"learning_rate": Plateau(0.1)}).drive({"**": Plateau(0.2)}),
         ValueError,
-        "'drive.scale_by_learning_rate.learning_rate' is driven by "
-        "sl.schedules.ReduceOnPlateau(0.1) already, which '**' would override. Drive it once.",
+        "'drive.scale_by_learning_rate.learning_rate' is already driven by "
+        "sl.schedules.ReduceOnPlateau(0.1), which '**' would override. Drive it once.",
     ),
     (
         lambda: sl.Optimizer(DRIVEN, PARAMS).step(PARAMS, GRADS),

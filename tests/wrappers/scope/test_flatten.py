@@ -314,7 +314,7 @@ def test_what_needs_a_leaf_is_refused_by_name(culprit):
         REFUSED[culprit].flatten()
     assert str(error.value) == (
         f"{culprit} cannot be used under `.flatten()`, which takes only links that act on single "
-        "numbers, or by sums over all of them. Flatten only those, for example "
+        "elements, or through sums over all of them. Flatten only those, for example "
         "`sl.ClipByBlockRms(1.0) | sl.adam(1e-3).flatten()`, and apply wrappers afterwards, as in "
         "`tx.flatten().if_finite()`."
     )

@@ -172,7 +172,7 @@ def test_what_writes_parameters_goes_around(tx, name):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
         tx()
     assert str(error.value) == (
-        f"{name[0]} writes parameters itself, so it cannot be used inside of `.split_complex()`. "
+        f"{name[0]} writes parameters itself, so it cannot be used inside `.split_complex()`. "
         f"Change the order: `tx.split_complex().{name[1]}(...)` instead of "
         f"`tx.{name[1]}(...).split_complex()`."
     )

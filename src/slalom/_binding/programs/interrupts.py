@@ -25,7 +25,7 @@ class HeldInterrupts:
     """A context in which Ctrl-C waits, except while a program is traced and compiled.
 
     That takes long, and nothing is donated before it ends. Any other call takes a moment, and an
-    exception inside of JAX's own callbacks would be ignored or become another one. Other threads
+    exception inside JAX's own callbacks would be ignored or become another one. Other threads
     than the main one are never interrupted.
 
     **Arguments:**

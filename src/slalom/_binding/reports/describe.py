@@ -103,8 +103,8 @@ class Description:
         **Returns:** a dict from paths to dicts with the keys `path`, `dtype`, `shape`, `trainable`,
         `group` (its labels in partitions), `learning_rate` and `weight_decay` (the values for the
         next step, or `None`), `state_bytes` (the state that belongs to this array alone),
-        `transform` (the transforms that act on it) and `notes` (what they say about it, such as
-        the matrix that it is to them). The sums are in `.totals`.
+        `transform` (the transforms that act on it) and `notes` (what they say about it, such as the
+        matrix that they read it as). The sums are in `.totals`.
         """
         return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
 

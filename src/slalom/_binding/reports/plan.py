@@ -89,8 +89,8 @@ def plan(
     An array of s bytes whose axes are sharded over mesh axes with sizes n₁, n₂, … takes
     s / (n₁ n₂ …) bytes on each device. State with the shape of a parameter is sharded like it.
     Sums of a parameter along some axes, such as the rows and columns of Adafactor and SM3, are
-    sharded like the axes that are left. The factors of Shampoo, SOAP and Kron are divided
-    among the devices that share their parameter, where an axis divides. All other state is
+    sharded like the remaining axes. The factors of Shampoo, SOAP and Kron are divided among the
+    devices that share their parameter, if one of their axes is divisible. All other state is
     replicated. Nothing is allocated.
 
     ```python
@@ -122,10 +122,9 @@ def plan(
     **Returns:** a `Plan` with the numbers of bytes `params`, `frozen`, `grads`, `state`, `system`,
     `scratch` and `total`. The first four are exact for arrays whose shardings stay as they are
     created. `system` is the largest matrix of P × P that a step solves with, which is whole on each
-    device. With `form="auto"` of a Gauss–Newton rule it is the most: fewer residuals than
+    device. With `form="auto"` of a Gauss–Newton rule it is an upper bound: fewer residuals than
     parameters make a smaller one. Systems of the size of the residuals depend on the batch, and are
-    not included.
-    `scratch` belongs to a step that donates parameters and state, such as that of
+    not included. `scratch` belongs to a step that donates parameters and state, such as that of
     `sl.train_step(..., donate="all")`; a step that keeps the old parameters needs their bytes once
     more. It is `None` for an abstract mesh, and for transforms that need per-example gradients, the
     loss as a function, or inputs of their own.

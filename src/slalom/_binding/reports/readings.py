@@ -132,7 +132,7 @@ class Readings(_Numbers):
     def _key(self) -> tuple[str, int]:
         return self._kind, jnp.ndim(self._arrays.leaves[-1])
 
-    # No property: `__getattr__` would hide an `AttributeError` inside of it.
+    # No property: `__getattr__` would hide an `AttributeError` inside it.
     def _table(self) -> dict[str, Reading]:
         known = self._arrays.binding.readings
         if self._key not in known:

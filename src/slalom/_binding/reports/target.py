@@ -64,7 +64,7 @@ def periodic_update(new: _Model, old: _Model, steps: Step, update_period: Step) 
     - `steps`: the number of steps of the model, such as `opt.count`.
     - `update_period`: the number of steps between two updates, at least 1.
 
-    **Returns:** a copy of `new` if `steps` is a multiple of `update_period`, which 0 is, and of
+    **Returns:** a copy of `new` if `steps` is 0 or another multiple of `update_period`, and of
     `old` otherwise. Arrays have the dtypes of `old` and share no memory with either. Everything
     else is taken from `new`.
 

@@ -161,7 +161,7 @@ def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> N
     if isinstance(transform, Maximize) and around is not None:
         (method,) = segments(around)
         raise ValueError(
-            f"{type(around).__name__} is outside of `.maximize()`, so it would follow the loss "
+            f"{type(around).__name__} is outside `.maximize()`, so it would follow the loss "
             f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "
             f"`tx.{method}(...).maximize()`."
         )

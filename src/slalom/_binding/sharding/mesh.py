@@ -27,7 +27,7 @@ def mesh_sharding(x: object) -> NamedSharding | None:
 def may_be_at(x: object, home: NamedSharding | None) -> bool:
     """Whether a traced array may have this sharding: its type names the mesh that it is on.
 
-    Inside of a `shard_map` it names another one, in which each device has its own part.
+    Inside a `shard_map` it names another one, in which each device has its own part.
     """
     return home is not None and jax.typeof(x).sharding.mesh == home.mesh.abstract_mesh
 

@@ -1,4 +1,4 @@
-"""Leaves of a state that rest in a codec.
+"""Leaves of a state that are stored in a codec.
 
 An encoded leaf stands where the array stood: in a parameter-shaped field, at its parameter. Its
 arrays have the names that the codec gives them, so a path such as `scale_by_adam.mu.weight.codes`

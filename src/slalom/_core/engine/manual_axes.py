@@ -1,4 +1,4 @@
-"""Inside of a `jax.shard_map`, where each device may have numbers of its own and no norm is global.
+"""Inside a `jax.shard_map`, where each device may have numbers of its own and no norm is global.
 
 JAX records in the type of an array over which mesh axes it varies, unless `check_vma=False`.
 """
@@ -27,7 +27,7 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
     untold = [axis for axis in axes if axis not in _varies_over(jax.lax.axis_index(axis))]
     if untold:
         raise ValueError(
-            f"{who} needs whole parameters, as for a norm, but inside of a `jax.pmap`, or of a "
+            f"{who} needs whole parameters, as for a norm, but inside a `jax.pmap`, or a "
             "`jax.shard_map` with `check_vma=False`, it is not known whether each device has all "
             f"of them along {_quoted(untold)}. Instead of `pmap`, shard the batch over a mesh and "
             "call the step under `jax.jit`: `jax.device_put(batch, jax.NamedSharding(mesh, "
@@ -39,12 +39,12 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
             varying = [axis for axis in axes if axis in _varies_over(x)]
             if varying:
                 raise ValueError(
-                    f"{who} needs whole parameters, as for a norm, but inside of "
-                    f"this `jax.shard_map` each device has other numbers at '{path}' along "
-                    f"{_quoted(varying)}, so the result would be that of one device. If these are "
+                    f"{who} needs whole parameters, as for a norm, but inside this `jax.shard_map` "
+                    f"the devices have different values at '{path}' along {_quoted(varying)}, so "
+                    "the result would be that of one device. If these are "
                     f'gradients, average them first: `jax.lax.pmean(grads, "{varying[0]}")`. If '
                     "the parameters are sharded, return the gradients from the `shard_map` and "
-                    "call `opt.step` outside of it, where norms are global."
+                    "call `opt.step` outside it, where norms are global."
                 )
 
 
@@ -62,9 +62,9 @@ def refuse_shards(who: str, tree: PyTree) -> None:
         if varying:
             raise ValueError(
                 f"{who} needs whole parameters, because it stores blocks of whole arrays, but "
-                f"inside of this `jax.shard_map` each device has a part of '{path}' along "
+                f"inside this `jax.shard_map` each device has a part of '{path}' along "
                 f"{_quoted(varying)}. Return the gradients from the `shard_map` and call "
-                "`opt.step` outside of it, where each device stores its own part."
+                "`opt.step` outside it, where each device stores its own part."
             )
 
 

@@ -288,7 +288,7 @@ def refreshed(
     - `part`: the rule, and its state.
     - `due`: whether to refresh: a bool, or one for each leaf.
     - `common`: the numbers of this step that all leaves have in common.
-    - `see`: how `refresh` sees a leaf. It is called inside of the conditional, so that steps
+    - `see`: how `refresh` sees a leaf. It is called inside the conditional, so that steps
         without a refresh do not pay for it.
     - `given`: the arguments of `see` for each leaf.
     - `plans`: what the `plan` of the rule says of each leaf.

@@ -1,7 +1,7 @@
 """Policies for writing half-precision parameters, for which p + u rounds most updates away.
 
 A policy keeps for each parameter what its dtype cannot hold. Its `Writer` reads the parameter
-together with that, and writes both. So it acts where the updates are added, also inside of a
+together with that, and writes both. So it acts where the updates are added, also inside a
 conditional, and its idle result is what was kept.
 """
 
@@ -231,7 +231,7 @@ class PolicyWrite(Writer):
         return PolicyWrite(self.name, *map(kept, (self.kept, self.seeds, self.new)))
 
     def onto(self, policy: Writer) -> Writer:
-        raise AssertionError("`Write` refuses another one inside of it")
+        raise AssertionError("`Write` refuses another one inside it")
 
     def __str__(self) -> str:
         return f'"{self.name}"'

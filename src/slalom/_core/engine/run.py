@@ -137,7 +137,7 @@ def _over_leaves(
 
     if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
-        # `inline=True` would copy its equations for every leaf). Outside of a trace it would
+        # `inline=True` would copy its equations for every leaf). Outside a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=0)
     results: list[Any] = []

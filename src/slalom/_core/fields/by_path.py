@@ -79,7 +79,7 @@ def matches(name: str, known: Sequence[str]) -> list[str]:
     """The path of a name, if there is one. An ambiguous name raises an error."""
     found = named(name, known)
     if len(found) > 1:
-        # `learning_rate` means that of the optimizer inside of `.outer`, not the outer one.
+        # `learning_rate` means that of the optimizer inside `.outer`, not the outer one.
         found = [path for path in found if "outer.optimizer." not in path] or found
     if len(found) > 1:
         raise not_one(name, found, known)

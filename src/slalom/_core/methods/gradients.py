@@ -106,7 +106,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Arguments:**
 
-        - `combination`: how the terms are weighed, such as `sl.combine.UPGrad()`.
+        - `combination`: how the terms are weighted, such as `sl.combine.UPGrad()`.
         - `terms`: the names of the terms, two or more. Their order is that of the weights.
 
         **Returns:** a transform.

@@ -126,15 +126,16 @@ class AbstractParameterMethods(AbstractDeclared):
 
         - `b1`: β₁, the weight of the average in the parameters at which gradients are taken, in
             (0, 1]. With a schedule, they are written with the value of each step.
-        - `weight_lr_power`: p, the power of the learning rate that weighs the steps in the average,
-            ≥ 0. With 0 the learning rate has no influence.
-        - `r`: the power of the step that weighs them, ≥ 0. Positive values weigh late steps more.
+        - `weight_lr_power`: p, the power of the learning rate that weights the steps in the
+            average, ≥ 0. With 0 the learning rate has no influence.
+        - `r`: the power of the step that weights them, ≥ 0. Positive values give late steps more
+            weight.
         - `state_dtype`: the floating dtype of the iterates; complex parameters use its complex
             counterpart. Defaults to the parameter's dtype, but at least float32.
         - `average_after`: the number of first steps that the average leaves out, an int ≥ 0. The
             authors recommend one or two times the length of the warm-up of the learning rate.
-        - `polyak`: whether the size of a step follows from the loss, which must be passed as
-            `value`. The learning rate of this transform is then a factor of it, 1 in the paper.
+        - `polyak`: whether the size of a step is computed from the loss, which must be passed as
+            `value`. The learning rate of this transform then multiplies it, and is 1 in the paper.
         - `polyak_beta`: the decay of an exponential average of ‖g‖₁, in [0, 1), by which `polyak`
             divides. Defaults to no average.
         - `weight_decay`: λ, ≥ 0, of a decay that also follows the learning rate: γ²·λ. The paper

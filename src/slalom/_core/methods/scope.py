@@ -76,9 +76,9 @@ class AbstractScopeMethods(AbstractDeclared):
     ) -> "slalom.AbstractTransform":
         """Carries learning rates that suit a narrow model over to a wide one (μP).
 
-        The factors of `sl.mup` come right behind each rule, in front of the decay, which stays as
-        it is. Each rule has its own: `sl.soap(3e-3)` those of SOAP for matrices, and those of Adam
-        for the rest.
+        The factors of `sl.mup` come right after each rule and before the decay, which stays as it
+        is. Each rule has its own: `sl.soap(3e-3)` those of SOAP for matrices, and those of Adam for
+        the rest.
 
         ```python
         >>> make = lambda width: eqx.nn.MLP(2, 1, width, depth=1, key=jax.random.key(0))
@@ -107,7 +107,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
     @advise_keywords
     def maximize(self) -> "slalom.wrappers.Maximize":
-        """Maximizes the loss with this transform, which descends by itself.
+        """Maximizes the loss with this transform, which would otherwise descend.
 
         **Returns:** a transform, for a whole model or for some of its parameters.
         """
@@ -152,7 +152,7 @@ class AbstractScopeMethods(AbstractDeclared):
             named by its path, such as `"scale_by_adam.mu"`, a suffix of it, or a glob.
         - `where`: the parameters whose state is encoded: a selector, a function or a tree of
             bools. Defaults to all.
-        - `min_size`: the number of entries from which a leaf is encoded, an int ≥ 1.
+        - `min_size`: the smallest number of entries of a leaf that is encoded, an int ≥ 1.
 
         **Returns:** a transform.
         """

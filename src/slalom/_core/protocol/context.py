@@ -38,8 +38,8 @@ class Context(eqx.Module):
     - `weight`: the weight of this mini-batch in a mean over several, a scalar.
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves
         that they select.
-    - `bounds`: the least and the greatest parameters, two trees like them, which may be infinite.
-        `.project` passes them for sets that are boxes.
+    - `bounds`: the lower and upper bounds of the parameters, two trees like them, which may be
+        infinite. `.project` passes them for sets that are boxes.
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.

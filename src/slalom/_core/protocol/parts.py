@@ -65,7 +65,7 @@ class Part(NamedTuple):
             return module.run(write, updates, self.state, self.params, self.context)
 
     def refuse_parts(self, updates: Any) -> None:
-        """Raises an error inside of a `jax.shard_map` if this needs more than its device has."""
+        """Raises an error inside a `jax.shard_map` if this needs more than its device has."""
         whole = self.module.needs_whole_params
         if whole or (whole is None and not self.module.elementwise):
             refuse_parts(type(self.module).__name__, updates, self.params)

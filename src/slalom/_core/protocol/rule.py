@@ -26,12 +26,12 @@ class AbstractRule(AbstractTransform[State]):
 
     | phase | sees | does |
     |---|---|---|
-    | `plan` | the shapes of the parameters | says something static of each leaf |
+    | `plan` | the shapes of the parameters | says something static about each leaf |
     | `begin` | the numbers of this step | adds others, such as bias corrections |
     | `measure` | a gradient and the old state | returns scalars that are summed, and norms |
     | `advance` | a gradient and the old state | assigns the new state |
     | `reduce` | a gradient and the new state | returns scalars that are summed, and norms |
-    | `finish` | all sums | adds numbers that follow from them |
+    | `finish` | all sums | adds numbers computed from them |
     | `refresh` | a gradient and the state | assigns kept factors, in some steps only |
     | `direction` | a gradient and the new state | returns the update |
 
@@ -52,9 +52,10 @@ class AbstractRule(AbstractTransform[State]):
 
     The phases do arithmetic on one array. They need no casts, no trees and no order of writing:
     all numbers arrive in the accumulation dtype of the leaf, new state is stored as it was
-    declared, also in the codec of `.store`, and the update follows from the state as it is stored.
+    declared, even in the codec of `.store`, and the update is computed from the state as it is
+    stored.
 
-    Numbers that belong to all leaves together follow from sums over them:
+    Numbers that all leaves share are computed from sums over them:
 
     ```python
     >>> class Unit(sl.AbstractRule):
@@ -91,7 +92,7 @@ class AbstractRule(AbstractTransform[State]):
 
     scales: ClassVar[bool] = False
     """Whether `direction` only multiplies by `now.factor`, a number that `finish` adds. Where a
-    gradient rests in a codec, the product is then computed piece by piece."""
+    gradient is stored in a codec, the product is then computed piece by piece."""
 
     @property
     def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # follows from the phases
@@ -122,7 +123,7 @@ class AbstractRule(AbstractTransform[State]):
         return None
 
     def begin(self, now: Any, state: Any) -> None:
-        """Adds numbers that follow from others, and replaces scalars of the state.
+        """Adds numbers that are computed from others, and replaces scalars of the state.
 
         **Arguments:**
 
@@ -141,7 +142,7 @@ class AbstractRule(AbstractTransform[State]):
 
         - `now`, `g`, `leaf`: as for `advance`.
 
-        **Returns:** by name real scalars, or `sl.tree.NormOf(x)`, a norm that neither overflows nor
+        **Returns:** real scalars by name, or `sl.tree.NormOf(x)`, a norm that neither overflows nor
             underflows. The names are the same for each leaf.
         """
         del now, g, leaf
@@ -156,7 +157,7 @@ class AbstractRule(AbstractTransform[State]):
         - `g`: the gradient.
         - `leaf`: the old state by field. What is assigned to a field is stored; other attributes
             are kept for `direction`, unless the rule has a `reduce`. `leaf.plan` is what `plan`
-            says of it. If the rule `needs` `"params"`, `leaf.p` is the parameter; if it needs
+            says about it. If the rule `needs` `"params"`, `leaf.p` is the parameter; if it needs
             `"grad"`, `leaf.grad` is the gradient of the loss.
         """
         del now, g, leaf
@@ -174,7 +175,8 @@ class AbstractRule(AbstractTransform[State]):
         return {}
 
     def finish(self, now: Any, sums: Any, state: Any) -> None:
-        """Adds numbers that follow from sums over all leaves, and replaces scalars of the state.
+        """Adds numbers that are computed from sums over all leaves, and replaces scalars of the
+        state.
 
         It runs as soon as all sums are known: after `reduce`, or before `advance` if the rule only
         has a `measure`. All its numbers have the dtype of the sums, at least float32.

@@ -22,17 +22,17 @@ class AbstractTraits(AbstractDeclared):
     """The traits of a transform."""
 
     elementwise: ClassVar[bool] = False
-    """Whether the transform acts on each number separately, as `.flatten()` requires.
+    """Whether the transform acts on each element separately, as `.flatten()` requires.
 
     For a wrapper, this does not include the inner transform."""
 
     sums_numbers: ClassVar[bool] = False
-    """Whether what the transform needs beside each number itself are sums over the numbers of all
+    """Whether the transform needs, besides each element itself, only sums over the elements of all
     leaves, as for a global norm. `.flatten()` accepts such transforms, too, unless they hold a
     selector, which would not find its leaves in a buffer."""
 
     needs_whole_params: ClassVar[bool | None] = None
-    """Whether the transform needs all numbers of a parameter at once, as for a norm.
+    """Whether the transform needs all elements of a parameter at once, as for a norm.
 
     It is then refused where they differ between the devices of a `jax.shard_map`. Defaults to the
     opposite of `elementwise`. For a wrapper, this does not include the inner transform."""
@@ -50,16 +50,16 @@ class AbstractTraits(AbstractDeclared):
     Nothing may come before it in a chain."""
 
     follows_loss: ClassVar[bool] = False
-    """Whether a wrapper acts by the loss or its gradient. `.maximize()` inside of it would make it
+    """Whether a wrapper acts by the loss or its gradient. `.maximize()` inside it would make it
     follow the loss where the transform inside ascends, and is refused."""
 
     unconstrained: ClassVar[bool] = False
     """Whether the transform mixes parameters as if each could move freely. A projection after its
-    steps would stop at points that are no minimum, so it is refused, except for a box if
+    steps would stop at points that are not minima, so it is refused, except for a box if
     `heeds_bounds`."""
 
     heeds_bounds: ClassVar[bool] = False
-    """Whether the transform looks at the `bounds` of the context: updates inside of a projection
+    """Whether the transform looks at the `bounds` of the context: updates inside a projection
     onto a box then take the parameters into the box."""
 
     descends_partly: ClassVar[bool] = False
@@ -81,7 +81,8 @@ class AbstractTraits(AbstractDeclared):
     norm. Wrappers that add another multiple of the update refuse it."""
 
     clips: ClassVar[bool] = False
-    """Whether the transform bounds gradients. A warning tells if the learning rate comes first."""
+    """Whether the transform bounds gradients. A warning says so if the learning rate comes
+    first."""
 
     passes_gradients: ClassVar[bool] = False
     """Whether a wrapper only passes the gradients on, or linear combinations of them. Only such
@@ -100,7 +101,7 @@ class AbstractTraits(AbstractDeclared):
         return (self.update_sign,) * len(jax.tree.leaves(params))
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        """What `opt.describe` says of each leaf for this transform, such as `"768 × 3072"`."""
+        """What `opt.describe` says about each leaf for this transform, such as `"768 × 3072"`."""
         return (None,) * len(jax.tree.leaves(params))
 
     def system(self, params: Params) -> int:
@@ -123,7 +124,7 @@ class AbstractTraits(AbstractDeclared):
     def guard(self) -> Callable[[str, Any], None] | None:
         """A function of this transform's path and state that raises to forbid the next step.
 
-        It runs on the host, outside of every trace, and waits for the step before; `None`, the
+        It runs on the host, outside every trace, and waits for the previous step; `None`, the
         default, costs nothing. The arrays of the state may have an axis of runs, or of the steps of
         a scan, and its `inner` is then `None`.
         """

@@ -85,12 +85,12 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
         **Arguments:**
 
-        - `updates`: the gradients, or the updates of the link before; shaped like the parameters.
+        - `updates`: the gradients, or the updates of the previous link; shaped like the parameters.
             Complex gradients are expected conjugated: `jax.grad` returns the conjugate of the
             direction of steepest ascent.
         - `state`: what `init` or the last `update` returned.
         - `params`: the parameters, for transforms that need them.
-        - `context`: what else this step knows, above all its position on the clock.
+        - `context`: what else this step knows, especially its position on the clock.
 
         **Returns:** the new updates, in the accumulation dtype (float32 for half-precision
         leaves), and the new state, with the structure, shapes and dtypes of the old one.
@@ -140,7 +140,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         del state
         return read_number(self, name, context)
 
-    # A transform made of others also replaces `children` (in `declared.py`), the one source for
+    # A transform made of others also replaces `children` (in `parts.py`), the one source for
     # everything that inspects or edits a composition, and `run` below. Traits, which checks read
     # when an optimizer is created, are in `traits.py`.
 

@@ -118,7 +118,7 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
     """A wrapper that decides *whether* its inner transform runs, on a clock of its own.
 
     A subclass declares `inner` and writes `init` and `run`, usually with `run_if`. Its state has
-    `inner`, the inner transform's state, and `count`, how often that one ran: its clock.
+    `inner`, the inner transform's state, and `count`, how often it has run: its clock.
     """
 
     def inner_context(self, state: State, context: Context) -> Context:
@@ -126,11 +126,11 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
 
 
 def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> None:
-    """Raises an error for constraints inside of a wrapper that adds something else than updates.
+    """Raises an error for constraints inside a wrapper that adds something other than updates.
 
     **Arguments:**
 
-    - `inner`: what is inside of the wrapper.
+    - `inner`: what is inside the wrapper.
     - `method`: the method that makes the wrapper, such as `".graft"`.
     - `remedy`: what to write instead, where `{link}` is the class of the constraint.
     """
@@ -138,9 +138,8 @@ def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> No
         if part.module.constrains:
             link = type(part.module).__name__
             raise ValueError(
-                f"'{part.name}' cannot be inside of `{method}`: its updates take the parameters to "
-                "where it wants them, but they are not added to them as they are. "
-                + remedy.format(link=link)
+                f"'{part.name}' cannot be inside `{method}`: its updates take the parameters to "
+                "where it wants them only if they are added unchanged. " + remedy.format(link=link)
             )
 
 

@@ -55,7 +55,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def assigning(self, new: Params) -> "Writer":
-        """The same write, but with given new parameters in the place of the sum.
+        """The same write, but with given new parameters in place of the sum.
 
         Adding fn(p + u) − p to p would miss fn(p + u) by a rounding, and so leave a set that fn
         projects onto.
@@ -75,7 +75,7 @@ class Writer(abc.ABC):
         return params
 
     def in_place(self, params: Params | None) -> PyTree | None:
-        """Where rules that run leaf by leaf may write new parameters themselves, in the place of
+        """Where rules that run leaf by leaf may write new parameters themselves, in place of
         the old ones: a tree of leaves at rest. `None` if this write needs the updates.
         """
         del params

@@ -72,7 +72,7 @@ def per_leaf() -> Any:
 def until_reset() -> Any:
     """Marks a state field that belongs to all parameters together.
 
-    A reset of all parameters starts it again; a reset of some of them keeps it.
+    A reset of all parameters restarts it; a reset of some of them keeps it.
 
     **Returns:** a field, for the body of a state class.
     """

@@ -40,7 +40,7 @@ def no_attribute(transform: Any, name: str) -> Any:
     message = f"'{type(transform).__name__}' object has no attribute '{name}'."
     own = inspect.getattr_static(type(transform), name, None)
     if isinstance(own, property) and own.fget is not None:
-        return own.fget(transform)  # for the error inside of it, which brought Python here
+        return own.fget(transform)  # for the error inside it, which brought Python here
     is_field = name in {field.name for field in dataclasses.fields(transform)}
     advice = "" if name[0] == "_" or is_field else _advice(transform, name)
     raise AttributeError(message + advice, name=name)
@@ -82,7 +82,7 @@ def frozen(transform: Any, name: str) -> AttributeError:
 def not_callable(transform: Any) -> NoReturn:
     """Raises the error for a transform that is called."""
     raise TypeError(
-        f"{type(transform).__name__} is a transform, which is not called. Bind it to a model, "
-        "`opt = sl.Optimizer(tx, model)`, and write `model, opt = opt.step(model, grads)`. Without "
-        "an optimizer, write `updates, state = tx.update(grads, state, params)`."
+        f"{type(transform).__name__} is a transform, not a function. Bind it to a model, `opt = "
+        "sl.Optimizer(tx, model)`, and write `model, opt = opt.step(model, grads)`. Without an "
+        "optimizer, write `updates, state = tx.update(grads, state, params)`."
     )

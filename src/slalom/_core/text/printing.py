@@ -28,7 +28,7 @@ LINE = 92
 
 
 class AbstractPrinted(eqx.Module):
-    """A module that prints as code, both by `repr` and inside of trees that Equinox prints."""
+    """A module that prints as code, both by `repr` and inside trees that Equinox prints."""
 
     def _code(self) -> Any:
         """What is printed: a `Call`, an `Infix`, `Entries`, or any other value in its place."""

@@ -57,9 +57,9 @@ class LeastSquares(AbstractCurvatureLoss):
     count as their real and imaginary parts, and as one residual each in the mean.
 
     Examples can have weights ω: `step(model, opt, x, y, example_weights=weights)`, or a dict of
-    them for named residuals. A block is then w·Σ ωᵢ·|rᵢ|² / n, with n all residuals: for the mean
-    over the examples of a mask, pass `mask * (mask.size / mask.sum())`; for a quadrature with
-    weights q, pass `n * q`.
+    them for named residuals. A block is then w·Σ ωᵢ·|rᵢ|² / n, with n the number of all residuals:
+    for the mean over the examples of a mask, pass `mask * (mask.size / mask.sum())`; for a
+    quadrature with weights q, pass `n * q`.
 
     **Arguments:**
 

@@ -51,7 +51,7 @@ class VariationalEnergy(AbstractCurvatureLoss):
 
     log_psi: Callable[..., Any]
 
-    fixed_data: ClassVar[str | None] = "its local energies are those of the present parameters"
+    fixed_data: ClassVar[str | None] = "its local energies are those of the current parameters"
 
     def on(self, samples: Any, local_energies: Any) -> Residuals:
         if not tree.is_array(local_energies) or local_energies.ndim != 1:

@@ -130,7 +130,7 @@ def minimize(
     - `max_steps`: the largest number of steps, an int ≥ 1.
     - `tol`: stop if the norm of the gradient is at most this, ≥ 0.
     - `rtol`: stop if a step changes the loss by at most this share of it, ≥ 0. Steps that change no
-        parameter, as rejected ones, do not count. 0 never stops.
+        parameter, such as rejected ones, do not count. 0 never stops.
     - `stop`: a function `stop(model, loss)` that returns a bool scalar, called before each step.
     - `trainable`: as in `sl.Optimizer`.
     - `progress`: whether to show a progress bar, with tqdm. Defaults to whether the error stream is

@@ -42,9 +42,9 @@ def plot_metrics(
     **Arguments:**
 
     - `history`: a list with a dict of numbers for each step, such as `opt.metrics` or
-        `opt.metrics.to_dict()`, or a dict of arrays whose first axis is the steps, such as a
-        `jax.lax.scan` that returns `opt.metrics` stacks them. Steps may leave out names. Numbers
-        of several runs, as under `vmap`, are drawn as a line each. An entry `"step"` is used as the
+        `opt.metrics.to_dict()`, or a dict of arrays whose first axis is the steps, as a
+        `jax.lax.scan` that returns `opt.metrics` stacks them. Steps may leave out names. Numbers of
+        several runs, as under `vmap`, are drawn as a line each. An entry `"step"` is used as the
         horizontal axis.
     - `names`: what to plot: paths, unambiguous suffixes of them, or globs. Defaults to everything
         that changes.
@@ -52,7 +52,7 @@ def plot_metrics(
     **Returns:** a `matplotlib.figure.Figure`. `.savefig(path)` saves it, and a notebook shows it.
 
     **Raises:** `ImportError` without matplotlib; `KeyError` for a name that is not in the history;
-    `ValueError` for an empty history, or one that holds something else than numbers.
+    `ValueError` for an empty history, or one that holds anything but numbers.
     """
     series = _series(history)
     chosen = _chosen({name: v for name, (_, v) in series.items() if name != STEP}, names)

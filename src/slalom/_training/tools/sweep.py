@@ -75,10 +75,10 @@ def sweep(
         model. It is read once. Batches are repeated if there are fewer than `steps`, except for
         those of an iterator.
     - `grid`: the values of each hyperparameter, by its path, an unambiguous suffix of it, or a
-        glob. Of a schedule, its numbers can be swept: `"learning_rate.peak_value"`.
+        glob. The numbers of a schedule can be swept too: `"learning_rate.peak_value"`.
     - `steps`: the number of steps of each run, an int ≥ 1.
     - `chunk`: how many runs are trained at the same time, an int ≥ 1. Each takes the memory of its
-        parameters, state and activations. Chunks follow one another, with the same program.
+        parameters, state and activations. Chunks run one after the other, with the same program.
         Defaults to all runs, or to as many as fit if the device runs out of memory.
     - `trainable`: which arrays to train, as in `Optimizer`.
     - `model_state`: the state of the model, such as an `eqx.nn.State`. The loss is then called as

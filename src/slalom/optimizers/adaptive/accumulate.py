@@ -62,7 +62,7 @@ def adadelta(
     accumulator_dtype: Any | None = None,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """Adadelta: gives each step the running size of the steps before it.
+    """Adadelta: gives each step the running size of the previous steps.
 
         p ↦ p − η·√(x + ε) / √(v + ε)·g
 

@@ -91,7 +91,7 @@ def simplified_ademamix(
 
     **Arguments:**
 
-    - `learning_rate`: η; smaller than for Adam, about by the factor 1 − β₁.
+    - `learning_rate`: η; smaller than for Adam, by a factor of about 1 − β₁.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
@@ -132,12 +132,12 @@ def adopt(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """ADOPT: momentum of gradients that are divided by the root of the squares before them.
+    """ADOPT: momentum of gradients that are divided by the root of the previous mean of squares.
 
         p ↦ p − η·(mₜ + λ·p)   with   mₜ = β₁·mₜ₋₁ + (1 − β₁)·clip(gₜ / max(√vₜ₋₁, ε), ±cₜ)
 
-    with the bound cₜ of `ScaleByAdopt`. The first step changes no parameter without weight decay:
-    it measures v. With it, the first step decays, which in the authors' code it does not.
+    with the bound cₜ of `ScaleByAdopt`. Without weight decay, the first step changes no parameter:
+    it only measures v. With weight decay, the first step decays, unlike in the authors' code.
 
     **Arguments:**
 
@@ -320,7 +320,7 @@ def acprop(
     independent_decay: bool = False,
     maximize: bool = False,
 ) -> AbstractTransform:
-    """ACProp: divides gradients by their deviation from a mean, as it was before them.
+    """ACProp: divides gradients by the previous estimate of their deviation from a mean.
 
         p ↦ p − η·(gₜ / (√ŝₜ₋₁ + ε) + λ·p)
 

@@ -79,7 +79,7 @@ def lbfgs(
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByLbfgs`, `Scale` or `ScaleByLearningRate`, and the line search;
-    with `bounds` inside of `.project(sl.projections.box(lower, upper))`.
+    with `bounds` inside `.project(sl.projections.box(lower, upper))`.
 
     ??? cite "Liu & Nocedal, [On the limited memory BFGS method for large scale
         optimization](https://doi.org/10.1007/BF01589116), 1989; Byrd et al., [A Limited Memory
@@ -111,8 +111,8 @@ def ss_broyden(
     """Self-scaled Broyden: p ↦ p − η·H·g, where the full matrix H approximates the inverse Hessian
     and a line search finds η.
 
-    For deterministic losses of models with up to some ten thousand parameters, in float64. It needs
-    no residuals. Start from a few hundred steps of Adam.
+    For deterministic losses of models with up to a few tens of thousands of parameters, in float64.
+    It needs no residuals. Start from a few hundred steps of Adam.
 
     ```python
     >>> def rosenbrock(p):

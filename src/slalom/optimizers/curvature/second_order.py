@@ -128,8 +128,8 @@ def ivon(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a posterior
-        that is wider.
+    - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a wider
+        posterior.
     - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByIvon`.
 

@@ -11,7 +11,7 @@ from ._adam import AbstractAdam
 
 
 class ScaleByAcprop(AbstractAdam):
-    """ACProp: divides gradients by their deviation from a mean, as it was before them.
+    """ACProp: divides gradients by the previous estimate of their deviation from a mean.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
         sₜ = β₂·sₜ₋₁ + (1 − β₂)·|gₜ − mₜ|² + ε_root
@@ -31,7 +31,7 @@ class ScaleByAcprop(AbstractAdam):
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
         because gₜ − mₜ cancels.
-    - `nu_dtype`: the dtype in which s is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which s is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zhuang et al., [Momentum Centering and Asynchronous Update for Adaptive Gradient

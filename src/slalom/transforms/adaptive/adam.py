@@ -29,7 +29,7 @@ class ScaleByAdam(AbstractAdam):
     With `nesterov`, m̂ₜ is β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ). Each leaf counts t from
     the start of its own accumulators, so the correction is also right after a reset.
 
-    Differs from Optax: `mu_dtype` is a floating dtype also for complex parameters, whose m is
+    Differs from Optax: `mu_dtype` is a floating dtype even for complex parameters, whose m is
     stored in its complex counterpart (complex64 for half precision). Complex dtypes are refused.
     With ε = 0 the update of a zero gradient is 0, not NaN.
 
@@ -44,7 +44,7 @@ class ScaleByAdam(AbstractAdam):
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
         bfloat16 decays above 0.996 are refused.
     - `nesterov`: whether to use Nesterov momentum.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Dozat, Nesterov
@@ -101,7 +101,7 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
     - `bias_correction_nu`: whether to divide vₜ by 1 − β₂ᵗ.
-    - `nu_dtype`: the dtype in which v and w are stored, which are real also for complex parameters.
+    - `nu_dtype`: the dtype in which v and w are stored, which are real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
@@ -155,7 +155,7 @@ class ScaleByAdamax(AbstractAdam):
     - `b2`: β₂, the decay of the maximum, in [0, 1).
     - `eps`: ε, > 0; keeps v from being zero.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"

@@ -36,16 +36,16 @@ class ScaleByAdamMini(AbstractRule[ScaleByAdamMiniState]):
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·mean over the block of |gₜ|²
         uₜ = m̂ₜ / (√v̂ₜ + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
 
-    An n × m matrix needs n numbers for v instead of n·m, so the state is half of Adam's. The blocks
-    are those of version 1.1.1 of the authors' code, which are finer than in the first version of
-    the paper:
+    An n × m matrix needs n elements for v instead of n·m, so the state is half of Adam's. The
+    blocks are those of version 1.1.1 of the authors' code, which are finer than in the first
+    version of the paper:
 
-    - the weights of one output, in `Linear`, `Conv` and other layers with outputs and inputs; the
-        inputs of the outputs of a language model are those of one token;
+    - the weights of one output, in `Linear`, `Conv` and other layers with outputs and inputs; in
+        the output layer of a language model these are the weights of one token;
     - the row of one token, in an `Embedding`;
     - one head, in the query and key projections of an `eqx.nn.MultiheadAttention`, and one block of
         outputs wherever a layout has blocks, such as `(8o)i` for 8 heads;
-    - each number, in a bias;
+    - each element, in a bias;
     - the whole array, in a norm's scale and any other vector.
 
     Other arrays follow Optax, where inputs come first. If such an array belongs to a module of your
@@ -120,7 +120,7 @@ def _split(shape: tuple[int, ...], counts: tuple[int, ...]) -> list[tuple[int, .
 
 
 def _within(shape: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes inside of the blocks, among those of `_split`."""
+    """The axes inside the blocks, among those of `_split`."""
     inside: list[bool] = []
     for axes, c in zip(_split(shape, counts), counts, strict=True):
         inside += [False, True] if len(axes) == 2 else [axes[0] != c]

@@ -32,7 +32,7 @@ class ScaleByBelief(AbstractAdam):
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
         because gₜ − mₜ cancels.
-    - `nu_dtype`: the dtype in which s is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which s is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
@@ -83,7 +83,7 @@ class ScaleByYogi(AbstractAdam):
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `initial_accumulator_value`: v₀, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
@@ -144,7 +144,7 @@ class ScaleByRadam(AbstractAdam):
     - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and

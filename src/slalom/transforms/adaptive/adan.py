@@ -46,7 +46,7 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m, v and the last gradient are stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which n is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which n is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"

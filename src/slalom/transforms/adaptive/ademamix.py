@@ -57,12 +57,12 @@ class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
     - `b3`: β₃, the decay of the slow mean, in [0, 1). The paper suggests smaller values for less
         than about 50 000 steps, such as 0.999.
     - `alpha`: α, the weight of the slow mean, ≥ 0; between 4 and 10 in the paper. The default is
-        that of `optax.contrib.scale_by_ademamix`; `sl.ademamix` has another one, as in Optax.
+        that of `optax.contrib.scale_by_ademamix`; `sl.ademamix` has a different one, as in Optax.
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which both means are stored; see `ScaleByAdam`. That of m₂ is at
         least float32 by default.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
@@ -122,7 +122,7 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Morwani et al., [Connections between Schedule-Free Optimizers, AdEMAMix, and

@@ -19,7 +19,7 @@ def _fourth_root(step: Real[Array, "*leaves"]) -> Real[Array, "*leaves"]:
 
 
 class ScaleByAdopt(AbstractAdam):
-    """ADOPT: momentum of gradients that are divided by the root of the squares before them.
+    """ADOPT: momentum of gradients that are divided by the root of the previous mean of squares.
 
         nₜ = clip(gₜ / max(√vₜ₋₁, ε), −cₜ, cₜ),   n₁ = 0
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·nₜ
@@ -35,13 +35,13 @@ class ScaleByAdopt(AbstractAdam):
 
     - `b1`: β₁, the decay of the momentum, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, the least divisor, ≥ 0.
+    - `eps`: ε, the smallest divisor, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `nesterov`: whether to use Nesterov momentum.
     - `use_clipping`: whether to clip n. The paper recommends it.
     - `clip_value_fn`: a function of t − 1, a floating array, that returns cₜ. Defaults to its
         fourth root.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Taniguchi et al., [ADOPT: Modified Adam Can Converge with Any β₂ with the Optimal

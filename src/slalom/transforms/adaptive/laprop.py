@@ -16,7 +16,7 @@ class ScaleByLaprop(AbstractAdam):
 
     This decouples β₁ from β₂: any pair of them is stable.
 
-    The learning rate stays outside of the mean, as in the paper. The authors' code averages
+    The learning rate stays outside the mean, as in the paper. The authors' code averages
     ηₜ·gₜ / (√v̂ₜ + ε) instead and divides by the mean of ηₜ; both agree as long as η is constant.
 
     **Arguments:**
@@ -25,7 +25,7 @@ class ScaleByLaprop(AbstractAdam):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in

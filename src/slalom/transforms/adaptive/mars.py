@@ -39,9 +39,9 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
     gradient.
 
     This is the approximate form, with which the paper's results were obtained: gₜ₋₁ is the gradient
-    of the step before. The exact form takes the old parameters' gradient on the new batch. It costs
-    a second gradient in each step, and needs no state for gₜ₋₁. To use it, compute cₜ from both
-    gradients and pass it instead of the gradient, with `gamma=0.0`.
+    of the previous step. The exact form takes the old parameters' gradient on the new batch. It
+    costs a second gradient in each step, and needs no state for gₜ₋₁. To use it, compute cₜ from
+    both gradients and pass it instead of the gradient, with `gamma=0.0`.
 
     Differs from the authors' code, where g₀ = 0, which scales the first gradient by
     1 + γ·β₁ / (1 − β₁).
@@ -53,7 +53,7 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
     - `gamma`: γ, the strength of the correction, ≥ 0; 0 is Adam with clipping.
     - `eps`: ε, added after the root, ≥ 0.
     - `mu_dtype`: the dtype in which m and the last gradient are stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Yuan et al., [MARS: Unleashing the Power of Variance Reduction for Training Large
@@ -126,7 +126,7 @@ class CorrectByMars(AbstractRule[CorrectByMarsState]):
 
     **Arguments:**
 
-    - `b1`: β₁, the decay of the mean behind it, in [0, 1).
+    - `b1`: β₁, the decay of the mean that follows it, in [0, 1).
     - `gamma`: γ, the strength of the correction, ≥ 0.
     - `mu_dtype`: the dtype in which the last gradient is stored; see `ScaleByAdam`.
     - `layout`: as in `sl.where.matrix`.

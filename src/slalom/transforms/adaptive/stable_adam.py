@@ -22,7 +22,7 @@ class ScaleByStableAdam(AbstractAdam):
     Where the gradient suddenly grows, v is too small, and r is large.
 
     As in the paper, the decay is shortened too. So it is part of this rule: a separate
-    `AddDecayedWeights` would not be.
+    `AddDecayedWeights` would not be shortened.
 
     **Arguments:**
 
@@ -32,7 +32,7 @@ class ScaleByStableAdam(AbstractAdam):
     - `weight_decay`: λ, ≥ 0.
     - `clipping_threshold`: d, the largest r without clipping, > 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Wortsman et al., [Stable and low-precision training for large-scale vision-language

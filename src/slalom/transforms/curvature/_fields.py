@@ -47,7 +47,7 @@ def same(a: Params, b: Params) -> Bool[Array, ""]:
 
 
 def kept(params: Params, like: Params) -> Params:
-    """A copy for the state: outside of a trace, a cast may return the caller's buffer."""
+    """A copy for the state: outside a trace, a cast may return the caller's buffer."""
     return jax.tree.map(lambda p, k: jnp.array(p, k.dtype, copy=True), params, like)
 
 

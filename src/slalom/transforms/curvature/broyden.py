@@ -45,15 +45,15 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
     family also choose φ. On full-batch problems in float64, such as physics-informed networks, this
     reaches much smaller losses than BFGS.
 
-    Use it with a line search, as in `sl.ss_broyden`, and nothing between: b assumes that the last
-    step went along its updates. The first update starts from a multiple of the identity, and the
-    first direction has the length of that of L-BFGS. A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖, where ε is the
+    Use it with a line search, as in `sl.ss_broyden`, with nothing in between: b assumes that the
+    last step went along its updates. The first update starts from a multiple of the identity, and
+    the first direction is as long as that of L-BFGS. A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖, where ε is the
     machine epsilon, changes nothing. If the parameters did not move, as after a failed line search,
-    H is forgotten, and the next direction is the gradient. Complex parameters count as pairs of
-    real ones.
+    H is reset, and the next direction is the gradient. Complex parameters count as pairs of real
+    ones.
 
-    For P parameters the state takes P² + 2·P numbers, and a step a few times P² operations. More
-    than 16 GiB are refused.
+    For P parameters the state has P² + 2·P elements, and a step takes a few times P² operations. A
+    matrix of more than 16 GiB is refused.
 
     **Arguments:**
 

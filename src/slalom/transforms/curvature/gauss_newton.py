@@ -49,8 +49,8 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
 
     The second form solves a system of the size of the residuals. With μ = 0 this is damped
     Gauss–Newton, minSR, or in other words energy natural gradient descent; with μ > 0 it is SPRING.
-    The gradients that come in are not used. For losses of outputs JᵀJ is the generalized
-    Gauss–Newton matrix.
+    The incoming gradients are not used. For losses of outputs JᵀJ is the generalized Gauss–Newton
+    matrix.
 
     `sl.train_step` passes the linearization if the loss is an `sl.LeastSquares`, `sl.OutputLoss`
     or `sl.VariationalEnergy`. By hand, write
@@ -64,9 +64,9 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
 
     A step costs N·P² + P³ operations with `form="parameters"`, and N²·P + N³ with
     `form="residuals"`, for N residuals and P parameters. Without `chunk` it needs memory for the
-    Jacobian, N·P numbers. With `chunk=c` it needs that of c examples and of the system: P² with
-    `"parameters"`, and N² with `"residuals"`, where Jacobians are then computed once for each pair
-    of chunks.
+    Jacobian, N·P elements. With `chunk=c` it needs memory for the Jacobian of c examples and for
+    the system: P² with `"parameters"`, and N² with `"residuals"`, where Jacobians are then computed
+    once for each pair of chunks.
 
     **Arguments:**
 

@@ -54,14 +54,14 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
 
     **Arguments:**
 
-    - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a posterior
-        that is wider.
+    - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a wider
+        posterior.
     - `b1`: β₁, the decay of the mean of gradients, in [0, 1).
     - `b2`: β₂, the decay of the Hessian, in [0, 1).
     - `hessian_init`: h₀, the first Hessian, > 0.
     - `weight_decay`: δ, the precision of the prior divided by λ, > 0.
     - `clip_radius`: ρ, the largest size of an entry of the step, > 0, or `None`.
-    - `key`: of the samples, an int in [0, 2³¹), or a PRNG key.
+    - `key`: the key of the samples, an int in [0, 2³¹), or a PRNG key.
 
     ??? cite "Shen et al., [Variational Learning is Effective for Large Deep
         Networks](https://arxiv.org/abs/2402.17641), 2024"

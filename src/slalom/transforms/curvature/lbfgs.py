@@ -57,13 +57,14 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
     machine epsilon. Use it with a line search, as in `sl.lbfgs`. Complex parameters count as pairs
     of real ones.
 
-    Differs from Optax: the first step has a least length, because a line search that starts at
-    g = 1e-10 does not change w at all. In float32 losses work whose gradients are at least 1e-16.
-    A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ is not stored, since P would not be positive definite and u might
-    ascend. If the parameters did not move, as after a failed line search, the memory is cleared,
-    and the next direction is the gradient. The state of half-precision parameters is float32.
+    Differs from Optax: the first step has a minimum length, because a line search that starts at
+    g = 1e-10 does not change w at all. In float32 this works for losses whose gradients are at
+    least 1e-16. A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖ is not stored, since P would not be positive
+    definite and u might ascend. If the parameters did not move, as after a failed line search, the
+    memory is cleared, and the next direction is the gradient. The state of half-precision
+    parameters is float32.
 
-    Inside of `.project` onto a box this is L-BFGS-B. The result is w − x, where x is an approximate
+    Inside `.project` onto a box this is L-BFGS-B. The result is w − x, where x is an approximate
     minimum of the quadratic model in the box: first along the projected gradient (the generalized
     Cauchy point), then over the parameters that are not at their bounds there. The result of the
     second part is projected onto the box, as in version 3.0 of the authors' code.
@@ -244,7 +245,7 @@ def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:
 
 
 def _copy_like(x: Any, like: Any) -> Array:
-    """A copy of `x` for the state: outside of a trace, a cast may return the caller's buffer."""
+    """A copy of `x` for the state: outside a trace, a cast may return the caller's buffer."""
     return jnp.array(x, like.dtype, copy=True)
 
 

@@ -73,27 +73,27 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         d = −(JᵀJ + λ·D²)⁻¹·Jᵀρ,   r = (f(w) − f(w + d)) / (½‖J·d‖² + λ·‖D·d‖²)
 
     It is accepted if r ≥ 10⁻⁴. Otherwise λ is raised, and only the system is solved again, until
-    `max_tries` in one step were rejected; the parameters then do not change, and the next step goes
-    on with that λ.
+    `max_tries` tries in one step have been rejected; the parameters then do not change, and the
+    next step continues with that λ.
 
     With `scaling=None`, D = 1. λ starts at `damping` times the trace of JᵀJ, is multiplied by
     max(1/3, 1 − (2r − 1)³) if a try is accepted, and by 2, 4, 8, … for rejections in a row. The
-    residuals bend along d, and the geodesic acceleration follows them: the step is d + a/2, which
+    residuals curve along d, and the geodesic acceleration follows them: the step is d + a/2, which
     takes the place of d in f(w + d), with
 
         a = −(JᵀJ + λ)⁻¹·Jᵀρ̈,   ρ̈ = d²ρ(w + t·d)/dt² at t = 0
 
     A try with ‖a‖ > `acceleration`·‖d‖ is rejected. This takes one more solution with the same
-    factorization, and lets λ be far smaller.
+    factorization, and allows λ to be far smaller.
 
     With `scaling="columns"`, D holds the largest norm so far of each column of J, so that the
     result does not depend on the units of the parameters, and λ is chosen such that ‖D·d‖ is at
     most a radius, which follows r, as in MINPACK. This suits fits with a few parameters of very
     different sizes. It has no acceleration.
 
-    The updates are a descent already: no learning rate follows. The gradients that come in are not
-    used. `sl.train_step` passes the linearization if the loss is an `sl.LeastSquares` or
-    `sl.OutputLoss`. By hand, write `opt.step(model, grads, residuals=loss_fn.on(x, y))`.
+    The updates already descend: do not add a learning rate. The incoming gradients are not used.
+    `sl.train_step` passes the linearization if the loss is an `sl.LeastSquares` or `sl.OutputLoss`.
+    By hand, write `opt.step(model, grads, residuals=loss_fn.on(x, y))`.
 
     `opt.metrics` has `damping`, `ratio`, `num_rejected` and `accepted`. For the costs of a step and
     its memory see `sl.ScaleByGaussNewton`.
@@ -104,7 +104,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     - `scaling`: `None` or `"columns"`.
     - `acceleration`: the largest ‖a‖ relative to ‖d‖, > 0, or `None` for steps d. Only used with
         `scaling=None`.
-    - `max_tries`: the most tries in one step, an int ≥ 1.
+    - `max_tries`: the maximum number of tries in one step, an int ≥ 1.
     - `form`: `"residuals"` for systems of their size, `"parameters"`, or `"auto"` for the smaller
         one. With `scaling="columns"` always `"parameters"`.
     - `solver`: as in `sl.ScaleByGaussNewton`. `"auto"` is Cholesky in float64, and QR in
@@ -168,7 +168,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         if not residuals.searchable:
             raise TypeError(
                 "ScaleByLevenbergMarquardt compares losses at different parameters, which this "
-                "loss does not know: its data are those of the present parameters. Use "
+                "loss cannot evaluate: its data belong to the current parameters. Use "
                 "`sl.natural_gradient`."
             )
         if not jax.tree.leaves(params):
@@ -240,7 +240,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     def _scale(
         self, linear: Linearization, state: ScaleByLevenbergMarquardtState
     ) -> Float[Array, " params"] | None:
-        """D at these parameters, without the ones in the place of zeros."""
+        """D at these parameters, without the ones in place of zeros."""
         if state.scale is None:
             return None
         squares = linear.fold(

@@ -52,8 +52,8 @@ class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):
 
     The first estimate needs the loss as a function of the parameters. `sl.train_step` passes it; by
     hand, write `opt.step(model, grads, value_fn=fn)`. The second one needs another loss, which
-    draws its labels: `sl.train_step(loss_fn, sampled_loss_fn=fn)`. Between estimates a step
-    computes nothing of them. Under `.every_k` an estimate uses the last mini-batch of a window.
+    draws its labels: `sl.train_step(loss_fn, sampled_loss_fn=fn)`. Steps between estimates do not
+    compute them. Under `.every_k` an estimate uses the last mini-batch of a window.
 
     m̂ follows Optax. The paper has m in its place, which is smaller in the first few hundred steps.
     The authors' code adds 1e-15 to γ·h instead of taking the maximum with ε. Differs from Optax: a

@@ -77,9 +77,9 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
     Close to a minimum, where rounding hides the first condition, it is replaced by the two
     conditions ⟨g_η, u⟩ ≤ (2·c₁ − 1)·⟨g, u⟩ + ε and f(w + η·u) ≤ f(w) + c₃·|f(w)|. The search
     increases η until an interval contains an acceptable rate, and then narrows the interval by
-    cubic and quadratic interpolation and bisection. The cubic goes through three points, or inside
-    of `.project` onto a box has the slopes of both ends. A loss or slope that is not finite meets
-    no condition, so the search turns back from there.
+    cubic and quadratic interpolation and bisection. The cubic goes through three points, or, inside
+    `.project` onto a box, has the slopes of both ends. A loss or slope that is not finite meets no
+    condition, so the search turns back from there.
 
     If no rate meets both conditions, the search uses the lowest loss that meets the first one. If
     there is none, it uses the lowest loss of all if that is below f(w); otherwise the parameters

@@ -42,16 +42,16 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
         uₜ = gₜ / √(Rₜ·Cₜ / mean Rₜ)   with   βₜ = 1 − t^−c
 
     for matrices, and uₜ = gₜ / √vₜ with vₜ = βₜ·vₜ₋₁ + (1 − βₜ)·(|gₜ|² + ε) for other arrays. An
-    n × m matrix needs n + m numbers. No mean needs a bias correction, since β₁ = 0.
+    n × m matrix needs n + m elements. No mean needs a bias correction, since β₁ = 0.
 
     The two axes are those of outputs and inputs in the layers of Equinox (`Linear`, `Conv`,
-    `ConvTranspose`, `Embedding`, `GRUCell`, `LSTMCell`), also when `eqx.filter_vmap` stacks them.
+    `ConvTranspose`, `Embedding`, `GRUCell`, `LSTMCell`), even when `eqx.filter_vmap` stacks them.
     For other arrays they are the two longest axes, as in Optax. Their order makes no difference.
-    R, C and v are stored in at least float32.
+    The means R, C and v are stored in at least float32.
 
     Differs from Optax: t counts from the start of the accumulators, and stays at 1 for the first
     `step_offset` steps, where it would be zero or negative. 1 − βₜ = t^−c is not rounded to a
-    multiple of the distance between 1 and its neighbors, which Optax loses 5 % to at t = 1e8.
+    multiple of the distance between 1 and its neighbors, which costs Optax 5 % at t = 1e8.
 
     **Arguments:**
 

@@ -43,9 +43,10 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
         Sₜ = Gₜ, with column j multiplied by ‖Nₜ[:, j]‖ / ‖Rₜ[:, j]‖
         uₜ = α·Sₜ·min(1, γ·‖S̃ₜ₋₁‖ / ‖Sₜ‖)
 
-    for an m × n matrix with m ≤ n, where S̃ is S after the limit of its growth; of one with m > n,
-    the transpose. Its state has 2·n·r numbers instead of 2·m·n: P is drawn again in each step, from
-    the key and the path of the array. Other arrays, such as biases and embeddings, follow Adam.
+    for an m × n matrix with m ≤ n, where S̃ is S after the limit of its growth; a matrix with m > n
+    is transposed. Its state has 2·n·r elements instead of 2·m·n: P is drawn again in each step,
+    from the key and the path of the array. Other arrays, such as biases and embeddings, follow
+    Adam.
 
     With `per_tensor` there is one factor ‖Nₜ‖ / ‖Rₜ‖ for all columns. APOLLO-Mini is
     `sl.ScaleByApollo(rank=1, scale=128**0.5, per_tensor=True)`.
@@ -55,7 +56,7 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
 
     **Arguments:**
 
-    - `rank`: r, an int ≥ 1; at most the shorter side of a matrix counts.
+    - `rank`: r, an int ≥ 1, at most the shorter side of each matrix.
     - `update_proj_gap`: T, an int ≥ 1.
     - `scale`: α.
     - `per_tensor`: whether a matrix has one factor instead of one for each channel.

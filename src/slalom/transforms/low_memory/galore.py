@@ -43,8 +43,8 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
         Nₜ = Adam of Rₜ:   m̂ₜ / (√v̂ₜ + ε)
         uₜ = α·P·Nₜ
 
-    for an m × n matrix with m ≤ n; of one with m > n, the transpose. Its state has m·r + 2·n·r
-    numbers instead of 2·m·n. Other arrays, such as biases and embeddings, follow Adam. The moments
+    for an m × n matrix with m ≤ n; a matrix with m > n is transposed. Its state has m·r + 2·n·r
+    elements instead of 2·m·n. Other arrays, such as biases and embeddings, follow Adam. The moments
     stay as they are when P changes, as in the paper.
 
     Matrices are those of `sl.where.matrix`; the matrices of a stack are projected separately. All
@@ -56,7 +56,7 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
 
     **Arguments:**
 
-    - `rank`: r, an int ≥ 1; at most the shorter side of a matrix counts.
+    - `rank`: r, an int ≥ 1, at most the shorter side of each matrix.
     - `update_proj_gap`: T, an int ≥ 1.
     - `scale`: α; 0.25 in the paper, together with a learning rate of 0.01.
     - `b1`, `b2`, `eps`: as in `ScaleByAdam`.

@@ -39,7 +39,7 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
     - `initial_scale`: v₀, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide vₜ by 1 − γᵗ.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
@@ -110,7 +110,7 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
     - `bias_correction`: whether to correct the bias of mₜ and Vₜ towards the start.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
         because gₜ − mₜ₋₁ cancels.
-    - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which V is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Graves, [Generating Sequences With Recurrent Neural

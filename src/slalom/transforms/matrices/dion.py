@@ -65,8 +65,8 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
     the authors has an arbitrary direction there, and adds ε = 1e-8 to norms.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. The matrices of a
-    stack are separate. M takes as many numbers as the parameter, and is divided among devices as it
-    is. Q takes r·m, in at least float32, on each device.
+    stack are separate. M has as many elements as the parameter, and is divided among devices in the
+    same way. Q has r·m, in at least float32, on each device.
 
     **Arguments:**
 

@@ -59,20 +59,20 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
     The root mean square is that of one matrix. Put `sl.Ema(0.9)` in front of it, as `sl.kron` does.
 
     Follows the authors' code. There, the norms of Q_L and Q_R are balanced in a hundredth of the
-    refreshes; here in each, which does not change P. A gradient of zeros leaves the factors as they
-    are, which would grow forever.
+    refreshes; here in every refresh, which does not change P. A gradient of zeros leaves the
+    factors as they are; otherwise they would grow forever.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. A side that is
-    longer than `max_size` has a diagonal factor. The factors take n² + m² numbers for an n × m
-    matrix, in at least float32. Devices that share a matrix divide them, if the mesh has
-    automatic axes. Under a `vmap` that batches the state, each step costs as much as a refresh.
+    longer than `max_size` has a diagonal factor. The factors have n² + m² elements for an n × m
+    matrix, in at least float32. Devices that share a matrix divide them, if the mesh has automatic
+    axes. Under a `vmap` that batches the state, each step costs as much as a refresh.
 
     **Arguments:**
 
     - `update_probability`: p, in (0, 1], usually a schedule. Defaults to that of the authors, 1 in
         the first 500 steps, and then e^(−(n − 500)/1000) down to 0.03 at step 4007.
     - `preconditioner_lr`: μ, ≥ 0.
-    - `preconditioner_init_scale`: the factor of the identity with which Q_L ⊗ Q_R starts, > 0.
+    - `preconditioner_init_scale`: the multiple of the identity at which Q_L ⊗ Q_R starts, > 0.
     - `max_size`: the longest side that has a triangular factor.
     - `key`: an int in [0, 2³¹), or a PRNG key, for V.
     - `clip`: c, the largest root mean square of the update of a matrix, ≥ 0; `inf` sets no limit.

@@ -39,14 +39,14 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         uₜ = ûₜ·‖gₜ‖ / ‖ûₜ‖   with   ûₜ = gₜ / (√vₜ + ε)
 
     A row holds the weights of one output. The norm is that of the matrix and does not change.
-    Behind `sl.Orthogonalize()` it makes the updates of all outputs equally large. Layouts are read
+    After `sl.Orthogonalize()` it makes the updates of all outputs equally large. Layouts are read
     as in `sl.where.matrix`, and what is not a matrix is refused.
 
     **Arguments:**
 
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, ≥ 0.
-    - `layout`: the layout of arrays that are read wrongly otherwise.
+    - `layout`: the layout of arrays that would otherwise be read wrongly.
 
     ??? cite "Li et al., [NorMuon](https://arxiv.org/abs/2510.05491), 2025. The paper scales u to a
         root mean square of 0.2. As in its code, the norm stays that of g, so the scale of
@@ -106,13 +106,13 @@ class NormalizeColumns(AbstractRule[None]):
 
     A column holds the weights from one input to all outputs, such as the vector of one token in an
     embedding. A vector, such as a bias, is one column, and a scalar becomes its sign. This is the
-    steepest direction for inputs of which one is 1 and the others are 0.
+    steepest direction for one-hot inputs.
 
     **Arguments:**
 
     - `eps`: ε, ≥ 0, relative to the root mean square, so that the result does not depend on the
         size of the updates. Zeros stay zero.
-    - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
+    - `layout`: the layout of arrays that would otherwise be read wrongly, as in `sl.where.matrix`.
 
     ??? cite "Pethick et al., [Training Deep Learning Models with Norm-Constrained
         LMOs](https://arxiv.org/abs/2502.07529), 2025"
@@ -142,12 +142,12 @@ class NormalizeColumns(AbstractRule[None]):
 class ScaleByFanIn(AbstractRule[None]):
     """Divides the update of each layer by its number of inputs: u ↦ u / inputs.
 
-    Behind `sl.ScaleBySign()` it is the steepest direction for outputs of which only the largest
-    change counts, as Scion uses it for the last layer. Vectors have no inputs and stay as they are.
+    After `sl.ScaleBySign()` it is the steepest direction if only the largest change of an output
+    counts, as in Scion's last layer. Vectors have no inputs and stay as they are.
 
     **Arguments:**
 
-    - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
+    - `layout`: the layout of arrays that would otherwise be read wrongly, as in `sl.where.matrix`.
 
     ??? cite "Pethick et al., [Training Deep Learning Models with Norm-Constrained
         LMOs](https://arxiv.org/abs/2502.07529), 2025"

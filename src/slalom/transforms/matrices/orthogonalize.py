@@ -66,27 +66,27 @@ class Orthogonalize(AbstractStatelessTransform):
 
         X ← U / ((1 + ε)·‖U‖),   X ← a·X + (b·A + c·A²)·X with A = X·Xᴴ in each step,   u = s·X
 
-    This is a Newton–Schulz iteration: a polynomial of the singular values, which brings them near
-    1. With the standard coefficients they end between 0.68 and 1.14. Behind a momentum it makes
+    This is a Newton–Schulz iteration: a polynomial of the singular values, which brings them close
+    to 1. With the standard coefficients they end between 0.68 and 1.14. After a momentum it makes
     Muon: `sl.Trace(0.95, nesterov=True) | sl.Orthogonalize()`.
 
-    A matrix has outputs as rows and inputs as columns, also where the array is stored the other way
-    round. A convolution is one matrix, outputs × (inputs · kernel). Stacks of layers are batches of
-    matrices, and blocks such as those of `(4:1:1o)` are matrices of their own, each with its own
-    factor. Biases, embeddings and all else that is not a matrix is refused. `sl.where.matrix`
-    selects what is one.
+    A matrix has outputs as rows and inputs as columns, even if the array is stored the other way
+    around. A convolution is one matrix, outputs × (inputs · kernel). Stacks of layers are batches
+    of matrices, and blocks such as those of `(4:1:1o)` are matrices of their own, each with its own
+    factor. Biases, embeddings and everything else that is not a matrix are refused.
+    `sl.where.matrix` selects the matrices.
 
     The factor s depends on the numbers of outputs and inputs:
 
     - `"original"`: √max(1, outputs / inputs), as in the original code and in PyTorch;
     - `"spectral"`: √(outputs / inputs), with which learning rates carry over between widths;
-    - `"match_rms_adamw"`: 0.2·√max(outputs, inputs), with which an update is as large as one of
-      AdamW, so that its learning rate can be used;
+    - `"match_rms_adamw"`: 0.2·√max(outputs, inputs), which makes an update as large as AdamW's, so
+        that AdamW's learning rate can be used;
     - `None`: 1.
 
-    A matrix with sides whose ratio exceeds 1.5 is found from its small Gram matrix, with less work.
-    The iteration is in the precision of the updates, at least float32, but products follow
-    `jax.default_matmul_precision`.
+    If the ratio of the sides of a matrix exceeds 1.5, the result is found from its small Gram
+    matrix, with less work. The iteration is in the precision of the updates, at least float32, but
+    products follow `jax.default_matmul_precision`.
 
     On a mesh of several devices whole matrices are distributed over the devices, and no device
     waits for another during the iteration.
@@ -95,16 +95,16 @@ class Orthogonalize(AbstractStatelessTransform):
 
     - `ns_coeffs`: `"standard"` repeats Jordan's (3.4445, −4.7750, 2.0315). `"tuned"` and
         `"polar_express"` have 5 different steps, and `"ten_steps"` has 10, which end closer to 1:
-        write `ns_steps=10`. Or three numbers a, b, c for all steps, or a sequence with three for
-        each step. Fewer steps than a set has are its last ones.
+        write `ns_steps=10`. Or pass three numbers a, b, c for all steps, or a sequence with three
+        for each step. If there are fewer steps than a set has, they are its last ones.
     - `ns_steps`: the number of steps of the Newton–Schulz iteration, an int ≥ 1.
     - `scale`: how s depends on the shape.
     - `compute_dtype`: the dtype of the iteration, such as `"bfloat16"`, as in PyTorch. Defaults to
         the precision of the updates.
     - `balance`: the number of iterations, each of which rescales the outputs of a wide matrix, or
-        the inputs of a long one, by the norms that they had after the one before, so that these
-        become nearly equal; 2 in Aurora. Square matrices stay as they are. With 0, the default,
-        nothing is rescaled.
+        the inputs of a long one, by their norms after the previous iteration, so that these become
+        nearly equal; 2 in Aurora. Square matrices stay as they are. With 0, the default, nothing is
+        rescaled.
     - `preconditioning`: what X is divided by first. `"frobenius"` is the norm above. `"schatten"`
         is closer to the largest singular value, and `"aol"` scales the rows of the shorter side
         separately; both cost nothing and can save a step. `"spectral"` is the largest singular
@@ -112,7 +112,7 @@ class Orthogonalize(AbstractStatelessTransform):
     - `eps`: ε, ≥ 0. It is relative to the norm, so that the result does not depend on the size of
         the updates; the authors add it to the norm, which freezes parameters whose gradients are
         below 1e-7. Zeros stay zero.
-    - `layout`: the layout of arrays that are read wrongly otherwise, such as
+    - `layout`: the layout of arrays that would otherwise be read wrongly, such as
         `{sl.where.path("w"): "oi"}`, explained in `sl.where.matrix`.
 
     ```python

@@ -31,8 +31,9 @@ class UpdateFloor(_AbstractOfMatrices):
 
         u ↦ u·max(1, c·‖w‖ / ‖u‖)   with the norms of each row, or of each matrix
 
-    It stands between a rule and the learning rate. A row holds the weights of one output. Without a
-    floor, outputs whose updates are small beside their weights hardly turn. Zero updates stay zero.
+    It goes between a rule and the learning rate. A row holds the weights of one output. Without a
+    floor, outputs whose updates are small compared with their weights hardly turn. Zero updates
+    stay zero.
 
     **Arguments:**
 
@@ -56,12 +57,12 @@ class UpdateFloor(_AbstractOfMatrices):
 
 
 class RadialBrake(_AbstractOfMatrices):
-    """Takes from updates a share of what would make their matrix larger.
+    """Removes from updates a share of the part that would make their matrix larger.
 
         u ↦ u − s·min(0, ⟨u, w⟩)·w / ‖w‖²   with the inner product and the norm of each matrix
 
-    It stands between a rule and the learning rate, where updates still point along the gradients,
-    so that a negative product is a step outwards.
+    It goes between a rule and the learning rate, where updates still point along the gradients, so
+    that a negative product is a step outwards.
 
     **Arguments:**
 
@@ -86,11 +87,11 @@ class PinRadius(_AbstractOfMatrices):
 
         w + u ↦ (w + u)·(‖w‖ + ⟨u, w⟩ / ‖w‖) / ‖w + u‖   with the norms of each matrix
 
-    A step along a tangent makes a matrix larger, and the more so the longer it is. This takes that
-    growth back, so that it needs no decay. It is the last link of a chain, since it does not see
-    what later links do to the updates; `sl.KeepInitialNorm` takes back the radial part too. A
-    matrix of zeros is not restricted. Differs from the record's code, which keeps it near 0 in the
-    first step.
+    A step along a tangent makes a matrix larger, and a longer step does so more. This link undoes
+    that growth, so that no decay is needed. It is the last link of a chain, since it does not see
+    what later links do to the updates; `sl.KeepInitialNorm` undoes the radial part too. A matrix of
+    zeros is not restricted. Differs from the record's code, which keeps it near 0 in the first
+    step.
 
     ```python
     >>> rule = sl.Orthogonalize() | sl.RadialBrake() | sl.ScaleByLearningRate(0.02)

@@ -45,12 +45,12 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
     A matrix with a side longer than `block_size` is cut into blocks of equal size, each with
     factors of its own.
 
-    Follows Anil et al., who give an update the norm of that of another rule, and apply momentum
+    Follows Anil et al., who give each update the norm of another rule's update, and apply momentum
     after the preconditioner: `sl.ScaleByShampoo().graft(sl.ScaleByAdam()) | sl.Ema(0.9)`, as in
     `sl.shampoo`. There ε is also added to the first L and R.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. Factors and roots
-    take 2·(n² + m²) numbers for an n × m block, in at least float32. Devices that share a matrix
+    have 2·(n² + m²) elements for an n × m block, in at least float32. Devices that share a matrix
     divide them, if the mesh has automatic axes. Under a `vmap` that batches the state, each step
     costs as much as a refresh.
 

@@ -169,12 +169,12 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
     step of a parameter computes L, R and their eigenvectors, and does not update it.
 
     Follows the authors' code where the paper leaves a choice: the first step only initializes, and
-    a step uses the basis of the step before. It differs from both where ε is added: as in
+    a step uses the basis of the previous step. It differs from both in where ε is added: as in
     `ScaleByAdam`, after the correction of the bias.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. A side that is
-    longer than `max_size` keeps the identity as its basis. L, R, Q_L and Q_R take 2·(n² + m²)
-    numbers for an n × m matrix, in at least float32. Devices that share a matrix divide them, if
+    longer than `max_size` keeps the identity as its basis. L, R, Q_L and Q_R have 2·(n² + m²)
+    elements for an n × m matrix, in at least float32. Devices that share a matrix divide them, if
     the mesh has automatic axes. Under a `vmap` that batches the state, each step costs as much as a
     refresh.
 
@@ -188,7 +188,7 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
     - `shampoo_beta`: β_s, the decay of L and R, in [0, 1). Defaults to β₂.
     - `max_size`: the longest side that has a basis.
     - `mu_dtype`: the dtype in which M is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which V is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which V is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
     - `layout`: as in `sl.where.matrix`.
 
@@ -274,7 +274,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
     ```
 
     The code of the paper's authors divides the first factors by more, and refreshes every 10 steps.
-    Matrices, memory and refreshes are as in `ScaleBySoap`, with n + m more numbers.
+    Matrices, memory and refreshes are as in `ScaleBySoap`, with n + m more elements.
 
     **Arguments:**
 

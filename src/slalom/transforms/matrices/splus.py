@@ -77,7 +77,7 @@ class ScaleBySplus(AbstractRule[ScaleBySplusState]):
     random along all other eigenvectors.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. L, R, Q_L and Q_R
-    take 2·(n² + m²) numbers for an n × m matrix, in at least float32. Devices that share a matrix
+    have 2·(n² + m²) elements for an n × m matrix, in at least float32. Devices that share a matrix
     divide them, if the mesh has automatic axes. Under a `vmap` that batches the state, each step
     costs as much as a refresh.
 

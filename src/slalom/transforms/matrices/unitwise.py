@@ -37,19 +37,19 @@ class UnitwiseClip(_AbstractUnitwise):
     """Scales the update of each unit so that its norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
     A unit is one output of a layer, with all the weights that lead to it. In Equinox's layers a
-    unit is a row of a `Linear` (also in `MultiheadAttention`), a `GRUCell` or an `LSTMCell`, the
-    kernels of one output channel of a `Conv` or `ConvTranspose`, or a column of an `Embedding`,
-    also when `eqx.filter_vmap` stacks these layers. A bias, a scale and any other vector is one
-    unit. Other arrays follow Optax, where inputs come first: a unit lies along axis 0 of an array
-    with 2 or 3 axes, and along all axes but the last of one with 4 or 5. If such an array belongs
-    to a module of your own, creating the optimizer warns about it. State the layout in its class:
-    `__layout__ = {"weight": "oi"}`.
+    unit is a row of a `Linear` (including those in `MultiheadAttention`), a `GRUCell` or an
+    `LSTMCell`, the kernels of one output channel of a `Conv` or `ConvTranspose`, or a column of an
+    `Embedding`, even when `eqx.filter_vmap` stacks these layers. A bias, a scale and any other
+    vector is one unit. Other arrays follow Optax, where inputs come first: a unit lies along axis 0
+    of an array with 2 or 3 axes, and along all axes but the last of one with 4 or 5. If such an
+    array belongs to a module of your own, creating the optimizer warns about it. State the layout
+    in its class: `__layout__ = {"weight": "oi"}`.
 
     **Arguments:**
 
     - `max_norm`: c, ≥ 0.
-    - `layout`: the layout of arrays that are read wrongly otherwise: a mapping from selectors to
-        strings with a letter for each axis, such as `{sl.where.path("w"): "oi"}`, or one such
+    - `layout`: the layout of arrays that would otherwise be read wrongly: a mapping from selectors
+        to strings with a letter for each axis, such as `{sl.where.path("w"): "oi"}`, or one such
         string for all arrays. `sl.where.matrix` explains the letters.
 
     ??? cite "Brock et al., [High-Performance Large-Scale Image Recognition Without

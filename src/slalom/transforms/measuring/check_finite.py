@@ -1,4 +1,4 @@
-"""Tells which numbers of a step were the first that are not finite."""
+"""Says which values of a step were the first that are not finite."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -23,7 +23,7 @@ class CheckFiniteState(eqx.Module):
     count: Int[Array, "*runs"]
     """The number of steps."""
     first: Int[Array, "*runs"]
-    """The first step with numbers that are not finite, or −1."""
+    """The first step with values that are not finite, or −1."""
     loss: Bool[Array, "*runs"]
     """Whether the loss was finite in that step."""
     grads: Bool[Array, "*runs leaves"]
@@ -35,14 +35,14 @@ class CheckFiniteState(eqx.Module):
 
 
 class CheckFinite(AbstractTransform[CheckFiniteState]):
-    """Raises an error that names the first numbers of a run that are not finite.
+    """Raises an error that names the first values of a run that are not finite.
 
     It passes the updates through. In the step after a NaN or an infinity in the loss, a gradient
     or a parameter, `opt.step` or the training step raises a `FloatingPointError` that names the
     step, which of the three it was, and the parameters. Put it first in a chain:
     `sl.CheckFinite() | tx`.
 
-    The check reads every gradient and every parameter once. Each step waits for the step before,
+    The check reads every gradient and every parameter once. Each step waits for the previous one,
     so it is for debugging. Inside an outer `jit` or `scan` the error is raised afterwards, by the
     next step outside. The loss is checked if it is passed, as `sl.train_step` does.
 
@@ -122,15 +122,15 @@ def _raise_if_found(name: str, state: CheckFiniteState) -> None:
     found += [f"the gradient was not finite at {bad_grads}"] if bad_grads else []
     if bad_params:
         why = (
-            "The update of the step before made the parameters so: look at the learning rate and "
-            "the transforms."
+            "The update of the previous step caused this: look at the learning rate and the "
+            "transforms."
         )
     elif not np.all(loss):
         why = "The parameters were finite, so look at the loss and at this batch."
     else:
         why = (
-            "Look for a derivative that is infinite, as of `jnp.sqrt` or `jnp.linalg.norm` at 0, "
-            "or that overflows."
+            "Look for a derivative that is infinite, such as that of `jnp.sqrt` or "
+            "`jnp.linalg.norm` at 0, or that overflows."
         )
     raise FloatingPointError(f"In step {step} {', '.join(found)}. {why}")
 

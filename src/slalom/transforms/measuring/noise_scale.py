@@ -34,10 +34,10 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
         S = (Σᵢ ‖gᵢ‖² − B·‖ḡ‖²) / (B − 1),   N = ‖ḡ‖² − S / B
         noise scale = mean(S) / mean(N)
 
-    S and N are estimates without bias of tr Σ, the variance of the gradient of one example, and of
+    S and N are unbiased estimates of tr Σ, the variance of the gradient of one example, and of
     ‖G‖², the squared norm of the true gradient. Their exponential means are divided, since the
     quotient of one step is biased. The noise scale is about the batch size beyond which larger
-    batches help little. Early in a training it is smaller than later.
+    batches help little. It is smaller early in training than later.
 
     It takes gradients with a leading axis of examples, which `sl.train_step` computes, and must be
     the first link, without a wrapper. It passes the mean of the gradients on to the next links:

@@ -30,7 +30,7 @@ class ScaleByRss(AbstractRule[ScaleByRssState]):
 
     - `initial_accumulator_value`: s₀, ≥ 0.
     - `eps`: ε, ≥ 0.
-    - `accumulator_dtype`: the dtype in which s is stored, which is real also for complex
+    - `accumulator_dtype`: the dtype in which s is stored, which is real even for complex
         parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
@@ -67,19 +67,20 @@ class ScaleByAdadeltaState(eqx.Module):
 
 
 class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
-    """Adadelta: gives each update the running size of the updates before it.
+    """Adadelta: gives each update the running size of the previous updates.
 
         vₜ = ρ·vₜ₋₁ + (1 − ρ)·|gₜ|²
         uₜ = √(xₜ₋₁ + ε) / √(vₜ + ε) · gₜ
         xₜ = ρ·xₜ₋₁ + (1 − ρ)·|uₜ|²
 
-    Differs from Optax, where the root of the quotient makes the update of gradients from 3e16 on 0.
+    Differs from Optax, where the root of the quotient makes the update 0 for gradients of 3e16 and
+    more.
 
     **Arguments:**
 
     - `rho`: ρ, the decay of both means of squares, in [0, 1).
     - `eps`: ε, > 0; with ε = 0 all updates would be zero.
-    - `accumulator_dtype`: the dtype in which v and x are stored, which are real also for complex
+    - `accumulator_dtype`: the dtype in which v and x are stored, which are real even for complex
         parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"

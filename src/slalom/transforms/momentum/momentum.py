@@ -72,7 +72,7 @@ class Ema(AbstractRule[EmaState]):
     - `accumulator_dtype`: the floating dtype in which e is stored; complex parameters use its
         complex counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
         In bfloat16 decays above 0.996 are refused; unlike in Optax, so are complex dtypes.
-    - `nesterov`: whether to look ahead to the next average. Optax has this only inside of other
+    - `nesterov`: whether to look ahead to the next average. Optax has this only inside other
         rules, such as `optax.contrib.scale_by_muon`.
     """
 

@@ -25,7 +25,7 @@ class ScaleByRpropState(eqx.Module):
 
 
 class ScaleByRprop(AbstractRule[ScaleByRpropState]):
-    """Rprop: a step size per number, which grows while the gradient keeps its sign.
+    """Rprop: a step size per element, which grows while the gradient keeps its sign.
 
         sₜ = sign(gₜ)·sign(gₜ₋₁)
         ηₜ = η₊·ηₜ₋₁ where s = 1,   η₋·ηₜ₋₁ where s = −1,   ηₜ₋₁ where s = 0

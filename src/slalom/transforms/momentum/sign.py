@@ -33,7 +33,7 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
     absolute value.
 
     Where β₁ ≤ 2·β₂, as is usual, cₜ is derived from mₜ, which saves a copy of mₜ₋₁. With a smaller
-    β₂ this would lose the factor β₁/β₂ in precision, so cₜ is computed from mₜ₋₁ as it stands. For
+    β₂ this would lose a factor of β₁/β₂ in precision, so cₜ is computed from mₜ₋₁ as it stands. For
     traced or scheduled β it is always derived from mₜ.
 
     **Arguments:**

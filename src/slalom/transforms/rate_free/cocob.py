@@ -28,20 +28,20 @@ class ScaleByCocobState(eqx.Module):
 
 
 class ScaleByCocob(AbstractRule[ScaleByCocobState]):
-    """COCOB: each number bets on the sign of its next gradient; no learning rate.
+    """COCOB: each element bets on the sign of its next gradient; no learning rate.
 
         Lₜ = max(Lₜ₋₁, |gₜ|),   Gₜ = Gₜ₋₁ + |gₜ|,   θₜ = θₜ₋₁ − gₜ
         Rₜ = max(Rₜ₋₁ − gₜ·(p − p₀), 0)
         p + uₜ = p₀ + θₜ·(Lₜ + Rₜ) / (Lₜ·max(Gₜ + Lₜ, α·Lₜ))
 
     with L₀ = ε. The first steps have the size 1/α. This is Algorithm 2 of the paper,
-    COCOB-Backprop. Use this as the last link: the updates descend by themselves. Complex numbers
-    bet as vectors: |g| is the absolute value and g·(p − p₀) the real part of the inner product.
+    COCOB-Backprop. Use this as the last link: the updates already descend. Complex numbers bet as
+    vectors: |g| is the absolute value and g·(p − p₀) the real part of the inner product.
 
     The sums are stored in at least float32, and p₀ in the parameter's own dtype, which is exact.
 
     Differs from Optax, where the sums are stored in the parameter's dtype: in bfloat16 they stop
-    growing after some hundred steps.
+    growing after a few hundred steps.
 
     **Arguments:**
 

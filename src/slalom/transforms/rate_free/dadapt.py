@@ -40,8 +40,8 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
 
     with d = d₀ at first. There is one d for all leaves that this transform sees, so under
     `.partition` each group has its own. It never decreases, and with ε = 0 it does not depend on
-    the scale of the loss; `opt.metrics` has it as `estim_lr`. A reset of all parameters starts it
-    again. Use this as the last link: it includes the learning rate and the sign.
+    the scale of the loss; `opt.metrics` has it as `estim_lr`. A reset of all parameters restarts
+    it. Use this as the last link: it includes the learning rate and the sign.
 
     In the paper s and r have factors 1 − √β₂ and its square, which cancel in the quotient. rₜ
     divides by √vₜ₋₁ as in the authors' code.
@@ -62,7 +62,7 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
         algorithm of the paper does not, and it is off by default in the authors' code.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Defazio & Mishchenko, [Learning-Rate-Free Learning by

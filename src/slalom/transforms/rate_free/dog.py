@@ -30,16 +30,17 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
         uₜ = rₜ / √(Gₜ + ε) · gₜ
 
     with r₋₁ = r·(1 + ‖p₀‖). The norms are those of all leaves together that this transform sees, so
-    under `.partition` each group has its own step size; `sl.ScaleByDistanceOverGradients` is the
-    rule for each leaf by itself. It replaces a learning rate: `sl.ScaleByDog() | sl.Scale(-1.0)`
-    descends. The authors recommend evaluating an average of the parameters: `.average()`.
+    under `.partition` each group has its own step size; `sl.ScaleByDistanceOverGradients` applies
+    the rule to each leaf separately. It replaces a learning rate:
+    `sl.ScaleByDog() | sl.Scale(-1.0)` descends. The authors recommend evaluating an average of the
+    parameters: `.average()`.
 
     Sums are stored in at least float32, and p₀ in the parameter's own dtype, which is exact. The
     square of a huge norm stays finite, so later steps do not vanish.
 
     **Arguments:**
 
-    - `init_step`: r, what the first step is made from, > 0. The paper uses 1e-4 for models with
+    - `init_step`: r, which determines the first step, > 0. The paper uses 1e-4 for models with
         batch normalization and 1e-6 for others.
     - `eps`: ε, ≥ 0.
     - `init_step_type`: what r means. `"heuristic"` is the formula above; `"distance"` means

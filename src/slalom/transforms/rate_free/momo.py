@@ -46,7 +46,7 @@ class ScaleByMomoState(eqx.Module):
 
 
 class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
-    """MoMo: momentum with a step size from the loss and a lower bound of it.
+    """MoMo: momentum with a step size from the loss and a lower bound on it.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   m₁ = g₁, and so the mean f̄ₜ of the losses and γₜ of ⟨g, p⟩
         τₜ = min(η, (f̄ₜ − γₜ − f* + ⟨mₜ, p⟩·ρ)₊ / (ρ·‖mₜ‖²))   with   ρ = 1 / (1 + η·λ)
@@ -62,13 +62,14 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
 
     Differs from Optax where λ > 0: the step τ·m is multiplied by ρ too, as in the authors' code.
     Otherwise it would not minimize the model. With `decay_where`, ρ is 1 for parameters that
-    do not decay, also in the sums. A tiny m takes a step, where Optax takes none if ‖m‖² < 2e-16.
+    do not decay, including in the sums. A tiny m causes a step, where Optax takes none if
+    ‖m‖² < 2e-16.
 
     **Arguments:**
 
     - `learning_rate`: η, the largest step size, > 0.
     - `b1`: β₁, the decay of the means, in [0, 1).
-    - `lower_bound`: f*, a lower bound of the loss.
+    - `lower_bound`: f*, a lower bound on the loss.
     - `weight_decay`: λ, ≥ 0.
     - `adapt_lower_bound`: whether to estimate f*.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
@@ -131,7 +132,7 @@ class ScaleByMomoAdamState(eqx.Module):
 
 
 class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
-    """MoMo-Adam: Adam with a step size from the loss and a lower bound of it.
+    """MoMo-Adam: Adam with a step size from the loss and a lower bound on it.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ, and so the means f̄ₜ of the losses and γₜ of ⟨g, p⟩
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²,   Dₜ = √(vₜ / (1 − β₂ᵗ)) + ε,   cₜ = 1 − β₁ᵗ
@@ -147,12 +148,12 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     - `b1`: β₁, the decay of the means, in [0, 1).
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, ≥ 0.
-    - `lower_bound`: f*, a lower bound of the loss.
+    - `lower_bound`: f*, a lower bound on the loss.
     - `weight_decay`: λ, ≥ 0.
     - `adapt_lower_bound`: whether to estimate f*.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning

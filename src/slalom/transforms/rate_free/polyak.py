@@ -20,11 +20,11 @@ class ScaleByPolyak(AbstractRule[None]):
     0. Zero updates stay zero.
 
     Differs from Optax, which scales updates only if ‖u‖² > 2e-16. Here all nonzero updates are
-    scaled, also those whose ‖u‖² underflows or overflows.
+    scaled, even those whose ‖u‖² underflows or overflows.
 
     **Arguments:**
 
-    - `f_min`: f*, a lower bound of the loss.
+    - `f_min`: f*, a lower bound on the loss.
     - `max_learning_rate`: η_max, > 0, may be infinite.
     - `eps`: ε, ≥ 0.
     - `variant`: `"sps"` or `"sps+"`.

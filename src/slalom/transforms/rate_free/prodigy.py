@@ -39,8 +39,8 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
 
     with d = d₀ at first, and d' in the next step. There is one d for all leaves that this transform
     sees, so under `.partition` each group has its own. It never decreases; `opt.metrics` has it as
-    `estim_lr`. A reset of all parameters starts it again. Use this as the last link: it includes
-    the learning rate and the sign.
+    `estim_lr`. A reset of all parameters restarts it. Use this as the last link: it includes the
+    learning rate and the sign.
 
     ε has the factor d', as in the authors' code; in the paper it has the factor d. m and v are
     stored divided by d₀ and d₀², which keeps small gradients from underflowing.
@@ -65,7 +65,7 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
         algorithm of the paper does not, and it is off by default in the authors' code.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real also for complex parameters.
+    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
         Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Mishchenko & Defazio, [Prodigy: An Expeditiously Adaptive Parameter-Free

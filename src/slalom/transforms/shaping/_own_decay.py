@@ -1,4 +1,4 @@
-"""Weight decay inside of rules that compute its factor themselves."""
+"""Weight decay inside rules that compute its factor themselves."""
 
 from typing import Any
 

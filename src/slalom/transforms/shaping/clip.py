@@ -14,7 +14,7 @@ from ...tree.types import Params, Scalar
 
 
 class Clip(AbstractRule[None]):
-    """Clips each number of the updates: u ↦ min(max(u, −δ), δ).
+    """Clips each element of the updates: u ↦ min(max(u, −δ), δ).
 
     The real and imaginary parts of complex updates are clipped separately.
 
@@ -54,20 +54,20 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
     finite makes the updates not finite, which does not hide the error.
 
     No update can be written before the norm of all is known, so all gradients are in memory at
-    once. With `delayed=True` the factor is that of the step before,
+    once. With `delayed=True` the factor comes from the norm of the previous step,
 
         uₜ ↦ uₜ·min(1, c / ‖uₜ₋₁‖)
 
     and each gradient can be freed as soon as its update is written. This bounds the norm only where
     it changes slowly. The first step is not clipped, so begin with a small learning rate. Neither
     is the first step of a spike; the step after it is made too short instead. A norm that is not
-    finite is passed over, and the last one before it is used again. Steps that a wrapper around
-    this transform skips do not count.
+    finite is ignored, and the last finite one is used again. Steps that a wrapper around this
+    transform skips do not count.
 
     **Arguments:**
 
     - `max_norm`: c, ≥ 0.
-    - `delayed`: whether to use the norm of the step before.
+    - `delayed`: whether to use the norm of the previous step.
 
     ??? cite "Pascanu et al., [On the difficulty of training recurrent neural
         networks](https://arxiv.org/abs/1211.5063), 2012"

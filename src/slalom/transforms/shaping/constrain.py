@@ -53,7 +53,7 @@ def freeze(where: WhereLike) -> AbstractTransform:
 
 
 class KeepParamsNonnegative(AbstractRule[None]):
-    """Stops parameters at zero that would become negative: u ↦ u, or −p where p + u < 0.
+    """Sets parameters that would become negative to zero: u ↦ u, or −p where p + u < 0.
 
     Use it as the last link, since it does not see what later links do to the updates. Parameters
     that start negative become zero in the first update.

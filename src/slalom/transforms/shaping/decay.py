@@ -49,9 +49,9 @@ class SubtractDecayedWeights(AbstractRule[None]):
     """Subtracts weight decay from the updates: u ↦ u − λ·p.
 
     After `ScaleByLearningRate`, or after a whole optimizer, the decay does not depend on the
-    learning rate: each step subtracts λ·p, and another learning rate needs no other λ. The decay
-    then also stays the same when a schedule lowers the learning rate, unless λ is a schedule of the
-    same shape.
+    learning rate: each step subtracts λ·p, and a different learning rate does not need a different
+    λ. The decay then also stays the same when a schedule lowers the learning rate, unless λ is a
+    schedule of the same shape.
 
     ```python
     >>> tx = sl.adam(1e-3) | sl.SubtractDecayedWeights(1e-4).mask(sl.where.ndim(min=2))

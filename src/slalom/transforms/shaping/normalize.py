@@ -16,19 +16,19 @@ from .scale import sign_of
 
 
 class Centralize(AbstractRule[None]):
-    """Subtracts from the weights of each output their mean: u ↦ u − mean over the inputs.
+    """Subtracts the mean of the weights of each output: u ↦ u − mean over the inputs.
 
-    The inputs of a convolution include its kernel, and a stack of layers is that of its layers. In
-    an embedding the vector of each token is centered. Leaves without inputs pass through
-    unchanged: vectors, scalars, the weights of norms, and the biases of `eqx.nn.Conv`, whose shape
-    is (outputs, 1, …). An array of unknown layout has its outputs on the first axis, as in Optax
-    and PyTorch.
+    The inputs of a convolution include its kernel, and the layers of a stack are separate. In an
+    embedding the vector of each token is centered. Leaves without inputs pass through unchanged:
+    vectors, scalars, the weights of norms, and the biases of `eqx.nn.Conv`, whose shape is
+    (outputs, 1, …). An array of unknown layout has its outputs on the first axis, as in Optax and
+    PyTorch.
 
     Differs from Optax, where the updates of the biases of `eqx.nn.Conv` become zero.
 
     **Arguments:**
 
-    - `layout`: the layout of arrays that are read wrongly otherwise, as in `sl.where.matrix`.
+    - `layout`: the layout of arrays that would otherwise be read wrongly, as in `sl.where.matrix`.
 
     ??? cite "Yong et al., [Gradient Centralization](https://arxiv.org/abs/2004.01461), 2020"
     """

@@ -96,11 +96,11 @@ class QKClip(AbstractStatelessTransform):
     and keys it has no effect.
 
     The loss returns the logits: `(loss, {"max_logits": S})`, with `has_aux=True`. S is an array of
-    layers × heads, or any tree of arrays whose last axis are the heads, with the layers in the
-    order in which they stand in the model: that of `jax.tree.leaves`, and in a stack that of its
-    first axis. `sl.train_step` takes the maximum over microbatches, and `.every_k` that over its
-    window. Other loops pass them: `opt.step(model, grads, max_logits=S)`. Inside of a
-    `jax.shard_map`, take the maximum over the devices yourself, with `jax.lax.pmax`.
+    layers × heads, or any tree of arrays whose last axis is the heads, with the layers in the order
+    that they have in the model: that of `jax.tree.leaves`, and in a stack that of its first axis.
+    `sl.train_step` takes the maximum over microbatches, and `.every_k` that over its window. Other
+    loops pass them: `opt.step(model, grads, max_logits=S)`. Inside a `jax.shard_map`, take the
+    maximum over the devices yourself, with `jax.lax.pmax`.
 
     ```python
     >>> class Attention(eqx.Module):
@@ -276,7 +276,7 @@ def _groups(found: tuple[_Outputs | None, ...], heads: int) -> tuple[int, ...]:
     for which, one, other in (("keys", queries, keys), ("queries", keys, queries)):
         for i in one.keys() - other.keys():
             raise ValueError(
-                f"QKClip knows no {which} for '{one[i].path}'. Select them in `where` too."
+                f"QKClip has no {which} for '{one[i].path}'. Select them in `where` too."
             )
     groups = []
     for i, q in sorted(queries.items()):
@@ -290,8 +290,8 @@ def _groups(found: tuple[_Outputs | None, ...], heads: int) -> tuple[int, ...]:
         if rest or not number or heads % number:
             raise ValueError(
                 f"QKClip reads {q.number('q')} queries in '{q.path}', {size} in each of {heads} "
-                f"heads, and {keys[i].number('k')} keys in '{keys[i].path}', which are not those "
-                "of a divisor of the heads."
+                f"heads, and {keys[i].number('k')} keys in '{keys[i].path}'. The number of heads "
+                "of keys must divide the number of heads of queries."
             )
         groups.append(number)
     return tuple(groups)

@@ -52,18 +52,18 @@ def layerwise_decay(
 
     ```
 
-    The entries of a list or tuple in the model are layers, in order. What stands in front of the
-    first list, such as an embedding, is one layer before them; what stands behind the last one,
-    such as a final norm and the head, is one layer after them, and so is what stands between two
-    lists. Embeddings always come first. A list inside an entry of a list belongs to that entry.
+    The entries of a list or tuple in the model are layers, in order. What comes before the first
+    list, such as an embedding, is one layer before them; what comes after the last one, such as a
+    final norm and the head, is one layer after them, and so is what comes between two lists.
+    Embeddings always come first. A list inside an entry of a list belongs to that entry.
 
     **Arguments:**
 
     - `model`: the model, or its shapes.
-    - `decay`: the factor from one layer to the one before it, in (0, 1].
+    - `decay`: the factor from one layer to the previous one, in (0, 1].
     - `layers`: a selector for each layer, first to last, for a model that is not made of lists, or
-        in which they stand in another order. Parameters that none of them selects keep the factor
-        1, as do those of the last one.
+        in which they are in another order. Parameters that none of them selects keep the factor 1,
+        as do those of the last one.
 
     **Returns:** a mapping from selectors to factors, without those that are 1.
 
@@ -148,7 +148,7 @@ def mup(
     rule: str | AbstractTransform = "adam",
     layout: LayoutLike = None,
 ) -> dict[Where, float]:
-    """Factors for `sl.ScaleBy` by which a learning rate found on a narrow model suits a wide one.
+    """Factors for `sl.ScaleBy` that make a learning rate of a narrow model suit a wide one.
 
     This is the learning rate of the maximal update parametrization, μP. For an array whose inputs
     and outputs are r_in and r_out times as many as in the base model, the factor is
@@ -163,11 +163,11 @@ def mup(
     the last layer r_out = 1. Biases, norms and embeddings have no inputs that grow. What is not a
     matrix has Adam's factor with all rules but `"sgd"`.
 
-    A rule can also be given itself, such as `sl.ScaleBySoap(max_size=512)`. Its factors then follow
+    You can also pass a rule itself, such as `sl.ScaleBySoap(max_size=512)`. Its factors then follow
     from its fields: an `Orthogonalize` with `scale="spectral"` needs none, and one with
     `"match_rms_adamw"` a smaller one. In `"soap"` and `"kron"` a side of length n without a factor
-    of its own has the factor 1 / √n more. Both transfer less exactly than the others: their first
-    updates are the larger, the wider the model is. What is grafted has the factor of the magnitude.
+    of its own contributes another factor of 1 / √n. Both transfer less exactly than the others:
+    their first updates are larger in wider models. What is grafted has the factor of the magnitude.
     `tx.transfer(model, base)` finds the rules of an optimizer, and puts all factors in place.
 
     ```python
@@ -180,12 +180,12 @@ def mup(
 
     ```
 
-    With weight decay, put it behind the rule, so that the decay is the same for all widths, as
+    With weight decay, put it right after the rule, so that the decay is the same for all widths, as
     `sl.adamw(1e-3).transfer(model, base)` does.
 
-    Learning rates are a part of μP. The initial values are yours: the variance of hidden weights
-    must fall as 1 / inputs, as it does in Equinox's layers, and that of the last layer as
-    1 / inputs² (or start it at 0). Attention must divide by the size of a head, not by its root.
+    Learning rates are a part of μP. The initial values are up to you: the variance of hidden
+    weights must fall as 1 / inputs, as it does in Equinox's layers, and that of the last layer as 1
+    / inputs² (or start it at 0). Attention must divide by the size of a head, not by its root.
 
     **Arguments:**
 
@@ -193,8 +193,8 @@ def mup(
     - `base`: the model, or its shapes, at the width at which the learning rate was found. Both have
         the same layers.
     - `rule`: `"adam"`, `"sgd"`, `"muon"`, `"soap"`, `"kron"` or `"shampoo"`, or a transform.
-    - `layout`: the layout of arrays that are read wrongly otherwise: a mapping from selectors to
-        layouts, such as `{sl.where.path("w"): "io"}`. Defaults to that of the rule.
+    - `layout`: the layout of arrays that would otherwise be read wrongly: a mapping from selectors
+        to layouts, such as `{sl.where.path("w"): "io"}`. Defaults to that of the rule.
 
     **Returns:** a mapping from selectors to factors, without those that are 1.
 

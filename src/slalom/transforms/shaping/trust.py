@@ -15,7 +15,7 @@ class ScaleByTrustRatio(AbstractRule[None]):
         u ↦ u·c·‖p‖ / (‖u‖ + ε)   with the norms of one leaf, each at least `min_norm`
 
     The update is unchanged if one of the two norms is 0, which lets parameters leave zero. Norms
-    are summed in at least float32, and are right also where a sum of squares overflows, or where
+    are summed in at least float32, and are correct even where a sum of squares overflows, or where
     that of the updates underflows. Differs from Optax, which returns 0 or infinity there.
 
     **Arguments:**

@@ -30,7 +30,7 @@ class ZClipState(eqx.Module):
 class ZClip(AbstractRule[ZClipState]):
     """Scales all updates by one factor where their norm is high among recent norms.
 
-    With the norm g, and the mean μ and standard deviation σ of the norms before,
+    With the norm g, and the mean μ and standard deviation σ of the previous norms,
 
         z = (g − μ) / (σ + ε)
         c = μ + z₀²·σ / z   if z > z₀,   else g

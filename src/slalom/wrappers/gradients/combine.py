@@ -105,8 +105,8 @@ class Combine(AbstractWrapper[CombineState]):
             other = [name for name in OTHER_LOSSES if name in part.module.needs]
             if other:
                 raise ValueError(
-                    f"'{part.name}' evaluates the loss itself, and knows nothing of the weights of "
-                    "its terms, so it cannot be inside of `.combine`. Weigh the terms in the loss, "
+                    f"'{part.name}' evaluates the loss itself, and does not know the weights of "
+                    "its terms, so it cannot be inside `.combine`. Weight the terms in the loss, "
                     "or use another transform."
                 )
 
@@ -178,7 +178,7 @@ def check_combinations(transform: AbstractTransform) -> None:
     kinds = [type(part.module) for part in transforms(transform)]
     if Combine in kinds and ScaleLoss in kinds:
         raise ValueError(
-            "`.combine` weighs the gradients of the loss itself, so they cannot be scaled. Remove "
+            "`.combine` weights the gradients of the loss itself, so they cannot be scaled. Remove "
             '`.scale_loss()`, and compute in bfloat16, with `compute_dtype="bfloat16"`.'
         )
     if kinds.count(Combine) > 1:

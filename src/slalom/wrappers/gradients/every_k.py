@@ -65,22 +65,22 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
 
         a₁ = g₁,   aᵢ = aᵢ₋₁ + (gᵢ − aᵢ₋₁)·wᵢ / (w₁ + … + wᵢ)
 
-    A window begins by overwriting the accumulator, so a NaN lasts for its window only. The inner
+    A window begins by overwriting the accumulator, so a NaN affects only its own window. The inner
     transform sees one step per window, with the mean `value` and the total `weight` of the window.
-    On the other mini-steps nothing of the inner transform is executed: `update` returns zeros and
-    `step` returns the parameters themselves. With `mean=False` the inner transform sees Σ wᵢ·gᵢ and
-    weight 1.
+    On the other mini-steps the inner transform is not executed: `update` returns zeros and `step`
+    returns the parameters themselves. With `mean=False` the inner transform sees Σ wᵢ·gᵢ and a
+    weight of one.
 
-    `opt.metrics` has `mini_step`, the number of mini-steps done in the present window,
+    `opt.metrics` has `mini_step`, the number of mini-steps done in the current window,
     `gradient_step`, the number of updates made, and `mean_value`, the mean loss of the window if
     losses are passed. With `skip` it also has `should_skip`, whether the last mini-batch was
-    skipped, and what the condition reports. A skipped mini-batch changes neither the window nor
-    the accumulator. Differs from Optax: `opt.has_updated` is false after a skipped mini-batch.
+    skipped, and what the condition reports. A skipped mini-batch changes neither the window nor the
+    accumulator. Differs from Optax: `opt.has_updated` is false after a skipped mini-batch.
 
-    A full `opt.reset(model)` starts the window again. After a reset of some parameters their mean
-    is that of the rest of the window.
+    A full `opt.reset(model)` restarts the window. After a reset of some parameters their mean is
+    that of the rest of the window.
 
-    Under a `vmap` that batches this transform's own counters, `lax.cond` becomes a selection: the
+    Under a `vmap` that batches this transform's own counters, `lax.cond` becomes a select: the
     results are the same, but every mini-step costs as much as a full step.
     """
 
@@ -101,14 +101,14 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         for part in transforms(self.inner):
             if "residuals" in part.module.needs:
                 raise ValueError(
-                    f"'{part.name}' inside of `.every_k` would see the linearization of one "
+                    f"'{part.name}' inside `.every_k` would see the linearization of one "
                     "mini-batch only. Take a larger batch in each step instead, with `chunk=` to "
                     "save memory."
                 )
             if part.module.computes_gradient:
                 (method,) = segments(part.module)
                 raise ValueError(
-                    f"'{part.name}' inside of `.every_k` would compute the gradient of one "
+                    f"'{part.name}' inside `.every_k` would compute the gradient of one "
                     f"mini-batch only. Change the order: `tx.every_k(k).{method}(...)`."
                 )
 

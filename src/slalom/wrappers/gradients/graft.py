@@ -42,7 +42,7 @@ class Graft(AbstractWrapper[GraftState]):
         u = d·‖s‖ / ‖d‖,   and 0 where d is 0
 
     The norms are those of a layer: of a whole leaf, or of each matrix or vector in a stack or in
-    blocks, as the rules inside read it. They are right also where a sum of squares overflows or
+    blocks, as the rules inside read it. They are correct even where a sum of squares overflows or
     underflows.
 
     The signs are those of the inner transform. Whole optimizers can be grafted too:
@@ -72,12 +72,14 @@ class Graft(AbstractWrapper[GraftState]):
     def __check_init__(self):
         require_transform("Graft.magnitude", self.magnitude)
         refuse_constraints(
-            self, ".graft", "Write it behind: `direction.graft(magnitude) | sl.{link}(...)`."
+            self,
+            ".graft",
+            "Write it after `.graft`: `direction.graft(magnitude) | sl.{link}(...)`.",
         )
         for part in (*parts(self.inner), *parts(self.magnitude)):
             if isinstance(part.module, AbstractParameterWriter | Write):
                 raise ValueError(
-                    f"'{part.name}' inside of `.graft` writes parameters itself, so its updates "
+                    f"'{part.name}' inside `.graft` writes parameters itself, so its updates "
                     "have no norm of their own. Write "
                     f"`direction.graft(magnitude).{segments(part.module)[0]}(...)`."
                 )

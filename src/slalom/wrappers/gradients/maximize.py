@@ -17,8 +17,8 @@ class Maximize(AbstractWrapper[Any]):
     Made by `tx.maximize`, which describes the arguments.
 
     Every recipe with `maximize=True` returns it too. The inner transform sees −g, and the negative
-    of all that a step knows of the loss: `value`, `grad`, `value_fn` and `grad_fn`. So line
-    searches, plateau schedules and weight decay work as they do for descent.
+    of everything that a step knows about the loss: `value`, `grad`, `value_fn` and `grad_fn`. So
+    line searches, plateau schedules and weight decay work as they do for descent.
 
     Parts of a model may descend while others ascend, as in a min-max problem:
 

@@ -31,7 +31,7 @@ class Sam(AbstractWrapper[Any]):
     stored. The second gradient is of the same batch, with the same PRNG keys, so a step costs two
     gradients, and the loss that is reported is that of w.
 
-    `sl.train_step` computes both gradients in one program, also with `microbatches`. By hand, pass
+    `sl.train_step` computes both gradients in one program, even with `microbatches`. By hand, pass
     the loss as a function of the model:
     `opt.step(model, grads, value_fn=lambda model: loss_fn(model, x, y))`.
 
@@ -42,8 +42,8 @@ class Sam(AbstractWrapper[Any]):
     first gradient, and `.if_finite` skips a step whose second one overflows.
 
     Where the paper of the adaptive form adds 0.01 to |w|, this follows the usual implementations,
-    which do not: parameters that are 0 are not perturbed. Differs from Optax: the steps are made by
-    one optimizer, and not by two that take turns.
+    which do not: parameters that are 0 are not perturbed. Differs from Optax: one optimizer takes
+    all steps, instead of two that take turns.
 
     ??? cite "Foret et al., [Sharpness-Aware Minimization for Efficiently Improving
         Generalization](https://arxiv.org/abs/2010.01412), 2020; Kwon et al., [ASAM: Adaptive

@@ -88,10 +88,10 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
     `total_notfinite`, the number of skipped steps. A few skipped steps are normal: at the start,
     until the scale fits, and each time that it has grown too large.
 
-    Call `.scale_loss()` last, on the whole optimizer. Binding refuses transforms outside of it that
-    would use scaled gradients. It may be inside of `.every_k` without `skip`, which then keeps one
+    Call `.scale_loss()` last, on the whole optimizer. Binding refuses transforms outside it that
+    would use scaled gradients. It may be inside `.every_k` without `skip`, which then keeps one
     scale for each window and skips the whole window; in `.every_k(k).scale_loss()` each mini-batch
-    is checked and skipped separately. It may also be inside of `.only`, `.average`, `.lookahead`,
+    is checked and skipped separately. It may also be inside `.only`, `.average`, `.lookahead`,
     `.schedule_free`, `.store`, `.write`, `.project`, `.drive` and `.split_complex`. With
     `transform_grads`, `sl.train_step` calls that function with scaled gradients. If each device has
     its own gradients, average them there: the devices then agree on which steps to skip.
@@ -201,7 +201,7 @@ def check_loss_scale(transform: AbstractTransform) -> None:
     for outer in places[0] if places else ():
         if not outer.passes_gradients:
             raise ValueError(
-                f"{type(outer).__name__} is outside of `.scale_loss()`, so it would use gradients "
+                f"{type(outer).__name__} is outside `.scale_loss()`, so it would use gradients "
                 "that are still multiplied by the scale. Call `.scale_loss()` last, on the whole "
                 "optimizer: `tx.scale_loss()`."
             )

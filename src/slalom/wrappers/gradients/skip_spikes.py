@@ -54,14 +54,15 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     schedules inside it do not advance. Skipped values stay out of the window. After
     `max_consecutive` skipped spikes in a row the next one is accepted, and the window restarts with
     it: the level has changed for good. Nothing is a spike before half a window is filled. Steps in
-    which a value is not finite are always skipped, and leave the window and the row as they are.
+    which a value is not finite are always skipped, and change neither the window nor the count of
+    spikes in a row.
 
     `opt.metrics` contains `skipped`, whether the last step was, `total_skipped`, and `z`, the
-    larger one of both, which is 0 before half a window is filled.
+    larger of the two, which is 0 before half a window is filled.
 
-    The condition depends on all gradients, so all of them are in memory at once, also with
-    `by="loss"`. Inside of `.every_k` the values are those of the means of windows. Wrap
-    a clip too, `(clip | adamw).skip_spikes()`, or the norms are those of clipped gradients.
+    The condition depends on all gradients, so all of them are in memory at once, even with
+    `by="loss"`. Inside `.every_k` the values are those of the means of windows. Wrap a clip too,
+    `(clip | adamw).skip_spikes()`, or the norms are those of clipped gradients.
 
     Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
     skipped steps cost as much as others.

@@ -99,7 +99,7 @@ class When(AbstractWrapper[WhenState]):
         else:
             result, inner = run_if(holds, step, write, params, state.inner)
             if self.otherwise == "pass":
-                # Written outside of the conditional, because XLA updates the parameters in place
+                # Written outside the conditional, because XLA updates the parameters in place
                 # only in a branch that does not change them.
                 passed = write(write.plain(result), updates)
                 result = jax.tree.map(lambda ran, raw: jnp.where(holds, ran, raw), result, passed)

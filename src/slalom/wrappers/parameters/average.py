@@ -45,7 +45,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
 
     With a decay d the weights are wₜ = (1 − d) / (1 − dᵗ), which is an exponential average of the
     steps so far. With `debias=False` they are wₜ = 1 − d, and the average starts at the initial
-    parameters, a₀ = p₀. With `sl.schedules.power_average` they are wₜ = 1 − (1 − 1/t)^(γ + 1), also
+    parameters, a₀ = p₀. With `sl.schedules.power_average` they are wₜ = 1 − (1 − 1/t)^(γ + 1), even
     with `debias=True`, since this average needs no correction. Without a decay they are wₜ = 1/t,
     which is the mean of all steps. The average is stored in at least float32.
     `opt.eval_params(model)` returns the model with the average. If the inner transform skips steps,

@@ -60,10 +60,10 @@ class Mechanize(AbstractWrapper[MechanizeState]):
     that normalize their updates, such as LAMB.
 
     The clip by m' is not in the paper. The authors added it later to their code. Differs from
-    Optax: scalars are in at least float32, also for bfloat16 parameters.
+    Optax: scalars are in at least float32, even for bfloat16 parameters.
 
     In the first step h is 0, and the paper's formula would leave s at 0. As in Optax, ε is added to
-    |h|, so the first scale is s₀, and so it stays until there is a reward. In the authors' code m
+    |h|, so the first scale is s₀, and stays s₀ until there is a reward. In the authors' code m
     starts at 1e-6 instead, and s₀ is 1e-8: with ε = 1e-8 the first scale is 100·s₀, about 1e-6 too,
     and the second one s₀ and the reward. There, the first step also has no decay in h.
 
@@ -83,12 +83,14 @@ class Mechanize(AbstractWrapper[MechanizeState]):
 
     def __check_init__(self):
         refuse_constraints(
-            self.inner, ".mechanize", "Write it behind: `tx.mechanize(...) | sl.{link}(...)`."
+            self.inner,
+            ".mechanize",
+            "Write it after `.mechanize`: `tx.mechanize(...) | sl.{link}(...)`.",
         )
         for part in parts(self.inner):
             if isinstance(part.module, AbstractParameterWriter | Write):
                 raise ValueError(
-                    f"'{part.name}' inside of `.mechanize` would write parameters that are never "
+                    f"'{part.name}' inside `.mechanize` would write parameters that are never "
                     "reached, since its updates are scaled. Write it outside: "
                     f"`tx.mechanize(...).{segments(part.module)[0]}(...)`."
                 )

@@ -50,7 +50,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     Made by `tx.outer`, which describes the arguments.
 
     With fast weights θ and slow weights φ, every k-th fast step is followed by a step of the outer
-    optimizer, to which the way back from the fast weights to the slow ones is the gradient:
+    optimizer, whose gradient is the difference from the fast weights back to the slow ones:
 
         φ ← φ + u(φ − θ),   θ ← φ
 
@@ -70,7 +70,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     Differs from Optax's Lookahead: the slow weights are in the state, so the parameters need no
     special type, and `reset_state` keeps the clocks of schedules. Differs from SNOO's code: the
-    first slow step follows k fast ones, and not the first one.
+    first slow step comes after k fast ones, instead of after the first one.
 
     ??? cite "Zhang et al., [Lookahead Optimizer: k steps forward, 1 step
         back](https://arxiv.org/abs/1907.08610), 2019; Douillard et al., [DiLoCo: Distributed
@@ -97,8 +97,8 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         for part in parts(self.inner):
             if isinstance(part.module, ScheduleFree):
                 raise ValueError(
-                    f"`.outer` and `.lookahead` move the parameters, but '{part.name}' inside of "
-                    "them keeps an average that would stay behind. Leave out one of them."
+                    f"`.outer` and `.lookahead` move the parameters, but '{part.name}' inside them "
+                    "keeps an average that would not move with them. Leave out one of them."
                 )
 
     def init(self, params: Params) -> OuterState:

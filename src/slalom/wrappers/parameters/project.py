@@ -67,21 +67,21 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     If the set is smooth, such as `sl.projections.sphere` and `stiefel`, this is an optimizer on a
     manifold: the inner transform sees the part of the gradient along the set, and only the part of
-    its update along the set is added. So moments need no transport of their own: what was the
-    tangent of an earlier point is projected onto that of this one.
+    its update along the set is added. So moments need no transport of their own: what was tangent
+    at an earlier point is projected onto the tangent at this one.
 
     L-BFGS and line searches inside need to know the set. A box (`box`, `non_negative` and
     `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
-    outside of the box is projected by the first step. Around other sets L-BFGS is refused.
+    outside the box is projected by the first step. Around other sets L-BFGS is refused.
 
-    Steps rest where p = fn(p + u). After SGD, with or without momentum, these are the points where
-    the loss has no better neighbor in a convex set. After a rule that scales every number by
-    itself, such as Adam, the same holds for a box, but not for a set that ties numbers to each
-    other: in a ball, Adam rests where p is parallel to its update, which is not the gradient. After
-    a rule that mixes the numbers of a matrix, such as Muon, Shampoo or SOAP, it holds for neither.
+    Steps stop where p = fn(p + u). After SGD, with or without momentum, these are the points where
+    the loss has no better neighbor in a convex set. After a rule that scales every element
+    separately, such as Adam, the same holds for a box, but not for a set that couples elements: in
+    a ball, Adam stops where p is parallel to its update, which is not the gradient. After a rule
+    that mixes the elements of a matrix, such as Muon, Shampoo or SOAP, it holds for neither.
 
-    Put `.project` inside of wrappers that skip steps, which then skip the projection too, and
-    inside of `.average` and `.lookahead`: an average of parameters in a convex set is in it.
+    Put `.project` inside wrappers that skip steps, which then skip the projection too, and
+    inside `.average` and `.lookahead`: an average of parameters in a convex set is in it.
 
     ```python
     >>> tx = sl.sgd(0.1).project(sl.projections.non_negative())
@@ -107,7 +107,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
                     instead += ", or a box: `sl.lbfgs(bounds=(lower, upper))`"
                 raise ValueError(
                     f"`.project(...)` cannot be around '{part.name}', which mixes parameters as if "
-                    f"each could move freely: it would end in wrong points. {instead}."
+                    f"each could move freely: it would converge to wrong points. {instead}."
                 )
 
     def warnings(self, params: Params) -> Iterable[str]:
@@ -134,7 +134,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             projected = jax.tree.leaves(self._projected(params, Context(step=0)))
             for path, x, y in zip(leaf_paths(params), leaves, projected, strict=True):
                 if not jnp.all((x == y) | jnp.isnan(x)):
-                    warn(f"'{path}' starts outside of its bounds. The first step projects it.")
+                    warn(f"'{path}' starts outside its bounds. The first step projects it.")
         return self.inner.init(params)
 
     def inner_state(self, state: Any) -> Any:

@@ -75,7 +75,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     float32. Weight decay in the inner transform acts on y, as in the paper's experiments.
 
     γ is the learning rate of the link inside that acts on the parameter, on that link's clock, so
-    the groups of a partition are weighed by their own rates. Every parameter that is updated must
+    the groups of a partition are weighted by their own rates. Every parameter that is updated must
     have exactly one such link. If the inner transform skips steps, as `.every_k` does, only its
     updates count.
 
@@ -100,12 +100,12 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     `sl.adam(1.0, b1=0.9, b2=0.95).schedule_free(polyak=True)`, and raises β₁ from 0.9 to 0.965
     while training, which a schedule as `b1` does.
 
-    The paper weighs by γₜ², which is the same unless the learning rate decays. The largest rate so
+    The paper weights by γₜ², which is the same unless the learning rate decays. The largest rate so
     far and r are those of the authors' code. Differs from that code: it corrects the bias of
-    `polyak_beta` twice, takes β₁·(zₜ − xₜ) for zₜ − yₜ, which is something else while β₁ changes,
-    and divides by zero where all gradients are zero; here such a step does nothing. Differs from
-    Optax: wₜ is that of the rate that the step uses (Optax evaluates schedules one step later),
-    sums are never kept in half precision, and the learning rate is not passed twice.
+    `polyak_beta` twice, takes β₁·(zₜ − xₜ) for zₜ − yₜ, which differs while β₁ changes, and divides
+    by zero where all gradients are zero; here such a step does nothing. Differs from Optax: wₜ is
+    that of the rate that the step uses (Optax evaluates schedules one step later), sums are never
+    kept in half precision, and the learning rate is not passed twice.
 
     ??? cite "Defazio et al., [The Road Less Scheduled](https://arxiv.org/abs/2405.15682), 2024;
         Defazio, [Schedule-Free+](https://arxiv.org/abs/2605.19095), 2026, for `polyak`; Defazio,
@@ -148,28 +148,28 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             )
         if self.polyak_beta is not None and not self.polyak:
             raise ValueError(
-                "`.schedule_free` has `polyak_beta`, which averages what the size of Polyak's "
-                "steps follows from, without `polyak=True`. Add it, or remove `polyak_beta`."
+                "`.schedule_free` has `polyak_beta`, which averages the gradient norm for Polyak's "
+                "step size, without `polyak=True`. Add it, or remove `polyak_beta`."
             )
         refuse_constraints(self.inner, ".schedule_free", "Leave out one of the two.")
         for part in parts(self.inner):
             if self.polyak and isinstance(part.module, AbstractPacedWrapper):
                 (method,) = segments(part.module)
                 raise ValueError(
-                    f"'{part.name}' inside of `.schedule_free(polyak=True)` may step with other "
-                    "gradients than those that the size of the step follows from. Write it "
-                    f"outside: `tx.schedule_free(polyak=True).{method}(...)`."
+                    f"'{part.name}' inside `.schedule_free(polyak=True)` may step with other "
+                    "gradients than those that determine the size of the step. Write it outside: "
+                    f"`tx.schedule_free(polyak=True).{method}(...)`."
                 )
             if isinstance(part.module, AbstractParameterWriter):
                 (method,) = segments(part.module)
                 if method == "outer":
                     raise ValueError(
-                        f"'{part.name}' inside of `.schedule_free` would write the parameters at "
+                        f"'{part.name}' inside `.schedule_free` would write the parameters at "
                         "which gradients are taken, and not those that are averaged. Leave out one "
                         "of them: the average takes the place of slow weights."
                     )
                 raise ValueError(
-                    f"'{part.name}' inside of `.schedule_free` would write the parameters at which "
+                    f"'{part.name}' inside `.schedule_free` would write the parameters at which "
                     "gradients are taken, and not those that are averaged. Write it outside: "
                     f"`tx.schedule_free().{method}(...)`."
                 )
@@ -337,7 +337,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             for path in dict.fromkeys(dotted(whole(key)) for key in keys):
                 if path in found:
                     raise ValueError(
-                        f"`.schedule_free` weighs '{path}' by its learning rate, but both "
+                        f"`.schedule_free` weights '{path}' by its learning rate, but both "
                         f"'{found[path].name}' and '{part.name}' set one. Keep only one; for "
                         "another factor, use `sl.Scale`."
                     )
@@ -346,9 +346,9 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         for path, sign in zip(paths, still, strict=True):
             if path not in found and sign != 0:
                 raise ValueError(
-                    f"`.schedule_free` weighs '{path}' by its learning rate, but no link inside "
-                    "sets one. Add it inside: "
-                    "`(tx | sl.ScaleByLearningRate(1e-3)).schedule_free()`."
+                    f"`.schedule_free` weights '{path}' by its learning rate, but no link inside "
+                    "sets one. Add it inside: `(tx | "
+                    "sl.ScaleByLearningRate(1e-3)).schedule_free()`."
                 )
         return [found.get(path) for path in paths]
 

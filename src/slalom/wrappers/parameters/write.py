@@ -66,18 +66,18 @@ class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
 
     The rules inside see the parameters in float32, so weight decay and distances are as exact as
     the policy. Parameters of other dtypes, such as float32 and complex64, are written as without
-    `.write`. A parameter that was changed outside of the optimizer keeps its new value: the copy
+    `.write`. A parameter that was changed outside the optimizer keeps its new value: the copy
     under `"master"` starts again from it. What rounding took away before stays under `"kahan"` and
-    `"ecc"`, and moves it by half a unit in its last place at most.
+    `"ecc"`, and moves it by at most half a unit in its last place.
 
-    The policy acts where the updates are added, so `.write` means the same inside and outside of
-    `.every_k` and `.if_finite`. Put it outside of `.project`, `.lookahead`, `.flatten` and
+    The policy acts where the updates are added, so `.write` means the same inside and outside
+    `.every_k` and `.if_finite`. Put it outside `.project`, `.lookahead`, `.flatten` and
     `.split_complex`. Groups of a partition may have different policies. `opt.update` is refused
     for half-precision parameters, because updates that were rounded to their dtype are lost when
     they are added. `opt.eval_params(model, full_precision=True)` returns the parameters in float32.
 
     The random bits of `"stochastic"` are a hash of the key, the step, the path of the parameter,
-    and the index of the number. They take no memory, and do not depend on the sharding.
+    and the index of the element. They take no memory, and do not depend on the sharding.
 
     ```python
     >>> model = {"w": jnp.ones(2, jnp.bfloat16)}
@@ -180,7 +180,7 @@ class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
 
 
 def refuse_written(outer: AbstractTransform, call: str) -> None:
-    """Raises an error for a transform that writes parameters in the place of a policy inside of it.
+    """Raises an error for a transform that writes parameters in place of a policy inside it.
 
     **Arguments:**
 

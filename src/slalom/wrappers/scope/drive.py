@@ -34,8 +34,8 @@ class Drive(AbstractWrapper[DriveState]):
 
     Made by `tx.drive`, which describes the arguments.
 
-    In every step each schedule is first updated with the context, above all with the loss `value`.
-    Its new value then replaces the hyperparameter. Inside `.every_k` a schedule sees one step per
+    In every step each schedule is first updated with the context, especially the loss `value`. Its
+    new value then replaces the hyperparameter. Inside `.every_k` a schedule sees one step per
     window, with the mean loss.
 
     `opt.hyperparams` shows the value that the last step used. The next step uses it too, unless
@@ -63,7 +63,7 @@ class Drive(AbstractWrapper[DriveState]):
                 own = getattr(part.module, field.name)
                 if isinstance(own, AbstractStatefulSchedule):
                     raise ValueError(
-                        f"'{path}' is driven by {own!r} already, which '{name}' would "
+                        f"'{path}' is already driven by {own!r}, which '{name}' would "
                         "override. Drive it once."
                     )
                 if path in taken:

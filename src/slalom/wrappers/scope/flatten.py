@@ -57,15 +57,15 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     The result is that of the inner transform, but a few large computations replace one computation
     per leaf. This is faster for models with very many small leaves, where the overhead of each
-    computation dominates, also when the step is compiled. Large leaves are not concatenated,
+    computation dominates, even when the step is compiled. Large leaves are not concatenated,
     because the copies would cost more than they save.
 
     A buffer has no leaves for masks or for norms of single leaves. So the inner transform may only
-    act on each number separately, as Adam does, or by sums over all numbers, as
+    act on each element separately, as Adam does, or through sums over all elements, as
     `sl.ClipByGlobalNorm` does. The sums may differ by rounding, because their order changes.
     Flatten all links that allow it: `(sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3)).flatten()`.
 
-    A buffer is replicated over the devices, also where its leaves are sharded.
+    A buffer is replicated over the devices, even where its leaves are sharded.
 
     Differs from Optax, which concatenates leaves of all sizes.
     """
@@ -82,10 +82,10 @@ class Flatten(AbstractWrapper[FlattenState]):
             if not (module.elementwise or sums):
                 raise ValueError(
                     f"{part.name or type(module).__name__} cannot be used under `.flatten()`, "
-                    "which takes only links that act on single numbers, or by sums over all of "
-                    "them. Flatten only those, for example "
-                    "`sl.ClipByBlockRms(1.0) | sl.adam(1e-3).flatten()`, and apply wrappers "
-                    "afterwards, as in `tx.flatten().if_finite()`."
+                    "which takes only links that act on single elements, or through sums over all "
+                    "of them. Flatten only those, for example `sl.ClipByBlockRms(1.0) | "
+                    "sl.adam(1e-3).flatten()`, and apply wrappers afterwards, as in "
+                    "`tx.flatten().if_finite()`."
                 )
 
     def init(self, params: Params) -> FlattenState:

@@ -60,7 +60,7 @@ class Partition(AbstractComposite[PartitionState]):
             if str(name) in map(str, self.names[:i]):
                 raise ValueError(
                     f"Two groups of this partition have the name '{name}' in paths: their labels "
-                    f"are {', '.join(repr(n) for n in self.names if str(n) == str(name))}. Writer "
+                    f"are {', '.join(repr(n) for n in self.names if str(n) == str(name))}. Write "
                     "labels that also differ as text."
                 )
 

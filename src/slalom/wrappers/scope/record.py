@@ -46,8 +46,8 @@ class Record(AbstractWrapper[RecordState]):
     `.write`, which then counts what the policy keeps too. Under `.write("stochastic")` these
     updates are made up for by others that were rounded up.
 
-    Each norm requires an additional pass over its arrays, and measuring the updates a buffer for
-    them. Under a policy of `.write`, one for the parameters before the step is added.
+    Each norm requires an additional pass over its arrays, and measuring the updates requires a
+    buffer for them. A policy of `.write` adds one for the parameters before the step.
     """
 
     inner: AbstractTransform

@@ -59,7 +59,7 @@ class SplitComplex(AbstractWrapper[Any]):
                 method = snake_case(type(part.module).__name__)
                 raise ValueError(
                     f"{type(part.module).__name__} writes parameters itself, so it cannot be used "
-                    "inside of `.split_complex()`. Change the order: "
+                    "inside `.split_complex()`. Change the order: "
                     f"`tx.split_complex().{method}(...)` instead of "
                     f"`tx.{method}(...).split_complex()`."
                 )

@@ -54,10 +54,10 @@ class Store(AbstractWrapper[StoreState]):
 
     Made by `tx.store`, which describes the arguments.
 
-    The state that has the shape of the parameters, such as moments and accumulators, rests in a
-    codec. It is decoded where the inner transform reads it and encoded where it writes, inside of
-    any conditional. The updates follow from the new moments: with `"bfloat16"` as they are stored,
-    with the others before they are encoded.
+    The state that has the shape of the parameters, such as moments and accumulators, is stored in a
+    codec. It is decoded where the inner transform reads it and encoded where it writes, inside any
+    conditional. The updates are computed from the new moments: with `"bfloat16"` as they are
+    stored, with the other codecs before they are encoded.
 
     Fields that hold parameters or must be exact stay as they are unless they are named: slow
     weights, averages, initial parameters, the memory of L-BFGS and of line searches. So do state of
@@ -169,7 +169,7 @@ def _stored(slot: Slot, x: Any, codec: Any) -> Any:
         return jax.tree.map(lambda a: _offloaded(slot, a, codec.memory_kind), x)
     if is_encoded(x):
         raise ValueError(
-            f"'{slot.name}' is stored in {code(x.codec)} by an inner `.store` already. Store each "
+            f"'{slot.name}' is already stored in {code(x.codec)} by an inner `.store`. Store each "
             "field once."
         )
     form = encoded_form(x, codec, slot.stored == NONNEGATIVE)
@@ -192,6 +192,6 @@ def _offloaded(slot: Slot, x: Any, memory_kind: str) -> Any:
     if memory_kind not in known:
         raise ValueError(
             f"'{slot.name}' cannot be stored in the memory {memory_kind!r}, which the backend "
-            f"'{jax.default_backend()}' has not. Its memories: {', '.join(map(repr, known))}."
+            f"'{jax.default_backend()}' does not have. Its memories: {', '.join(map(repr, known))}."
         )
     return jax.device_put(x, x.sharding.with_memory_kind(memory_kind))

@@ -88,7 +88,7 @@ def _transferred(tx: Chain, wide: PyTree, narrow: PyTree, layout: LayoutLike) ->
         after = [i for i, link in enumerate(links) if isinstance(link, _AFTER)]
         at = min(after, default=len(links))
     rule = links[rules[-1]] if rules else "sgd"
-    if rules:  # a rule reads its matrices as it was told, also inside of `.graft`
+    if rules:  # a rule reads its matrices as it was told, also inside `.graft`
         inner = (getattr(part.module, "layout", None) for part in transforms(links[rules[-1]]))
         layout = next((own for own in inner if own is not None), layout)
     factors = mup(wide, narrow, rule=rule, layout=layout)
@@ -115,6 +115,6 @@ def _check_neutral(link: AbstractTransform) -> None:
         if not inner_transforms(part.module) and not isinstance(part.module, _NEUTRAL):
             raise ValueError(
                 f"`.transfer` does not know how large the updates of '{part.name}' are in a wider "
-                "model. Write the factors behind it yourself: "
-                "`sl.ScaleBy(sl.mup(model, base, rule=...))`."
+                "model. Write the factors after it yourself: `sl.ScaleBy(sl.mup(model, base, "
+                "rule=...))`."
             )

@@ -580,6 +580,18 @@ def skipped_spikes_of_what_is_maximized():
     bound(sl.sgd(0.1).maximize().skip_spikes())
 
 
+@refused(ValueError, "Wide.over must be one of 'number', …", "… 'all', got 'numbers'")
+def a_need_that_does_not_exist():
+    class Wide(sl.AbstractRule):
+        over = "numbers"
+
+
+@refused(TypeError, "Bad.needs must be a tuple of names", "('params',)")
+def needs_that_are_no_tuple():
+    class Bad(sl.AbstractRule):
+        needs = "params"
+
+
 class Kept(eqx.Module):
     factors: object = sl.fields.per_param()
 

@@ -43,7 +43,7 @@ BY_SUMS = {
     name: tx
     for name, tx in RULES.items()
     if name not in ELEMENTWISE
-    and all(part.module.elementwise or part.module.sums_numbers for part in transforms(tx))
+    and all(part.module.elementwise or part.module.over == "sums" for part in transforms(tx))
     and not any(part.module.selectors() for part in transforms(tx))
 }
 
@@ -178,7 +178,7 @@ def test_updates_in_another_dtype_find_their_buffer():
 
 
 class ScaleByGiven(sl.AbstractTransform):
-    elementwise = True
+    over = "number"
 
     def init(self, params):
         return None

@@ -416,7 +416,7 @@ def _at_leaf(
     ended = None
     if not any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
         new = run_whole(body, read, written, all_seeds)
-    elif all(runs[k].rule.over == "number" for k in plan.active):
+    elif all(runs[k].rule.over in ("number", "sums") for k in plan.active):
         new, ended = run_at_rest(body, read, written, all_seeds, after)
     else:
         new = run_whole(body, read, tree.once_known(written, after), all_seeds)

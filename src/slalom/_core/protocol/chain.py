@@ -29,7 +29,7 @@ class Identity(AbstractStatelessTransform):
     """Returns the updates unchanged: a chain without links."""
 
     keeps_zeros: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
+    over: ClassVar[str] = "number"
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params, context
@@ -49,7 +49,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
     """
 
     nameless: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
+    over: ClassVar[str] = "number"
     reads_rest: ClassVar[bool] = True
 
     links: tuple[AbstractTransform, ...]

@@ -66,8 +66,7 @@ class Part(NamedTuple):
 
     def refuse_parts(self, updates: Any) -> None:
         """Raises an error inside a `jax.shard_map` if this needs more than its device has."""
-        whole = self.module.needs_whole_params
-        if whole or (whole is None and not self.module.elementwise):
+        if not (self.module.elementwise or self.module.over == "tree"):
             refuse_parts(type(self.module).__name__, updates, self.params)
 
 

@@ -77,7 +77,8 @@ class AbstractRule(AbstractTransform[State]):
     `"leaf"`, as for a norm; or a `"matrix"`. For the last one a leaf is read as `sl.where.matrix`
     describes, with outputs as rows, and the phases see one matrix: the gradient, the parameter, and
     the fields that are shaped like the parameters. Other fields that belong to a leaf have an axis
-    of matrices in front, which the phases do not see."""
+    of matrices in front, which the phases do not see. A rule over numbers whose `finish` only reads
+    sums over all leaves is over `"sums"`, so that `.flatten()` takes it."""
 
     written_last: ClassVar[tuple[str, ...]] = ()
     """Fields of the state that are written after the others, because the new values of the others
@@ -95,7 +96,7 @@ class AbstractRule(AbstractTransform[State]):
     gradient is stored in a codec, the product is then computed piece by piece."""
 
     @property
-    def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # follows from the phases
+    def elementwise(self) -> bool:
         return self.over == "number" and not (self.measures or self.reduces or self.refreshes)
 
     @property

@@ -17,25 +17,32 @@ from .parts import AbstractDeclared
 MIXED = 2
 """The sign of updates that point along the gradients in some steps and against them in others."""
 
+OVER = ("number", "sums", "tree", "leaf", "matrix", "all")
+
 
 class AbstractTraits(AbstractDeclared):
     """The traits of a transform."""
 
-    elementwise: ClassVar[bool] = False
-    """Whether the transform acts on each element separately, as `.flatten()` requires.
+    over: ClassVar[str] = "all"
+    """What the transform needs at once:
 
-    For a wrapper, this does not include the inner transform."""
+    | `over` | needs | for example |
+    |---|---|---|
+    | `"number"` | each element separately | Adam, `.every_k` |
+    | `"sums"` | that, and sums over the elements of all leaves | a clip by the global norm |
+    | `"tree"` | each element, and to which leaf it belongs | `.mask` |
+    | `"leaf"` | whole leaves | the norm of each leaf |
+    | `"matrix"` | whole matrices; only for a rule | Shampoo |
+    | `"all"` | whatever | a transform that does not say |
 
-    sums_numbers: ClassVar[bool] = False
-    """Whether the transform needs, besides each element itself, only sums over the elements of all
-    leaves, as for a global norm. `.flatten()` accepts such transforms, too, unless they hold a
-    selector, which would not find its leaves in a buffer."""
+    `.flatten()` takes the first two, and refuses the second with a selector. In a `jax.shard_map`
+    whose devices have different elements, all but the first and `"tree"` are refused. For a
+    wrapper, this does not include the inner transform."""
 
-    needs_whole_params: ClassVar[bool | None] = None
-    """Whether the transform needs all elements of a parameter at once, as for a norm.
-
-    It is then refused where they differ between the devices of a `jax.shard_map`. Defaults to the
-    opposite of `elementwise`. For a wrapper, this does not include the inner transform."""
+    @property
+    def elementwise(self) -> bool:
+        """Whether the transform acts on each element separately."""
+        return self.over == "number"
 
     keeps_zeros: ClassVar[bool] = False
     """Whether zero updates stay zero in any state. Such a link may follow one that

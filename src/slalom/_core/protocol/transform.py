@@ -27,7 +27,7 @@ from ..text.mistakes import frozen, no_attribute, not_callable
 from ..text.notebook import document, transform_tree
 from .context import Context
 from .parts import Part
-from .traits import AbstractTraits
+from .traits import OVER, AbstractTraits
 from .write import ADD, Writer
 
 if TYPE_CHECKING:
@@ -247,6 +247,9 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
             )
         if isinstance(cls.needs, str):
             raise TypeError(f"{cls.__name__}.needs must be a tuple of names: ({cls.needs!r},).")
+        if isinstance(cls.over, str) and cls.over not in OVER:
+            known = ", ".join(map(repr, OVER))
+            raise ValueError(f"{cls.__name__}.over must be one of {known}, got {cls.over!r}.")
 
 
 _METHODS = FLUENT | {

@@ -21,7 +21,7 @@ class AbstractEstimatingAdam(AbstractRule[State]):
 
     bias_correction: eqx.AbstractVar[bool]
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1

@@ -53,7 +53,7 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     init_step_type: str = choice_field("heuristic", "distance", "learning_rate")
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
@@ -120,7 +120,7 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
     init_estim_sq_dist: Hyperparameter | None = hyperparameter(None, within="(0, inf)")
     eps: Hyperparameter = hyperparameter(1e-4, within="(0, inf)")
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 

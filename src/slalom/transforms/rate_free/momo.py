@@ -23,7 +23,7 @@ from ._sums import bounded, sum_dtype
 class _AbstractMomo(AbstractRule[State]):
     """A rule whose step size follows from the loss: the last link of a chain."""
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params", "value")
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1

@@ -38,7 +38,7 @@ class ScaleByPolyak(AbstractRule[None]):
     eps: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     variant: str = eqx.field(default="sps", static=True)
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("value",)
     keeps_zeros: ClassVar[bool] = True
 

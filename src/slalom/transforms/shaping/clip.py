@@ -76,7 +76,7 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
     max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
     delayed: bool = eqx.field(default=False, static=True, kw_only=True)
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     scales: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True

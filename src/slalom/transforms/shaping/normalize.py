@@ -66,7 +66,7 @@ class NormalizeByUpdateNorm(AbstractRule[None]):
     scale_factor: Hyperparameter = hyperparameter(1.0)
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     keeps_zeros: ClassVar[bool] = True
 
     def measure(self, now, g, leaf):

@@ -43,7 +43,7 @@ class ScaleBy(AbstractTransform[None]):
     cases: Cases = eqx.field(static=True)
 
     keeps_zeros: ClassVar[bool] = True
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     def __init__(self, factors: Mapping[WhereLike, Hyperparameter]):
         if not isinstance(factors, Mapping):

@@ -29,7 +29,7 @@ class Stateless(AbstractStatelessTransform):
     ```
     """
 
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
     update_sign: ClassVar[int | None] = None
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
@@ -61,7 +61,7 @@ class StatelessPerLeaf(AbstractStatelessTransform):
     ```
     """
 
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
     update_sign: ClassVar[int | None] = None
 
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)

@@ -61,7 +61,7 @@ class ZClip(AbstractRule[ZClipState]):
     warmup_steps: int = count_field(25, least=1)
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
 
-    sums_numbers: ClassVar[bool] = True
+    over: ClassVar[str] = "sums"
     scales: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 

@@ -90,7 +90,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
     skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)
 
-    elementwise: ClassVar[bool] = True
+    over: ClassVar[str] = "number"
 
     @property
     def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field

@@ -36,7 +36,7 @@ class Maximize(AbstractWrapper[Any]):
     `.mechanize`, `.sam` and `.drive` follow the loss too, so they belong inside.
     """
 
-    elementwise: ClassVar[bool] = True
+    over: ClassVar[str] = "number"
     passes_gradients: ClassVar[bool] = True
 
     inner: AbstractTransform

@@ -51,7 +51,6 @@ class Sam(AbstractWrapper[Any]):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("params", "grad_fn")
-    needs_whole_params: ClassVar[bool | None] = True
     computes_gradient: ClassVar[bool] = True
     follows_loss: ClassVar[bool] = True
 

@@ -61,7 +61,7 @@ class When(AbstractWrapper[WhenState]):
     steps in which it does not hold cost as much as others.
     """
 
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = eqx.field(

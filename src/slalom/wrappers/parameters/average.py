@@ -58,7 +58,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     """
 
     passes_gradients: ClassVar[bool] = True
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
     decay: Hyperparameter | None = hyperparameter(None, within="[0, 1)")

@@ -72,7 +72,6 @@ class Mechanize(AbstractWrapper[MechanizeState]):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-    needs_whole_params: ClassVar[bool | None] = True
     follows_loss: ClassVar[bool] = True
 
     inner: AbstractTransform

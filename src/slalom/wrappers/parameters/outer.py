@@ -78,7 +78,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     """
 
     passes_gradients: ClassVar[bool] = True
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
     optimizer: AbstractTransform

@@ -133,8 +133,8 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         return ("value",) if self.polyak else ()
 
     @property
-    def needs_whole_params(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
-        return self.polyak
+    def over(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
+        return "all" if self.polyak else "tree"
 
     @property
     def follows_loss(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field

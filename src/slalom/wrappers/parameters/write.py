@@ -95,7 +95,7 @@ class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
         rounding"
     """
 
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
     passes_gradients: ClassVar[bool] = True
     reads_rest: ClassVar[bool] = True
 

@@ -45,7 +45,7 @@ class Drive(AbstractWrapper[DriveState]):
     inner: AbstractTransform
     schedules: dict[str, AbstractStatefulSchedule]
 
-    elementwise: ClassVar[bool] = True
+    over: ClassVar[str] = "number"
     follows_loss: ClassVar[bool] = True
 
     def __init__(self, inner: AbstractTransform, schedules: Mapping[str, Any]):

@@ -70,7 +70,7 @@ class Flatten(AbstractWrapper[FlattenState]):
     Differs from Optax, which concatenates leaves of all sizes.
     """
 
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
     max_size: int = count_field(_MAX_SIZE)
@@ -78,7 +78,8 @@ class Flatten(AbstractWrapper[FlattenState]):
     def __check_init__(self):
         for part in transforms(self.inner):
             module = part.module
-            sums = module.sums_numbers and not module.selectors()
+            # A selector would not find its leaves in a buffer.
+            sums = module.over == "sums" and not module.selectors()
             if not (module.elementwise or sums):
                 raise ValueError(
                     f"{part.name or type(module).__name__} cannot be used under `.flatten()`, "

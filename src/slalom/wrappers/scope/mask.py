@@ -21,7 +21,7 @@ from ...where.resolve import Where, as_where, mask, selected_from
 class _AbstractCut(AbstractComposite[Any]):
     """The base class of `Mask` and `Only`. The inner transform sees only the selected leaves."""
 
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
     where: Where = eqx.field(static=True, converter=as_where)

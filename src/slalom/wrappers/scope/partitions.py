@@ -47,7 +47,7 @@ class Partition(AbstractComposite[PartitionState]):
     - `labeling`: a tree, function or selectors that map each leaf to its label.
     """
 
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     groups: tuple[AbstractTransform, ...]
     names: tuple[Hashable, ...] = eqx.field(static=True)

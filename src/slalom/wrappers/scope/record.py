@@ -52,8 +52,7 @@ class Record(AbstractWrapper[RecordState]):
 
     inner: AbstractTransform
 
-    elementwise: ClassVar[bool] = True
-    needs_whole_params: ClassVar[bool | None] = True
+    over: ClassVar[str] = "sums"
 
     def init(self, params: Params) -> RecordState:
         inner = self.inner.init(params)

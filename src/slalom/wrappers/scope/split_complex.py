@@ -49,7 +49,7 @@ class SplitComplex(AbstractWrapper[Any]):
     """
 
     passes_gradients: ClassVar[bool] = True
-    needs_whole_params: ClassVar[bool | None] = False
+    over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
 

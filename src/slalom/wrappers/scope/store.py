@@ -72,8 +72,7 @@ class Store(AbstractWrapper[StoreState]):
         Quantization](https://arxiv.org/abs/2110.02861), 2021"
     """
 
-    needs_whole_params: ClassVar[bool | None] = False
-    elementwise: ClassVar[bool] = True
+    over: ClassVar[str] = "number"
     passes_gradients: ClassVar[bool] = True
     reads_rest: ClassVar[bool] = True
 

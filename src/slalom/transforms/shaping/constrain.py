@@ -82,7 +82,7 @@ class KeepInitialNormState(eqx.Module):
     """The norm of each parameter when its state was created."""
 
 
-class KeepInitialNorm(AbstractTransform[KeepInitialNormState]):
+class KeepInitialNorm(AbstractRule[KeepInitialNormState]):
     """Projects each parameter back to the norm that it started with: a hyperball constraint.
 
         u ↦ R·(p + u) / ‖p + u‖ − p   with R = ‖p₀‖ and the norms of one leaf
@@ -105,6 +105,7 @@ class KeepInitialNorm(AbstractTransform[KeepInitialNormState]):
         Optimization](https://arxiv.org/abs/2606.16899), 2026"
     """
 
+    over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     constrains: ClassVar[bool] = True
 
@@ -112,28 +113,15 @@ class KeepInitialNorm(AbstractTransform[KeepInitialNormState]):
         tree.check_inexact(params)
         return KeepInitialNormState(tree.leaf_norms(params))
 
-    def update(
-        self,
-        updates: Updates,
-        state: KeepInitialNormState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, KeepInitialNormState]:
-        del context
-        params = self.demand("params", params)
-
-        def rule(_, u, p, radius):
-            # Relative to the radius, squares neither overflow nor underflow where they matter.
-            is_free = radius[0] == 0
-            inverse = 1 / jnp.where(is_free, 1, radius[0])
-            square = tree.bounded(jnp.sum(tree.bounded_square((p + u) * inverse)))
-            is_free = is_free | (square == 0)
-            factor = jnp.where(is_free, 1, jax.lax.rsqrt(jnp.where(is_free, 1, square)))
-            # R·(p + u) / ‖p + u‖ − p would lose a small u to rounding.
-            return u * factor + p * (factor - 1)
-
-        radii = jax.tree.map(lambda radius: (radius,), state.radius)
-        return tree.map_leaves(rule, (updates, params), per_param=(radii,)), state
+    def direction(self, now, g, leaf):
+        # Relative to the radius, squares neither overflow nor underflow where they matter.
+        is_free = leaf.radius == 0
+        inverse = 1 / jnp.where(is_free, 1, leaf.radius)
+        square = tree.bounded(jnp.sum(tree.bounded_square((leaf.p + g) * inverse)))
+        is_free = is_free | (square == 0)
+        factor = jnp.where(is_free, 1, jax.lax.rsqrt(jnp.where(is_free, 1, square)))
+        # R·(p + u) / ‖p + u‖ − p would lose a small u to rounding.
+        return g * factor + leaf.p * (factor - 1)
 
 
 class ZeroNansState(eqx.Module):

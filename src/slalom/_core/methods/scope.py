@@ -158,7 +158,7 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         from ...wrappers import Store
 
-        return Store(self, codec, where, min_size)
+        return Store(self, codec, where, min_size=min_size)
 
     @advise_keywords
     def write(

@@ -79,7 +79,7 @@ class Store(AbstractWrapper[StoreState]):
     inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)
     where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
-    min_size: int = count_field(4096)
+    min_size: int = count_field(4096, kw_only=True)
 
     def __check_init__(self):
         for name, codec in self._codecs():

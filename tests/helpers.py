@@ -107,8 +107,8 @@ def slalom_trajectory(tx, model, grads, **known):
 def unoptimized():
     """Compiles without LLVM's optimizations, which saves a third of the time.
 
-    XLA's own passes stay. Not for tests that compare bits, which depend on how LLVM vectorizes
-    and contracts: they compile what users run.
+    XLA's own passes stay. Bits depend on how LLVM vectorizes and contracts. So tests of bits that
+    users see compile what users run, and those that compare two programs compile without LLVM.
     """
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)

@@ -324,46 +324,33 @@ def opaque(tree: PyTree) -> PyTree:
     return jax.lax.optimization_barrier(tree)
 
 
-def scaled_norm(tree: PyTree, *, small: bool = True) -> Scalar:
+def scaled_norm(tree: PyTree) -> Scalar:
     """The `global_norm`, also where the sum of squares overflows or underflows.
 
-    **Arguments:**
-
-    - `tree`: a tree of floating or complex arrays.
-    - `small`: as for `NormOf`.
-
-    **Returns:** a real scalar; NaN if the tree is not finite, or if the norm itself overflows.
+    It is NaN if the tree is not finite, or if the norm itself overflows.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
         return jnp.zeros((), jnp.float32)
-    return norm_of_all(*_sums_and_again(leaves, small))
+    return norm_of_all(*_sums_and_again(leaves))
 
 
-def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
-    """The Euclidean norm of each leaf, also where the sum of its squares overflows.
-
-    **Arguments:**
-
-    - `tree`: a tree of floating or complex arrays.
-    - `small`: as for `NormOf`.
-
-    **Returns:** a tree of real scalars.
-    """
+def leaf_norms(tree: PyTree) -> PyTree:
+    """The Euclidean norm of each leaf, also where the sum of its squares overflows."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    sums, again = _sums_and_again(leaves, small)
+    sums, again = _sums_and_again(leaves)
     (norms,) = entries([norms_of(sums, again)])
     return structure.unflatten([cast(x, s.value.dtype) for x, s in zip(norms, sums, strict=True)])
 
 
-def _sums_and_again(leaves: list[Array], small: bool) -> tuple[SumsOfSquares, Again]:
+def _sums_and_again(leaves: list[Array]) -> tuple[SumsOfSquares, Again]:
     def again(factors: list[Twice]) -> SumsOfSquares:
         pairs = zip(opaque(leaves), factors, strict=True)
-        return [NormOf(widened(x), small).squared(twice) for x, twice in pairs]
+        return [NormOf(widened(x)).squared(twice) for x, twice in pairs]
 
-    return [NormOf(widened(x), small).squared() for x in leaves], again
+    return [NormOf(widened(x)).squared() for x in leaves], again
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

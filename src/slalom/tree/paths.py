@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+_MOST_CANDIDATES = 8
+
 
 def dotted(key_path: Sequence[Any]) -> str:
     """A JAX key path as a dotted path: field names, dict keys and indices joined by dots."""
@@ -45,9 +47,9 @@ def half_of(key_path: Sequence[Any]) -> str:
     return next((key.name for key in key_path if isinstance(key, HalfKey)), "")
 
 
-def leaf_paths(tree: PyTree, is_leaf: Any = None) -> list[str]:
+def leaf_paths(tree: PyTree) -> list[str]:
     """The dotted path of each leaf, in order. The path of a tree that is a single leaf is `''`."""
-    return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
+    return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def example(structure: Any) -> PyTree:
@@ -107,13 +109,13 @@ def not_one(
     return KeyError(f"{quoted} {what}. Candidates: {listed}.{advice}")
 
 
-def candidates(name: str, known: Iterable[str], limit: int = 8) -> str:
+def candidates(name: str, known: Iterable[str]) -> str:
     """Those of `known` to suggest instead of `name`, closest first, as text for a message."""
     known = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, known, n=limit, cutoff=0.4)
+    close = difflib.get_close_matches(name, known, n=_MOST_CANDIDATES, cutoff=0.4)
     # A short name often means the last segment of a longer one.
     close += [k for k in known if k not in close and name.split(".")[-1] in k]
-    listed = (close + [k for k in known if k not in close])[:limit]
+    listed = (close + [k for k in known if k not in close])[:_MOST_CANDIDATES]
     text = ", ".join(f"'{k}'" for k in listed)
     more = len(known) - len(listed)
     return (text or "none") + (f" and {more} more" if more > 0 else "")

@@ -52,6 +52,14 @@ def leaf_paths(tree: PyTree) -> list[str]:
     return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
+def children_of(node: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
+    """The keys and the children of a node, as JAX sees it, and its structure around them."""
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        node, is_leaf=lambda child: child is not node
+    )
+    return [(path[0], child) for path, child in children if path], structure
+
+
 def example(structure: Any) -> PyTree:
     """A tree of this structure whose leaves are their own positions."""
     return structure.unflatten(range(structure.num_leaves))
@@ -146,14 +154,10 @@ def _other_node(left: Any, right: Any, names: tuple[str, str], path: str) -> str
         a, b = getattr(left, field.name, None), getattr(right, field.name, None)
         if field.metadata.get("static", False) and a is not b and a != b:
             return f"'{path}{'.' * bool(path)}{field.name}' is {a!r} in {here} and {b!r} in {there}"
-    children = [
-        jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x, node=node: x is not node)
-        for node in (left, right)
-    ]
-    for (key, a), (_, b) in zip(*children, strict=False):
+    for (key, a), (_, b) in zip(children_of(left)[0], children_of(right)[0], strict=False):
         if jax.tree_util.all_leaves([a, b]):
             continue
-        found = _other_node(a, b, names, ".".join(filter(None, (path, dotted(key)))))
+        found = _other_node(a, b, names, ".".join(filter(None, (path, dotted([key])))))
         if found:
             return found
     return None

@@ -7,6 +7,15 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import jax
+
+NEEDS_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What JAX raises where a traced array would have to have a value."""
+
 _PACKAGE = __name__.partition(".")[0]
 _BETWEEN = (_PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 

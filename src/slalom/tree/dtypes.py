@@ -49,6 +49,11 @@ def real_dtype(dtype: Any) -> np.dtype:
     return dtype
 
 
+def sum_dtype(tree: PyTree) -> np.dtype:
+    """The dtype of sums over all leaves of squares or of real parts: at least float32."""
+    return real_dtype(accumulation_dtype(*(x.dtype for x in jax.tree.leaves(tree))))
+
+
 def in_precision_of(x: Any, dtype: np.dtype) -> Array:
     """`x` in the precision of `dtype`; real arrays stay real, complex arrays complex."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating) or not jnp.issubdtype(

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from .checks import check_inexact
-from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
+from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype, sum_dtype
 from .types import Params, PyTree, Tracer, under_jit
 
 
@@ -158,7 +158,7 @@ def zeros_of_sums(x: Any, along: Iterable[int | tuple[int, ...]]) -> tuple[Array
 
     A summed axis has size 1.
     """
-    dtype = real_dtype(accumulation_dtype(canonical(x.dtype)))
+    dtype = sum_dtype(x)
     return tuple(
         _zeros_of_sum(x, (axes,) if isinstance(axes, int) else axes, dtype) for axes in along
     )

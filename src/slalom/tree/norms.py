@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Inexact, Real
 
-from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
+from .dtypes import accumulation_dtype, cast, in_precision_of, sum_dtype, widened
 from .kernels import entries
 from .leaves import map_leaves
 from .types import PyTree, Scalar
@@ -169,7 +169,7 @@ def squared_norm(tree: PyTree) -> Scalar:
 
 def sum_of(scalars: Sequence[Scalar]) -> Scalar:
     """The sum of real scalars, in order, in at least float32."""
-    dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in scalars))
+    dtype = sum_dtype(scalars)
     terms = [cast(x, dtype) for x in scalars]
     total = jnp.zeros((), dtype)
     if len(terms) <= _MANY:
@@ -386,7 +386,7 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
     **Returns:** a real scalar; 0 for trees without leaves.
     """
     pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for pair in pairs for x in pair)))
+    dtype = sum_dtype(pairs)
     total = jnp.zeros((), dtype)
     for x, y in pairs:
         wide = accumulation_dtype(x.dtype, y.dtype)

@@ -11,11 +11,12 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
 from ..shaping._own_decay import decay_mask, where_field
-from ._sums import AbstractEstimatingAdam, bounded, larger, sum_dtype
+from ._sums import AbstractEstimatingAdam, bounded, larger
 
 
 class ScaleByDAdaptAdamState(eqx.Module):

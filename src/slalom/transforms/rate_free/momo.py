@@ -13,11 +13,12 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
 from ..shaping._own_decay import decay_mask, where_field
-from ._sums import bounded, sum_dtype
+from ._sums import bounded
 
 
 class _AbstractMomo(AbstractRule[State]):

@@ -77,7 +77,7 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
     estim_lr0: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 

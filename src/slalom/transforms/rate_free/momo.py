@@ -84,7 +84,7 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
     lower_bound: Hyperparameter = hyperparameter(0.0)
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByMomoState:
@@ -167,7 +167,7 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     lower_bound: Hyperparameter = hyperparameter(0.0)
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 

@@ -83,7 +83,7 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     safeguard_warmup: bool = eqx.field(default=False, static=True)
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 

@@ -130,7 +130,7 @@ def norms_along(
     # Neither x / ‖x‖ nor ‖x‖ depends on this number.
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True, initial=0))
     small = divided(x, largest)
-    return small, root(jnp.sum(abs_squared(small), axes, keepdims=True)), largest
+    return small, norm(small, axes), largest
 
 
 def positive(square: Real[Array, "..."]) -> Real[Array, "..."]:
@@ -398,9 +398,15 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
     return total
 
 
-def norm(x: Inexact[Array, "..."]) -> Scalar:
-    """The Euclidean norm of one array, in its own precision, which in rules is at least float32."""
-    return root(jnp.sum(abs_squared(x)))
+def norm(x: Inexact[Array, "..."], axes: int | tuple[int, ...] | None = None) -> Real[Array, "..."]:
+    """The Euclidean norm of one array, in its own precision, which in rules is at least float32.
+
+    **Arguments:**
+
+    - `x`: a floating or complex array.
+    - `axes`: those over which the squares are summed, which keep size 1; `None` for all.
+    """
+    return root(jnp.sum(abs_squared(x), axes, keepdims=axes is not None))
 
 
 def rms(x: Inexact[Array, "..."]) -> Scalar:

@@ -20,6 +20,11 @@ def is_inexact(x: Any) -> bool:
     return is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
+def is_key(x: Any) -> bool:
+    """Whether `x` is an array of typed PRNG keys."""
+    return is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
 def canonical(dtype: Any) -> np.dtype:
     """The dtype that JAX uses for it: float64 becomes float32 unless x64 is enabled."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))

@@ -16,8 +16,8 @@ NEEDS_A_VALUE = (
 )
 """What JAX raises where a traced array would have to have a value."""
 
-_PACKAGE = __name__.partition(".")[0]
-_BETWEEN = (_PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
+PACKAGE = __name__.partition(".")[0]
+_BETWEEN = (PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 
 
 def warn(message: str) -> None:

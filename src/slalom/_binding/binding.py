@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -110,11 +109,6 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
 def is_abstract(model: PyTree) -> bool:
     """Whether a model has shapes and dtypes in place of arrays."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
-
-
-def abstract_optimizer(make: Callable[[PyTree], Any], model: PyTree) -> Any:
-    """An optimizer for an abstract model: shapes, dtypes and shardings in place of arrays."""
-    return eqx.filter_eval_shape(make, model)
 
 
 def no_transform(given: Any, model: PyTree) -> str:

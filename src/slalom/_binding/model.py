@@ -157,7 +157,7 @@ def split(model: PyTree, trainable: Where | None) -> Split:
     Its inexact arrays are trainable, except for those that it marks as frozen, or those of them
     that are selected.
     """
-    leaves, structure = jax.tree.flatten(model, is_leaf=_is_state_index)
+    leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
     inexact = tuple(tree.is_inexact(x) and not _overlooked(x) for x in leaves)
     params = Split(leaves, structure, inexact).params
     chosen = iter(mask(Unmarked() if trainable is None else trainable, params))
@@ -207,7 +207,8 @@ def _overlooked(x: Any) -> bool:
     return tree.is_inexact(x) and not eqx.is_inexact_array(x)
 
 
-def _is_state_index(x: Any) -> bool:
+def is_state_index(x: Any) -> bool:
+    """Whether this holds the place of what belongs to an `eqx.nn.State`."""
     return isinstance(x, eqx.nn.StateIndex)
 
 
@@ -252,7 +253,7 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
 
     ```
     """
-    leaves, structure = jax.tree.flatten(model, is_leaf=_is_state_index)
+    leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
     try:
         given = structure.flatten_up_to(updates)
     except (ValueError, TypeError):

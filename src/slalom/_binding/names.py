@@ -1,6 +1,5 @@
 """A name for each array of an optimizer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple
     for part in parts(transform):
         # The innermost part that holds a leaf comes last.
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.module):
-            names[i] = _join(part.path, dotted(key_path))
+            names[i] = ".".join(filter(None, (*part.path, dotted(key_path))))
     numbers = []
     for path, part, field in all_targets(transform).values():
         i = getattr(part.module, field.name)
@@ -44,10 +43,6 @@ def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple
         names[i] = free_name(names[i], taken)
         taken.add(names[i])
     return tuple(names)
-
-
-def _join(path: Sequence[str], local: str) -> str:
-    return ".".join(filter(None, (*path, local)))
 
 
 def free_name(name: str, taken: set[str]) -> str:

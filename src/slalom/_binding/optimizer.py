@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -22,7 +23,6 @@ from ..where.resolve import Where, WhereLike, as_where, as_where_or_none, check_
 from .arrays import Arrays
 from .binding import (
     Binding,
-    abstract_optimizer,
     bind,
     init_state,
     is_abstract,
@@ -101,7 +101,7 @@ class Optimizer(AbstractBound):
             make = functools.partial(
                 Optimizer, transform, trainable=where, hyperparam_dtype=hyperparam_dtype
             )
-            self.arrays = abstract_optimizer(make, model).arrays
+            self.arrays = eqx.filter_eval_shape(make, model).arrays
             return
         params = jax.tree.map(strong, checked_split(model, where).params)
         transform = checked(transform, params, hyperparam_dtype)

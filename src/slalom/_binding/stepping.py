@@ -17,7 +17,7 @@ from .._core.protocol.write import ADD, Writer
 from .._core.state.marks import params_like_fields
 from .._core.state.slots import slots
 from .._core.state.walk import parts, transforms
-from ..tree.dtypes import canonical_float
+from ..tree.dtypes import canonical_float, is_key
 from ..tree.paths import leaf_paths
 from ..tree.types import Params, PyTree, is_function
 from .model import Split, check_bound
@@ -296,8 +296,7 @@ def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list
                 f"{after.dtype}{list(after.shape)}. Cast the new value, for example with "
                 "`.astype(old.dtype)`."
             )
-        is_key = jnp.issubdtype(before.dtype, jax.dtypes.prng_key)
-        leaves.append(after if is_key else tree.cast(after, before.dtype))
+        leaves.append(after if is_key(after) else tree.cast(after, before.dtype))
     return leaves
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from ..tree import is_array
+from ..tree.dtypes import is_key
 from ..tree.paths import candidates, dotted
 from .residual_losses import AbstractCurvatureLoss
 
@@ -197,7 +197,7 @@ def _role(x: Any, holds_batch: bool) -> Role:
 
 def is_single_key(x: Any) -> bool:
     """Whether a leaf is one PRNG key, which every part or step gets its own of."""
-    return is_array(x) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return is_key(x) and x.ndim == 0
 
 
 def _positional_names(loss_fn: Callable[..., Any]) -> list[str]:

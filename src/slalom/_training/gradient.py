@@ -21,7 +21,7 @@ from .._core.protocol.parts import Part
 from .._core.protocol.per_example import AbstractPerExampleTransform, with_first_link
 from .._core.protocol.transform import AbstractTransform
 from .._core.state.walk import transforms
-from .._core.text.messages import warn
+from .._core.text.messages import NEEDS_A_VALUE, warn
 from ..combine import Terms
 from ..tree import accumulation_dtype, cast, inner, map_leaves
 from ..tree.dtypes import canonical_float
@@ -32,7 +32,6 @@ from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .curvature import curvature_loss
 from .loss import (
-    NEEDS_A_VALUE,
     LossGradient,
     LossResult,
     checked_loss,

@@ -126,14 +126,6 @@ def _sum_of_terms(terms: dict[Any, Any]) -> Array:
     return total
 
 
-NEEDS_A_VALUE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-"""What JAX raises where a traced array would have to have a value."""
-
-
 def needs_a_value(error: Exception) -> str:
     """The message for a loss that asks for the value of an array while it is traced."""
     return (

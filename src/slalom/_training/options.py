@@ -11,6 +11,23 @@ Donate: TypeAlias = Literal["opt", "all", False]
 BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
 
 
+def check_steps(steps: Any, who: str, least: int, name: str = "steps") -> None:
+    """Raises an error for anything but a number of steps."""
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise TypeError(f"`{name}` of `{who}` must be an int, got {steps!r}.")
+    if steps < least:
+        raise ValueError(f"`{name}` of `{who}` must be at least {least}, got {steps}.")
+
+
+def check_model_state(microbatches: int | str | None) -> None:
+    """Raises an error for a state of the model that several microbatches would start from."""
+    if microbatches is not None:
+        raise ValueError(
+            "`model_state` cannot be combined with `microbatches`: every microbatch would start "
+            "from the same state. Leave out one of them."
+        )
+
+
 class TrainOptions(TypedDict, total=False):
     """The keywords of `train_step` that do not change what the step returns, as users pass them.
 

@@ -16,7 +16,7 @@ from ..tree.paths import dotted, first_difference
 from ..tree.types import PyTree
 from .batch import is_single_key
 from .gradient import TrainingInputs, training_step
-from .options import Options
+from .options import Options, check_model_state, check_steps
 
 
 def scanned_steps(
@@ -161,13 +161,8 @@ def check_guarded(opt: Any, guarded: list[Any], results: Any) -> None:
 def check_scan(options: Options, scan: dict[str, Any], model_state: PyTree) -> None:
     """Raises an error for options that a scan cannot have."""
     for name, least in (("length", 0), ("unroll", 1)):
-        number = scan[name]
-        if number is None and name == "length":
-            continue
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"`{name}` of `step.scan` must be an int, got {number!r}.")
-        if number < least:
-            raise ValueError(f"`{name}` of `step.scan` must be at least {least}, got {number}.")
+        if scan[name] is not None or name != "length":
+            check_steps(scan[name], "step.scan", least, name)
     if not isinstance(scan["with_metrics"], bool):
         raise TypeError(
             f"`with_metrics` of `step.scan` must be a bool, got {scan['with_metrics']!r}."
@@ -179,11 +174,7 @@ def check_scan(options: Options, scan: dict[str, Any], model_state: PyTree) -> N
             "`model_state` is what the loss returns as its `aux`. Write "
             "`sl.train_step(loss_fn, has_aux=True)`, and return (loss, model_state)."
         )
-    if options.microbatches is not None:
-        raise ValueError(
-            "`model_state` cannot be combined with `microbatches`: every microbatch would start "
-            "from the same state. Leave out one of them."
-        )
+    check_model_state(options.microbatches)
 
 
 def _check_state(new: PyTree, old: PyTree) -> None:

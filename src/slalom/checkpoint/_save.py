@@ -13,13 +13,13 @@ from .. import tree
 from .._binding.optimizer import Optimizer
 from .._binding.programs.compiled import check_readable
 from .._core.text.advice import advise_positions
+from .._core.text.messages import PACKAGE
 from ..tree.types import PyTree
 from . import _file
 from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host
 from ._optimizers import Layout
 from ._saving import Saving, settle
 
-_PACKAGE = __name__.partition(".")[0]
 _RESERVED = ("path", "background", "strict", "hyperparams")
 
 
@@ -124,9 +124,9 @@ def start(
 
 def _header(trees: Mapping[str, PyTree], optimizers: Mapping[str, Optimizer]) -> dict[str, str]:
     """The readable part of the header, and the layouts of the optimizers."""
-    slalom = sys.modules[_PACKAGE].__version__
+    slalom = sys.modules[PACKAGE].__version__
     libraries = {name: importlib.metadata.version(name) for name in ("jax", "equinox", "numpy")}
-    versions = {_PACKAGE: slalom, **libraries, "python": platform.python_version()}
+    versions = {PACKAGE: slalom, **libraries, "python": platform.python_version()}
     single = len(optimizers) == 1
 
     def text(of: Callable[[Optimizer], str]) -> str:

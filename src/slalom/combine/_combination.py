@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .. import tree
-from .._core.fields.declare import hyperparameter_fields
-from .._core.fields.schedule import read_number
+from .._core.fields.declare import read_numbers
 from .._core.protocol.context import Context
 from .._core.protocol.parts import AbstractDeclared
 
@@ -72,8 +71,8 @@ class AbstractCombination(AbstractDeclared):
         def cast(x: Any) -> Any:
             return jnp.asarray(x, dtype) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x
 
-        names = [field.name for field in hyperparameter_fields(self)]
-        now = SimpleNamespace(**{name: cast(read_number(self, name, context)) for name in names})
+        numbers = read_numbers(self, context)
+        now = SimpleNamespace(**{name: cast(x) for name, x in numbers.items()})
         known = Terms(terms.losses, None if terms.gram is None else cast(terms.gram))
         weights, new = self.weigh(now, known, jax.tree.map(cast, state))
         return cast(weights), tree.cast_like(new, state)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from .. import tree
 from .._core.state.marks import map_params
+from ..tree.dtypes import is_key
 from ..tree.types import PyTree
 
 Tree = TypeVar("Tree")
@@ -77,14 +78,10 @@ def register(state: type, to_names: Any, from_names: Any) -> None:
 
 def _without_key(x: Any) -> Any:
     """Flax writes no typed PRNG keys, but their numbers."""
-    return jax.random.key_data(x) if _is_key(x) else x
+    return jax.random.key_data(x) if is_key(x) else x
 
 
 def _like(target: Any, saved: Any) -> Any:
-    if _is_key(target):
+    if is_key(target):
         return jax.random.wrap_key_data(jnp.asarray(saved), impl=jax.random.key_impl(target))
     return jnp.asarray(saved) if tree.is_array(saved) else saved
-
-
-def _is_key(x: Any) -> bool:
-    return tree.is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

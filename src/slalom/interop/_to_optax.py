@@ -181,13 +181,11 @@ def _in_containers_of(given: PyTree, plain: PyTree, result: PyTree) -> PyTree:
 def _given(tx: AbstractTransform[Any], bound: AbstractTransform[Any]) -> tuple[str, ...]:
     """The paths of the arrays of a transform, where others have numbers."""
     opt = as_optimizer(as_state(bound, None, tree.fresh_count(), ()))
-    numbers = [x for x in jax.tree.leaves(tx) if tree.is_array(x) or _is_number(x)]
+    numbers = [
+        x for x in jax.tree.leaves(tx) if tree.is_array(x) or isinstance(x, bool | int | float)
+    ]
     pairs = zip(opt.binding.names, numbers, strict=False)
     return tuple(name for name, x in pairs if tree.is_array(x))
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, bool | int | float)
 
 
 def _with_given(state: ToOptaxState, tx: AbstractTransform[Any]) -> ToOptaxState:

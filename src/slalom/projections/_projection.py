@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._core.fields.declare import hyperparameter_fields
-from .._core.fields.schedule import read_number
+from .._core.fields.declare import read_numbers
 from .._core.protocol.context import Context
 from .._core.protocol.parts import AbstractDeclared
 from .._core.text.printing import code
@@ -95,8 +94,7 @@ class AbstractProjection(AbstractDeclared):
         return self.tangent(self._at(context), tree.widened(x), tree.widened(u))
 
     def _at(self, context: Context | None) -> SimpleNamespace:
-        names = [field.name for field in hyperparameter_fields(self)]
-        return SimpleNamespace(**{name: read_number(self, name, context) for name in names})
+        return SimpleNamespace(**read_numbers(self, context))
 
     def check(self, x: PyTree) -> None:
         """Raises an error for a tree that cannot be projected. `tx.project` calls it at binding.

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from .. import tree
 from .._core.fields.declare import Hyperparameter, hyperparameter
 from .._core.text.printing import code
+from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Scalar
 from ._projection import AbstractProjection
@@ -220,7 +221,7 @@ class linf_ball(AbstractProjection):
 def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     """max(x − τ, 0) with the τ for which the sum is `scale`."""
     leaves, structure = jax.tree.flatten(x)
-    dtype = tree.accumulation_dtype(*(leaf.dtype for leaf in leaves))
+    dtype = sum_dtype(leaves)
     scale = tree.cast(scale, dtype)
     top = jnp.array(-jnp.inf, dtype)
     for leaf in leaves:
@@ -289,15 +290,13 @@ def _times(a: PyTree, b: PyTree) -> PyTree:
 
 def _sum(x: PyTree) -> Array:
     """The sum over all entries of all leaves, which are real."""
-    dtype = tree.accumulation_dtype(*(leaf.dtype for leaf in jax.tree.leaves(x)))
-    return sum(
-        (tree.cast(jnp.sum(leaf), dtype) for leaf in jax.tree.leaves(x)), jnp.zeros((), dtype)
-    )
+    dtype, leaves = sum_dtype(x), jax.tree.leaves(x)
+    return sum((tree.cast(jnp.sum(leaf), dtype) for leaf in leaves), jnp.zeros((), dtype))
 
 
 def _norm(x: PyTree) -> Array:
     """The Euclidean norm of all leaves, also where the squares would overflow or underflow."""
-    dtype = tree.real_dtype(tree.accumulation_dtype(*(y.dtype for y in jax.tree.leaves(x))))
+    dtype = sum_dtype(x)
     largest = jnp.zeros((), dtype)
     for leaf in jax.tree.leaves(jax.lax.stop_gradient(x)):
         largest = jnp.maximum(largest, tree.cast(jnp.max(jnp.abs(leaf), initial=0), dtype))

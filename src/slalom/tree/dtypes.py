@@ -20,6 +20,11 @@ def is_inexact(x: Any) -> bool:
     return is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
+def is_key(x: Any) -> bool:
+    """Whether `x` is an array of typed PRNG keys."""
+    return is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
 def canonical(dtype: Any) -> np.dtype:
     """The dtype that JAX uses for it: float64 becomes float32 unless x64 is enabled."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
@@ -47,6 +52,11 @@ def real_dtype(dtype: Any) -> np.dtype:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.dtype(jnp.finfo(dtype).dtype)
     return dtype
+
+
+def sum_dtype(tree: PyTree) -> np.dtype:
+    """The dtype of sums over all leaves of squares or of real parts: at least float32."""
+    return real_dtype(accumulation_dtype(*(x.dtype for x in jax.tree.leaves(tree))))
 
 
 def in_precision_of(x: Any, dtype: np.dtype) -> Array:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from .checks import check_inexact
-from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype
+from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype, sum_dtype
 from .types import Params, PyTree, Tracer, under_jit
 
 
@@ -158,7 +158,7 @@ def zeros_of_sums(x: Any, along: Iterable[int | tuple[int, ...]]) -> tuple[Array
 
     A summed axis has size 1.
     """
-    dtype = real_dtype(accumulation_dtype(canonical(x.dtype)))
+    dtype = sum_dtype(x)
     return tuple(
         _zeros_of_sum(x, (axes,) if isinstance(axes, int) else axes, dtype) for axes in along
     )
@@ -174,7 +174,7 @@ def _zeros_of_sum(x: Any, axes: tuple[int, ...], dtype: np.dtype) -> Array:
     home = getattr(x, "sharding", None)
     if not isinstance(home, NamedSharding) or isinstance(x, Tracer):
         return zeros_of(jax.ShapeDtypeStruct(tuple(shape), dtype), x)
-    spec = [*home.spec, *(None,) * (len(shape) - len(home.spec))]
+    spec = full_spec(home.spec, len(shape))
     for axis in axes:
         spec[axis] = None
     home = NamedSharding(
@@ -183,13 +183,31 @@ def _zeros_of_sum(x: Any, axes: tuple[int, ...], dtype: np.dtype) -> Array:
     return _compiled_zeros(home)(tuple(shape), dtype)
 
 
+def axis_names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes in one entry of a spec."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def num_parts(sizes: Mapping[str, int], entry: Any) -> int:
+    """Into how many parts one entry of a spec divides an axis, on a mesh with these sizes."""
+    return math.prod(sizes[name] for name in axis_names(entry))
+
+
+def full_spec(spec: Iterable[Any], ndim: int) -> list[Any]:
+    """The spec with an entry for each axis of the array."""
+    entries = list(spec)
+    return entries + [None] * (ndim - len(entries))
+
+
 def canonical_spec(mesh: Any, spec: Sequence[Any], ndim: int) -> PartitionSpec:
     """The spec that JAX gives to the result of a program. Specs that mean the same may differ.
 
     With explicit axes it has an entry for each of the `ndim` axes of the array; otherwise none at
     the end is `None`.
     """
-    entries = [*spec, *(None,) * (ndim - len(spec))]
+    entries = full_spec(spec, ndim)
     if AxisType.Explicit not in mesh.axis_types:
         while entries and entries[-1] is None:
             entries.pop()
@@ -210,9 +228,9 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     if all(entry is None for entry in changed):
         return jnp.reshape(x, shape)
     kept: list[Any] = []
-    for name in changed[0] if isinstance(changed[0], tuple) else (changed[0],):
-        parts = math.prod(mesh.shape[other] for other in (*kept, name) if other is not None)
-        if name is None or len(shape) == before + after or shape[before] % parts:
+    for name in axis_names(changed[0]):
+        parts = num_parts(mesh.shape, (*kept, name))
+        if len(shape) == before + after or shape[before] % parts:
             break
         kept.append(name)
     middle = [tuple(kept) or None, *(None,) * (len(shape) - before - after - 1)]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Inexact, Real
 
-from .dtypes import accumulation_dtype, cast, in_precision_of, real_dtype, widened
+from .dtypes import accumulation_dtype, cast, in_precision_of, sum_dtype, widened
 from .kernels import entries
 from .leaves import map_leaves
 from .types import PyTree, Scalar
@@ -130,7 +130,7 @@ def norms_along(
     # Neither x / ‖x‖ nor ‖x‖ depends on this number.
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True, initial=0))
     small = divided(x, largest)
-    return small, root(jnp.sum(abs_squared(small), axes, keepdims=True)), largest
+    return small, norm(small, axes), largest
 
 
 def positive(square: Real[Array, "..."]) -> Real[Array, "..."]:
@@ -169,7 +169,7 @@ def squared_norm(tree: PyTree) -> Scalar:
 
 def sum_of(scalars: Sequence[Scalar]) -> Scalar:
     """The sum of real scalars, in order, in at least float32."""
-    dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in scalars))
+    dtype = sum_dtype(scalars)
     terms = [cast(x, dtype) for x in scalars]
     total = jnp.zeros((), dtype)
     if len(terms) <= _MANY:
@@ -324,46 +324,33 @@ def opaque(tree: PyTree) -> PyTree:
     return jax.lax.optimization_barrier(tree)
 
 
-def scaled_norm(tree: PyTree, *, small: bool = True) -> Scalar:
+def scaled_norm(tree: PyTree) -> Scalar:
     """The `global_norm`, even where the sum of squares overflows or underflows.
 
-    **Arguments:**
-
-    - `tree`: a tree of floating or complex arrays.
-    - `small`: as for `NormOf`.
-
-    **Returns:** a real scalar; NaN if the tree is not finite, or if the norm itself overflows.
+    It is NaN if the tree is not finite, or if the norm itself overflows.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
         return jnp.zeros((), jnp.float32)
-    return norm_of_all(*_sums_and_again(leaves, small))
+    return norm_of_all(*_sums_and_again(leaves))
 
 
-def leaf_norms(tree: PyTree, *, small: bool = True) -> PyTree:
-    """The Euclidean norm of each leaf, even where the sum of its squares overflows.
-
-    **Arguments:**
-
-    - `tree`: a tree of floating or complex arrays.
-    - `small`: as for `NormOf`.
-
-    **Returns:** a tree of real scalars.
-    """
+def leaf_norms(tree: PyTree) -> PyTree:
+    """The Euclidean norm of each leaf, even where the sum of its squares overflows."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    sums, again = _sums_and_again(leaves, small)
+    sums, again = _sums_and_again(leaves)
     (norms,) = entries([norms_of(sums, again)])
     return structure.unflatten([cast(x, s.value.dtype) for x, s in zip(norms, sums, strict=True)])
 
 
-def _sums_and_again(leaves: list[Array], small: bool) -> tuple[SumsOfSquares, Again]:
+def _sums_and_again(leaves: list[Array]) -> tuple[SumsOfSquares, Again]:
     def again(factors: list[Twice]) -> SumsOfSquares:
         pairs = zip(opaque(leaves), factors, strict=True)
-        return [NormOf(widened(x), small).squared(twice) for x, twice in pairs]
+        return [NormOf(widened(x)).squared(twice) for x, twice in pairs]
 
-    return [NormOf(widened(x), small).squared() for x in leaves], again
+    return [NormOf(widened(x)).squared() for x in leaves], again
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
@@ -399,7 +386,7 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
     **Returns:** a real scalar; 0 for trees without leaves.
     """
     pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    dtype = real_dtype(accumulation_dtype(jnp.float32, *(x.dtype for pair in pairs for x in pair)))
+    dtype = sum_dtype(pairs)
     total = jnp.zeros((), dtype)
     for x, y in pairs:
         wide = accumulation_dtype(x.dtype, y.dtype)
@@ -411,9 +398,15 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
     return total
 
 
-def norm(x: Inexact[Array, "..."]) -> Scalar:
-    """The Euclidean norm of one array, in its own precision, which in rules is at least float32."""
-    return root(jnp.sum(abs_squared(x)))
+def norm(x: Inexact[Array, "..."], axes: int | tuple[int, ...] | None = None) -> Real[Array, "..."]:
+    """The Euclidean norm of one array, in its own precision, which in rules is at least float32.
+
+    **Arguments:**
+
+    - `x`: a floating or complex array.
+    - `axes`: those over which the squares are summed, which keep size 1; `None` for all.
+    """
+    return root(jnp.sum(abs_squared(x), axes, keepdims=axes is not None))
 
 
 def rms(x: Inexact[Array, "..."]) -> Scalar:

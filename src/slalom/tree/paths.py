@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+_MOST_CANDIDATES = 8
+
 
 def dotted(key_path: Sequence[Any]) -> str:
     """A JAX key path as a dotted path: field names, dict keys and indices joined by dots."""
@@ -45,9 +47,17 @@ def half_of(key_path: Sequence[Any]) -> str:
     return next((key.name for key in key_path if isinstance(key, HalfKey)), "")
 
 
-def leaf_paths(tree: PyTree, is_leaf: Any = None) -> list[str]:
+def leaf_paths(tree: PyTree) -> list[str]:
     """The dotted path of each leaf, in order. The path of a tree that is a single leaf is `''`."""
-    return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
+    return [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def children_of(node: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
+    """The keys and the children of a node, as JAX sees it, and its structure around them."""
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        node, is_leaf=lambda child: child is not node
+    )
+    return [(path[0], child) for path, child in children if path], structure
 
 
 def example(structure: Any) -> PyTree:
@@ -107,13 +117,13 @@ def not_one(
     return KeyError(f"{quoted} {what}. Candidates: {listed}.{advice}")
 
 
-def candidates(name: str, known: Iterable[str], limit: int = 8) -> str:
+def candidates(name: str, known: Iterable[str]) -> str:
     """Those of `known` to suggest instead of `name`, closest first, as text for a message."""
     known = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, known, n=limit, cutoff=0.4)
+    close = difflib.get_close_matches(name, known, n=_MOST_CANDIDATES, cutoff=0.4)
     # A short name often means the last segment of a longer one.
     close += [k for k in known if k not in close and name.split(".")[-1] in k]
-    listed = (close + [k for k in known if k not in close])[:limit]
+    listed = (close + [k for k in known if k not in close])[:_MOST_CANDIDATES]
     text = ", ".join(f"'{k}'" for k in listed)
     more = len(known) - len(listed)
     return (text or "none") + (f" and {more} more" if more > 0 else "")
@@ -144,14 +154,10 @@ def _other_node(left: Any, right: Any, names: tuple[str, str], path: str) -> str
         a, b = getattr(left, field.name, None), getattr(right, field.name, None)
         if field.metadata.get("static", False) and a is not b and a != b:
             return f"'{path}{'.' * bool(path)}{field.name}' is {a!r} in {here} and {b!r} in {there}"
-    children = [
-        jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x, node=node: x is not node)
-        for node in (left, right)
-    ]
-    for (key, a), (_, b) in zip(*children, strict=False):
+    for (key, a), (_, b) in zip(children_of(left)[0], children_of(right)[0], strict=False):
         if jax.tree_util.all_leaves([a, b]):
             continue
-        found = _other_node(a, b, names, ".".join(filter(None, (path, dotted(key)))))
+        found = _other_node(a, b, names, ".".join(filter(None, (path, dotted([key])))))
         if found:
             return found
     return None

@@ -239,13 +239,8 @@ class _Tree(Where):
         return repr(self.structure.unflatten(self.values))
 
 
-def _is_concrete_bool(value: Any) -> bool:
-    """Whether a value is a 0-d array of one bool that NumPy holds."""
-    return isinstance(value, np.ndarray) and value.shape == () and value.dtype == np.bool_
-
-
 def _concrete(value: Any) -> Any:
-    if isinstance(value, np.bool_) or _is_concrete_bool(value):
+    if isinstance(value, np.bool_ | np.ndarray) and (value.shape, value.dtype) == ((), np.bool_):
         return bool(value)
     if isinstance(value, jax.Array | np.ndarray):
         raise TypeError(

@@ -25,6 +25,7 @@ from ...tree.memory import is_on_host, to_device, to_host
 from ...tree.paths import dotted
 from ...tree.types import Tracer, under_jit
 from ..arrays import is_deleted
+from ..model import strong
 from ..sharding.mesh import constrain, may_be_at, mesh_sharding
 from .interrupts import compiling
 
@@ -269,7 +270,8 @@ class Program(Generic[Arguments, Other]):
         if any(is_deleted(leaves[i]) for i in carried[:1] + carried[-1:]):
             raise ValueError(_donated_earlier(arguments))
         if any(getattr(leaves[i], "weak_type", False) for i in carried):
-            leaves = [_strong(x) if i in carried else x for i, x in enumerate(leaves)]
+            # So that the second call has the same types as the first.
+            leaves = [strong(x) if i in carried else x for i, x in enumerate(leaves)]
         donated, kept = signature.separate(leaves)
         try:
             return signature.results, unpack(
@@ -349,11 +351,6 @@ class Program(Generic[Arguments, Other]):
         carried = positions(self._carried)
         donated = () if self._donated is None else positions(self._donated)
         return Signature(structure, statics, carried, donated, ())
-
-
-def _strong(x: Any) -> Any:
-    """The array with a strong type, so that the second call has the same types as the first."""
-    return jax.numpy.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
 def _key(arguments: PyTree, statics: dict[int, Any], structure: Structure) -> Hashable:

@@ -17,7 +17,6 @@ from ..._core.state.walk import inner_transforms, transforms
 from ..._core.text import notebook
 from ..._core.text.printing import LINE, Call, Infix, bytes_as_text, code, shortest
 from ...tree.paths import dotted, whole
-from ...tree.types import Params
 from ...where.resolve import Where
 from ...wrappers.scope.flatten import Flatten
 from ..model import Split
@@ -206,7 +205,8 @@ def describe(
     for part in transforms(transform, state, params=model.params):
         known = {field.name for field in hyperparameter_fields(part.module)}
         numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
-        paths = [dotted(whole(key_path)) for key_path in _key_paths(part.params)]
+        leaves = jax.tree_util.tree_leaves_with_path(part.params)
+        paths = [dotted(whole(key_path)) for key_path, _ in leaves]
         for path, note in dict(zip(paths, part.module.notes(part.params), strict=True)).items():
             if path not in rows:
                 continue  # inside a transform that changes the leaves, such as `.flatten()`
@@ -264,10 +264,6 @@ def _in_buffer(buffers: Mapping[str, Any], slot: Slot) -> Mapping[str, float]:
             apart = slot.param.removeprefix("apart.")
             return {apart: 1.0} if apart != slot.param else shares.get(slot.param, {})
     return {}
-
-
-def _key_paths(params: Params | None) -> list[tuple[Any, ...]]:
-    return [key_path for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def metrics(transform: AbstractTransform[Any], state: Any) -> dict[str, Array]:

@@ -18,12 +18,13 @@ from ..._core.state.marks import SPREAD
 from ..._core.state.slots import Slot, slots
 from ..._core.state.walk import transforms
 from ..._core.text.printing import bytes_as_text
+from ...tree.fresh import axis_names, full_spec, num_parts
 from ...tree.paths import dotted, example, leaf_paths
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
 from ..arrays import Arrays
 from ..optimizer import Optimizer
-from ..sharding.mesh import axis_names, spread_spec
+from ..sharding.mesh import spread_spec
 from ..sharding.shard import partitioning
 
 _PASSED = {"params", "step", "value", "grad", "key"}
@@ -191,15 +192,14 @@ def _abstract(leaf: Any) -> Any:
 def _spec(path: str, leaf: Any, axes: dict[str, int]) -> Spec:
     """How a leaf of the model is sharded, with an entry for each of its axes."""
     sharding = getattr(leaf, "sharding", None)
-    whole = (None,) * len(leaf.shape)
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
-        return whole
+        return (None,) * len(leaf.shape)
     if not isinstance(sharding, NamedSharding):
         raise TypeError(
             f"The sharding of '{path}' is a {type(sharding).__name__}, which names no mesh axes. "
             "Use `jax.sharding.NamedSharding(mesh, spec)`."
         )
-    spec = (*sharding.spec, *whole[len(sharding.spec) :])
+    spec = tuple(full_spec(sharding.spec, len(leaf.shape)))
     for i, entry in enumerate(spec):
         for name in axis_names(entry):
             if name not in axes:
@@ -208,7 +208,7 @@ def _spec(path: str, leaf: Any, axes: dict[str, int]) -> Spec:
                     f"{', '.join(map(repr, axes))}. Use the names of the mesh in the "
                     "`PartitionSpec`."
                 )
-        parts = math.prod(axes[name] for name in axis_names(entry))
+        parts = num_parts(axes, entry)
         if leaf.shape[i] % parts:
             raise ValueError(
                 f"'{path}' has shape {tuple(leaf.shape)}, and its axis {i} cannot be divided into "
@@ -220,7 +220,7 @@ def _spec(path: str, leaf: Any, axes: dict[str, int]) -> Spec:
 
 def _bytes(x: Any, spec: Spec, axes: dict[str, int]) -> int:
     """The bytes of an array on each device."""
-    parts = math.prod(axes[name] for entry in spec for name in axis_names(entry))
+    parts = math.prod(num_parts(axes, entry) for entry in spec)
     return math.prod(x.shape) * x.dtype.itemsize // parts
 
 

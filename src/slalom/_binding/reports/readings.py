@@ -6,18 +6,16 @@ derived once per structure. Most numbers are arrays of the optimizer. A schedule
 few of them, which is compiled.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
-from jax.tree_util import DictKey
 from jaxtyping import Array
 
-from ..._core.fields import by_path
-from ..._core.fields.by_path import ByPath, the_path
+from ..._core.fields.by_path import AbstractByPath, ByPath, the_path
 from ..._core.text import notebook
 from ..._core.text.printing import shortest
 from ..arrays import Arrays, check_not_donated
@@ -41,7 +39,7 @@ class Reading(NamedTuple):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Readings(_Numbers):
+class Readings(AbstractByPath, _Numbers):
     """Numbers of an optimizer by path. Any unambiguous suffix of a path works as a key.
 
     Each number is computed when it is read. `.to_dict()` returns all of them as Python numbers.
@@ -94,10 +92,6 @@ class Readings(_Numbers):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    __contains__ = by_path.contains
-    get = by_path.get_or_default
-    __repr__ = by_path.listed
-
     def to_dict(self) -> dict[str, Any]:
         """All of them as plain Python numbers, in one transfer, for loggers and JSON.
 
@@ -112,21 +106,8 @@ class Readings(_Numbers):
         rows = [(name, shortest(value)) for name, value in self.items()]
         return notebook.document(notebook.table(("name", "value"), rows, "", ("value",)))
 
-    def __reduce__(self) -> Any:
-        return ByPath, (dict(self),)
-
     def __setitem__(self, name: str, value: Any) -> None:
         ByPath.refuse()
-
-    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple((DictKey(path), x) for path, x in self.items()), tuple(self)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple(self.values()), tuple(self)
-
-    @classmethod
-    def tree_unflatten(cls, paths: tuple[str, ...], values: Iterable[Any]) -> ByPath:
-        return ByPath(zip(paths, values, strict=True))
 
     @property
     def _key(self) -> tuple[str, int]:

@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,15 +15,6 @@ from ..._core.text.figures import make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class _Held(NamedTuple):
-    """A schedule in a transform."""
-
-    path: str
-    schedule: AbstractSchedule
-    step: Any
-    """The position of its clock."""
 
 
 def plot_schedules(
@@ -53,8 +43,11 @@ def plot_schedules(
     return figure
 
 
-def _schedules(transform: AbstractTransform[Any], state: Any, count: Any) -> Iterator[_Held]:
-    """All schedules by path. One with state is refused."""
+def _schedules(
+    transform: AbstractTransform[Any], state: Any, count: Any
+) -> Iterator[tuple[str, AbstractSchedule, Any]]:
+    """The path of each schedule, the schedule, and the step on its clock. One with state is
+    refused."""
     clocks = {part.name: part.context.step for part in parts(transform, state, Context(step=count))}
     for part in parts(transform):
         for field in dataclasses.fields(part.module):
@@ -71,4 +64,4 @@ def _schedules(transform: AbstractTransform[Any], state: Any, count: Any) -> Ite
                     )
                 if isinstance(one, AbstractSchedule):
                     name = f"{path}.{i}" if many is value else path
-                    yield _Held(name, one, clocks.get(part.name, jax.numpy.zeros((), jnp.int32)))
+                    yield name, one, clocks.get(part.name, jnp.zeros((), jnp.int32))

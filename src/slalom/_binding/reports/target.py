@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from ..._core.fields.declare import check_number
 from ...tree.dtypes import as_float
 from ...tree.paths import dotted, first_difference
 from ...tree.types import Step, Tracer
+from ..model import is_state_index
 
 _Model = TypeVar("_Model")
 
@@ -95,12 +95,8 @@ def _update(
     *operands: Any,
 ) -> _Model:
     """Applies a rule to pairs of arrays. All other leaves are those of `new`."""
-
-    def is_leaf(x: Any) -> bool:
-        return isinstance(x, eqx.nn.StateIndex)
-
-    paths, structure = jax.tree_util.tree_flatten_with_path(new, is_leaf=is_leaf)
-    olds, other = jax.tree.flatten(old, is_leaf=is_leaf)
+    paths, structure = jax.tree_util.tree_flatten_with_path(new, is_leaf=is_state_index)
+    olds, other = jax.tree.flatten(old, is_leaf=is_state_index)
     if structure != other:
         differ = first_difference(new, old, ("the model", "the target"))
         raise ValueError(f"{name} takes two models of one structure: {differ}.")

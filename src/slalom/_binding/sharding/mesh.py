@@ -1,14 +1,13 @@
 """Shardings of arrays on a mesh of several devices, and how results keep them."""
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ...tree.fresh import canonical_spec
+from ...tree.fresh import axis_names, canonical_spec, num_parts
 from ...tree.types import Tracer
 
 T = TypeVar("T")
@@ -51,13 +50,6 @@ def constrain(x: T, sharding: NamedSharding) -> T:
     return x
 
 
-def axis_names(entry: Any) -> tuple[str, ...]:
-    """The mesh axes in one entry of a spec."""
-    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
-
-
 def spread_spec(
     shape: Sequence[int], spec: Iterable[Any], mesh: Mesh | AbstractMesh
 ) -> tuple[Any, ...]:
@@ -69,7 +61,7 @@ def spread_spec(
     entries = [] if AxisType.Explicit in mesh.axis_types else list(filter(axis_names, spec))
     found: list[Any] = []
     for size in shape:
-        parts = math.prod(mesh.shape[name] for name in axis_names(entries[0])) if entries else 0
+        parts = num_parts(mesh.shape, entries[0]) if entries else 0
         found.append(entries.pop(0) if parts and size and size % parts == 0 else None)
     return tuple(found)
 

@@ -13,6 +13,7 @@ from ... import tree
 from ..._core.state.marks import PARAM_LIKE
 from ..._core.state.slots import slots
 from ..._core.text.messages import listed
+from ...tree.fresh import axis_names, full_spec, num_parts
 from ...tree.paths import candidates, example, leaf_paths
 from ...tree.types import PyTree
 from ..arrays import Arrays
@@ -134,15 +135,14 @@ def _home(x: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
 def _restricted(home: NamedSharding, shapes: list[tuple[int, ...]]) -> NamedSharding:
     """The sharding of a parameter along those axes that its state has, too."""
     ndim = min(map(len, shapes))
-    spec = [*home.spec, *(None,) * (ndim - len(home.spec))][:ndim]
+    spec = full_spec(home.spec, ndim)[:ndim]
 
     def divides(i: int, entry: Any) -> bool:
-        names = entry if isinstance(entry, tuple) else (entry,)
-        parts = math.prod(home.mesh.shape[name] for name in names if name is not None)
+        parts = num_parts(home.mesh.shape, entry)
         return all(shape[i] % parts == 0 for shape in shapes)
 
     kept = [entry if divides(i, entry) else None for i, entry in enumerate(spec)]
-    if kept == [*home.spec, *(None,) * (ndim - len(home.spec))]:
+    if kept == full_spec(home.spec, ndim):
         return home
     return home.update(spec=tree.canonical_spec(home.mesh, kept, ndim))
 
@@ -151,8 +151,8 @@ def _with_axis(home: NamedSharding, shapes: list[tuple[int, ...]], axis: str) ->
     """The sharding with the axis along the largest dimension that is free and divisible in all
     shapes."""
     shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    spec = [*home.spec, *(None,) * (len(shape) - len(home.spec))]
-    used = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+    spec = full_spec(home.spec, len(shape))
+    used = {name for entry in spec for name in axis_names(entry)}
     parts = home.mesh.shape[axis]
     free = [i for i, e in enumerate(spec) if e is None and all(s[i] % parts == 0 for s in shapes)]
     free = [i for i in free if shape[i] > 0]

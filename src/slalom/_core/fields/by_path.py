@@ -10,32 +10,46 @@ from ...tree.paths import named, not_one
 from ..text.advice import renamed_advice
 from ..text.printing import shortest
 
-# Methods of mappings by path. A check of the type `Mapping[str, Array]` would compute a number.
 
+class AbstractByPath:
+    """What mappings have in common whose keys are paths, and any unambiguous suffix of one.
 
-def contains(self: Any, name: object) -> bool:
-    return isinstance(name, str) and bool(matches(name, list(self)))
+    As trees they become a `ByPath` again.
+    """
 
+    # With `self: Any`, since a check of the type `Mapping[str, Array]` would compute a number.
 
-def get_or_default(self: Any, name: str, default: Any = None) -> Any:
-    if name in self:
-        return self[name]
-    return default
+    def __contains__(self: Any, name: object) -> bool:
+        return isinstance(name, str) and bool(matches(name, list(self)))
 
+    def get(self: Any, name: str, default: Any = None) -> Any:
+        if name in self:
+            return self[name]
+        return default
 
-def listed(self: Any) -> str:
-    return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
+    def __repr__(self: Any) -> str:
+        return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
+
+    def __reduce__(self: Any) -> Any:
+        return ByPath, (dict(self.items()),)
+
+    def tree_flatten_with_keys(self: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple((DictKey(path), x) for path, x in self.items()), tuple(self)
+
+    def tree_flatten(self: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, paths: tuple[str, ...], values: Iterable[Any]) -> "ByPath":
+        return ByPath(zip(paths, values, strict=True))
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class ByPath(dict[str, Any]):
+class ByPath(AbstractByPath, dict[str, Any]):
     """A flat dict of values by path; any unambiguous suffix of a path works as a key."""
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(the_path(name, list(self)))
-
-    __contains__ = contains
-    get = get_or_default
 
     @staticmethod
     def refuse(*_: Any, **__: Any) -> Any:
@@ -49,21 +63,6 @@ class ByPath(dict[str, Any]):
     if not TYPE_CHECKING:  # to a type checker a dict has these
         __setitem__ = __delitem__ = __ior__ = refuse
         update = setdefault = pop = popitem = clear = refuse
-
-    def __reduce__(self) -> Any:
-        return ByPath, (dict(self),)
-
-    __repr__ = listed
-
-    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple((DictKey(path), x) for path, x in self.items()), tuple(self)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple(self.values()), tuple(self)
-
-    @classmethod
-    def tree_unflatten(cls, paths: tuple[str, ...], values: Iterable[Any]) -> "ByPath":
-        return cls(zip(paths, values, strict=True))
 
 
 def the_path(name: str, known: Sequence[str]) -> str:

@@ -20,11 +20,12 @@ import numpy as np
 from jaxtyping import Array, PyTree, Real
 
 from ...tree.dtypes import canonical_float, is_array
-from ...tree.types import Tracer, is_function
+from ...tree.types import Scalar, Tracer, is_function
 from ...where.layout import as_layout, check_layout
+from ..protocol.context import Context
 from ..protocol.parts import CHECK
 from ..text.printing import code, shortest
-from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule
+from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule, read_number
 
 Hyperparameter: TypeAlias = (
     float | int | np.number | Real[Array, ""] | Real[np.ndarray, ""] | Callable[..., Any]
@@ -386,3 +387,8 @@ def hyperparameter_fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [
         f for f in dataclasses.fields(cls) if f.metadata.get(_KIND) in (_HYPERPARAMETER, _STEPS)
     ]
+
+
+def read_numbers(module: Any, context: Context | None) -> dict[str, Scalar | None]:
+    """All hyperparameters of a module, as `read_number` reads them."""
+    return {f.name: read_number(module, f.name, context) for f in hyperparameter_fields(module)}

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
+from ...tree.dtypes import is_key
 from ..protocol.parts import CHECK
 
 
@@ -23,7 +24,7 @@ def key_field(**options: Any) -> Any:
 
 def as_key_data(key: Any) -> tuple[Any, Any]:
     """The value of such a field for a key, and the implementation of a typed key."""
-    if tree.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if is_key(key):
         return jax.random.key_data(key), jax.random.key_impl(key)
     return (int(key) if isinstance(key, np.integer) else key), None
 

@@ -17,7 +17,7 @@ from ...tree.types import Scalar, Step, Tracer
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.figures import make_figure
-from ..text.messages import uncalled
+from ..text.messages import NEEDS_A_VALUE, uncalled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -309,20 +309,13 @@ def call_schedule(schedule: Any, function: Callable[[Any], Any], step: Any) -> A
             f"The schedule {schedule!r} branches in Python on the step, which is traced. "
             "Instead of `a if step < n else b`, write `jnp.where(step < n, a, b)`."
         ) from error
-    except _NEEDS_A_VALUE as error:
+    except NEEDS_A_VALUE as error:
         raise TypeError(
             f"The schedule {schedule!r} needs the value of the step, which is traced. Instead of "
             "`math` and `numpy`, use `jax.numpy`. Instead of `values[step]`, write "
             "`jnp.array(values)[step]`. Do not call `int` or `float` on the step."
         ) from error
     return check_schedule_value(schedule, value, step)
-
-
-_NEEDS_A_VALUE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
 
 
 def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:

@@ -8,6 +8,7 @@ describes what it computes. A test compares the two signatures.
 from typing import TYPE_CHECKING, Any, cast
 
 from ...tree.paths import snake_case
+from ..text.messages import PACKAGE
 from ..text.printing import constructor_call, method_call
 from .gradients import AbstractGradientMethods
 from .parameters import AbstractParameterMethods
@@ -15,8 +16,6 @@ from .scope import AbstractScopeMethods
 
 if TYPE_CHECKING:
     import slalom
-
-_PACKAGE = __name__.partition(".")[0]
 
 # The one circle of the library closes here, when a method is called, and not when it is imported.
 # Every transform has these methods, and each method needs the class that it returns, which is a
@@ -33,7 +32,7 @@ class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractPara
     def _code(self) -> Any:
         # The wrappers of the library print as calls of the methods that make them.
         cls = type(self)
-        own = cls.__module__.startswith(f"{_PACKAGE}.wrappers.")
+        own = cls.__module__.startswith(f"{PACKAGE}.wrappers.")
         method = getattr(AbstractFluent, snake_case(cls.__name__), None) if own else None
         if method is None:
             return constructor_call(self)

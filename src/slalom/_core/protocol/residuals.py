@@ -23,6 +23,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Scalar, Updates
 
 
@@ -108,7 +109,7 @@ class Linearization:
         self.blocks = residuals.blocks
         self._outward = residuals.outward
         leaves = [x for x in jax.tree.leaves(params) if tree.is_inexact(x)]
-        self.dtype = tree.real_dtype(tree.accumulation_dtype(*(x.dtype for x in leaves)))
+        self.dtype = sum_dtype(leaves)
         """The dtype of all its arrays."""
         self.num_params = sum(real_size(x) for x in leaves)
         """P, the number of real parameters."""

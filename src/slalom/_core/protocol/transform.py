@@ -18,7 +18,7 @@ from ... import tree
 from ...tree.types import Gradients, Params, Updates
 from ..engine.decoding import run_decoded
 from ..engine.run import Leafwise
-from ..fields.declare import hyperparameter_fields
+from ..fields.declare import read_numbers
 from ..fields.schedule import read_number
 from ..methods.fluent import FLUENT, AbstractFluent
 from ..state.walk import find
@@ -191,12 +191,11 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         Schedules are evaluated at `context.step`. Unbound numbers take the same path as bound
         ones, so both give the same bits.
         """
-        values = {f.name: read_number(self, f.name, context) for f in hyperparameter_fields(self)}
         return SimpleNamespace(
             **{
                 # Half-precision numbers are exact in float32, but 1 − β₂ is not in bfloat16.
                 name: None if x is None else x.astype(tree.accumulation_dtype(x.dtype))
-                for name, x in values.items()
+                for name, x in read_numbers(self, context).items()
             }
         )
 

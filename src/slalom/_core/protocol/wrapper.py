@@ -156,7 +156,7 @@ def run_if(
 
     **Arguments:**
 
-    - `condition`: a bool scalar.
+    - `condition`: a bool scalar, or `True`, which needs no conditional.
     - `run`: `run(*operands)` returns the result and the inner transform's new state.
     - `write`, `params`: as `AbstractTransform.run` gets them.
     - `operands`: what `run` takes; the last one is the inner transform's state.
@@ -164,6 +164,8 @@ def run_if(
     **Returns:** the result and the inner transform's new state, as `run` returns them, or
     `write.idle(...)` and the old state.
     """
+    if condition is True:
+        return run(*operands)
     shapes, _ = jax.eval_shape(run, *operands)
 
     def idle(*operands: Any) -> tuple[Any, Any]:

@@ -35,7 +35,6 @@ class Writer(abc.ABC):
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         """The result for these updates."""
 
-    @abc.abstractmethod
     def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
         """The result of a step in which nothing runs.
 
@@ -44,14 +43,17 @@ class Writer(abc.ABC):
         - `params`: the parameters.
         - `shapes`: the result of a step in which something runs, as `jax.eval_shape` returns it.
         """
+        del shapes
+        return params
 
-    @abc.abstractmethod
     def plain(self, result: PyTree) -> PyTree:
         """The updates or parameters in a result, without observations."""
+        return result
 
-    @abc.abstractmethod
     def new_params(self, params: Params, result: PyTree) -> Params:
         """The parameters that a result leads to."""
+        del params
+        return result
 
     @abc.abstractmethod
     def assigning(self, new: Params) -> "Writer":
@@ -128,9 +130,6 @@ class Return(Writer):
         del params
         return tree.zeros_of(shapes)
 
-    def plain(self, result: PyTree) -> PyTree:
-        return result
-
     def new_params(self, params: Params, result: PyTree) -> Params:
         return tree.add(params, result)
 
@@ -155,17 +154,6 @@ class _Add(Writer):
     def in_place(self, params: Params | None) -> PyTree | None:
         return params
 
-    def idle(self, params: Params | None, shapes: PyTree) -> Params:
-        del shapes
-        return params
-
-    def plain(self, result: PyTree) -> PyTree:
-        return result
-
-    def new_params(self, params: Params, result: PyTree) -> Params:
-        del params
-        return result
-
     def assigning(self, new: Params) -> Writer:
         return _Assign(new)
 
@@ -188,15 +176,6 @@ class _Assign(Writer):
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         del updates
         return tree.cast_like(self.new, params)
-
-    def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
-        return ADD.idle(params, shapes)
-
-    def plain(self, result: PyTree) -> PyTree:
-        return ADD.plain(result)
-
-    def new_params(self, params: Params, result: PyTree) -> Params:
-        return ADD.new_params(params, result)
 
     def assigning(self, new: Params) -> Writer:
         return _Assign(new)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 
+from ...tree.paths import children_of
 from ..engine.encoded import is_encoded
 
 _MARK = "slalom.mark"
@@ -102,23 +103,15 @@ def children_by_name(state: Any) -> dict[str, Any]:
     """The fields of a state by name; empty for what is no state."""
     if not dataclasses.is_dataclass(state):
         return {}
-    children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
-    return {path[0].name: child for path, child in children}
+    return {key.name: child for key, child in children_of(state)[0]}
 
 
 def with_fields(state: Any, new: dict[str, Any]) -> Any:
     """A state with other values in some fields. The constructor would convert and check them."""
     if not new:
         return state
-    children, structure = jax.tree_util.tree_flatten_with_path(
-        state, is_leaf=lambda x: x is not state
-    )
-    return structure.unflatten([new.get(path[0].name, child) for path, child in children])
-
-
-def mark_of(state: Any, field: str) -> str | None:
-    """How a field of a state is marked, if at all."""
-    return marks(state).get(field)
+    children, structure = children_of(state)
+    return structure.unflatten([new.get(key.name, child) for key, child in children])
 
 
 def stored_as(state: Any, field: str) -> str:
@@ -157,25 +150,17 @@ def map_params(
     def has_marks(node: Any) -> bool:
         return bool(params_like_fields(node))
 
-    def keep(leaf: Any) -> Any:
-        return leaf if other is None else other(leaf)
-
     def rebuild(node: Any) -> Any:
-        marked = set(params_like_fields(node))
+        marked = params_like_fields(node)
         if not marked:
-            return keep(node)
-        # Flattened one level at a time: the constructor would convert and check its arguments.
-        children, structure = jax.tree_util.tree_flatten_with_path(
-            node, is_leaf=lambda child: child is not node
-        )
-        return structure.unflatten(
-            [
-                _map_marked(function, child, rest)
-                if path[0].name in marked
-                else map_params(function, child, *rest, other=other)
-                for path, child in children
-            ]
-        )
+            return node if other is None else other(node)
+        new = {
+            name: _map_marked(function, child, rest)
+            if name in marked
+            else map_params(function, child, *rest, other=other)
+            for name, child in children_by_name(node).items()
+        }
+        return with_fields(node, new)
 
     return jax.tree.map(rebuild, state, is_leaf=has_marks)
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ...tree.paths import dotted, example, half_of, leaf_paths, whole
+from ...tree.paths import children_of, dotted, example, half_of, leaf_paths, whole
 from ...tree.types import Params
 from ..protocol.transform import AbstractTransform
-from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, mark_of, stored_as
+from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, marks, stored_as
 from .walk import parts
 
 
@@ -66,21 +66,17 @@ def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str
 def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str]) -> Slot:
     node = state
     for depth, key in enumerate(key_path):
-        field = getattr(key, "name", None)
-        mark = None if field is None else mark_of(node, field)
+        field = getattr(key, "name", "")
+        mark = marks(node).get(field)
         if mark is not None:
             inside, within = dotted(key_path[:depth]), key_path[depth + 1 :]
             apart = mark not in (PER_LEAF, UNTIL_RESET)
             param = None if not apart else _owner_of(dotted(whole(within)), mark, params)
             node_path, half = (owner, inside), half_of(within)
-            stored = stored_as(node, str(field)) if mark == PARAM_LIKE else ""
+            stored = stored_as(node, field) if mark == PARAM_LIKE else ""
             local = dotted(key_path)
-            return Slot(owner, rule, local, mark, node_path, str(field), param, half, stored)
-        # One level at a time, as JAX sees the node.
-        children, _ = jax.tree_util.tree_flatten_with_path(
-            node, is_leaf=lambda child, node=node: child is not node
-        )
-        node = next(child for path, child in children if path[0] == key)
+            return Slot(owner, rule, local, mark, node_path, field, param, half, stored)
+        node = next(child for own, child in children_of(node)[0] if own == key)
     return Slot(owner, rule, dotted(key_path), None, (owner, ""), "", None)
 
 

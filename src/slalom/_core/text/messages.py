@@ -7,8 +7,17 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-_PACKAGE = __name__.partition(".")[0]
-_BETWEEN = (_PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
+import jax
+
+NEEDS_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What JAX raises where a traced array would have to have a value."""
+
+PACKAGE = __name__.partition(".")[0]
+_BETWEEN = (PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 
 
 def warn(message: str) -> None:

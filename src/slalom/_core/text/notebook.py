@@ -100,9 +100,9 @@ def _node(part: Part, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
     return folded(title, fields + inside, is_open=bool(children))
 
 
-def _one_line(module: Any, longest: int = 80) -> str:
+def _one_line(module: Any) -> str:
     line = " ".join(code(module, width=10**6).split())
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+    return line if len(line) <= 80 else f"{line[:79]}…"
 
 
 def _named(children: Iterable[Part]) -> Iterator[Part]:
@@ -129,14 +129,10 @@ def _fields(
             continue
         line = f"{field.name} = {code(value)}"
         now = values.get(".".join((*path, field.name)))
-        if field.name in numbers and now is not None and _is_scheduled(value):
+        if field.name in numbers and now is not None and isinstance(value, AbstractSchedule):
             line += f"  (next step: {shortest(now)})"
         lines.append(line)
     return lines
-
-
-def _is_scheduled(value: Any) -> bool:
-    return isinstance(value, AbstractSchedule)
 
 
 def _own_state(part: Part, children: Iterable[Part]) -> list[str]:

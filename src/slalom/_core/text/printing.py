@@ -18,8 +18,8 @@ import numpy as np
 import wadler_lindig as wl
 
 from ...tree.types import Tracer
+from .messages import PACKAGE
 
-_PACKAGE = __name__.partition(".")[0]
 _EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -181,9 +181,9 @@ def _arguments(
 def _public_name(cls: type) -> str:
     """The name that code uses for a class: the library's own are reached through `sl`."""
     package, _, rest = cls.__module__.partition(".")
-    if package != _PACKAGE:
+    if package != PACKAGE:
         return cls.__name__
-    at_top = vars(sys.modules[_PACKAGE]).get(cls.__name__) is cls
+    at_top = vars(sys.modules[PACKAGE]).get(cls.__name__) is cls
     module = "" if at_top else f"{rest.partition('.')[0]}."
     return f"sl.{module}{cls.__name__}"
 
@@ -270,7 +270,7 @@ def _doc(value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
         return wl.TextDoc(shortest(value))
     if isinstance(value, types.FunctionType):
         # Code that was run with `exec` may have no module.
-        ours = (value.__module__ or "").startswith(f"{_PACKAGE}.tree.")
+        ours = (value.__module__ or "").startswith(f"{PACKAGE}.tree.")
         return wl.TextDoc(f"{'sl.tree.' * ours}{value.__name__}")
     if type(value) is list:
         return _bracketed("[", [_doc(x, kwargs) for x in value], "]", kwargs)

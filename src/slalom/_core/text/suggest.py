@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ..methods.fluent import FLUENT
-
-PACKAGE = __name__.partition(".")[0]
+from .messages import PACKAGE
 
 ELSEWHERE = {
     "GradientTransformation": "sl.AbstractTransform",

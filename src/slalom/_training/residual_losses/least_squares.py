@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ... import tree
 from ..._core.protocol.residuals import AbstractBlock, Local, Residuals, as_real
-from ...tree.dtypes import canonical_float
+from ...tree.dtypes import as_canonical
 from ...tree.paths import candidates
 from ...tree.types import Scalar, Tracer
 from ._loss import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
@@ -287,7 +287,7 @@ def _as_weight(label: str, weight: Any) -> Scalar:
         raise TypeError(f"The weight of {label} must be a real number, got {weight!r}.")
     if not isinstance(weight, Tracer) and not float(weight) >= 0:
         raise ValueError(f"The weight of {label} must be non-negative, got {float(weight)!r}.")
-    return jnp.asarray(weight, canonical_float())
+    return as_canonical(weight)
 
 
 def _check_example_weights(label: str, omega: Any, block: _Squares) -> None:

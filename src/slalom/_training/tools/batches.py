@@ -1,4 +1,4 @@
-"""The arguments of the tools: batches, and the numbers of steps."""
+"""The batches that the tools take."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -43,14 +43,6 @@ def batches_of(batches: Any, who: str) -> Iterator[Any]:
             "every step, pass a list with it: `[(x, y)]`."
         )
     return iter(batches)
-
-
-def check_steps(steps: Any, who: str, least: int, name: str = "steps") -> None:
-    """Raises an error for anything but a number of steps."""
-    if not isinstance(steps, int) or isinstance(steps, bool):
-        raise TypeError(f"`{name}` of `{who}` must be an int, got {steps!r}.")
-    if steps < least:
-        raise ValueError(f"`{name}` of `{who}` must be at least {least}, got {steps}.")
 
 
 def _kind(batches: Any) -> str:

@@ -13,10 +13,10 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.figures import make_figure
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
-from ..train_step import BatchArgs
-from .batches import check_steps, take
+from ..options import BatchArgs, check_steps
+from .batches import take
 from .progress import progress_bar
-from .runs import LossOptions, Run
+from .runs import Run, step_of_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -181,8 +181,14 @@ def lr_range_test(
         )
     if not stop_factor > 1:
         raise ValueError(f"`stop_factor` must be larger than 1, got {stop_factor!r}.")
-    options = LossOptions(has_aux, has_weight, microbatches, batch_args)
-    step = options.make_step(loss_fn, "opt", model_state is not None)
+    step = step_of_runs(
+        loss_fn,
+        model_state is not None,
+        has_aux=has_aux,
+        has_weight=has_weight,
+        microbatches=microbatches,
+        batch_args=batch_args,
+    )
     run = Run(model, Optimizer(tx, model, trainable=trainable), model_state)
     learning_rates = np.geomspace(lr_min, lr_max, steps)
     losses: list[float] = []

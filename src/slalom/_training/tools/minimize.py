@@ -19,8 +19,8 @@ from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Scalar, Tracer
 from ...where.resolve import WhereLike
 from ..loss import checked_loss
+from ..options import check_steps
 from ..residual_losses import AbstractCurvatureLoss
-from .batches import check_steps
 from .progress import progress_bar
 
 REASONS = ("max_steps", "gradient", "change", "function", "not_finite", "stuck")

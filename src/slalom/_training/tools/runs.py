@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from ..._binding.optimizer import Optimizer
 from ...tree.types import PyTree, Scalar
-from ..train_step import BatchArgs, train_step
+from ..options import check_model_state
+from ..train_step import train_step
 
 
 class Run(NamedTuple):
@@ -16,41 +17,26 @@ class Run(NamedTuple):
     model_state: PyTree
 
 
-class LossOptions(NamedTuple):
-    """The options of `sl.train_step` for the losses of the tools."""
+def step_of_runs(
+    loss_fn: Callable[..., Any], has_state: bool, **options: Any
+) -> Callable[[Run, tuple[Any, ...]], tuple[Run, Scalar]]:
+    """A training step from a run and a batch to the run and the loss.
 
-    has_aux: bool
-    has_weight: bool
-    microbatches: int | None
-    batch_args: BatchArgs
+    **Arguments:**
 
-    def make_step(
-        self, loss_fn: Callable[..., Any], donate: Any, has_state: bool
-    ) -> Callable[[Run, tuple[Any, ...]], tuple[Run, Scalar]]:
-        """A training step from a run and a batch to the run and the loss.
+    - `loss_fn`, `options`: as for `sl.train_step`.
+    - `has_state`: whether the loss takes the state of the model after it, and returns the new one
+        in the place of `aux`.
+    """
+    if has_state:
+        check_model_state(options["microbatches"])
+        options["has_aux"] = True
+    step: Any = train_step(loss_fn, **options)
 
-        With `has_state`, the loss takes the state of the model after it, and returns the new one in
-        the place of `aux`.
-        """
-        has_aux = self.has_aux or has_state
-        if has_state and self.microbatches is not None:
-            raise ValueError(
-                "`model_state` cannot be combined with `microbatches`: every microbatch would "
-                "start from the same state. Leave out one of them."
-            )
-        step: Any = train_step(
-            loss_fn,
-            has_aux=has_aux,
-            has_weight=self.has_weight,
-            donate=donate,
-            microbatches=self.microbatches,
-            batch_args=self.batch_args,
-        )
+    def advance(run: Run, batch: tuple[Any, ...]) -> tuple[Run, Scalar]:
+        states = (run.model_state,) if has_state else ()
+        model, opt, returned = step(run.model, run.opt, *states, *batch)
+        loss = returned[0] if options["has_aux"] or options["has_weight"] else returned
+        return Run(model, opt, returned[-1] if has_state else None), loss
 
-        def advance(run: Run, batch: tuple[Any, ...]) -> tuple[Run, Scalar]:
-            states = (run.model_state,) if has_state else ()
-            model, opt, returned = step(run.model, run.opt, *states, *batch)
-            loss = returned[0] if has_aux or self.has_weight else returned
-            return Run(model, opt, returned[-1] if has_state else None), loss
-
-        return advance
+    return advance

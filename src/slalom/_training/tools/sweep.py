@@ -19,10 +19,10 @@ from ..._core.protocol.transform import AbstractTransform
 from ...tree.paths import candidates
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
-from ..train_step import BatchArgs
-from .batches import check_steps, take
+from ..options import BatchArgs, check_steps
+from .batches import take
 from .progress import progress_bar
-from .runs import LossOptions, Run
+from .runs import Run, step_of_runs
 from .sweep_result import SweepResult
 
 IN_FLIGHT = 8
@@ -98,8 +98,15 @@ def sweep(
         _check_chunk(chunk)
     base = Optimizer(tx, model, trainable=trainable)
     axes = _checked(grid, base)
-    options = LossOptions(has_aux, has_weight, microbatches, batch_args)
-    advance = options.make_step(loss_fn, False, model_state is not None)
+    advance = step_of_runs(
+        loss_fn,
+        model_state is not None,
+        has_aux=has_aux,
+        has_weight=has_weight,
+        microbatches=microbatches,
+        batch_args=batch_args,
+        donate=False,
+    )
     runs = _Runs(Run(model, base, model_state), advance)
     points = np.meshgrid(*axes.values(), indexing="ij")
     values = {name: point.ravel() for name, point in zip(axes, points, strict=True)}

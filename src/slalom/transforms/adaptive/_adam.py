@@ -41,17 +41,19 @@ class AbstractAdam(AbstractRule[ScaleByAdamState]):
         """As `AbstractRule.advance`."""
 
 
-def add_mean_numbers(now: SimpleNamespace, age: Int[Array, "*leaves"], nesterov: bool) -> None:
-    """Adds c₁ = 1 − β₁ and the factors that `debiased_mean` uses."""
-    now.c1 = 1 - now.b1
-    now.from_mu, now.from_g = tree.bias_correction(now.b1, age), None
+def begin_adam(now: SimpleNamespace, state: Any, nesterov: bool = False) -> None:
+    """Adds one to `age`, and to `now` 1 − β₁, 1 − β₂ and the factors of both means."""
+    age = state.age = tree.increment(state.age)
+    now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+    now.mu_scale, now.g_scale = tree.bias_correction(now.b1, age), None
+    now.nu_scale = tree.bias_correction(now.b2, age)
     if nesterov:
-        now.from_g = now.c1 * now.from_mu
-        now.from_mu = now.b1 * tree.bias_correction(now.b1, tree.increment(age))
+        now.g_scale = now.c1 * now.mu_scale
+        now.mu_scale = now.b1 * tree.bias_correction(now.b1, tree.increment(age))
 
 
 def debiased_mean(now: SimpleNamespace, g: Array, mu: Array) -> Array:
     """m̂ₜ = mₜ / (1 − β₁ᵗ), or with Nesterov β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)."""
-    if now.from_g is None:
-        return now.from_mu * mu
-    return now.from_mu * mu + now.from_g * g
+    if now.g_scale is None:
+        return now.mu_scale * mu
+    return now.mu_scale * mu + now.g_scale * g

@@ -14,7 +14,7 @@ from ..momentum._first_moment import first_moment
 from ._adam import (
     AbstractAdam,
     ScaleByAdamState as ScaleByAdamState,
-    add_mean_numbers,
+    begin_adam,
     debiased_mean,
 )
 
@@ -60,10 +60,7 @@ class ScaleByAdam(AbstractAdam):
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        add_mean_numbers(now, age, self.nesterov)
-        now.c2 = 1 - now.b2
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        begin_adam(now, state, self.nesterov)
 
     def advance(self, now, g, leaf):
         leaf.mu = now.b1 * leaf.mu + now.c1 * g

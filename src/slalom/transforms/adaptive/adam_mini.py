@@ -17,6 +17,7 @@ from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..matrices._layout import block_counts, warn_guessed
 from ..momentum._first_moment import first_moment
+from ._adam import begin_adam
 
 
 class ScaleByAdamMiniState(eqx.Module):
@@ -86,10 +87,7 @@ class ScaleByAdamMini(AbstractRule[ScaleByAdamMiniState]):
         )
 
     def begin(self, now, state):
-        state.age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.mu_scale = tree.bias_correction(now.b1, state.age)
-        now.nu_scale = tree.bias_correction(now.b2, state.age)
+        begin_adam(now, state)
 
     def advance(self, now, g, leaf):
         (nu,) = leaf.nu

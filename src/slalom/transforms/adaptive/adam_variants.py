@@ -13,7 +13,7 @@ from ..._core.protocol.context import Context
 from ...tree.means import log_of_decay
 from ...tree.types import Params, Scalar
 from ..momentum._first_moment import first_moment
-from ._adam import AbstractAdam, ScaleByAdamState, add_mean_numbers, debiased_mean
+from ._adam import AbstractAdam, ScaleByAdamState, begin_adam, debiased_mean
 
 
 class ScaleByBelief(AbstractAdam):
@@ -49,10 +49,7 @@ class ScaleByBelief(AbstractAdam):
     wide_mean: ClassVar[bool] = True
 
     def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        add_mean_numbers(now, age, self.nesterov)
-        now.c2 = 1 - now.b2
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        begin_adam(now, state, self.nesterov)
 
     def advance(self, now, g, leaf):
         leaf.mu = now.b1 * leaf.mu + now.c1 * g
@@ -108,10 +105,7 @@ class ScaleByYogi(AbstractAdam):
         )
 
     def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.mu_scale = tree.bias_correction(now.b1, age)
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        begin_adam(now, state)
 
     def advance(self, now, g, leaf):
         square = tree.bounded_square(g)
@@ -161,11 +155,8 @@ class ScaleByRadam(AbstractAdam):
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        add_mean_numbers(now, age, self.nesterov)
-        now.c2 = 1 - now.b2
-        now.nu_scale = tree.bias_correction(now.b2, age)
-        rho, limit = _degrees_of_freedom(now.b2, age)
+        begin_adam(now, state, self.nesterov)
+        rho, limit = _degrees_of_freedom(now.b2, state.age)
         now.rectified = rho >= now.threshold
         # The unused branch must be finite too: a derivative multiplies it by 0.
         rho = jnp.where(now.rectified, rho, 5)

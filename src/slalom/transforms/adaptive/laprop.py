@@ -4,7 +4,7 @@ import numpy as np
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
-from ._adam import AbstractAdam
+from ._adam import AbstractAdam, begin_adam
 
 
 class ScaleByLaprop(AbstractAdam):
@@ -39,10 +39,7 @@ class ScaleByLaprop(AbstractAdam):
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.mu_scale = tree.bias_correction(now.b1, age)
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        begin_adam(now, state)
 
     def advance(self, now, g, leaf):
         leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)

@@ -16,6 +16,7 @@ from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ..momentum._first_moment import first_moment
 from ..shaping.clip import clip_factor
+from ._adam import begin_adam
 
 
 class ScaleByMarsState(eqx.Module):
@@ -79,11 +80,8 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
         )
 
     def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.correction = jnp.where(age > 1, now.gamma * now.b1 / now.c1, 0)
-        now.mu_scale = tree.bias_correction(now.b1, age)
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        begin_adam(now, state)
+        now.correction = jnp.where(state.age > 1, now.gamma * now.b1 / now.c1, 0)
 
     def advance(self, now, g, leaf):
         c = _corrected(now, g, leaf)

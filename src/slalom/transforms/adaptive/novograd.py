@@ -12,6 +12,7 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ..momentum._first_moment import first_moment
 
@@ -56,11 +57,9 @@ class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
     def init(self, params: Params) -> ScaleByNovogradState:
-        leaves = jax.tree.leaves(params)
-        dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves))
         return ScaleByNovogradState(
             age=tree.fresh_count(),
-            nu=jnp.zeros(len(leaves), tree.real_dtype(dtype)),
+            nu=jnp.zeros(len(jax.tree.leaves(params)), sum_dtype(params)),
             mu=first_moment(self, params, "b1"),
         )
 

@@ -1,5 +1,6 @@
 """Fields and checks that the rules of this folder share."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -51,9 +52,17 @@ def kept(params: Params, like: Params) -> Params:
     return jax.tree.map(lambda p, k: jnp.array(p, k.dtype, copy=True), params, like)
 
 
-def zeros(params: Params) -> Params:
-    """Zeros like the parameters, in their accumulation dtypes."""
-    return tree.zeros_like(params, tree.accumulation_dtype)
+def last_changes(params: Params, updates: Updates, state: Any) -> tuple[Params, Updates]:
+    """By how much parameters and gradients differ from those in the state; 0 in the first step."""
+
+    def differences(now, p, last_p, u, last_u):
+        return jnp.where(now.first, 0, p - last_p), jnp.where(now.first, 0, u - last_u)
+
+    return tree.map_leaves(
+        differences,
+        (params, state.params, updates, state.updates),
+        SimpleNamespace(first=state.age == 0),
+    )
 
 
 def first_scale(updates: Updates, params: Params) -> Scalar:

@@ -9,8 +9,8 @@ import jax.scipy.linalg as linalg
 import numpy as np
 from jaxtyping import Array, Float
 
-from ... import tree
 from ..._core.protocol.residuals import Linearization, real_size
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 
 FORMS = ("auto", "residuals", "parameters")
@@ -187,9 +187,7 @@ def check_size(what: str, size: int, of: str, dtype: np.dtype, advice: str) -> N
 
 def dtype_and_size(params: Params) -> tuple[np.dtype, int]:
     """The dtype in which parameters are one real vector, and its size."""
-    leaves = jax.tree.leaves(params)
-    dtype = tree.real_dtype(tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves)))
-    return dtype, sum(map(real_size, leaves))
+    return sum_dtype(params), sum(map(real_size, jax.tree.leaves(params)))
 
 
 def system_bytes(params: Params) -> int:

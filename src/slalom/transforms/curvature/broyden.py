@@ -1,6 +1,5 @@
 """Quasi-Newton rules with a full matrix, scaled in each step."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import equinox as eqx
@@ -15,7 +14,7 @@ from ..._core.protocol.residuals import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ...tree.types import Params, Scalar, Updates
-from ._fields import first_scale, kept, zeros
+from ._fields import first_scale, kept, last_changes
 from ._system import check_size, dtype_and_size
 
 
@@ -85,8 +84,8 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
         return ScaleBySelfScaledBroydenState(
             inverse=jnp.zeros((size, size), dtype),
             age=tree.fresh_count(),
-            params=zeros(params),
-            updates=zeros(params),
+            params=tree.zeros_like(params, tree.accumulation_dtype),
+            updates=tree.zeros_like(params, tree.accumulation_dtype),
         )
 
     def update(
@@ -100,17 +99,8 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
         params = self.demand("params", params)
         if not jax.tree.leaves(params):
             return updates, state
-
-        def differences(now, p, last_p, u, last_u):
-            return jnp.where(now.first, 0, p - last_p), jnp.where(now.first, 0, u - last_u)
-
-        pair = tree.map_leaves(
-            differences,
-            (params, state.params, updates, state.updates),
-            SimpleNamespace(first=state.age == 0),
-        )
         dtype = state.inverse.dtype
-        s, y = (to_vector(x, dtype) for x in pair)
+        s, y = (to_vector(x, dtype) for x in last_changes(params, updates, state))
         g, last = to_vector(updates, dtype), to_vector(state.updates, dtype)
         first = jnp.asarray(first_scale(updates, params), dtype)
         # A matrix that is positive definite has no zero on its diagonal.

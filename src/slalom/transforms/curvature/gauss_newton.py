@@ -16,7 +16,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
-from ._fields import chunk_field, kept, same, solver_field, zeros
+from ._fields import chunk_field, kept, same, solver_field
 from ._system import FORMS, System, by_condition, check_qr, chosen_form, system_bytes
 
 MOST_TRIES = 30
@@ -98,13 +98,14 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
 
     def init(self, params: Params) -> ScaleByGaussNewtonState:
         tree.check_inexact(params)
+        zeros = tree.zeros_like(params, tree.accumulation_dtype)
         return ScaleByGaussNewtonState(
             damping=jnp.zeros((), canonical_float()),
             num_failures=tree.fresh_count(),
             stuck=jnp.array(False),
             age=tree.fresh_count(),
-            params=zeros(params),
-            direction=None if self.momentum is None else zeros(params),
+            params=zeros,
+            direction=None if self.momentum is None else zeros,
         )
 
     def update(

@@ -16,6 +16,7 @@ from ..._core.protocol.sampler import AbstractSampler
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
+from ..measuring.noise import normal_like
 
 
 class ScaleByIvonState(eqx.Module):
@@ -116,7 +117,7 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
         self, state: ScaleByIvonState, params: Params, context: Context | None, key: Any = None
     ) -> Params:
         now = self.at(context)
-        normal = self._drawn(self._key(state)[1] if key is None else key, params)
+        normal = normal_like(params, self._key(state)[1] if key is None else key)
 
         def rule(now, xi, s):
             return xi * (tree.inverse_root(now.ess) * tree.inverse_root(tree.positive(s)))
@@ -154,7 +155,8 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
                 u = jnp.clip(u, -now.clip_radius, now.clip_radius)
             return now.first * u
 
-        normal = self._drawn(drawn, updates)
+        # They follow from the key, and are drawn again instead of kept.
+        normal = normal_like(updates, drawn)
         mu = tree.map_leaves(mean, (updates, state.mu), now, like=(state.mu,))
         new = tree.map_leaves(
             precision, (updates, state.precision, normal), now, like=(state.precision,)
@@ -165,13 +167,3 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
     def _key(self, state: ScaleByIvonState) -> Array:
         """The key of the next state, and that of this sample."""
         return jax.random.split(jax.random.wrap_key_data(state.key, impl=self.implementation))
-
-    def _drawn(self, key: Array, like: Params) -> Params:
-        """Normal numbers, which follow from the key: they are drawn again instead of kept."""
-        leaves, structure = jax.tree.flatten(like)
-        return structure.unflatten(
-            [
-                jax.random.normal(own, x.shape, tree.accumulation_dtype(x.dtype))
-                for own, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
-            ]
-        )

@@ -14,9 +14,10 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.residuals import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, per_param
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Updates
 from ._box import Box, Pairs, minimizer
-from ._fields import first_scale
+from ._fields import first_scale, kept, last_changes
 
 
 class ScaleByLbfgsState(eqx.Module):
@@ -98,10 +99,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
             age=tree.fresh_count(),
             diff_params=tree.stacked_zeros(params, size, tree.accumulation_dtype),
             diff_updates=tree.stacked_zeros(params, size, tree.accumulation_dtype),
-            products=jax.tree.map(
-                lambda p: jnp.zeros(size, tree.real_dtype(tree.accumulation_dtype(p.dtype))),
-                params,
-            ),
+            products=jax.tree.map(lambda p: jnp.zeros(size, sum_dtype(p)), params),
             # In full, since under `.write` they have more digits than their dtype.
             params=tree.zeros_like(params, tree.accumulation_dtype),
             updates=tree.zeros_like(params, tree.accumulation_dtype),
@@ -124,15 +122,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         self, updates: Updates, state: ScaleByLbfgsState, params: Params
     ) -> ScaleByLbfgsState:
         """The state with the newest pair."""
-
-        def differences(now, p, last_p, u, last_u):
-            return jnp.where(now.first, 0, p - last_p), jnp.where(now.first, 0, u - last_u)
-
-        s, y = tree.map_leaves(
-            differences,
-            (params, state.params, updates, state.updates),
-            SimpleNamespace(first=state.age == 0),
-        )
+        s, y = last_changes(params, updates, state)
         products = jax.tree.map(tree.inner, s, y)
         sy, ss, yy = _total(products), tree.inner(s, s), tree.inner(y, y)
         least = jnp.finfo(sy.dtype).eps * jnp.sqrt(ss) * jnp.sqrt(yy)
@@ -152,8 +142,8 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
             diff_params=jax.tree.map(store, state.diff_params, s),
             diff_updates=jax.tree.map(store, state.diff_updates, y),
             products=jax.tree.map(store, state.products, products),
-            params=jax.tree.map(_copy_like, params, state.params),
-            updates=jax.tree.map(_copy_like, updates, state.updates),
+            params=kept(params, state.params),
+            updates=kept(updates, state.updates),
         )
 
     def _inside(
@@ -164,10 +154,9 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         bounds: tuple[Params, Params],
     ) -> Updates:
         """w − x, where x minimizes the model in the box."""
-        leaves = jax.tree.leaves(params)
-        if not leaves:
+        if not jax.tree.leaves(params):
             return updates
-        dtype = tree.real_dtype(tree.accumulation_dtype(*(x.dtype for x in leaves)))
+        dtype = sum_dtype(params)
 
         def vector(tree: Any) -> Array:
             return to_vector(tree, dtype)
@@ -239,14 +228,9 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
 
 def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:
     """The sum over the parameters, in the widest of their dtypes."""
+    dtype = sum_dtype(products)
     leaves = jax.tree.leaves(products)
-    dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in leaves))
     return sum((jnp.asarray(x, dtype) for x in leaves), jnp.zeros(shape, dtype))
-
-
-def _copy_like(x: Any, like: Any) -> Array:
-    """A copy of `x` for the state: outside a trace, a cast may return the caller's buffer."""
-    return jnp.array(x, like.dtype, copy=True)
 
 
 def _at(memory: Any, position: Any) -> Any:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool
 from ... import tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
-from ...tree.dtypes import as_float, canonical_float
+from ...tree.dtypes import as_canonical, as_float
 from ...tree.types import Params, Scalar, Updates
 
 
@@ -67,7 +67,7 @@ class Line(NamedTuple):
 
     def slope_of(self, grad: Updates) -> Scalar:
         """The derivative with respect to η, given the gradient of the loss."""
-        return _scalar(tree.inner(grad, self.updates))
+        return as_canonical(tree.inner(grad, self.updates))
 
 
 class _Box(NamedTuple):
@@ -93,7 +93,7 @@ def _boxed(params: Params, updates: Updates, bounds: tuple[Params, Params]) -> t
     """The updates without those that leave the box at once, and what else the bounds say."""
     params = tree.widened(params)
     nearest = _clipped(params, bounds)
-    outside, limits, inward = jnp.array(False), [_scalar(jnp.inf)], []
+    outside, limits, inward = jnp.array(False), [as_canonical(jnp.inf)], []
     leaves = [jax.tree.leaves(x) for x in (params, nearest, updates, *bounds)]
     for x, near, u, lower, upper in zip(*leaves, strict=True):
         if jnp.iscomplexobj(u):
@@ -107,7 +107,7 @@ def _boxed(params: Params, updates: Updates, bounds: tuple[Params, Params]) -> t
         # A little further, and clipped: a rounding short of the bound would leave the next search
         # no room.
         rates = rates * (1 + 4 * jnp.finfo(u.dtype).eps)
-        limits.append(_scalar(jnp.min(rates, initial=jnp.inf)))
+        limits.append(as_canonical(jnp.min(rates, initial=jnp.inf)))
     inward = jax.tree.structure(updates).unflatten(inward)
     back = tree.map_leaves(lambda _, near, x: near - x, (nearest, params))
     updates = jax.tree.map(lambda b, u: jnp.where(outside, b, u), back, inward)
@@ -134,15 +134,15 @@ def line(
     box = None
     if context.bounds is not None:
         updates, box = _boxed(params, updates, context.bounds)
-    slope = _scalar(tree.inner(grad, updates))
+    slope = as_canonical(tree.inner(grad, updates))
     grad = tree.cast_like(grad, params)  # as at every other point
-    return Line(params, updates, _scalar(as_float(value)), grad, slope, checked, box)
+    return Line(params, updates, as_canonical(as_float(value)), grad, slope, checked, box)
 
 
 def numbers(transform: AbstractTransform, context: Context | None) -> SimpleNamespace:
     """The hyperparameters of this step in the dtype of the scalars of the search."""
     now = vars(transform.at(context))
-    return SimpleNamespace(**{k: None if x is None else _scalar(x) for k, x in now.items()})
+    return SimpleNamespace(**{k: None if x is None else as_canonical(x) for k, x in now.items()})
 
 
 def scale_or_zero(updates: Updates, rate: Scalar) -> Updates:
@@ -162,10 +162,6 @@ def steepest(grad: Updates) -> Updates:
 def next_guess(rate: Scalar) -> Scalar:
     """The learning rate from which the next search starts; never 0, which no search could leave."""
     return jnp.maximum(rate, jnp.finfo(rate.dtype).tiny)
-
-
-def _scalar(x: Any) -> Scalar:
-    return jnp.asarray(x, canonical_float())
 
 
 def _checked(who: str, value: Any) -> Scalar:

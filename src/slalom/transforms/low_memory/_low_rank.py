@@ -55,14 +55,6 @@ def sides_of(rule: Any, params: Params) -> tuple[Side | None, ...]:
     )
 
 
-def begin_adam(now: SimpleNamespace, state: Any) -> None:
-    """Adds the numbers of Adam, and one to `age`."""
-    state.age = tree.increment(state.age)
-    now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-    now.mu_scale = tree.bias_correction(now.b1, state.age)
-    now.nu_scale = tree.bias_correction(now.b2, state.age)
-
-
 def advance_adam(now: SimpleNamespace, r: Array, leaf: Any) -> None:
     """The new moments."""
     leaf.mu = now.b1 * leaf.mu + now.c1 * r

@@ -19,10 +19,12 @@ from ..._core.fields.declare import (
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.layout import LayoutLike
+from ..adaptive._adam import begin_adam
 from ..momentum._first_moment import first_moment
-from ._low_rank import Side, advance_adam, begin_adam, direction_of_adam, sides_of
+from ._low_rank import Side, advance_adam, direction_of_adam, sides_of
 
 
 class ScaleByApolloState(eqx.Module):
@@ -122,9 +124,8 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
         norms: list[tuple[Array, ...]] = []
         for x, side in zip(leaves, sides_of(self, params), strict=True):
             dtype = tree.canonical(x.dtype)
-            real = tree.real_dtype(tree.accumulation_dtype(dtype))
             small.append(x if side is None else jnp.zeros(side.projected, dtype))
-            norms.append(() if side is None else (jnp.zeros(side.matrix.batch, real),))
+            norms.append(() if side is None else (jnp.zeros(side.matrix.batch, sum_dtype(x)),))
         projected = structure.unflatten(small)
         return ScaleByApolloState(
             age=tree.fresh_count(),

@@ -20,9 +20,10 @@ from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_leaf, per_param
 from ...tree.types import Params
 from ...where.layout import LayoutLike
+from ..adaptive._adam import begin_adam
 from ..matrices._kronecker import adjoint
 from ..momentum._first_moment import first_moment
-from ._low_rank import advance_adam, begin_adam, direction_of_adam, sides_of
+from ._low_rank import advance_adam, direction_of_adam, sides_of
 
 
 class ScaleByGaloreState(eqx.Module):

@@ -175,13 +175,9 @@ def _block_counts(layout: Layout) -> tuple[int, ...]:
     # The rows of an embedding are its tokens, and vectors have no inputs to average over.
     units = "v" if layout.axes("v") else "o" if layout.axes("ik") else ""
     return tuple(
-        size if letter == "s" else 1 if letter not in units else _count(size, blocks, n)
+        size if letter == "s" else 1 if letter not in units else size if blocks == 1 else n
         for size, (letter, n) in zip(layout.shape, letters, strict=True)
     )
-
-
-def _count(size: int, blocks: int, here: int) -> int:
-    return size if blocks == 1 else here
 
 
 _QUERIES_AND_KEYS = type_(eqx.nn.MultiheadAttention) & (

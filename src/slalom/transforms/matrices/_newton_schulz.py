@@ -201,7 +201,7 @@ def _spectral(x: Array, margin: float) -> tuple[Array, Array]:
 def _schatten(x: Array, margin: float) -> tuple[Array, Array]:
     """X / ‖XXᴴ‖^½, the Schatten norm of order 4, which is closer to σ₁."""
     gram = _gram(x)
-    norm = tree.root(jnp.sum(tree.abs_squared(gram), (-2, -1), keepdims=True))
+    norm = tree.norm(gram, (-2, -1))
     return _rescaled(x, gram, 1 / (tree.root(_floor(norm)) * margin))
 
 

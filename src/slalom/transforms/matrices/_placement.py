@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from ...tree.fresh import axis_names, full_spec, num_parts
 from ...where.layout import Matrix
 
 Entry = str | tuple[str, ...] | None
@@ -79,19 +80,12 @@ def _spec(sharding: NamedSharding | None, x: Any) -> tuple[Entry, ...]:
     """The entry for each axis; `None` for all where they do not fit."""
     if sharding is None or len(sharding.spec) > x.ndim:
         return (None,) * x.ndim
-    spec = (*sharding.spec, *(None,) * (x.ndim - len(sharding.spec)))
+    spec = tuple(full_spec(sharding.spec, x.ndim))
     fits = all(
-        n % _product(sharding.mesh, entry) == 0 for n, entry in zip(x.shape, spec, strict=True)
+        n % num_parts(sharding.mesh.shape, entry) == 0
+        for n, entry in zip(x.shape, spec, strict=True)
     )
     return spec if fits else (None,) * x.ndim
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-
-def _product(mesh: Any, entry: Any) -> int:
-    return math.prod(mesh.shape[name] for name in _names(entry))
 
 
 def sides(m: Matrix, spec: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[Entry, Entry]]:
@@ -111,7 +105,7 @@ def sides(m: Matrix, spec: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[
 
 def distribution(place: Placement, spec: tuple[Entry, Entry], count: int) -> Distribution:
     """How to distribute a stack: over as few devices as finish it as early as all of them."""
-    taken = [name for entry in spec for name in _names(entry)]
+    taken = [name for entry in spec for name in axis_names(entry)]
     shape = place.mesh.shape
     parts, least = math.prod(shape[name] for name in taken), count
     if parts > 1:
@@ -158,11 +152,11 @@ def apply_on_devices(
 
     def on_device(part: Array, *numbers: Array) -> Array:
         for axis, entry in enumerate(spec, start=1):
-            for name in _names(entry)[::-1]:
+            for name in axis_names(entry)[::-1]:
                 part = jax.lax.all_to_all(part, name, 0, axis, tiled=True)
         part = function(part, *numbers)
         for axis, entry in reversed(list(enumerate(spec, start=1))):
-            for name in _names(entry):
+            for name in axis_names(entry):
                 part = jax.lax.all_to_all(part, name, axis, 0, tiled=True)
         return part
 

@@ -159,7 +159,7 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
         size = jnp.clip(jnp.max(jnp.abs(mu)), float(limits.tiny), float(limits.max) / 8)
         left = _orthonormal(times_adjoint(mu, leaf.basis * (1 / size)))
         right = adjoint(left * (1 / size)) @ mu
-        norm = tree.root(jnp.sum(tree.abs_squared(right), axis=1, keepdims=True))
+        norm = tree.norm(right, 1)
         used = norm != 0  # also where it is NaN, which must show
         leaf.basis = jnp.where(used, right / jnp.where(used, norm, 1), leaf.basis)
         leaf.mu = mu - ((1 - now.b1) * size * left) @ right
@@ -194,9 +194,9 @@ def _orthonormal(x: Inexact[Array, "n r"]) -> Inexact[Array, "n r"]:
     # is near 1, or it was within these errors.
     shift = 4 * math.sqrt(len(x)) * float(jnp.finfo(x.dtype).eps)
     x = _round_of_cholesky(_round_of_cholesky(x, shift), shift)
-    x = jnp.where(_norms(x) <= 0.5, 0, x)  # NaN stays
+    x = jnp.where(tree.norm(x, 0) <= 0.5, 0, x)  # NaN stays
     x = _round_of_cholesky(x, shift)
-    norms = _norms(x)
+    norms = tree.norm(x, 0)
     return x / jnp.where(norms == 0, 1, norms)  # 0, or nearly 1 - shift / 2
 
 
@@ -210,7 +210,3 @@ def _round_of_cholesky(x: Inexact[Array, "n r"], shift: float) -> Inexact[Array,
         # bounds it.
         inverse = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
         return x @ adjoint(inverse)
-
-
-def _norms(x: Inexact[Array, "n r"]) -> Inexact[Array, "1 r"]:
-    return tree.root(jnp.sum(tree.abs_squared(x), axis=0, keepdims=True))

@@ -13,6 +13,7 @@ from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import per_param
+from ...tree.dtypes import sum_dtype
 from ...tree.means import moved
 from ...tree.types import Params
 from ...where.layout import LayoutLike
@@ -66,7 +67,7 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         warn_guessed(self, params)
         leaves, structure = jax.tree.flatten(params)
         nu = [
-            (jnp.zeros((m.batch, m.rows, 1), tree.real_dtype(tree.accumulation_dtype(x.dtype))),)
+            (jnp.zeros((m.batch, m.rows, 1), sum_dtype(x)),)
             for m, x in zip(found, leaves, strict=True)
         ]
         return ScaleByRowRmsState(structure.unflatten(nu))

@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
@@ -60,7 +59,7 @@ class UnitwiseClip(_AbstractUnitwise):
     layout: LayoutLike = layout_field()
 
     def direction(self, now, g, leaf):
-        return g * clip_factor(_norms(leaf.plan, g), now.max_norm)
+        return g * clip_factor(tree.norm(g, leaf.plan), now.max_norm)
 
 
 class AdaptiveGradClip(_AbstractUnitwise):
@@ -90,9 +89,5 @@ class AdaptiveGradClip(_AbstractUnitwise):
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
     def direction(self, now, g, leaf):
-        limit = now.clipping * jnp.maximum(_norms(leaf.plan, leaf.p), now.eps)
-        return g * clip_factor(_norms(leaf.plan, g), limit)
-
-
-def _norms(axes: tuple[int, ...], x: Array) -> Array:
-    return tree.root(jnp.sum(tree.abs_squared(x), axes, keepdims=True))
+        limit = now.clipping * jnp.maximum(tree.norm(leaf.p, leaf.plan), now.eps)
+        return g * clip_factor(tree.norm(g, leaf.plan), limit)

@@ -12,7 +12,7 @@ from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
-from ...tree.types import Params, Updates
+from ...tree.types import Params, PyTree, Updates
 
 
 class AddNoiseState(eqx.Module):
@@ -71,16 +71,21 @@ class AddNoise(AbstractTransform[AddNoiseState]):
 
         key = jax.random.wrap_key_data(state.key, impl=self.implementation)
         key, drawn = jax.random.split(key)
-        leaves, structure = jax.tree.flatten(updates)
-        # On CPUs JAX draws random numbers in a loop over whole arrays, so the bits and the numbers
-        # take twice the memory of the parameters.
-        noise = [
-            jax.random.normal(own, u.shape, tree.accumulation_dtype(u.dtype))
-            for own, u in zip(jax.random.split(drawn, len(leaves)), leaves, strict=True)
-        ]
 
         def rule(now, u, xi):
             return u + now.sigma * xi
 
-        updates = tree.map_leaves(rule, (updates, structure.unflatten(noise)), now)
+        updates = tree.map_leaves(rule, (updates, normal_like(updates, drawn)), now)
         return updates, AddNoiseState(jax.random.key_data(key))
+
+
+def normal_like(like: PyTree, key: Array) -> PyTree:
+    """Normal numbers for each entry of each leaf, in at least float32."""
+    leaves, structure = jax.tree.flatten(like)
+    # On CPUs JAX draws random numbers in a loop over whole arrays, so the bits and the numbers
+    # take twice the memory of the parameters.
+    normal = [
+        jax.random.normal(own, x.shape, tree.accumulation_dtype(x.dtype))
+        for own, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+    ]
+    return structure.unflatten(normal)

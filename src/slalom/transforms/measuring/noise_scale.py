@@ -11,10 +11,10 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.per_example import AbstractPerExampleTransform
-from ...tree.dtypes import as_float
+from ...tree.dtypes import as_float, sum_dtype
 from ...tree.means import moved
 from ...tree.types import Gradients, Params, Updates
-from ..rate_free._sums import number, sum_dtype
+from ..rate_free._sums import number
 
 
 class MeasureGradientNoiseState(eqx.Module):

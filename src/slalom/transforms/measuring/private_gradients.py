@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree, Real, UInt32
+from jaxtyping import Array, Int, PyTree, UInt32
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
@@ -15,6 +15,7 @@ from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.state.marks import per_param
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Params, Scalar, Updates
+from ..shaping.clip import clip_factor
 
 
 class PerExampleClipState(eqx.Module):
@@ -212,7 +213,9 @@ def _clipped_sum(updates: PyTree, clip: Scalar) -> tuple[PyTree, Int[Array, ""]]
     leaves = jax.tree.leaves(updates)
     if not leaves:
         return updates, jnp.zeros((), jnp.int32)
-    factors, clipped = _factors(jax.vmap(tree.global_norm)(updates), clip)
+    norms = jax.vmap(tree.global_norm)(updates)
+    clip = jnp.asarray(clip, norms.dtype)
+    factors, within = clip_factor(norms, clip), norms <= clip
 
     def rule(_, u):
         # A contraction needs no buffer for the clipped gradients of all examples.
@@ -221,16 +224,7 @@ def _clipped_sum(updates: PyTree, clip: Scalar) -> tuple[PyTree, Int[Array, ""]]
         like = jax.eval_shape(lambda u: jnp.sum(u, 0), u)
         return jnp.tensordot(weights.astype(u.dtype), u, axes=1, out_sharding=like.sharding)
 
-    return tree.map_leaves(rule, (updates,)), jnp.sum(clipped, dtype=jnp.int32)
-
-
-def _factors(norms: Real[Array, " examples"], clip: Scalar) -> tuple[Any, Any]:
-    """For each example the factor of its gradient, and whether it is clipped."""
-    clip = jnp.asarray(clip, norms.dtype)
-    within = norms <= clip
-    # An infinite norm may be the overflowed norm of a finite gradient, which 0 would hide.
-    divisor = jnp.where(jnp.isinf(norms), jnp.nan, jnp.where(norms == 0, 1, norms))
-    return jnp.where(within, 1, clip / divisor), ~within
+    return tree.map_leaves(rule, (updates,)), jnp.sum(~within, dtype=jnp.int32)
 
 
 def _normal(key: Any, like: Array) -> Array:

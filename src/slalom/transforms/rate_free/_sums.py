@@ -4,15 +4,13 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int
 
 from ... import tree
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State
-from ...tree.types import Params, Scalar
+from ...tree.types import Scalar
 
 
 class AbstractEstimatingAdam(AbstractRule[State]):
@@ -37,14 +35,6 @@ class AbstractEstimatingAdam(AbstractRule[State]):
 
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"estim_lr": state.estim_lr}
-
-
-def sum_dtype(params: Params) -> np.dtype:
-    """The dtype of sums over all leaves: at least float32."""
-    leaves = jax.tree.leaves(params)
-    return tree.real_dtype(
-        tree.accumulation_dtype(jnp.float32, *(tree.canonical(x.dtype) for x in leaves))
-    )
 
 
 def number(value: Any, like: Scalar) -> Scalar:

@@ -11,11 +11,12 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
 from ..shaping._own_decay import decay_mask, where_field
-from ._sums import AbstractEstimatingAdam, bounded, larger, sum_dtype
+from ._sums import AbstractEstimatingAdam, bounded, larger
 
 
 class ScaleByDAdaptAdamState(eqx.Module):
@@ -76,7 +77,7 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
     estim_lr0: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 

@@ -11,8 +11,9 @@ from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, until_reset
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
-from ._sums import bounded, number, sum_dtype
+from ._sums import bounded, number
 
 
 class ScaleByDogState(eqx.Module):

@@ -13,6 +13,7 @@ from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_param
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ..shaping.scale import sign_of
 
@@ -89,4 +90,4 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
 
 
 def _zero(x: Any) -> Array:
-    return jnp.zeros((), tree.real_dtype(tree.accumulation_dtype(tree.canonical(x.dtype))))
+    return jnp.zeros((), sum_dtype(x))

@@ -13,11 +13,12 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
 from ..shaping._own_decay import decay_mask, where_field
-from ._sums import bounded, sum_dtype
+from ._sums import bounded
 
 
 class _AbstractMomo(AbstractRule[State]):
@@ -84,7 +85,7 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
     lower_bound: Hyperparameter = hyperparameter(0.0)
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByMomoState:
@@ -167,7 +168,7 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     lower_bound: Hyperparameter = hyperparameter(0.0)
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 

@@ -9,11 +9,12 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.resolve import Where
 from ..momentum._first_moment import first_moment
 from ..shaping._own_decay import decay_mask, where_field
-from ._sums import AbstractEstimatingAdam, bounded, larger, number, sum_dtype
+from ._sums import AbstractEstimatingAdam, bounded, larger, number
 
 
 class ScaleByProdigyState(eqx.Module):
@@ -82,7 +83,7 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     safeguard_warmup: bool = eqx.field(default=False, static=True)
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 

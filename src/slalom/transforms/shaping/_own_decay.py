@@ -9,9 +9,9 @@ from ...tree.types import Params
 from ...where.resolve import Where, as_where_or_none, mask
 
 
-def where_field(*, kw_only: bool = False) -> Any:
-    """Declares an optional selector; `None` selects all leaves."""
-    return eqx.field(default=None, static=True, kw_only=kw_only, converter=as_where_or_none)
+def where_field() -> Any:
+    """Declares an optional keyword, a selector; `None` selects all leaves."""
+    return eqx.field(default=None, static=True, kw_only=True, converter=as_where_or_none)
 
 
 def decay_mask(where: Where | None, params: Params) -> tuple[bool, ...]:

@@ -98,7 +98,7 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
     learning_rate: Hyperparameter = hyperparameter()
     max_learning_rate: Hyperparameter = hyperparameter(within="(0, inf)")
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    decay_where: Where | None = where_field(kw_only=True)
+    decay_where: Where | None = where_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True

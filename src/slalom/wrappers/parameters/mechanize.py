@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
@@ -13,7 +12,7 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints
+from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.write import Writer
 from ..._core.protocol.writer import AbstractParameterWriter
 from ..._core.state.marks import param_like, until_reset
@@ -137,13 +136,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
 
         old = (state.scales, state.largest, state.variance, state.reward)
         wrote = self.inner.has_updated(inner)
-        if wrote is True:
-            result, new = advance(updates, old)
-        else:
-            shapes, _ = jax.eval_shape(advance, updates, old)
-            result, new = jax.lax.cond(
-                wrote, advance, lambda _, old: (write.idle(params, shapes), old), updates, old
-            )
+        result, new = run_if(wrote, advance, write, params, updates, old)
         scales, largest, variance, reward = new
         return result, MechanizeState(inner, scales, largest, variance, reward, state.init_params)
 

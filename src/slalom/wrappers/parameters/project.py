@@ -13,7 +13,7 @@ from ... import tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.wrapper import AbstractWrapper, run_if
 from ..._core.protocol.write import Writer
 from ..._core.protocol.writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.state.walk import segments, transforms
@@ -158,19 +158,16 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             context = self._tangent_context(old, context)
         updates, state = self.inner_part(state, context, params).run(write.returning, updates)
 
-        def project(updates: Updates) -> Any:
+        def project(updates: Updates, nothing: None) -> tuple[Any, None]:
             old = write.full(params)
             if self._is_manifold:
                 updates = self._along(old, updates, context)
             new = self._projected(tree.add(tree.widened(old), updates), context)
             change = tree.map_leaves(lambda _, new, old: new - old, (new, old))
-            return write.assigning(new)(params, change)
+            return write.assigning(new)(params, change), nothing
 
         wrote = self.inner.has_updated(state)
-        if wrote is True:
-            return project(updates), state
-        shapes = jax.eval_shape(project, updates)
-        result = jax.lax.cond(wrote, project, lambda _: write.idle(params, shapes), updates)
+        result, _ = run_if(wrote, project, write, params, updates, None)
         return result, state
 
     def _bounds(self, params: Params, context: Context) -> tuple[Params, Params]:

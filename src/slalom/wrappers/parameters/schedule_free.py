@@ -23,7 +23,12 @@ from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, refuse_constraints
+from ..._core.protocol.wrapper import (
+    AbstractPacedWrapper,
+    AbstractWrapper,
+    refuse_constraints,
+    run_if,
+)
 from ..._core.protocol.write import Writer
 from ..._core.protocol.writer import AbstractParameterWriter
 from ..._core.state.marks import param_like, per_leaf, until_reset
@@ -243,17 +248,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         wrote = self.inner.has_updated(inner)
         # Not `state` itself: the state of the inner transform needs no branch.
         before = dataclasses.replace(state, inner=None)
-        if wrote is True:
-            result, after = advance(updates, before)
-        else:
-            shapes, _ = jax.eval_shape(advance, updates, before)
-            result, after = jax.lax.cond(
-                wrote,
-                advance,
-                lambda _, before: (write.idle(params, shapes), before),
-                updates,
-                before,
-            )
+        result, after = run_if(wrote, advance, write, params, updates, before)
         return result, dataclasses.replace(after, inner=inner)
 
     def _gap(self, grads: Gradients, z: Params, y: Params, context: Context | None) -> Scalar:

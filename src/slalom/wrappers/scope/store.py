@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ... import tree
 from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
@@ -126,9 +126,6 @@ class Store(AbstractWrapper[StoreState]):
 
     def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
         return self.run(write, updates, part.state, part.params, part.context)
-
-    def has_updated(self, state: StoreState) -> Bool[Array, "*runs"] | bool:
-        return self.inner.has_updated(state.inner)
 
     def _chosen(self, params: Params, leaves: list[Any], places: list[Slot]) -> dict[int, Any]:
         """The codec of each leaf that has one, by position."""

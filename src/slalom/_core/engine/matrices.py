@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.dtypes import cast
+from ...tree.dtypes import cast, is_key
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.layout import Layout, Matrix, layouts
@@ -240,11 +240,6 @@ def of_matrices(function: Callable[..., Any], stack: PyTree) -> Any:
         return _of_single(function, stack)
     small = is_small(max(math.prod(x.shape[1:]) for x in arrays))
     return jax.vmap(function)(stack) if small else jax.lax.map(function, stack)
-
-
-def is_key(x: Any) -> bool:
-    """Whether this is a PRNG key."""
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def is_number(x: Any) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.dtypes import as_float
+from ...tree.dtypes import as_float, is_key
 from ...tree.kernels import entries
 from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
@@ -31,7 +31,7 @@ from ..protocol.parts import Part
 from ..protocol.write import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
 from .encoded import AtRest, decoded, decoded_again, in_blocks, is_encoded, rests, seeds_of
-from .matrices import Seen, is_key, matrices, not_refreshed, refreshed
+from .matrices import Seen, matrices, not_refreshed, refreshed
 from .phases import Found, finish, measured, phases, seen_by_refresh
 from .pieces import Queue, Store, as_if_decoded, run_at_rest, run_whole, shapes_of, waited_for
 

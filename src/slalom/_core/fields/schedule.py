@@ -318,6 +318,13 @@ def call_schedule(schedule: Any, function: Callable[[Any], Any], step: Any) -> A
     return check_schedule_value(schedule, value, step)
 
 
+def count_at(count: Any, step: Any) -> Any:
+    """A count at a step: an int, or a schedule, which is rounded to the nearest integer ≥ 1."""
+    if not isinstance(count, AbstractSchedule):
+        return count
+    return jnp.maximum(jnp.round(call_schedule(count, count, step)).astype(jnp.int32), 1)
+
+
 def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:
     """Raises an error unless the value is one real number, or one for each of several runs."""
     returned = f"The schedule {schedule!r} returned "

@@ -53,7 +53,7 @@ class ScaleByBelief(AbstractAdam):
 
     def advance(self, now, g, leaf):
         leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        # For the order of the sums see `_xla`.
+        # For the order of the sums see `_core/engine`.
         square = now.c2 * tree.bounded_square(g - leaf.mu) + now.eps_root
         leaf.nu = now.b2 * leaf.nu + square
 

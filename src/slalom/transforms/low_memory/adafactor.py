@@ -111,8 +111,8 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
         now.eps = tree.positive(now.eps)
         state.age = tree.increment(state.age)
 
-    # No two reductions share an expression (see `_xla`): g is read three times, and u is the only
-    # array of its size that is written.
+    # No two reductions share an expression (see `_core/engine`): g is read three times, and u is the
+    # only array of its size that is written.
 
     def advance(self, now, g, leaf):
         leaf.nu = tuple(
@@ -154,7 +154,7 @@ def _reduce(reduction: Any, x: Inexact[Array, "..."], shape: tuple[int, ...]) ->
 
 
 def _mean_of_squares(g: Inexact[Array, "..."], i: int, shape: tuple[int, ...]) -> Array:
-    """The mean of |g|² over the i-th axis, phrased differently for each i (see `_xla`).
+    """The mean of |g|² over the i-th axis, phrased differently for each i (see `_core/engine`).
 
     Bounded as in `tree.bounded_square`: one gradient of 1e20 would make all later updates 0.
     """

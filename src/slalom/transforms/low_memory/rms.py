@@ -142,7 +142,7 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
 
     def advance(self, now, g, leaf):
         leaf.mu = moved(leaf.mu, g, now.weight)
-        # XLA would copy the old mean, which the variance still reads (see `_xla`).
+        # XLA would copy the old mean, which the variance still reads (see `_core/engine`).
         distance = now.back * (g - leaf.mu)
         leaf.nu = now.keep * leaf.nu + now.spread * tree.bounded_square(distance)
 

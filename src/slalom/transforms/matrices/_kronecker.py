@@ -1,4 +1,4 @@
-"""What the rules with a factor for each side of a matrix share: sizes, refreshes, batches.
+"""What the rules with a factor for each side of a matrix share: sizes, refreshes, products.
 
 They see a parameter as a batch of matrices, (batch, rows, columns), and keep one factor for the
 rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
@@ -13,8 +13,8 @@ from jaxtyping import Array, Inexact, Int
 
 from ... import tree
 from ..._core.engine.matrices import matrices_or_none
-from ..._core.fields.declare import count_field, count_or_schedule
-from ..._core.fields.schedule import AbstractSchedule, call_schedule
+from ..._core.fields.declare import count_or_schedule
+from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import missing
 from ...tree.types import Params
@@ -30,22 +30,13 @@ def frequency_field(default: int) -> Any:
 
 def frequency_at(rule: Any, context: Context | None) -> Int[Array, ""] | int:
     """The `precondition_frequency` of a rule at this step."""
-    frequency = rule.precondition_frequency
-    if not isinstance(frequency, AbstractSchedule):
-        return frequency
     step = None if context is None else context.step
-    if step is None:
+    if step is None and isinstance(rule.precondition_frequency, AbstractSchedule):
         raise TypeError(missing(type(rule).__name__, "step"))
-    value = call_schedule(frequency, frequency, step)
-    return jnp.maximum(jnp.round(value).astype(jnp.int32), 1)
+    return count_at(rule.precondition_frequency, step)
 
 
 # --- which sides ----------------------------------------------------------------------------
-
-
-def size_field(default: int) -> Any:
-    """Declares the longest side that has a factor."""
-    return count_field(default)
 
 
 def has_factor(shape: Sequence[int], max_size: int) -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
+from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -24,7 +24,6 @@ from ._kronecker import (
     bounded_entries,
     has_factor,
     sides_as_text,
-    size_field,
 )
 
 
@@ -86,7 +85,7 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
     update_probability: Hyperparameter | None = hyperparameter(None, within="(0, 1]")
     preconditioner_lr: Hyperparameter = hyperparameter(0.1, within="[0, inf)")
     preconditioner_init_scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
-    max_size: int = size_field(8192)
+    max_size: int = count_field(8192)
     key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True)
     clip: Hyperparameter = hyperparameter(1.1, within="[0, inf]", kw_only=True)

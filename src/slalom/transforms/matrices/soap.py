@@ -11,7 +11,13 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.fields.declare import (
+    Hyperparameter,
+    count_field,
+    dtype_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -33,7 +39,6 @@ from ._kronecker import (
     out_of_basis,
     refreshed_eigenvectors,
     sides_as_text,
-    size_field,
     toward_products,
     zeros_of_sides,
 )
@@ -201,7 +206,7 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(10)
     shampoo_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
-    max_size: int = size_field(10_000)
+    max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
@@ -295,7 +300,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(1)
     shampoo_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
-    max_size: int = size_field(10_000)
+    max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()

@@ -9,7 +9,13 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.fields.declare import (
+    Hyperparameter,
+    count_field,
+    dtype_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -25,7 +31,6 @@ from ._kronecker import (
     into_basis,
     out_of_basis,
     sides_as_text,
-    size_field,
     toward_products,
     zeros_of_sides,
 )
@@ -98,7 +103,7 @@ class ScaleBySplus(AbstractRule[ScaleBySplusState]):
     b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
     precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(100)
-    max_size: int = size_field(10_000)
+    max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 

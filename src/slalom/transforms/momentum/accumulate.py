@@ -113,7 +113,7 @@ class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
 
 
 def _size_ratio(now: Any, square: Array, e_g: Array, e_x: Array) -> Array:
-    """√((xₜ₋₁ + ε) / (vₜ + ε)) from xₜ instead of xₜ₋₁, which XLA would copy (see `_xla`).
+    """√((xₜ₋₁ + ε) / (vₜ + ε)) from xₜ instead of xₜ₋₁, which XLA would copy (see `_core/engine`).
 
     xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
     """

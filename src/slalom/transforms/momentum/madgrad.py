@@ -72,7 +72,7 @@ class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
 
     def advance(self, now, g, leaf):
         # Bounded before the sum: XLA would move a minimum after it into the kernel that writes
-        # the parameters, which would then read the old sum (see `_xla`).
+        # the parameters, which would then read the old sum (see `_core/engine`).
         squares = leaf.grad_sum_of_squares
         room = float(jnp.finfo(squares.dtype).max) / 4 - squares
         square = jnp.minimum(now.weight * tree.bounded_square(g), room)

@@ -12,7 +12,6 @@ from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like
 from ...tree.types import Params, Scalar, Tracer
-from ..matrices._xla import interpolation_of_new
 from ._first_moment import first_moment
 
 
@@ -108,3 +107,13 @@ class ScaleBySign(AbstractRule[None]):
 
     def direction(self, now, g, leaf):
         return jnp.sign(g)
+
+
+def interpolation_of_new(b1: Scalar, b2: Scalar) -> tuple[Scalar, Scalar]:
+    """The factors a, b of β₁·m + (1 − β₁)·g = a·m' + b·g with m' = β₂·m + (1 − β₂)·g.
+
+    Reading the new mean m' saves the copy of the old mean m; for Lion the step would take 2.7
+    times as long with it.
+    """
+    from_new = b1 / b2
+    return from_new, 1 - from_new

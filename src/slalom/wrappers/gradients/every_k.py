@@ -15,7 +15,7 @@ from ..._core.engine.encoded import decoded
 from ..._core.engine.manual_axes import refuse_parts
 from ..._core.engine.pieces import advance_tree
 from ..._core.fields.declare import count_or_schedule, dtype_field
-from ..._core.fields.schedule import AbstractSchedule
+from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -270,10 +270,8 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         return super().reading(name, state, context)
 
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
-        if not isinstance(self.k, AbstractSchedule):
-            return self.k
         # The count does not change within a window, so every mini-step samples the same k.
-        return jnp.maximum(jnp.round(self.k(count)).astype(jnp.int32), 1)
+        return count_at(self.k, count)
 
     def has_updated(self, state: EveryKState) -> Bool[Array, "*runs"]:
         return state.updated & self.inner.has_updated(state.inner)

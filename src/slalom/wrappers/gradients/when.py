@@ -62,6 +62,7 @@ class When(AbstractWrapper[WhenState]):
     """
 
     needs_whole_params: ClassVar[bool | None] = False
+    has_clock: ClassVar[bool] = True
 
     inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = eqx.field(

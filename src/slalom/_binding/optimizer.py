@@ -217,7 +217,9 @@ class Optimizer(AbstractBound):
     ) -> "Optimizer":
         """Returns an optimizer with other hyperparameters.
 
-        Replacing a number by a number never recompiles.
+        Replacing a number by a number never recompiles. The state stays as it is: numbers that set
+        the initial state, such as the `learning_rate` of `sl.rprop`, act from the next
+        `opt.reset(model)` on.
 
         **Arguments:**
 

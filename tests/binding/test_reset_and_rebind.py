@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, mlp, params_of
+from helpers import assert_same_bits, mlp, params_of, slow_except
 from slalom._core.state.slots import slots
 from slalom.tree.paths import leaf_paths
 from table import EVERYTHING, everyday
@@ -225,6 +225,48 @@ def test_a_rule_that_is_wrapped_or_joined_keeps_its_state(tx):
     assert report.dropped == ()
     continued, _ = steps(wrapped, model, 2)
     close(continued, expected)
+
+
+FALLING = sl.schedules.piecewise_constant(1.0, dict.fromkeys(range(1, 9), 0.5))
+CLOCKED = {
+    "none": lambda tx: tx,
+    "every_k": lambda tx: tx.every_k(2),
+    "if_finite": lambda tx: tx.if_finite(),
+    "scale_loss": lambda tx: tx.scale_loss(),
+    "skip_spikes": lambda tx: tx.skip_spikes(by="grad_norm"),
+    "when": lambda tx: tx.when(lambda context, updates: context.step != 0, otherwise="zero"),
+    "two": lambda tx: tx.every_k(2).if_finite().record(),
+}
+MOVES = [(a, b) for a in CLOCKED for b in CLOCKED if b != "none"]
+
+
+@pytest.mark.parametrize("rule", [sl.adam(FALLING), sl.sgd(FALLING)], ids=["adam", "sgd"])
+@pytest.mark.parametrize("move", slow_except(MOVES, ("none", "if_finite"), ("two", "when")))
+def test_schedules_go_on_where_they_were_in_any_wrapper(move, rule, tmp_path):
+    before, after = (CLOCKED[name](rule) for name in move)
+    model, opt = steps(sl.Optimizer(before, MODEL), MODEL, 6)
+    now = float(opt.hyperparams["learning_rate"])
+    assert now < 1.0
+    rebound, _ = opt.rebind(model, tx=after)
+    assert float(rebound.hyperparams["learning_rate"]) == now
+    sl.checkpoint.save(tmp_path / "run", opt=opt)
+    start = sl.Optimizer(after, MODEL)
+    loaded = sl.checkpoint.load(tmp_path / "run", opt=start, strict=False)["opt"]
+    assert float(loaded.hyperparams["learning_rate"]) == now
+
+
+def test_wrappers_that_change_places_keep_the_clock_of_the_rule():
+    model, opt = steps(sl.Optimizer(sl.adam(FALLING).every_k(2).if_finite(), MODEL), MODEL, 6)
+    swapped, _ = opt.rebind(model, tx=sl.adam(FALLING).if_finite().every_k(2))
+    assert float(swapped.hyperparams["learning_rate"]) == float(opt.hyperparams["learning_rate"])
+
+
+def test_a_schedule_without_its_clock_says_where_it_goes_on():
+    model, opt = steps(sl.Optimizer(sl.adam(FALLING).every_k(2), MODEL), MODEL, 6)
+    with pytest.warns(UserWarning, match=r"goes on at step 6 .* 'every_k', 3, .*tx.if_finite\(\)"):
+        bare, _ = opt.rebind(model, tx=sl.adam(FALLING))
+    assert float(bare.hyperparams["learning_rate"]) == FALLING(6)
+    opt.rebind(model, tx=sl.adam(0.1))
 
 
 def test_adam_changed_to_lion_keeps_the_momentum():

@@ -133,6 +133,31 @@ def test_a_jit_of_the_user_keeps_what_is_replicated_beside_what_is_sharded():
         assert shardings(compiled(params, other, x)) == before
 
 
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("donate", [None, "opt", "all"])
+def test_specs_of_one_meaning_share_a_program(donate, axis_type):
+    # Those of JAX's results have no `None` at the end, or one for each axis.
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(axis_type,))
+    traces = []
+
+    def counted(updates, params):
+        traces.append(None)
+        return updates
+
+    for entries in [("data", None), ("data",)]:
+        x = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P(*entries)))
+        params = {"w": x}
+        opt = sl.Optimizer(sl.Stateless(counted) | sl.adam(1e-3), params)
+        traces.clear()
+        train = sl.train_step(lambda params: jnp.sum(params["w"] ** 2), donate=donate or "opt")
+        for _ in range(3):
+            if donate is None:
+                params, opt = opt.step(params, {"w": x})
+            else:
+                params, opt, _ = train(params, opt)
+        assert len(traces) <= 1
+
+
 @pytest.mark.slow
 def test_state_that_was_moved_is_remembered_by_rebinding():
     params = jax.device_put(in_parts(), WHOLE)

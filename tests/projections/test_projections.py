@@ -235,6 +235,21 @@ def test_nan_stays_visible():
         assert jnp.any(jnp.isnan(fn(x)["w"])), fn
 
 
+OF_LARGE = {name: fn for name, (fn, _) in ALL.items() if name not in LIKE_NORMAL} | {
+    "sphere": P.sphere(),
+    "rows on spheres": P.sphere(axis=-1),
+    "stiefel": P.stiefel(),
+    "psd": P.psd(),
+}
+
+
+@pytest.mark.parametrize("fn", OF_LARGE.values(), ids=OF_LARGE)
+def test_a_large_leaf_of_nan_stays_visible(fn):
+    # The maximum of many numbers, which XLA computes in parts, misses NaN.
+    x = jnp.full((64, 64), jnp.nan)
+    assert jnp.any(jnp.isnan(jax.jit(fn)(x)))
+
+
 def test_equal_projections_are_equal_and_print_as_code():
     assert P.l2_ball(2) == P.l2_ball(2.0)
     assert hash(P.l2_ball(2.0)) == hash(P.l2_ball(2.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import mean_square
+from helpers import mean_square, slow_except
 from slalom._training.tools import sweep as sweep_module
 
 X, Y = jax.random.normal(jax.random.key(1), (16, 2)), jnp.ones((16, 1))
@@ -80,6 +80,23 @@ def test_a_sweep_equals_its_runs_one_by_one():
         for j, weight_decay in enumerate(GRID["weight_decay"]):
             values = {"learning_rate": learning_rate, "weight_decay": weight_decay}
             np.testing.assert_allclose(found.losses[i, j], by_hand(TX, values), rtol=1e-5)
+
+
+FIRST = {
+    "rprop": (sl.rprop, "learning_rate", [1e-3, 1e-2]),
+    "adagrad": (lambda x: sl.ScaleByRss(x) | sl.Scale(-0.1), "initial_accumulator_value", [0.1, 2]),
+    "prodigy": (lambda x: sl.prodigy(1.0, estim_lr0=x).every_k(2), "estim_lr0", [1e-3, 1e-1]),
+    "mechanize": (lambda x: sl.sgd(1.0).mechanize(s_init=x), "s_init", [1e-3, 1e-1]),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(FIRST, "rprop"))
+def test_numbers_that_set_the_initial_state_are_swept(name):
+    make, hyperparam, values = FIRST[name]
+    grid = {hyperparam: values}
+    found = sl.sweep(mean_square, make(values[0]), model(), BATCHES, grid, steps=STEPS)
+    for i, value in enumerate(values):
+        np.testing.assert_allclose(found.losses[i], by_hand(make(value), {}), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -217,7 +217,9 @@ class Optimizer(AbstractBound):
     ) -> "Optimizer":
         """Returns an optimizer with other hyperparameters.
 
-        Replacing a number by a number never recompiles.
+        Replacing a number by a number never recompiles. The state stays as it is: numbers that set
+        the initial state, such as the `learning_rate` of `sl.rprop`, act from the next
+        `opt.reset(model)` on.
 
         **Arguments:**
 
@@ -291,7 +293,8 @@ class Optimizer(AbstractBound):
         """Transfers the state to another model, other trainable parameters or another transform.
 
         All state whose path still exists is kept, and so is the step count. New parameters have a
-        bias correction of their own.
+        bias correction of their own. Schedules inside of a new wrapper with a clock of its own,
+        such as `.every_k` or `.if_finite`, go on where they were.
 
         ```python
         >>> model = {"body": jnp.ones(2), "head": jnp.ones(1)}
@@ -324,6 +327,7 @@ class Optimizer(AbstractBound):
         state, report = carry(
             (self.transform, self.state, example(self.binding.params)),
             (new.transform, new.state, example(new.binding.params)),
+            self.count,
         )
         bound_tree = (new.transform, (state, jnp.copy(self.count)))
         params = split(model, new.binding.trainable).params

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import codecs
 from .._binding.optimizer import Optimizer
-from .._binding.reports.rebind import Side, in_form_of, transfer
+from .._binding.reports.rebind import Side, clocks_of, in_form_of, transfer
 from .._core.engine.encoded import Encoded, is_encoded
 from .._core.state.marks import PER_LEAF
 from .._core.state.slots import Slot, slots
@@ -178,13 +178,17 @@ def match(
         if isinstance(new.leaves[i], jax.ShapeDtypeStruct):
             new.leaves[i] = np.zeros(new.leaves[i].shape, new.leaves[i].dtype)
     moved = transfer(old, new, _can_follow)
+    clocks = clocks_of(old, new, moved)
     for i, j in sorted(moved.origins.items()):
-        _pair(own.state[i], new.leaves[i], olds[j], old.leaves[j], i in moved.fits, found)
+        if i not in clocks:
+            _pair(own.state[i], new.leaves[i], olds[j], old.leaves[j], i in moved.fits, found)
     for i, value in moved.gathered.items():
         found.made[own.state[i].arrays[0]] = value
     for j in moved.used:
         found.used.update(olds[j].arrays)
-    _set_aside(own.state, new, olds, old, {*moved.origins, *moved.gathered}, found)
+    for i, j in clocks.items():
+        found.sources[own.state[i].arrays[0]] = "count" if j is None else olds[j].arrays[0]
+    _set_aside(own.state, new, olds, old, {*moved.origins, *moved.gathered, *clocks}, found)
     return found
 
 

@@ -147,7 +147,8 @@ class sphere(AbstractProjection):
             largest = jnp.max(jnp.abs(x), axis=self.axis, keepdims=True, initial=0)
             largest = jax.lax.stop_gradient(largest)
             zero = largest == 0
-            x = jnp.where(zero, 1, x / jnp.where(zero, 1, largest).astype(x.dtype))
+            # Where all numbers are NaN, XLA's maximum may be 0, but they are not.
+            x = jnp.where(zero & (x == 0), 1, x / jnp.where(zero, 1, largest).astype(x.dtype))
             square = jnp.sum(tree.abs_squared(x), axis=self.axis, keepdims=True)
             return x * tree.inverse_root(square).astype(x.dtype)
 

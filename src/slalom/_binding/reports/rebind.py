@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.engine.encoded import is_encoded
+from ..._core.fields.declare import hyperparameter_fields
+from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import rules_with_clocks
 from ..._core.state.marks import PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
-from ..._core.text.messages import listed
+from ..._core.state.walk import transforms
+from ..._core.text.messages import listed, warn
 from ...tree.paths import leaf_paths
-from ...tree.types import PyTree
+from ...tree.types import PyTree, Tracer
 
 
 class AsBefore:
@@ -89,17 +93,22 @@ class Transfer(NamedTuple):
 
 
 def carry(
-    old: tuple[AbstractTransform, PyTree, PyTree], new: tuple[AbstractTransform, PyTree, PyTree]
+    old: tuple[AbstractTransform, PyTree, PyTree],
+    new: tuple[AbstractTransform, PyTree, PyTree],
+    count: Any,
 ) -> tuple[PyTree, Rebinding]:
     """Transfers everything that still fits from the old state to the new one.
 
     **Arguments:**
 
     - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
+    - `count`: the number of steps of the optimizer.
     """
     before, after = Side.of(*old), Side.of(*new)
     found = transfer(before, after, lambda a, b: _shape(a) == _shape(b))
     leaves = list(after.leaves)
+    clocks = clocks_of(before, after, found)
+    _warn_of_jumps(new[0], before, after, {*clocks.values()}, count)
     recoded = set()
     for i, j in found.fits.items():
         leaves[i] = in_form_of(after.leaves[i], before.leaves[j])
@@ -107,9 +116,11 @@ def carry(
             recoded.add(i)
     for i, value in found.gathered.items():
         leaves[i] = value
-    carried = found.fits.keys() | found.gathered.keys()
+    for i, j in clocks.items():
+        leaves[i] = in_form_of(after.leaves[i], count if j is None else before.leaves[j])
+    carried = found.fits.keys() | found.gathered.keys() | clocks.keys()
     reshaped = {i for i in found.origins.keys() - carried if found.origins[i] not in found.used}
-    used = found.used | {found.origins[i] for i in reshaped}
+    used = found.used | {found.origins[i] for i in reshaped} | {*clocks.values()} - {None}
     # Ages say nothing apart from their leaves, so a path is listed once even if it restarts.
     ages = {slot.name: j for j, slot in enumerate(before.places) if slot.mark == PER_LEAF}
     restarted = {i for i, slot in enumerate(after.places) if slot.name in ages}
@@ -228,6 +239,89 @@ def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dic
         if i not in paired and i not in side.entries and key(slot) is not None:
             found.setdefault(key(slot), []).append(i)
     return {k: many[0] for k, many in found.items() if len(many) == 1}
+
+
+# --- clocks ---------------------------------------------------------------------------------
+
+
+def clocks_of(before: Side, after: Side, found: Transfer) -> dict[int, int | None]:
+    """The old clock that each clock of the new state goes on from, by position; `None` is the count
+    of the optimizer.
+
+    A wrapper with a clock does not move the schedules inside of it: they go on at the step at which
+    their own rule was before. Where nothing inside was carried over, the clock goes on from the
+    innermost one that it may replace, or else from the one around it.
+
+    **Arguments:**
+
+    - `before`, `after`: the old and the new state.
+    - `found`: which leaves the new state takes.
+    """
+    old, new = _clocks(before.places), _clocks(after.places)
+    wrappers = rules_with_clocks()
+    chosen: dict[int, int | None] = {}
+    for owner, i in sorted(new.items(), key=lambda clock: clock[0].count(".")):
+        inside = {
+            _around(before.places[j].owner, old)
+            for n, j in found.fits.items()
+            if after.places[n].rule not in wrappers and _around(after.places[n].owner, new) == i
+        }
+        if len(inside) == 1:
+            chosen[i] = inside.pop()
+            continue
+        outer = _around(owner, new)
+        around = found.fits.get(i, None if outer is None else chosen[outer])
+        free = [path for path, j in old.items() if j == around or j not in found.used]
+        if i in found.fits:
+            own = f"{before.places[found.fits[i]].owner}."
+            is_outer = any(_around(path, new) == i for path in new)
+            # A clock inside of it may be gone, and then the rule is on this one.
+            free = [x for x in free if f"{x}." == own or (x.startswith(own) and not is_outer)]
+        chosen[i] = old[max(free, key=len)] if free else None
+    return chosen
+
+
+def _warn_of_jumps(
+    transform: AbstractTransform, before: Side, after: Side, kept: set[int | None], count: Any
+) -> None:
+    """Warns of schedules that go on at the count of the optimizer, where a clock was dropped."""
+    dropped = {owner: i for owner, i in _clocks(before.places).items() if i not in kept}
+    now = _clocks(after.places)
+    scheduled = [
+        ".".join((*part.path, field.name))
+        for part in transforms(transform)
+        for field in hyperparameter_fields(part.module)
+        if isinstance(getattr(part.module, field.name), AbstractSchedule)
+        and _around(f"{part.name}.", now) is None
+    ]
+    for owner, i in dropped.items():
+        numbers = (before.leaves[i], count)
+        if not scheduled or any(isinstance(x, Tracer) for x in numbers):
+            return
+        step, calls = map(int, numbers)
+        if step != calls:
+            warn(
+                f"'{scheduled[0]}' goes on at step {calls} of its schedule, which is the count of "
+                f"the optimizer: the count of '{owner}', {step}, is dropped. To go on at step "
+                f"{step}, keep a wrapper with a clock around it, such as `tx.if_finite()`."
+            )
+            return
+
+
+def _clocks(places: list[Slot]) -> dict[str, int]:
+    """The position of each clock, by the path of its wrapper."""
+    wrappers = rules_with_clocks()
+    return {
+        slot.owner: i
+        for i, slot in enumerate(places)
+        if slot.rule in wrappers and slot.local == "count"
+    }
+
+
+def _around(owner: str, clocks: dict[str, int]) -> int | None:
+    """The innermost of these clocks around a transform."""
+    outer = [path for path in clocks if owner.startswith(f"{path}.")]
+    return clocks[max(outer, key=len)] if outer else None
 
 
 # --- ages -----------------------------------------------------------------------------------

@@ -14,13 +14,15 @@ T = TypeVar("T")
 
 
 def mesh_sharding(x: object) -> NamedSharding | None:
-    """The sharding of a concrete array on a mesh of several devices, `None` for anything else."""
+    """The sharding of a concrete array on a mesh of several devices, `None` for anything else.
+
+    It has the spec of results, so that arrays with another spec of the same meaning need no program
+    of their own.
+    """
     sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
-    if AxisType.Explicit in sharding.mesh.axis_types:
-        return _canonical(sharding, getattr(x, "ndim", 0))
-    return sharding
+    return _canonical(sharding, getattr(x, "ndim", 0))
 
 
 def may_be_at(x: object, home: NamedSharding | None) -> bool:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -81,6 +81,9 @@ class AbstractWrapper(AbstractComposite[State]):
 
     inner: eqx.AbstractVar[AbstractTransform[Any]]
 
+    has_clock: ClassVar[bool] = False
+    """Whether the state has a `count`, which is the clock of the inner transform."""
+
     def inner_state(self, state: State) -> Any:
         """The inner transform's state."""
         # `State` cannot be bound to a class with this field: a wrapper without state passes the
@@ -121,8 +124,18 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
     `inner`, the inner transform's state, and `count`, how often it has run: its clock.
     """
 
+    has_clock: ClassVar[bool] = True
+
     def inner_context(self, state: State, context: Context) -> Context:
         return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]  # `State` cannot say that this class promises it
+
+
+def rules_with_clocks() -> frozenset[str]:
+    """The names of all classes of wrappers with a clock, as files and reports have them."""
+    classes: list[type[AbstractWrapper]] = [AbstractWrapper]
+    for known in classes:
+        classes += known.__subclasses__()
+    return frozenset(known.__name__ for known in classes if known.has_clock)
 
 
 def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Real
 
+from ..._binding.bound import made
 from ..._binding.model import split
 from ..._binding.optimizer import Optimizer
 from ..._binding.programs.program import Program
@@ -188,6 +189,9 @@ class _Runs:
 
         def start(values: Mapping[str, Array]) -> Run:
             opt = self._start.opt.with_hyperparams(values)
+            # Some numbers set the initial state, such as the first step of D-Adaptation.
+            begun = opt.reset(self._start.model)
+            opt = made(Optimizer, tuple(begun.arrays), opt.binding)
             return eqx.filter(self._start._replace(opt=opt), self._varies)
 
         varying = jax.vmap(start)({name: jax.numpy.asarray(v) for name, v in values.items()})

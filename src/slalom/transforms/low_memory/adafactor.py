@@ -111,8 +111,8 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
         now.eps = tree.positive(now.eps)
         state.age = tree.increment(state.age)
 
-    # No two reductions share an expression (see `_core/engine`): g is read three times, and u is the
-    # only array of its size that is written.
+    # No two reductions share an expression (see `_core/engine`): g is read three times, and u is
+    # the only array of its size that is written.
 
     def advance(self, now, g, leaf):
         leaf.nu = tuple(

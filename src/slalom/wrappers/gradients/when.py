@@ -62,6 +62,7 @@ class When(AbstractWrapper[WhenState]):
     """
 
     over: ClassVar[str] = "tree"
+    has_clock: ClassVar[bool] = True
 
     inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = eqx.field(

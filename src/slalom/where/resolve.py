@@ -28,6 +28,11 @@ ONLY_SHAPES = (
     "a mask or label must not change between steps."
 )
 
+ONE_CALL = (
+    "It is called once with the tree, not with each leaf. For a function of a leaf, write "
+    "`sl.where.leaf(lambda path, leaf: ...)`."
+)
+
 
 # --- what a selector sees -------------------------------------------------------------------
 
@@ -183,14 +188,12 @@ class _Function(Where):
         except (TypeError, AttributeError) as error:
             raise TypeError(
                 f"The function {self!r} failed on the parameter tree: "
-                f"{str(error).rstrip('.')}. {ONLY_SHAPES}"
+                f"{str(error).rstrip('.')}. {ONLY_SHAPES} {ONE_CALL}"
             ) from error
         if result is False and len(leaves) > 1:
             raise TypeError(
                 f"The function {self!r} returned False for the whole parameter tree, so it would "
-                "select nothing. It is called once with the tree, not with each leaf. For a "
-                "predicate of a leaf, write `sl.where.leaf(lambda path, leaf: ...)`; to select "
-                "nothing, write `sl.where.nothing()`."
+                f"select nothing. {ONE_CALL} To select nothing, write `sl.where.nothing()`."
             )
         return _Tree.freeze(result).evaluate(leaves)
 

@@ -148,6 +148,16 @@ def a_training_step_with_an_optimizer():
     sl.train_step(total, optimizer=sl.adam(0.1))  # pyright: ignore[reportArgumentType,reportCallIssue]
 
 
+@refused(TypeError, "minimize() … 'steps'", "max_steps")
+def a_minimization_of_some_steps():
+    sl.minimize(total, sl.lbfgs(), params(), steps=10)  # pyright: ignore[reportCallIssue]
+
+
+@refused(TypeError, "muon() … 'muon_weight_dimension_numbers'", "Write layout")
+def dimension_numbers_as_in_optax():
+    sl.muon(0.1, muon_weight_dimension_numbers=None)  # pyright: ignore[reportCallIssue]
+
+
 @refused(TypeError, "rebind() … got 2", "`opt, report = opt.rebind(model, tx=tx)`")
 def a_transform_to_rebind_by_position():
     bound().rebind(params(), sl.sgd(0.1))  # pyright: ignore[reportCallIssue]

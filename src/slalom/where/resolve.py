@@ -5,6 +5,7 @@ on what it selects. The selectors themselves are in `selectors.py`.
 """
 
 import abc
+import collections
 import dataclasses
 import functools
 import inspect
@@ -239,7 +240,12 @@ class _Tree(Where):
         ]
 
     def __repr__(self) -> str:
-        return repr(self.structure.unflatten(self.values))
+        text = repr(self.structure.unflatten(self.values))
+        if "\n" not in text:
+            return text
+        # A whole model with a bool at each leaf is no code either, and much longer.
+        counts = collections.Counter(map(repr, self.values))
+        return f"<{', '.join(f'{name}: {n}' for name, n in counts.items())}>"
 
 
 def _is_concrete_bool(value: Any) -> bool:

@@ -62,3 +62,34 @@ def test_under_a_trace_binding_makes_only_constants():
     jaxpr = jax.make_jaxpr(lambda m: jax.tree.leaves(sl.Optimizer(sl.adam(1e-3), m)))(model)
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     assert names <= {"broadcast_in_dim", "gt", "select_n", "jit"}
+
+
+DECAY, RATE = sl.AddDecayedWeights(0.1), sl.ScaleByLearningRate(0.1)
+A, B = sl.where.path("a"), sl.where.path("b")
+
+
+@pytest.mark.parametrize(
+    ("tx", "rate"),
+    [
+        (sl.adam(0.1) | DECAY.mask(A), "'mask.add_decayed_weights' comes after 'scale_by_learning"),
+        ((sl.adam(0.1) | DECAY).if_finite(), "'if_finite.add_decayed_weights' comes after 'if_fin"),
+        (sl.adamw(0.1) | DECAY, "'add_decayed_weights_2' comes after 'scale_by_learning_rate'"),
+        (sl.adam(0.1).only(A) | DECAY.mask(A), "'mask.add_decayed_weights' comes after 'only'"),
+    ],
+)
+def test_a_decay_that_is_added_to_a_step_is_warned_of(tx, rate):
+    with pytest.warns(UserWarning, match="they grow.*`sl.SubtractDecayedWeights`") as caught:
+        sl.Optimizer(tx, model)
+    assert [str(w.message).startswith(rate) for w in caught] == [True]
+
+
+def test_a_decay_before_the_learning_rate_of_the_same_parameters_is_not_warned_of():
+    # Every warning is an error here.
+    for tx in (
+        sl.ScaleByAdam() | DECAY | RATE,
+        RATE.mask(A) | DECAY.mask(B) | RATE.mask(B),
+        sl.Scale(-1.0) | DECAY | sl.Scale(-0.1),
+        sl.adam(0.1) | sl.SubtractDecayedWeights(0.1),
+        sl.ScaleByAdam() | DECAY | sl.Scale(lambda n: -0.1),
+    ):
+        sl.Optimizer(tx, model)

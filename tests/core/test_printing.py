@@ -92,6 +92,15 @@ def test_a_long_chain_has_a_line_for_each_link():
     )
 
 
+def test_a_model_of_bools_or_labels_prints_as_their_numbers():
+    model = eqx.nn.MLP(2, 1, width_size=4, depth=1, key=jax.random.key(0))
+    matrices = jax.tree.map(lambda x: x.ndim > 1, eqx.filter(model, eqx.is_array))
+    labels = jax.tree.map(lambda is_matrix: "ab"[is_matrix], matrices)
+    assert repr(sl.sgd(0.1).only(matrices)).endswith(".only(<True: 2, False: 2>)")
+    groups = {"a": sl.sgd(0.1), "b": sl.Scale(-1.0)}
+    assert repr(sl.partition(groups, labels)).endswith(" <'b': 2, 'a': 2>)")
+
+
 def test_long_schedule_arithmetic_is_broken_into_lines():
     s = sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=100)
     schedule = 0.1 * s - (s - s / 2.0) * s

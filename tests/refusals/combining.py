@@ -126,6 +126,12 @@ def a_posterior_for_optax():
     sl.interop.to_optax(sl.ivon(0.1, 100))
 
 
+@refused(TypeError, "The gradients must be floating … got arrays of dtype int32", obvious="cast")
+def gradients_of_integers_in_code_for_optax():
+    gt = sl.interop.to_optax(sl.sgd(0.1))
+    gt.update({"w": jnp.arange(3)}, gt.init({"w": jnp.ones(3)}))
+
+
 @refused(TypeError, "ScaleByIvon … 'z' is complex64", "`tx.split_complex()`")
 def a_posterior_of_complex_parameters():
     sl.Optimizer(sl.ivon(0.1, 100), {"z": jnp.ones(2, jnp.complex64)})

@@ -58,7 +58,9 @@ def decay_without_parameters():
 
 
 @refused(
-    TypeError, "ScaleByLearningRate.learning_rate … the step count", "`context=sl.Context(step=n)`"
+    TypeError,
+    "ScaleByLearningRate.learning_rate … the step count",
+    "`context=sl.Context(step=n)` … `sl.interop.to_optax(tx)`",
 )
 def a_schedule_without_a_clock():
     tx = sl.sgd(sl.schedules.linear(0.0, 1.0, 10))

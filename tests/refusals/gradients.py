@@ -1,5 +1,6 @@
 """Gradients that do not fit the model."""
 
+import jax
 import jax.numpy as jnp
 
 import slalom as sl
@@ -25,9 +26,18 @@ def gradients_of_a_deeper_model():
     sl.Optimizer(sl.adam(0.1), mlp()).step(mlp(), arrays(mlp(depth=2)))
 
 
-@refused(ValueError, "the gradients are of type tuple, the model of type dict", DIFFERENTIATE)
+@refused(
+    ValueError,
+    "The gradients must be a tree like the model, got a tuple",
+    "`loss, grads = eqx.filter_value_and_grad(loss_fn)(model, x, y)`",
+)
 def the_loss_with_the_gradients():
     bound().step(params(), (jnp.ones(()), params()))
+
+
+@refused(ValueError, "the gradients are of type list, the model of type dict", DIFFERENTIATE)
+def gradients_in_a_list():
+    bound().step(params(), jax.tree.leaves(params()))
 
 
 @refused(ValueError, "The gradient at 'b' has shape (5,) … (2,)", AVERAGE)

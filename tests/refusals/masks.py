@@ -10,6 +10,7 @@ from ._table import bound, mlp, refused
 GLOB = "the whole path; `*` … `**` …"
 PREFIX = "masks or labels must have the structure of the parameters, or be a prefix"
 ONLY_SHAPES = "shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values"
+ONE_CALL = "`sl.where.leaf(lambda path, leaf: ...)`"
 PYTHON_VALUE = "a Python value … `sl.where.ndim(min=2)`"
 
 
@@ -148,7 +149,9 @@ def a_traced_mask():
     jax.jit(lambda flag: sl.adam(0.1).only({"b": flag, "w": True}))(True)
 
 
-@refused(TypeError, "failed on the parameter tree: '>' not supported", ONLY_SHAPES)
+@refused(
+    TypeError, "failed on the parameter tree: '>' not supported", f"{ONLY_SHAPES} … {ONE_CALL}"
+)
 def a_mask_of_values_compared():
     bound(sl.adam(0.1).only(lambda params: jax.tree.map(lambda x: bool(jnp.all(x > 0)), params)))
 
@@ -156,10 +159,19 @@ def a_mask_of_values_compared():
 @refused(
     TypeError,
     "failed on the parameter tree: 'ShapeDtypeStruct' object has no attribute 'sum'",
-    ONLY_SHAPES,
+    f"{ONLY_SHAPES} … {ONE_CALL}",
 )
 def a_mask_of_values_summed():
     bound(sl.adam(0.1).only(lambda params: jax.tree.map(lambda x: bool(x.sum() > 0), params)))
+
+
+@refused(
+    TypeError,
+    "failed on the parameter tree: 'dict' object has no attribute 'ndim'",
+    f"{ONLY_SHAPES} … {ONE_CALL}",
+)
+def a_mask_of_a_function_of_a_leaf():
+    bound(sl.adamw(0.1, decay_where=lambda p: p.ndim > 1))
 
 
 @refused(TypeError, "at 'b': '>' not supported", ONLY_SHAPES)

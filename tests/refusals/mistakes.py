@@ -90,10 +90,72 @@ def a_load_by_position():
     sl.checkpoint.load("run", params(), bound())  # pyright: ignore[reportCallIssue]
 
 
-@refused(TypeError, "update() … got 3", "`model, opt = opt.step(model, grads)`")
+@refused(TypeError, "update() … got 3", "`model, opt = opt.step(model, grads)` … `value=loss`")
 def an_update_as_in_optax():
     opt: Any = bound()
     opt.update(params(), opt.state, params())
+
+
+@refused(TypeError, "step() … got 3", "`model, opt = opt.step(model, grads)` … `value=loss`")
+def a_step_with_the_state():
+    opt: Any = bound()
+    opt.step(params(), params(), opt.state)
+
+
+@refused(
+    TypeError,
+    "A transform does not hold its state",
+    "`params, state = tx.step(grads, state, params)` … `model, opt = opt.step(model, grads)`",
+)
+def a_step_of_a_transform_as_of_an_optimizer():
+    tx: Any = sl.adam(0.1)
+    tx.step(params(), params())
+
+
+@refused(
+    TypeError,
+    "`tx.update` got the keyword 'value'",
+    "`tx.update(grads, state, params, sl.Context(value=...))`",
+)
+def a_value_as_in_optax():
+    tx: Any = sl.polyak_sgd()
+    tx.update(params(), tx.init(params()), params(), value=1.0)
+
+
+@refused(
+    TypeError,
+    "`tx.update` got 3 as the context",
+    "`tx.update(grads, state, params, sl.Context(step=...))`",
+)
+def a_step_count_as_context():
+    tx: Any = sl.ScaleByAdam()
+    tx.update(params(), tx.init(params()), params(), 3)
+
+
+@refused(
+    TypeError,
+    "The state of this chain is a tuple of 2, which `init` or the last `update` … of type dict",
+    "`tx.update(grads, state, params)`",
+    unchecked=True,
+)
+def a_state_and_parameters_swapped():
+    tx: Any = sl.adam(0.1)
+    tx.update(params(), params(), tx.init(params()))
+
+
+@refused(TypeError, "train_step() … 'optimizer'", "It takes loss_fn, has_aux")
+def a_training_step_with_an_optimizer():
+    sl.train_step(total, optimizer=sl.adam(0.1))  # pyright: ignore[reportArgumentType,reportCallIssue]
+
+
+@refused(TypeError, "minimize() … 'steps'", "max_steps")
+def a_minimization_of_some_steps():
+    sl.minimize(total, sl.lbfgs(), params(), steps=10)  # pyright: ignore[reportCallIssue]
+
+
+@refused(TypeError, "muon() … 'muon_weight_dimension_numbers'", "Write layout")
+def dimension_numbers_as_in_optax():
+    sl.muon(0.1, muon_weight_dimension_numbers=None)  # pyright: ignore[reportCallIssue]
 
 
 @refused(TypeError, "rebind() … got 2", "`opt, report = opt.rebind(model, tx=tx)`")

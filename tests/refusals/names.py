@@ -149,3 +149,17 @@ def a_hyperparameter_as_attribute():
 )
 def a_method_of_keras():
     bound().fit  # noqa: B018  # pyright: ignore
+
+
+@refused(
+    AttributeError,
+    "module 'slalom.checkpoint' … 'restore'",
+    "sl.checkpoint.load(path, model=model, opt=opt)",
+)
+def a_checkpoint_that_is_restored():
+    sl.checkpoint.restore  # noqa: B018
+
+
+@refused(AttributeError, "module 'slalom.where' … 'name'", "dtype … ndim … path … regex … type")
+def a_selector_that_does_not_exist():
+    sl.where.name  # noqa: B018

@@ -61,6 +61,12 @@ class Split(NamedTuple):
         flags = self.structure.unflatten(self.trainable)
         return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: flag, part), flags, model)
 
+    def _fits(self, tree: PyTree) -> bool:
+        try:
+            return bool(self.structure.flatten_up_to(tree))
+        except (ValueError, TypeError):
+            return False
+
     def align(
         self, grads: PyTree, name: str = "the gradients", *, examples: bool = False
     ) -> Updates:
@@ -78,6 +84,12 @@ class Split(NamedTuple):
                     f"`opt.step` takes the gradients of the loss, got {kind}. Write `grads = "
                     "eqx.filter_grad(loss_fn)(model, x, y)`, or let `sl.train_step(loss_fn)` "
                     "differentiate."
+                ) from None
+            if isinstance(grads, tuple) and any(self._fits(part) for part in grads):
+                raise ValueError(
+                    f"{name[0].upper()}{name[1:]} must be a tree like the model, got a tuple with "
+                    "such a tree in it. Unpack it, as in `loss, grads = "
+                    "eqx.filter_value_and_grad(loss_fn)(model, x, y)`."
                 ) from None
             verb = "do" if name.endswith("s") else "does"
             differ = first_difference(grads, self.params, (name, "the model"))

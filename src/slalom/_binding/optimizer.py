@@ -44,6 +44,11 @@ from .sharding.shard import ShardedState, shard
 from .sharding.sharded_state import remembered
 from .stepping import KEYWORDS, as_keywords, check_one_run
 
+_advise_positions = advise_positions(
+    "An optimizer holds its state: write `model, opt = opt.step(model, grads)`. Name the others, "
+    "such as `value=loss`."
+)
+
 
 class Optimizer(AbstractBound):
     """A transform together with its state, bound to the parameters of a model.
@@ -133,6 +138,7 @@ class Optimizer(AbstractBound):
 
     # --- steps ------------------------------------------------------------------------------
 
+    @_advise_positions
     def step(
         self,
         model: Model,
@@ -179,7 +185,7 @@ class Optimizer(AbstractBound):
         after, _ = compiled_step(StepInputs(grads, keywords, model, self))
         return after.model, after.opt
 
-    @advise_positions("An optimizer holds its state: write `model, opt = opt.step(model, grads)`.")
+    @_advise_positions
     def update(
         self,
         model: Model,

@@ -5,7 +5,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, Unp
 
 from jaxtyping import Array
 
-from .._core.text.advice import advise_positions
+from .._core.text.advice import advise_keywords, advise_positions
 from ..tree.types import is_function
 from .compute_dtype import as_compute_dtype
 from .options import BatchArgs, Options, TrainOptions
@@ -92,6 +92,7 @@ def train_step(
     "Make the step of the loss, `step = sl.train_step(loss_fn)`, and then call it: "
     "`model, opt, loss = step(model, opt, x, y)`."
 )
+@advise_keywords
 def train_step(
     loss_fn: Any = None,
     *,

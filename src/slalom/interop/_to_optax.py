@@ -131,7 +131,14 @@ def _bound(tx: AbstractTransform[Any], params: PyTree, dtype: Any | None) -> tup
 def _updates(
     state: ToOptaxState, params: PyTree, grads: PyTree, keywords: Mapping[str, Any]
 ) -> tuple[PyTree, ToOptaxState]:
-    structure = jax.tree.structure(split(grads if params is None else params, None).params)
+    seen = split(grads if params is None else params, None)
+    if not any(seen.trainable):
+        kinds = sorted({str(jnp.result_type(x)) for x in seen.leaves})
+        raise TypeError(
+            "The gradients must be floating or complex arrays, got arrays of dtype "
+            f"{', '.join(kinds)}."
+        )
+    structure = jax.tree.structure(seen.params)
     opt = as_optimizer(state, structure)
     if params is not None:
         updates, opt = opt.update(params, grads, **keywords)

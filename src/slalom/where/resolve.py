@@ -5,6 +5,7 @@ on what it selects. The selectors themselves are in `selectors.py`.
 """
 
 import abc
+import collections
 import dataclasses
 import functools
 import inspect
@@ -26,6 +27,11 @@ WhereLike: TypeAlias = Any
 ONLY_SHAPES = (
     "It is called with shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values, because "
     "a mask or label must not change between steps."
+)
+
+ONE_CALL = (
+    "It is called once with the tree, not with each leaf. For a function of a leaf, write "
+    "`sl.where.leaf(lambda path, leaf: ...)`."
 )
 
 
@@ -183,14 +189,12 @@ class _Function(Where):
         except (TypeError, AttributeError) as error:
             raise TypeError(
                 f"The function {self!r} failed on the parameter tree: "
-                f"{str(error).rstrip('.')}. {ONLY_SHAPES}"
+                f"{str(error).rstrip('.')}. {ONLY_SHAPES} {ONE_CALL}"
             ) from error
         if result is False and len(leaves) > 1:
             raise TypeError(
                 f"The function {self!r} returned False for the whole parameter tree, so it would "
-                "select nothing. It is called once with the tree, not with each leaf. For a "
-                "predicate of a leaf, write `sl.where.leaf(lambda path, leaf: ...)`; to select "
-                "nothing, write `sl.where.nothing()`."
+                f"select nothing. {ONE_CALL} To select nothing, write `sl.where.nothing()`."
             )
         return _Tree.freeze(result).evaluate(leaves)
 
@@ -236,7 +240,12 @@ class _Tree(Where):
         ]
 
     def __repr__(self) -> str:
-        return repr(self.structure.unflatten(self.values))
+        text = repr(self.structure.unflatten(self.values))
+        if "\n" not in text:
+            return text
+        # A whole model with a bool at each leaf is no code either, and much longer.
+        counts = collections.Counter(map(repr, self.values))
+        return f"<{', '.join(f'{name}: {n}' for name, n in counts.items())}>"
 
 
 def _concrete(value: Any) -> Any:

@@ -601,9 +601,14 @@ def test_bad_windows_are_refused(k, error):
 
 # --- links after it -------------------------------------------------------------------------
 
-DECAY = sl.AddDecayedWeights(0.1)
+DECAY = sl.SubtractDecayedWeights(0.1)
 WARNED = {
-    "decay": (sl.adam(0.1).every_k(4) | DECAY, "every_k", "add_decayed_weights", ".every_k(4)"),
+    "decay": (
+        sl.adam(0.1).every_k(4) | DECAY,
+        "every_k",
+        "subtract_decayed_weights",
+        ".every_k(4)",
+    ),
     "later, by name": (
         sl.named_chain(slow=sl.adam(0.1).every_k(4, mean=False), less=sl.Scale(0.5), decay=DECAY),
         "slow",
@@ -613,7 +618,7 @@ WARNED = {
     "inside": (
         (sl.ClipByGlobalNorm(1.0) | (sl.adam(0.1).every_k(4).only(WEIGHT) | DECAY)).every_k(2),
         "every_k.only.every_k",
-        "every_k.add_decayed_weights",
+        "every_k.subtract_decayed_weights",
         ".every_k(4)",
     ),
 }
@@ -628,7 +633,7 @@ def test_a_link_that_moves_parameters_on_idle_steps_is_warned_of(name):
     assert str(warning.message) == (
         f"'{paced}' returns zeros in its idle steps, and '{link}' after it turns them into nonzero "
         "updates, so the parameters change in idle steps too. Move it inside: "
-        f"`(... | sl.AddDecayedWeights(weight_decay=0.1)){how}`."
+        f"`(... | sl.SubtractDecayedWeights(weight_decay=0.1)){how}`."
     )
 
 
@@ -638,7 +643,7 @@ def test_links_that_keep_zeros_or_stand_before_are_not_warned_of():
     params = nested_dict(jax.random.key(0))
     for tx in (
         (sl.adam(0.1) | DECAY).every_k(4) | sl.Scale(0.5).mask(WEIGHT) | sl.Clip(1.0),
-        DECAY | sl.adam(0.1).every_k(4),
+        sl.AddDecayedWeights(0.1) | sl.adam(0.1).every_k(4),
         sl.adam(0.1).every_k(4).partition({WEIGHT: sl.SetToZero()}) | sl.Scale(0.5),
         sl.ApplyEvery(2) | sl.adam(0.1),
     ):

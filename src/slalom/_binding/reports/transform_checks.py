@@ -19,6 +19,7 @@ from ..._core.protocol.wrapper import AbstractPacedWrapper
 from ..._core.state.walk import inner_transforms, keeps_zeros, segments, transforms
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
+from ...transforms.shaping.decay import AddDecayedWeights
 from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
@@ -97,6 +98,7 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
     yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
     yield from _late_clips(transform, params)
+    yield from _late_decays(transform, params)
     yield from _early_constraints(transform, params)
     yield from _two_linearizations(transform, params)
     for part in transforms(transform, params=params):
@@ -179,6 +181,13 @@ def _chains(transform: AbstractTransform[Any], params: Params) -> Iterator[list[
             yield [link._replace(path=outer.path + link.path) for link in links]
 
 
+def _inside(link: Part) -> list[Part]:
+    """The link and all parts of it, with their whole paths."""
+    inner = list(transforms(link.module, params=link.params))
+    own = len(inner[0].path)
+    return [part._replace(path=link.path + part.path[own:]) for part in inner]
+
+
 def _idle_steps(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warnings of links that update parameters in the idle steps of a link before them."""
     for links in _chains(transform, params):
@@ -239,14 +248,34 @@ def _late_clips(transform: AbstractTransform[Any], params: Params) -> Iterator[s
                 rate = part.name
 
 
+def _late_decays(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warnings of links that add weight decay to a step, by which the weights grow."""
+    for links in _chains(transform, params):
+        rate: dict[str, str] = {}
+        decay: dict[str, Part] = {}
+        for link in links:
+            signs = zip(leaf_paths(link.params), link.module.signs(link.params), strict=True)
+            flipped = [path for path, sign in signs if sign == -1]
+            decay = {path: part for path, part in decay.items() if path not in flipped}
+            if not flipped:
+                for part in _inside(link):
+                    if isinstance(part.module, AddDecayedWeights):
+                        decay |= dict.fromkeys(rate.keys() & set(leaf_paths(part.params)), part)
+            rate |= dict.fromkeys(flipped, link.name)
+        for path, part in sorted(decay.items())[:1]:
+            yield (
+                f"'{part.name}' comes after '{rate[path]}', so it adds the weights to the step, "
+                "and they grow. Put it before the learning rate, or use "
+                "`sl.SubtractDecayedWeights`, whose decay does not follow the learning rate."
+            )
+
+
 def _early_constraints(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warnings of links that change what a constraint before them has made of the updates."""
     for links in _chains(transform, params):
         constrained: dict[str, Part] = {}
         for link in links:
-            inner = list(transforms(link.module, params=link.params))
-            own = len(inner[0].path)
-            inner = [part._replace(path=link.path + part.path[own:]) for part in inner]
+            inner = _inside(link)
             for part in inner:
                 # Measuring links are no rules, and zero updates keep the parameters as they are.
                 changes = isinstance(part.module, AbstractRule) and part.module.update_sign != 0

@@ -352,7 +352,8 @@ def read_number(module: AbstractDeclared, name: str, context: Context | None) ->
         if step is None:
             raise TypeError(
                 f"{type(module).__name__}.{name} is a schedule and needs the step count: pass "
-                "`context=sl.Context(step=n)` with the number of updates so far."
+                "`context=sl.Context(step=n)` with the number of updates so far. In code for "
+                "Optax, `sl.interop.to_optax(tx)` counts them."
             )
         value = call_schedule(value, value, step)
     return None if value is None else as_float(value)

@@ -164,6 +164,12 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         self, state: Any = None, context: Context | None = None, params: Params | None = None
     ) -> tuple[Part, ...]:
         states = (None,) * len(self.links) if state is None else state
+        if not isinstance(states, tuple | list) or len(states) != len(self.links):
+            raise TypeError(
+                f"The state of this chain is a tuple of {len(self.links)}, which `init` or the "
+                f"last `update` returned, got something of type {type(states).__name__}. The order "
+                "is `tx.update(grads, state, params)`."
+            )
         return tuple(
             Part(path, link, s, context, params, lambda chain, i=i: chain.links[i])
             for i, (path, link, s) in enumerate(zip(self._paths(), self.links, states, strict=True))

@@ -14,7 +14,7 @@ from ..engine.matrices import for_each_matrix, on_automatic_axes
 from ..engine.run import Leafwise, RuleAt, run_rule
 from .context import Context
 from .parts import Part
-from .transform import AbstractTransform, State
+from .transform import AbstractTransform, State, advise_inputs
 from .write import ADD, RETURN, Writer
 
 
@@ -238,6 +238,7 @@ class AbstractRule(AbstractTransform[State]):
     def init(self, params: Params) -> State:
         return tree.no_state(params)  # pyright: ignore[reportReturnType]  # a rule without `init` has no state
 
+    @advise_inputs
     def update(
         self,
         updates: Updates,
@@ -247,6 +248,7 @@ class AbstractRule(AbstractTransform[State]):
     ) -> tuple[Updates, State]:
         return self.run(RETURN, updates, state, params, context)
 
+    @advise_inputs
     def step(
         self, grads: Updates, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:

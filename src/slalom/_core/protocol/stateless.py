@@ -5,7 +5,7 @@ import abc
 from ... import tree
 from ...tree.types import Params, Updates
 from .context import Context
-from .transform import AbstractTransform
+from .transform import AbstractTransform, advise_inputs
 
 
 class AbstractStatelessTransform(AbstractTransform[None]):
@@ -37,6 +37,7 @@ class AbstractStatelessTransform(AbstractTransform[None]):
     def init(self, params: Params) -> None:
         return tree.no_state(params)
 
+    @advise_inputs
     def update(
         self,
         updates: Updates,

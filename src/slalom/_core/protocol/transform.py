@@ -9,8 +9,11 @@ checks at binding read (`traits.py`).
 
 import abc
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, overload
 
 from jaxtyping import Array, Bool
 
@@ -41,6 +44,34 @@ else:
     State = TypeVar("State")  # `default=` needs Python 3.13
 
 Kind = TypeVar("Kind")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def advise_inputs(function: Method) -> Method:
+    """A decorator for `update` and `step` with advice for what Optax takes there, or an optimizer.
+    The signature stays the same."""
+    own, name = function.__name__, inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        given = dict(zip(name, args, strict=False)) | keywords
+        unknown = next((keyword for keyword in keywords if keyword not in name), None)
+        context = given.get("context")
+        if unknown or not isinstance(context, Context | None):
+            got = f"the keyword '{unknown}'" if unknown else f"{context!r} as the context"
+            raise TypeError(
+                f"`tx.{own}` got {got}. Inputs other than these belong to a context: "
+                f"`tx.{own}(grads, state, params, sl.Context({unknown or 'step'}=...))`."
+            )
+        if own == "step" and "state" in given and "params" not in given:
+            raise TypeError(
+                "A transform does not hold its state: `params, state = tx.step(grads, state, "
+                "params)`. To step with the model and its gradients, bind it, `opt = "
+                "sl.Optimizer(tx, model)`, and write `model, opt = opt.step(model, grads)`."
+            )
+        return function(*args, **keywords)
+
+    return cast(Method, call)
 
 
 class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
@@ -96,6 +127,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         leaves), and the new state, with the structure, shapes and dtypes of the old one.
         """
 
+    @advise_inputs
     def step(
         self,
         grads: Gradients,

@@ -12,7 +12,7 @@ from ...tree.types import Gradients, Params, Updates
 from ..state.walk import segments, transforms
 from .context import Context
 from .parts import Part
-from .transform import AbstractTransform, State
+from .transform import AbstractTransform, State, advise_inputs
 from .write import ADD, RETURN, Writer
 
 
@@ -40,6 +40,7 @@ class AbstractComposite(AbstractTransform[State]):
     ) -> tuple[Any, State]:
         """As `AbstractTransform.run`."""
 
+    @advise_inputs
     def update(
         self,
         updates: Gradients,
@@ -49,6 +50,7 @@ class AbstractComposite(AbstractTransform[State]):
     ) -> tuple[Updates, State]:
         return self.run(RETURN, updates, state, params, context)
 
+    @advise_inputs
     def step(
         self, grads: Gradients, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:

@@ -31,6 +31,8 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "seed": ("key",),
     "dtype_momentum": ("accumulator_dtype",),
     "decay_offset": ("step_offset",),
+    "weight_dimension_numbers": ("layout",),
+    "muon_weight_dimension_numbers": ("layout",),
 }
 """Names from Optax and PyTorch, and what they are called here."""
 

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "params_ema": "tx.average(decay)",
     "polyak_averaging": "tx.average(), or sl.incremental_update(new, old, step_size)",
     "reduce_on_plateau": 'tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(...)})',
+    "restore": "sl.checkpoint.load(path, model=model, opt=opt)",
     "safe_increment": "sl.tree.increment",
     "safe_int32_increment": "sl.tree.increment",
     "selective_transform": "tx.only(where)",
@@ -102,7 +103,7 @@ def absent(module: str) -> Callable[[str], NoReturn]:
     """A `__getattr__` for a module: it raises an error that suggests a name."""
 
     def raise_error(name: str) -> NoReturn:
-        advice = "" if name.startswith("_") else _advice(name)
+        advice = "" if name.startswith("_") else _advice(module, name)
         raise AttributeError(f"module '{module}' has no attribute '{name}'.{advice}", name=name)
 
     return raise_error
@@ -155,7 +156,7 @@ def no_attribute(optimizer: type, name: str) -> AttributeError:
     )
 
 
-def _advice(name: str) -> str:
+def _advice(module: str, name: str) -> str:
     if name in ELSEWHERE:
         return f" Write {ELSEWHERE[name]}."
     if name in LEFT_TO_OPTAX:
@@ -164,7 +165,10 @@ def _advice(name: str) -> str:
     close = [_plain(name)] if _plain(name) in known else []
     # Names that share a word, such as "update" or "increment", are not close.
     close = close or difflib.get_close_matches(_plain(name), known, n=2, cutoff=0.8)
-    return f" Did you mean {' or '.join(known[n] for n in close)}?" if close else ""
+    if close:
+        return f" Did you mean {' or '.join(known[n] for n in close)}?"
+    names = [] if module == PACKAGE else getattr(sys.modules[module], "__all__", [])
+    return f" Its names are {', '.join(names)}." if names else ""
 
 
 def _known() -> dict[str, str]:

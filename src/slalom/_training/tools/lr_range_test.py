@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from ..._binding.optimizer import Optimizer
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
 from ..._core.text.figures import make_figure
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
@@ -99,6 +100,7 @@ class LRRangeTestResult:
         return f"learning-rate range test: {rates}{', diverged' * self.diverged}, {found}"
 
 
+@advise_keywords
 def lr_range_test(
     loss_fn: Callable[..., Any],
     tx: AbstractTransform[Any],

@@ -15,6 +15,7 @@ from ..._binding.model import Split, split, strong
 from ..._binding.optimizer import Optimizer
 from ..._core.fields.declare import check_number
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Scalar, Tracer
 from ...where.resolve import WhereLike
@@ -80,6 +81,7 @@ class _Carry(NamedTuple):
     code: Array
 
 
+@advise_keywords
 def minimize(
     loss_fn: Callable[..., Any],
     tx: AbstractTransform[Any] | Optimizer,

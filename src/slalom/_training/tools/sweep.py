@@ -17,6 +17,7 @@ from ..._binding.programs.program import Program
 from ..._core.fields.hyperparams import all_targets, targets
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
 from ...tree.paths import candidates
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
@@ -31,6 +32,7 @@ IN_FLIGHT = 8
 limit, the batches of all steps could be in memory at once."""
 
 
+@advise_keywords
 def sweep(
     loss_fn: Callable[..., Any],
     tx: AbstractTransform[Any],

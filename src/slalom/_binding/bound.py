@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._core.fields.hyperparams import read
 from .._core.protocol.context import Context
+from .._core.protocol.parameter_writer import params_to_evaluate
 from .._core.protocol.transform import AbstractTransform
-from .._core.protocol.writer import params_to_evaluate
 from .._core.state.walk import find
 from .._core.text.printing import AbstractPrinted, Call
 from ..tree.memory import to_device, to_memory_of

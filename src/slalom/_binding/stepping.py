@@ -13,7 +13,7 @@ from .._core.protocol.chain import first_link
 from .._core.protocol.context import Context
 from .._core.protocol.residuals import Residuals
 from .._core.protocol.transform import AbstractTransform, missing
-from .._core.protocol.write import ADD, Writer
+from .._core.protocol.writer import ADD, Writer
 from .._core.state.marks import params_like_fields
 from .._core.state.slots import slots
 from .._core.state.walk import parts, transforms

@@ -20,7 +20,7 @@ from .._binding.sampling import has_sampler
 from .._binding.stepping import KEYWORDS, as_keywords, run
 from .._core.fields.declare import bind_numbers
 from .._core.protocol.transform import AbstractTransform, require_transform
-from .._core.protocol.write import RETURN
+from .._core.protocol.writer import RETURN
 from .._core.state.walk import transforms
 from ..tree.types import PyTree, Updates
 from . import _flax

@@ -6,8 +6,17 @@ from .adaptive.accumulate import (
     madgrad as madgrad,
     sm3 as sm3,
 )
-from .adaptive.adam_decay import adamc as adamc
-from .adaptive.adam_descendants import (
+from .adaptive.adam import (
+    adam as adam,
+    adamax as adamax,
+    adamaxw as adamaxw,
+    adamc as adamc,
+    adamw as adamw,
+    amsgrad as amsgrad,
+    nadam as nadam,
+    nadamw as nadamw,
+)
+from .adaptive.descendants import (
     acprop as acprop,
     ademamix as ademamix,
     adopt as adopt,
@@ -16,25 +25,16 @@ from .adaptive.adam_descendants import (
     simplified_ademamix as simplified_ademamix,
     stable_adamw as stable_adamw,
 )
-from .adaptive.adam_family import (
-    adam as adam,
-    adamax as adamax,
-    adamaxw as adamaxw,
-    adamw as adamw,
-    amsgrad as amsgrad,
-    nadam as nadam,
-    nadamw as nadamw,
-)
-from .adaptive.adam_variants import (
+from .adaptive.factored import adafactor as adafactor
+from .adaptive.large_batch import fromage as fromage, lamb as lamb, lars as lars
+from .adaptive.low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
+from .adaptive.variants import (
     adabelief as adabelief,
     adan as adan,
     novograd as novograd,
     radam as radam,
     yogi as yogi,
 )
-from .adaptive.factored import adafactor as adafactor
-from .adaptive.large_batch import fromage as fromage, lamb as lamb, lars as lars
-from .adaptive.low_memory import adam_mini as adam_mini, apollo as apollo, galore as galore
 from .curvature.least_squares import (
     gauss_newton as gauss_newton,
     levenberg_marquardt as levenberg_marquardt,

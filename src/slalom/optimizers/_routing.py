@@ -6,7 +6,7 @@ from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
 from ._decay import decayed
-from .adaptive.adam_family import adam, adamw
+from .adaptive.adam import adam, adamw
 
 
 def chosen(where: WhereLike | None, layout: LayoutLike) -> Where:

@@ -5,14 +5,14 @@ Each class is made by the method of the same name: `tx.every_k(k)` returns a
 the base classes to write a wrapper.
 """
 
+from .._core.protocol.parameter_writer import AbstractParameterWriter as AbstractParameterWriter
 from .._core.protocol.parts import Part as Part
 from .._core.protocol.wrapper import (
     AbstractPacedWrapper as AbstractPacedWrapper,
     AbstractWrapper as AbstractWrapper,
     run_if as run_if,
 )
-from .._core.protocol.write import Writer as Writer
-from .._core.protocol.writer import AbstractParameterWriter as AbstractParameterWriter
+from .._core.protocol.writer import Writer as Writer
 from .gradients.combine import Combine as Combine
 from .gradients.every_k import EveryK as EveryK
 from .gradients.graft import Graft as Graft

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.write import ADD, RETURN, Writer
+from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import transforms
 from ...tree.memory import to_device
 from ...tree.types import PyTree, Tracer, Updates

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from ..protocol.parts import AbstractDeclared, Part
-from ..protocol.write import Writer
+from ..protocol.writer import Writer
 from ..state.marks import params_like_fields, with_fields
 from .encoded import decoded, encoded_again, has_encoded
 

@@ -18,7 +18,7 @@ from ... import tree
 from ...tree import rounding
 from ...tree.fresh import reshaped
 from ...tree.types import Params
-from ..protocol.write import Return, Writer
+from ..protocol.writer import Return, Writer
 from .encoded import Encoded, is_encoded
 
 Seeds = tuple[UInt32[Array, ""], UInt32[Array, ""]]

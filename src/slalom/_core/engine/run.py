@@ -28,7 +28,7 @@ from ...tree.kernels import entries
 from ...tree.paths import leaf_paths
 from ...tree.types import under_jit
 from ..protocol.parts import Part
-from ..protocol.write import ADD, Writer
+from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
 from .encoded import AtRest, decoded, decoded_again, in_blocks, is_encoded, rests, seeds_of
 from .matrices import Seen, matrices, not_refreshed, refreshed

@@ -15,14 +15,14 @@ from ..engine.run import Leafwise, factor, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
 from .context import Context
+from .parameter_writer import AbstractParameterWriter
 from .parts import Part
 from .rule import AbstractRule
 from .stateless import AbstractStatelessTransform
 from .traits import MIXED
 from .transform import AbstractTransform, require_transform
 from .wrapper import AbstractComposite
-from .write import Writer
-from .writer import AbstractParameterWriter
+from .writer import Writer
 
 
 class Identity(AbstractStatelessTransform):

@@ -15,7 +15,7 @@ from ..engine.run import Leafwise, RuleAt, run_rule
 from .context import Context
 from .parts import Part
 from .transform import AbstractTransform, State, advise_inputs
-from .write import ADD, RETURN, Writer
+from .writer import ADD, RETURN, Writer
 
 
 class AbstractRule(AbstractTransform[State]):

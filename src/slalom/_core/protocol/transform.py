@@ -3,7 +3,7 @@
 A transform is an immutable module whose fields are its hyperparameters and its parts. Its state is
 a separate module: `init` creates it, and `update` returns the next one. The other files of this
 folder explain what a step knows besides the gradients (`context.py`), how updates reach the
-parameters (`write.py`), how transforms are made of others (`wrapper.py`, `chain.py`), and what the
+parameters (`writer.py`), how transforms are made of others (`wrapper.py`, `chain.py`), and what the
 checks at binding read (`traits.py`).
 """
 
@@ -31,7 +31,7 @@ from ..text.notebook import document, transform_tree
 from .context import Context
 from .parts import Part
 from .traits import OVER, AbstractTraits
-from .write import ADD, Writer
+from .writer import ADD, Writer
 
 if TYPE_CHECKING:
     # `AbstractTransform` alone then means `AbstractTransform[Any]`, also to a strict checker.

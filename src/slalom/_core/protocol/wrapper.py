@@ -13,7 +13,7 @@ from ..state.walk import segments, transforms
 from .context import Context
 from .parts import Part
 from .transform import AbstractTransform, State, advise_inputs
-from .write import ADD, RETURN, Writer
+from .writer import ADD, RETURN, Writer
 
 
 class AbstractComposite(AbstractTransform[State]):

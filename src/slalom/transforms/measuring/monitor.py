@@ -14,7 +14,7 @@ from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.write import RETURN
+from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
 from ...tree.means import moved
 from ...tree.paths import leaf_paths

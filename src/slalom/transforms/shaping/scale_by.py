@@ -11,7 +11,7 @@ from ..._core.fields.declare import Hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.write import RETURN
+from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
 from ...tree.types import Params, Updates
 from ...where.resolve import Cases, Where, WhereLike, as_where, labels, selected_from

@@ -12,7 +12,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.state.walk import segments, transforms
 from ..._core.text.messages import uncalled
 from ...combine import AbstractCombination, Terms

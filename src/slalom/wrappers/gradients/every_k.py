@@ -20,7 +20,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.state.walk import parts, segments, transforms
 from ...transforms.shaping.qk_clip import QKClip, logit_rows

@@ -10,11 +10,11 @@ from jaxtyping import Array, Inexact
 from ... import tree
 from ..._core.engine.matrices import refuse_unequal
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints
-from ..._core.protocol.write import Writer
-from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.protocol.writer import Writer
 from ..._core.state.walk import parts, segments
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Params, Updates

@@ -14,7 +14,7 @@ from ..._core.fields.declare import choice_field, count_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params
 
 

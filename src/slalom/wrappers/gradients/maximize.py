@@ -7,7 +7,7 @@ import jax
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, Updates
 
 

@@ -12,7 +12,7 @@ from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.state.walk import transforms
 from ...tree.types import Gradients, Params, Updates
 

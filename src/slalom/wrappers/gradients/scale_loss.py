@@ -17,7 +17,7 @@ from ..._core.protocol.parts import CHECK
 from ..._core.protocol.traits import AbstractTraits
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.state.walk import inner_transforms, transforms
 from ...tree.types import Gradients, Params
 

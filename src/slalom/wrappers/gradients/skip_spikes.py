@@ -11,7 +11,7 @@ from ..._core.fields.declare import Hyperparameter, choice_field, count_field, h
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ...tree.dtypes import as_canonical, as_float, canonical_float
 from ...tree.types import Gradients, Params, Scalar, Updates
 

@@ -15,7 +15,7 @@ from ..._core.protocol.parts import CHECK
 from ..._core.protocol.traits import MIXED
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, run_if
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.text.printing import code
 from ...tree.types import Gradients, Params, Updates, is_function
 

@@ -12,10 +12,10 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import Writer
-from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like, per_leaf
 from ...schedules.averages import power_average
 from ...tree.dtypes import canonical_float

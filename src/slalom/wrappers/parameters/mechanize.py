@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, Inexact, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
-from ..._core.protocol.write import Writer
-from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like, until_reset
 from ..._core.state.walk import parts, segments
 from ...tree.dtypes import as_canonical, canonical_float

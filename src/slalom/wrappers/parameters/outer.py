@@ -11,11 +11,11 @@ from ... import tree
 from ..._core.engine.encoded import encoded_as
 from ..._core.fields.declare import Hyperparameter, count_field
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import RETURN, Writer
-from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.marks import param_like
 from ..._core.state.slots import reset
 from ..._core.state.walk import parts, segments

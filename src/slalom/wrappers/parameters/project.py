@@ -11,11 +11,11 @@ from jaxtyping import PyTree
 
 from ... import tree
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, run_if
-from ..._core.protocol.write import Writer
-from ..._core.protocol.writer import AbstractParameterWriter, params_to_evaluate
+from ..._core.protocol.writer import Writer
 from ..._core.state.walk import segments, transforms
 from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import AbstractPrinted, code

@@ -21,6 +21,7 @@ from ..._core.fields.declare import (
 )
 from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import (
@@ -29,8 +30,7 @@ from ..._core.protocol.wrapper import (
     refuse_constraints,
     run_if,
 )
-from ..._core.protocol.write import Writer
-from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.state.walk import parts, segments, transforms
 from ..._core.text.printing import shortest

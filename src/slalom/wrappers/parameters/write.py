@@ -14,11 +14,11 @@ from ... import tree
 from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
 from ..._core.fields.keys import as_key_data, key_field
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import Writer
-from ..._core.protocol.writer import AbstractParameterWriter, params_to_evaluate
+from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like
 from ..._core.state.walk import transforms
 from ...tree import rounding

@@ -17,7 +17,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import RETURN, Writer
+from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.walk import transforms
 from ...tree.kernels import as_arguments
 from ...tree.paths import leaf_paths

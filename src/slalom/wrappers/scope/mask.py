@@ -12,7 +12,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractComposite
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.state.walk import segments, transforms
 from ...tree.types import Gradients, Params
 from ...where.resolve import Where, as_where, mask, selected_from

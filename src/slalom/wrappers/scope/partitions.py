@@ -13,7 +13,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractComposite
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.state.walk import segments
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths

@@ -13,7 +13,7 @@ from ..._core.fields.hyperparams import read
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import MeasuredWrite, Writer
+from ..._core.protocol.writer import MeasuredWrite, Writer
 from ...tree.types import Gradients, Params, Scalar
 
 

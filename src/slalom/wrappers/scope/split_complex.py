@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import ADD, RETURN, Writer
-from ..._core.protocol.writer import AbstractParameterWriter
+from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import parts, segments
 from ...tree.paths import HalfKey, snake_case
 from ...tree.types import Gradients, Params

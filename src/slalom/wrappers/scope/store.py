@@ -18,7 +18,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.write import Writer
+from ..._core.protocol.writer import Writer
 from ..._core.state.marks import EXACT, NONNEGATIVE, PARAM_LIKE
 from ..._core.state.slots import Slot, slots
 from ..._core.text.printing import Call, code, method_call

@@ -212,7 +212,7 @@ def reuse_under_a_wrapper():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_message(name):
+def test_messages_are_as_stated_to_the_last_word(name):
     bad, error, message = CASES[name]
     with pytest.raises(error) as caught:
         bad()

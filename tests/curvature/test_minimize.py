@@ -33,7 +33,7 @@ def test_it_takes_the_steps_of_a_loop():
         ({"stop": lambda p, loss: loss < 5}, "function"),
     ],
 )
-def test_why_it_stops(options, reason):
+def test_minimize_says_why_it_stops(options, reason):
     found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=100, **options)
     assert found.reason == reason
     assert found.stopped

@@ -375,7 +375,7 @@ def test_a_lost_wrapper_is_reported_and_what_fits_is_loaded(path):
     assert all("every_k" in name for name in loaded.report.unexpected)
 
 
-def test_a_gained_wrapper_likewise(path):
+def test_a_checkpoint_loads_into_an_optimizer_with_another_wrapper(path):
     old = saved(path, sl.adam(0.1))
     opt = sl.Optimizer(sl.adam(0.1).average(0.9), MODEL)
     loaded = sl.checkpoint.load(path, opt=opt, strict=False)

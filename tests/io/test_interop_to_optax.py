@@ -338,7 +338,7 @@ def test_chains_partitions_and_masks():
 
 
 @pytest.mark.slow
-def test_multi_steps():
+def test_multi_steps_of_optax_equals_every_k():
     inner, expected = to_optax(sl.adam(0.1)), sl.adam(0.1).every_k(2)
     tx = optax.MultiSteps(inner, 2)
     with lenient():
@@ -405,7 +405,7 @@ def test_optax_maps_the_parameters_of_groups_and_of_large_leaves():
     assert state.inner_state.inner[0].mu.apart["w"].shape == (100, 100)
 
 
-def test_a_sweep_and_donation():
+def test_optax_code_can_sweep_and_donate():
     tx = to_optax(sl.adam(0.1))
 
     def run(rate):

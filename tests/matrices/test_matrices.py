@@ -465,7 +465,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("bad", "message"), ERRORS.values(), ids=ERRORS)
-def test_the_whole_message(bad, message):
+def test_messages_are_as_stated_to_the_last_word(bad, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
         bad()
     assert str(error.value) == message

@@ -56,7 +56,7 @@ def test_one_step_is_accurate_at_any_age_and_size(name, dtype):
     assert errors.state <= 4
 
 
-def test_an_error_would_show():
+def test_a_slightly_wrong_number_exceeds_the_bound():
     row = ROWS["ScaleByAdam"]
     for wrong in (sl.ScaleByAdam(b2=0.9990001), sl.ScaleByAdam(eps=1.00001e-8)):
 

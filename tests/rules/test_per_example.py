@@ -148,7 +148,7 @@ def test_private_aggregate_walks_as_optax_in_double_precision(x64):
 @pytest.mark.parametrize(
     ("limit", "total", "clipped"), [(np.inf, 7.0, 0), (0.0, 0.0, 3), (1.25, 1.75, 3), (5.0, 7.0, 0)]
 )
-def test_numbers_by_hand(limit, total, clipped):
+def test_clipped_sums_match_numbers_by_hand(limit, total, clipped):
     # Norms 0, 5, 5, 5; the last limit is exactly the norm.
     grads = jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]], jnp.float32)
     for tx in (sl.PerExampleGlobalNormClip(limit), sl.PerExampleLayerNormClip(limit)):
@@ -406,7 +406,7 @@ def test_conjugation_and_what_links_behind_are_told(number):
 
 
 @pytest.mark.slow
-def test_accumulation_stands_behind():
+def test_accumulation_after_a_clip_averages_clipped_sums():
     tx = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1).every_k(2)
     step = sl.train_step(mean_square, donate=False)
     model, opt = MODEL, sl.Optimizer(tx, MODEL)

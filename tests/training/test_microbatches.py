@@ -189,7 +189,7 @@ def test_half_precision_gradients_are_averaged_in_float32():
 
 
 @pytest.mark.slow
-def test_complex_parameters():
+def test_microbatches_of_complex_parameters_equal_the_whole_batch():
     def loss_fn(z, targets):
         return jnp.mean(jnp.abs(z[None] - targets) ** 2)
 

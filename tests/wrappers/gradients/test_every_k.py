@@ -438,7 +438,7 @@ def test_complex_parameters():
 
 
 @pytest.mark.slow
-def test_inside_a_partition():
+def test_every_k_inside_a_partition_gives_each_group_its_own_window():
     # Each group at its own pace.
     params = nested_dict(jax.random.key(0))
     grads = gradients(params, 12)
@@ -466,7 +466,7 @@ def test_has_updated_of_a_partition_is_that_of_any_group():
 
 
 @pytest.mark.slow
-def test_around_a_partition():
+def test_every_k_around_a_partition_steps_all_groups_with_window_means():
     params = nested_dict(jax.random.key(0))
     grads = gradients(params, 12)
     tx = sl.adam(0.1).partition({WEIGHT: sl.sgd(0.1)})
@@ -476,7 +476,7 @@ def test_around_a_partition():
 
 
 @pytest.mark.slow
-def test_under_only():
+def test_every_k_inside_only_updates_the_selected_parameters():
     params = nested_dict(jax.random.key(0))
     grads = gradients(params, 6)
     path, _ = slalom_trajectory(sl.adam(0.1).every_k(3).only(WEIGHT), params, grads)
@@ -487,7 +487,7 @@ def test_under_only():
 
 
 @pytest.mark.slow
-def test_twice():
+def test_every_k_of_every_k_multiplies_the_windows():
     params = jnp.ones(3)
     grads = gradients(params, 12)
     path, _ = slalom_trajectory(sl.adam(0.1).every_k(2).every_k(3), params, grads)

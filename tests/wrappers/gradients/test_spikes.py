@@ -94,7 +94,7 @@ def test_it_skips_what_the_rule_says(name):
     assert int(opt.state.count) == 200 - sum(expected)
 
 
-def test_what_the_cases_show():
+def test_the_reference_skips_the_spikes_of_each_case():
     skipped = {name: reference(values) for name, values in CASES.items()}
     assert sum(skipped["single"]) == 3
     assert sum(skipped["burst"]) == 4  # the whole burst

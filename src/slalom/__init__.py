@@ -31,13 +31,6 @@ with _checked:
         where as where,
         wrappers as wrappers,
     )
-    from ._binding.model import apply_updates as apply_updates
-    from ._binding.optimizer import Optimizer as Optimizer
-    from ._binding.reports.plan import plan as plan
-    from ._binding.reports.target import (
-        incremental_update as incremental_update,
-        periodic_update as periodic_update,
-    )
     from ._core.fields.declare import Hyperparameter as Hyperparameter
     from ._core.protocol.chain import (
         Chain as Chain,
@@ -54,21 +47,28 @@ with _checked:
     from ._core.protocol.transform import AbstractTransform as AbstractTransform
     from ._core.state.marks import map_params as map_params
     from ._core.text.suggest import absent as _absent
-    from ._training.keep_best import KeepBest as KeepBest
-    from ._training.residual_losses import (
+    from ._loop.binding.model import apply_updates as apply_updates
+    from ._loop.binding.optimizer import Optimizer as Optimizer
+    from ._loop.reports.plan import plan as plan
+    from ._loop.reports.target import (
+        incremental_update as incremental_update,
+        periodic_update as periodic_update,
+    )
+    from ._loop.residual_losses import (
         LeastSquares as LeastSquares,
         OutputLoss as OutputLoss,
         VariationalEnergy as VariationalEnergy,
     )
-    from ._training.tools.lr_range_test import (
+    from ._loop.tools.lr_range_test import (
         LRRangeTestResult as LRRangeTestResult,
         lr_range_test as lr_range_test,
     )
-    from ._training.tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
-    from ._training.tools.plots import plot_metrics as plot_metrics
-    from ._training.tools.sweep import sweep as sweep
-    from ._training.tools.sweep_result import SweepResult as SweepResult
-    from ._training.train_step import train_step as train_step
+    from ._loop.tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
+    from ._loop.tools.plots import plot_metrics as plot_metrics
+    from ._loop.tools.sweep import sweep as sweep
+    from ._loop.tools.sweep_result import SweepResult as SweepResult
+    from ._loop.training.keep_best import KeepBest as KeepBest
+    from ._loop.training.train_step import train_step as train_step
     from .optimizers import (
         acprop as acprop,
         adabelief as adabelief,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from slalom._binding.reports import transform_checks
+from slalom._loop.reports import transform_checks
 
 model = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
 

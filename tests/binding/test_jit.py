@@ -13,8 +13,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from helpers import mean_square, slow_except
-from slalom._binding.programs import program
-from slalom._training.step import _programs
+from slalom._loop.programs import program
+from slalom._loop.training.step import _programs
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
 

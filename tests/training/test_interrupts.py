@@ -15,7 +15,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits
-from slalom._binding.programs import program
+from slalom._loop.programs import program
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
 

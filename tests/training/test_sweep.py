@@ -10,7 +10,7 @@ import pytest
 
 import slalom as sl
 from helpers import mean_square, slow_except
-from slalom._training.tools import sweep as sweep_module
+from slalom._loop.tools import sweep as sweep_module
 
 X, Y = jax.random.normal(jax.random.key(1), (16, 2)), jnp.ones((16, 1))
 BATCHES = [(X[:8], Y[:8]), (X[8:], Y[8:])]

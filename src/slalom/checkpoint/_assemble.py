@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from .. import tree
-from .._binding.optimizer import Optimizer
 from .._core.text.messages import warn
 from .._core.text.printing import shortest
+from .._loop.binding.optimizer import Optimizer
 from ..tree.types import PyTree, Tracer
 from ._file import Unread
 from ._leaves import is_saved, kind, named_leaves, nodes, placed, words

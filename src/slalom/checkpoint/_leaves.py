@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import tree
-from .._binding.names import free_name
-from .._binding.optimizer import Optimizer
+from .._loop.binding.names import free_name
+from .._loop.binding.optimizer import Optimizer
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Tracer
 from ._file import Unread

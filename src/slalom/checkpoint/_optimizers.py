@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import codecs
-from .._binding.optimizer import Optimizer
-from .._binding.reports.rebind import Side, clocks_of, in_form_of, transfer
 from .._core.engine.encoded import Encoded, is_encoded
 from .._core.state.marks import PER_LEAF
 from .._core.state.slots import Slot, slots
 from .._core.state.walk import parts
+from .._loop.binding.optimizer import Optimizer
+from .._loop.reports.rebind import Side, clocks_of, in_form_of, transfer
 from ..tree.paths import dotted, example, leaf_paths
 from ..wrappers.scope.store import Store
 from ._file import Unread

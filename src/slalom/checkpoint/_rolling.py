@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .._binding.optimizer import Optimizer
 from .._core.text.messages import warn
+from .._loop.binding.optimizer import Optimizer
 from ..tree.types import PyTree
 from ._assemble import Loaded
 from ._file import File

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .. import tree
-from .._binding.optimizer import Optimizer
-from .._binding.programs.compiled import check_readable
 from .._core.text.advice import advise_positions
 from .._core.text.messages import PACKAGE
+from .._loop.binding.optimizer import Optimizer
+from .._loop.programs.compiled import check_readable
 from ..tree.types import PyTree
 from . import _file
 from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host

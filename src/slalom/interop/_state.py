@@ -10,13 +10,13 @@ import jax
 from jaxtyping import Array, Int
 
 from .. import tree
-from .._binding.arrays import Arrays
-from .._binding.binding import Binding, bind
-from .._binding.model import Model, split
-from .._binding.optimizer import Optimizer
-from .._binding.reports.readings import Readings
 from .._core.fields.hyperparams import targets
 from .._core.protocol.transform import AbstractTransform
+from .._loop.binding.arrays import Arrays
+from .._loop.binding.binding import Binding, bind
+from .._loop.binding.model import Model, split
+from .._loop.binding.optimizer import Optimizer
+from .._loop.reports.readings import Readings
 from ..tree.types import PyTree
 from ..wrappers.scope.flatten import Joined
 from ._flax import pure

@@ -10,18 +10,18 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._binding.binding import init_state, is_abstract, on_param_devices
-from .._binding.model import checked_split, split, strong
-from .._binding.optimizer import Optimizer
-from .._binding.programs.compiled import StepInputs, carried, check_guards, homes
-from .._binding.programs.program import Program
-from .._binding.reports.transform_checks import checked
-from .._binding.sampling import has_sampler
-from .._binding.stepping import KEYWORDS, as_keywords, run
 from .._core.fields.declare import bind_numbers
 from .._core.protocol.transform import AbstractTransform, require_transform
 from .._core.protocol.writer import RETURN
 from .._core.state.walk import transforms
+from .._loop.binding.binding import init_state, is_abstract, on_param_devices
+from .._loop.binding.model import checked_split, split, strong
+from .._loop.binding.optimizer import Optimizer
+from .._loop.binding.sampling import has_sampler
+from .._loop.binding.stepping import KEYWORDS, as_keywords, run
+from .._loop.programs.compiled import StepInputs, carried, check_guards, homes
+from .._loop.programs.program import Program
+from .._loop.reports.transform_checks import checked
 from ..tree.types import PyTree, Updates
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax

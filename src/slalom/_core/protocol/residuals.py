@@ -5,7 +5,7 @@ A loss of outputs z (residuals, logits, log-amplitudes) is linearized as rows ρ
     ∇f = Jᵀρ,   ∇²f ≈ JᵀJ
 
 over the real parameters, of which a complex one counts as two. Such losses are in
-`slalom/_training/residual_losses/`: each returns blocks, and the rest of this file is the same for
+`slalom/_loop/residual_losses/`: each returns blocks, and the rest of this file is the same for
 all of them.
 """
 

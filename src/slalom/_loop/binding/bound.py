@@ -1,0 +1,261 @@
+"""What can be read from an optimizer."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from ..._core.fields.hyperparams import read
+from ..._core.protocol.context import Context
+from ..._core.protocol.parameter_writer import params_to_evaluate
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.walk import find
+from ..._core.text.printing import AbstractPrinted, Call
+from ...tree.memory import to_device, to_memory_of
+from ...tree.types import Params, PyTree, Tracer
+from ...wrappers.gradients.scale_loss import loss_scale
+from ..programs.compiled import check_readable
+from ..reports.describe import Description, as_html, describe, metrics, summary
+from ..reports.readings import Readings
+from ..reports.schedule_plots import plot_schedules
+from .arrays import Arrays
+from .binding import Binding
+from .model import Model, check_bound, split
+from .sampling import has_sampler, sampled_params
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+Bound = TypeVar("Bound", bound="AbstractBound")
+
+
+class AbstractBound(AbstractPrinted):
+    """A transform and its state as the arrays of an `Optimizer`, and all that they tell.
+
+    `Optimizer` adds what makes new ones of them.
+    """
+
+    arrays: Arrays
+
+    @property
+    def binding(self) -> Binding:
+        """The static part: structures, and what is trained."""
+        return self.arrays.binding
+
+    @property
+    def transform(self) -> AbstractTransform[Any]:
+        """The transform, with its hyperparameters as arrays."""
+        return self._tree[0]
+
+    @property
+    def state(self) -> Any:
+        """The state of the transform."""
+        return self._tree[1][0]
+
+    @property
+    def count(self) -> Int[Array, "*runs"]:
+        """The number of calls of `step` or `update` so far: the outermost clock."""
+        check_readable(self)
+        return self.arrays.leaves[-1]
+
+    @property
+    def _tree(self) -> Any:
+        leaves = list(self.arrays)
+        for i, _, static in self.binding.statics:
+            leaves.insert(i, static)
+        return self.binding.structure.unflatten(leaves)
+
+    def state_of(self, which: str | type[AbstractTransform[Any]]) -> Any:
+        """The state of one part of the transform.
+
+        **Arguments:**
+
+        - `which`: its path, such as `"scale_by_adam"` or `"partition.disc.scale_by_adam"`, any
+            unambiguous suffix of it, or its class.
+
+        **Returns:** its state.
+
+        **Raises:** `KeyError` for an unknown or ambiguous path, with the candidates.
+        """
+        return find(self.transform, which, self.state).state
+
+    @property
+    def has_updated(self) -> Bool[Array, "*runs"]:
+        """Whether the last step updated any parameter. False before the first step."""
+        check_readable(self)
+        return jnp.logical_and(self.transform.has_updated(self.state), self.count > 0)
+
+    @property
+    def loss_scale(self) -> Float[Array, "*runs"]:
+        """What to multiply the loss of the next step by, before it is differentiated.
+
+        This is the scale of `.scale_loss()`, and 1 for all other optimizers. `sl.train_step`
+        multiplies the loss itself.
+        """
+        check_readable(self)
+        scale = loss_scale(self.transform, self.state)
+        # Copied, because the next step may donate the state.
+        return jnp.ones(self.count.shape, jnp.float32) if scale is None else jnp.copy(scale)
+
+    # --- the next step and the last one -----------------------------------------------------
+
+    @property
+    def hyperparams(self) -> Readings:
+        """The value that the *next* step uses for each hyperparameter, by path.
+
+        Schedules are evaluated at the step count of the transform that they belong to. Any
+        unambiguous suffix of a path works as a key: `opt.hyperparams["learning_rate"]`. A value is
+        computed when it is read; `.to_dict()` returns all of them as Python numbers. For an
+        optimizer created under `vmap`, each value is an array with one entry per run.
+        """
+
+        def compute(leaves: Any) -> Mapping[str, Any]:
+            opt = made(type(self), leaves, self.binding)
+            return read(opt.transform, opt.state, Context(step=opt.count))
+
+        return Readings(self.arrays, "hyperparams", compute, copies=False)
+
+    @property
+    def metrics(self) -> Readings:
+        """The metrics of the last step: scalars by path, such as `if_finite.notfinite_count`.
+
+        Any unambiguous path suffix works as a key. A value is computed when it is read;
+        `.to_dict()` returns all of them as Python numbers.
+        """
+
+        def compute(leaves: Any) -> Mapping[str, Any]:
+            opt = made(type(self), leaves, self.binding)
+            return metrics(opt.transform, opt.state)
+
+        check_readable(self)
+        return Readings(self.arrays, "metrics", compute, copies=True, advice=_record_advice)
+
+    # --- parameters -------------------------------------------------------------------------
+
+    def eval_params(self, model: Model, *, full_precision: bool = False) -> Model:
+        """Returns the model to evaluate.
+
+        This is the slow weights under `.lookahead` and `.outer`, the averaged weights under
+        `.average` and `.schedule_free`, and the model itself for all other transforms.
+
+        **Arguments:**
+
+        - `model`: the bound model, as the last step returned it.
+        - `full_precision`: whether to return each parameter in the precision in which the
+            optimizer keeps it: float32 under `.average` and `.lookahead`, and under the
+            policies of `.write` that keep more than a half-precision parameter can hold.
+
+        **Returns:** the model, every leaf in its own dtype unless `full_precision`.
+        """
+        evaluated = functools.partial(params_to_evaluate, full_precision=full_precision)
+        return self._with_params(model, evaluated)
+
+    def sample_params(self, model: Model, key: Any = None) -> Model:
+        """Returns the model with parameters that are drawn from the posterior of `sl.ivon`.
+
+        ```python
+        >>> model = {"w": jnp.zeros(2)}
+        >>> opt = sl.Optimizer(sl.ivon(0.1, ess=100), model)
+        >>> opt.sample_params(model, jax.random.key(0))["w"].shape
+        (2,)
+
+        ```
+
+        **Arguments:**
+
+        - `model`: the bound model, as the last step returned it.
+        - `key`: a PRNG key. Defaults to that of the next step, whose gradient must be taken at the
+            model that this returns. `sl.train_step` does so itself; in a loop of your own, write
+            `grads = eqx.filter_grad(loss_fn)(opt.sample_params(model), x, y)`.
+
+        **Returns:** the model, every leaf in its own dtype.
+
+        **Raises:** `ValueError` for an optimizer without a posterior.
+        """
+        if not has_sampler(self.transform):
+            raise ValueError(
+                "This optimizer has no posterior to draw parameters from. Train with `sl.ivon`."
+            )
+
+        def drawn(transform: AbstractTransform, state: Any, params: Params) -> Params:
+            return sampled_params(transform, state, self.count, params, key)
+
+        return self._with_params(model, drawn)
+
+    def _with_params(
+        self, model: Model, new: Callable[[AbstractTransform, Any, Params], Params]
+    ) -> Model:
+        """The model with other parameters, made on the device from the state and its own."""
+        whole = split(model, self.binding.trainable)
+        check_bound(whole.params, self.binding.params)
+        check_readable(self)
+        params = new(self.transform, to_device(self.state), to_device(whole.params))
+        return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
+
+    # --- inspection -------------------------------------------------------------------------
+
+    def describe(self, model: PyTree) -> Description:
+        """Describes how each parameter is optimized.
+
+        **Arguments:**
+
+        - `model`: the bound model.
+
+        **Returns:** a table with the group, learning rate, weight decay, state and transforms of
+        each array, and their totals. It prints as plain text, and shows as HTML in a notebook.
+        `.show()` prints it with rich, if it is installed, to a terminal. `.to_dict()` returns the
+        rows, and `.totals` the sums.
+        """
+        whole = split(model, self.binding.trainable)
+        check_readable(self)
+        return describe(self.transform, self.state, self.hyperparams, whole)
+
+    def plot_schedules(self, steps: int) -> "Figure":
+        """Plots the schedules of all hyperparameters with matplotlib.
+
+        The horizontal axis counts the updates of the transform that a schedule belongs to. Inside
+        `.every_k(k)`, these are fewer than the calls of `opt.step`. If the optimizer has taken
+        steps already, a dashed line marks the next one.
+
+        **Arguments:**
+
+        - `steps`: the number of values of each schedule, an int ≥ 1.
+
+        **Returns:** a `matplotlib.figure.Figure` with one axes for each schedule.
+        `.savefig(path)` saves it, and a notebook shows it.
+
+        **Raises:** `ImportError` without matplotlib; `ValueError` for an optimizer without
+        schedules, and for stateful schedules, whose values depend on the losses of the run.
+        """
+        check_readable(self)
+        return plot_schedules(self.transform, self.state, self.count, steps)
+
+    def _repr_html_(self) -> str:
+        count = self.arrays.leaves[-1]
+        concrete = isinstance(count, jax.Array) and not isinstance(count, Tracer)
+        values = self.hyperparams if concrete and not count.is_deleted() else {}
+        return as_html(self.transform, self.state, values, self._code())
+
+    def _code(self) -> Call:
+        parameters = self.binding.params.num_leaves
+        count = self.arrays.leaves[-1]
+        return summary(self.transform, self.state, count, parameters, self.binding.trainable)
+
+
+def made(kind: type[Bound], leaves: tuple[Any, ...], binding: Binding) -> Bound:
+    """An optimizer from its parts. Bypasses `__init__`, which would initialize the state again."""
+    optimizer = object.__new__(kind)
+    object.__setattr__(optimizer, "arrays", Arrays(leaves, binding))
+    return optimizer
+
+
+_RECORDED = ("grad_norm", "update_norm", "param_norm", "lost_updates")
+
+
+def _record_advice(name: str) -> str:
+    """The advice for a metric that `.record()` would report."""
+    return " Write `tx.record()` to report norms." if name in _RECORDED else ""

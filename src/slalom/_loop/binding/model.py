@@ -1,0 +1,277 @@
+"""From a whole model to its trainable parameters and back."""
+
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ... import tree
+from ..._core.text.messages import warn
+from ...tree.memory import to_device, to_memory_of
+from ...tree.paths import example, first_difference, leaf_paths
+from ...tree.types import Params, PyTree, Tracer, Updates, is_function
+from ...where.frozen import Unmarked
+from ...where.resolve import Where, check_matches, mask
+from ...where.selectors import everything
+
+Model = TypeVar("Model")
+
+
+class Split(NamedTuple):
+    """The leaves of a model, and which of them are trainable.
+
+    The contents of an `eqx.nn.StateIndex` belong to `eqx.nn.State` and are never trainable, so
+    such an index counts as one leaf.
+    """
+
+    leaves: list[Any]
+    structure: Any
+    trainable: tuple[bool, ...]
+
+    @property
+    def params(self) -> Params:
+        """The model with `None` in place of everything that is not trainable."""
+        return self.structure.unflatten(
+            [x if t else None for x, t in zip(self.leaves, self.trainable, strict=True)]
+        )
+
+    @property
+    def paths(self) -> list[str]:
+        """The dotted name of each leaf."""
+        return leaf_paths(example(self.structure))
+
+    @property
+    def marked(self) -> list[bool]:
+        """Whether the model itself marks each leaf as not trainable."""
+        inexact = tuple(map(tree.is_inexact, self.leaves))
+        chosen = iter(mask(Unmarked(), self._replace(trainable=inexact).params))
+        return [i and not next(chosen) for i in inexact]
+
+    def join(self, arrays: list[Any]) -> Any:
+        """The model with these arrays as its trainable leaves; all others are the same objects."""
+        new = iter(arrays)
+        return self.structure.unflatten(
+            [next(new) if t else x for x, t in zip(self.leaves, self.trainable, strict=True)]
+        )
+
+    def flags(self, model: PyTree) -> PyTree:
+        """The model with a bool at each leaf: whether it is trainable."""
+        flags = self.structure.unflatten(self.trainable)
+        return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: flag, part), flags, model)
+
+    def _fits(self, tree: PyTree) -> bool:
+        try:
+            return bool(self.structure.flatten_up_to(tree))
+        except (ValueError, TypeError):
+            return False
+
+    def align(
+        self, grads: PyTree, name: str = "the gradients", *, examples: bool = False
+    ) -> Updates:
+        """Gradients as a tree like `params`. Raises an error if they do not match.
+
+        With `examples`, each must have an additional leading axis.
+        """
+        try:
+            leaves = self.structure.flatten_up_to(grads)
+        except (ValueError, TypeError):
+            alone = jax.tree_util.all_leaves([grads])
+            if alone and (is_function(grads) or np.ndim(grads) == 0):
+                kind = "a function" if is_function(grads) else "a scalar, such as a loss"
+                raise TypeError(
+                    f"`opt.step` takes the gradients of the loss, got {kind}. Write `grads = "
+                    "eqx.filter_grad(loss_fn)(model, x, y)`, or let `sl.train_step(loss_fn)` "
+                    "differentiate."
+                ) from None
+            if isinstance(grads, tuple) and any(self._fits(part) for part in grads):
+                raise ValueError(
+                    f"{name[0].upper()}{name[1:]} must be a tree like the model, got a tuple with "
+                    "such a tree in it. Unpack it, as in `loss, grads = "
+                    "eqx.filter_value_and_grad(loss_fn)(model, x, y)`."
+                ) from None
+            verb = "do" if name.endswith("s") else "does"
+            differ = first_difference(grads, self.params, (name, "the model"))
+            swapped = all(tree.is_array(x) for x in self.leaves) and not all(
+                tree.is_array(x) for x in jax.tree.leaves(grads)
+            )
+            if swapped and name == "the gradients":
+                raise ValueError(
+                    f"The model and its gradients are swapped: {differ}. The model comes first: "
+                    "`opt.step(model, grads)`."
+                ) from None
+            raise ValueError(
+                f"{name[0].upper()}{name[1:]} {verb} not have the structure of the model: "
+                f"{differ}. Differentiate with respect to the model that you pass, for example "
+                "with `eqx.filter_grad(loss)(model)`."
+            ) from None
+        pairs = zip(self.paths, leaves, self.leaves, self.trainable, strict=True)
+        for path, g, p, is_trainable in pairs:
+            if is_trainable:
+                _check_gradient(path, g, p, examples)
+        if examples:
+            _check_examples(self.paths, leaves, self.trainable)
+        return self.structure.unflatten(
+            [g if t else None for g, t in zip(leaves, self.trainable, strict=True)]
+        )
+
+
+def _check_gradient(path: str, grad: Any, param: Any, examples: bool) -> None:
+    if grad is None:
+        raise ValueError(
+            f"The gradient at '{path}' is None, but this parameter is trainable. To freeze it, use "
+            f"`sl.Optimizer(tx, model, trainable=~sl.where.path({path!r}))`. To train it, "
+            "differentiate with respect to it too."
+        )
+    if not tree.is_inexact(grad):
+        kind = f"an array of dtype {grad.dtype}" if tree.is_array(grad) else type(grad).__name__
+        raise TypeError(
+            f"The gradient at '{path}' must be a floating or complex array, got {kind}."
+        )
+    if jnp.iscomplexobj(grad) and not jnp.iscomplexobj(param):
+        raise TypeError(
+            f"The gradient at '{path}' has dtype {grad.dtype}, but the parameter has dtype "
+            f"{param.dtype}. Pass the real part of the gradient."
+        )
+    if examples:
+        if np.ndim(grad) == 0 or np.shape(grad)[1:] != np.shape(param):
+            wanted = ", ".join(map(str, ("examples", *np.shape(param))))
+            raise ValueError(
+                f"The gradient at '{path}' has shape {np.shape(grad)}, but the first link needs "
+                f"per-example gradients of shape ({wanted}). Compute them with "
+                "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`."
+            )
+        return
+    if np.shape(grad) != np.shape(param):
+        raise ValueError(
+            f"The gradient at '{path}' has shape {np.shape(grad)}, but the parameter has shape "
+            f"{np.shape(param)}. Gradients are not broadcast, so the shapes must be equal. If "
+            "there is a batch axis, average over it first."
+        )
+
+
+def _check_examples(paths: list[str], leaves: list[Any], trainable: tuple[bool, ...]) -> None:
+    """Raises an error for gradients with different numbers of examples."""
+    sizes = {path: g.shape[0] for path, g, t in zip(paths, leaves, trainable, strict=True) if t}
+    first = next(iter(sizes), "")
+    for path, size in sizes.items():
+        if size != sizes[first]:
+            raise ValueError(
+                f"The gradient at '{path}' has {size} examples, but the gradient at '{first}' has "
+                f"{sizes[first]}. Per-example gradients must all come from one batch."
+            )
+
+
+def split(model: PyTree, trainable: Where | None) -> Split:
+    """Splits a model.
+
+    Its inexact arrays are trainable, except for those that it marks as frozen, or those of them
+    that are selected.
+    """
+    leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
+    inexact = tuple(tree.is_inexact(x) and not _overlooked(x) for x in leaves)
+    params = Split(leaves, structure, inexact).params
+    chosen = iter(mask(Unmarked() if trainable is None else trainable, params))
+    return Split(leaves, structure, tuple(i and next(chosen) for i in inexact))
+
+
+def checked_split(model: PyTree, trainable: Where | None) -> Split:
+    """Splits a model. Raises an error for one that cannot be trained as expected."""
+    parts = split(model, trainable)
+    for i, x in enumerate(parts.leaves):
+        if _overlooked(x):
+            raise TypeError(
+                f"The leaf '{parts.paths[i]}' is a NumPy array of dtype {x.dtype}, which Equinox "
+                "does not treat as a floating array, so it would never be trained. Replace it "
+                "with `jnp.asarray(leaf)`."
+            )
+    if trainable is not None:
+        check_matches(trainable, split(model, everything()).params)
+    if not any(parts.trainable):
+        kinds = sorted({_kind(x) for x in parts.leaves}) or ["no leaves"]
+        but = " that `trainable` selects" if trainable is not None else " that it does not mark"
+        but = but if any(split(model, everything()).trainable) else ""
+        raise ValueError(
+            "There is nothing to train: the model has no floating or complex arrays"
+            f"{but}. It contains {', '.join(kinds)}."
+        )
+    _warn_tied(parts)
+    return parts
+
+
+def _warn_tied(parts: Split) -> None:
+    first: dict[int, int] = {}
+    for i, (x, is_trainable) in enumerate(zip(parts.leaves, parts.trainable, strict=True)):
+        if not is_trainable or isinstance(x, Tracer):
+            continue
+        earlier = first.setdefault(id(x), i)
+        if earlier != i:
+            warn(
+                f"The model contains the same array twice, at '{parts.paths[earlier]}' and "
+                f"'{parts.paths[i]}'. They are trained as two separate parameters. To tie them, "
+                "use `eqx.nn.Shared`."
+            )
+
+
+def _overlooked(x: Any) -> bool:
+    """Whether JAX treats a leaf as a floating array but Equinox does not, as NumPy's bfloat16."""
+    return tree.is_inexact(x) and not eqx.is_inexact_array(x)
+
+
+def is_state_index(x: Any) -> bool:
+    """Whether this holds the place of what belongs to an `eqx.nn.State`."""
+    return isinstance(x, eqx.nn.StateIndex)
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype} arrays" if tree.is_array(x) else f"leaves of type {type(x).__name__}"
+
+
+def check_bound(params: Params, bound: Any) -> None:
+    """Raises an error for a model whose trainable parameters differ from those at binding."""
+    structure = jax.tree.structure(params)
+    if structure != bound:
+        names = ("this model", "the original model")
+        differ = first_difference(params, example(bound), names)
+        raise ValueError(
+            "The trainable parameters of this model differ from those that the optimizer was "
+            f"created with: {differ}. Create a new optimizer with `sl.Optimizer(tx, model)`, or "
+            "transfer the state with `opt.rebind(model)`."
+        )
+
+
+def strong(model_leaf: Any) -> Any:
+    """The leaf, with a strong type if it is a weakly typed array."""
+    if getattr(model_leaf, "weak_type", False):
+        return jnp.asarray(model_leaf, model_leaf.dtype)
+    return model_leaf
+
+
+def apply_updates(model: Model, updates: PyTree) -> Model:
+    """Adds updates to a model.
+
+    **Arguments:**
+
+    - `model`: any tree. Leaves whose update is `None` are returned as they are.
+    - `updates`: the updates that `opt.update` or `tx.update` returned: arrays with the shapes of
+        the parameters, and `None` for all other leaves.
+
+    **Returns:** the new model, with unchanged dtypes.
+
+    ```python
+    >>> sl.apply_updates({"w": jnp.ones(2), "name": "net"}, {"w": jnp.ones(2), "name": None})
+    {'name': 'net', 'w': Array([2., 2.], dtype=float32)}
+
+    ```
+    """
+    leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
+    try:
+        given = structure.flatten_up_to(updates)
+    except (ValueError, TypeError):
+        differ = first_difference(updates, model, ("the updates", "the model"))
+        raise ValueError(f"The updates do not have the structure of the model: {differ}.") from None
+    parts = Split(leaves, structure, tuple(u is not None for u in given))
+    params = parts.params
+    added = tree.add(to_device(params), to_device(structure.unflatten(given)))
+    return parts.join(jax.tree.leaves(to_memory_of(params, added)))

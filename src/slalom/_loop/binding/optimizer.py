@@ -1,0 +1,401 @@
+"""The optimizer: a transform, its state and a step count, bound to the parameters of one model."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ... import tree
+from ..._core.fields.hyperparams import replace
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.slots import reset
+from ..._core.text.advice import advise_positions
+from ..._core.text.suggest import frozen_attribute, no_attribute
+from ...tree.paths import example, leaf_paths
+from ...tree.types import PyTree
+from ...where.resolve import Where, WhereLike, as_where, as_where_or_none, check_matches, mask
+from ..programs.compiled import (
+    StepInputs,
+    check_guards,
+    check_readable,
+    compiled_step,
+    compiled_update,
+)
+from ..reports.rebind import AS_BEFORE, AsBefore, Rebinding, carry
+from ..reports.transform_checks import checked
+from ..sharding.shard import ShardedState, shard
+from ..sharding.sharded_state import remembered
+from .arrays import Arrays
+from .binding import (
+    Binding,
+    bind,
+    init_state,
+    is_abstract,
+    no_transform,
+    on_param_devices,
+)
+from .bound import AbstractBound, made
+from .model import Model, check_bound, checked_split, split, strong
+from .stepping import KEYWORDS, as_keywords, check_one_run
+
+_advise_positions = advise_positions(
+    "An optimizer holds its state: write `model, opt = opt.step(model, grads)`. Name the others, "
+    "such as `value=loss`."
+)
+
+
+class Optimizer(AbstractBound):
+    """A transform together with its state, bound to the parameters of a model.
+
+    ```python
+    >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
+    >>> opt = sl.Optimizer(sl.adam(1e-3), model)
+    >>> grads = eqx.filter_grad(lambda m: jnp.sum(m(jnp.ones(2))))(model)
+    >>> model, opt = opt.step(model, grads)
+
+    ```
+
+    An optimizer is immutable, and all its leaves are JAX arrays. It can be carried through
+    `jax.lax.scan`, passed through plain `jax.jit`, batched with `vmap` over its hyperparameters,
+    differentiated and saved.
+    """
+
+    def __init__(
+        self,
+        transform: AbstractTransform[Any] | None = None,
+        model: PyTree = None,
+        *,
+        trainable: WhereLike | None = None,
+        hyperparam_dtype: Any | None = None,
+        arrays: Arrays | None = None,
+    ):
+        """Initializes the state of a transform for the parameters of a model.
+
+        **Arguments:**
+
+        - `transform`: the transform. Its numbers become 0-d arrays of dtype float32 (float64 under
+            x64), or of the dtype of the array that was passed.
+        - `model`: any tree: a module with functions and ints inside, a dict of arrays, a tuple of
+            models. The optimizer does not keep it. A tree of `jax.ShapeDtypeStruct`s makes an
+            optimizer of those, to plan memory and sharding with.
+        - `trainable`: which floating and complex arrays to train: a selector, a function or a tree
+            of bools. Defaults to all except those that the model marks as frozen, with
+            `paramax.NonTrainable` or `__frozen__ = ("path", ...)` in a class. The others have no
+            state and no weight decay, do not contribute to norms, and never change.
+        - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
+        - `arrays`: only for `dataclasses.replace`, which passes the field by its name.
+        """
+        if arrays is not None:
+            self.arrays = arrays
+            return
+        if not isinstance(transform, AbstractTransform):
+            raise TypeError(no_transform(transform, model))
+        if model is None:
+            raise TypeError(
+                "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the "
+                "state for the arrays of the model."
+            )
+        where = as_where_or_none(trainable)
+        if is_abstract(model):
+            make = functools.partial(
+                Optimizer, transform, trainable=where, hyperparam_dtype=hyperparam_dtype
+            )
+            self.arrays = eqx.filter_eval_shape(make, model).arrays
+            return
+        params = jax.tree.map(strong, checked_split(model, where).params)
+        transform = checked(transform, params, hyperparam_dtype)
+        bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
+        self.arrays = Arrays(*_bound(bound_tree, params, where))
+
+    _refuses_calls: ClassVar[bool] = True
+
+    if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError(
+                "An optimizer is not a function. Write `model, opt = opt.step(model, grads)`, or "
+                "make a training step, `step = sl.train_step(loss_fn)`, and call that: `model, "
+                "opt, loss = step(model, opt, x, y)`."
+            )
+
+        def __getattr__(self, name: str) -> Any:
+            own = inspect.getattr_static(Optimizer, name, None)
+            if isinstance(own, property):
+                return own.fget(self)  # for the error inside it, which brought Python here
+            raise no_attribute(Optimizer, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            try:
+                super().__setattr__(name, value)
+            except dataclasses.FrozenInstanceError:
+                raise frozen_attribute(name) from None
+
+    # --- steps ------------------------------------------------------------------------------
+
+    @_advise_positions
+    def step(
+        self,
+        model: Model,
+        grads: PyTree,
+        *,
+        value: Any = None,
+        grad: PyTree | None = None,
+        value_fn: Callable[[Any], Any] | None = None,
+        key: Any = None,
+        weight: Any = None,
+        per_param: Mapping[str, PyTree] | None = None,
+        **extra: Any,
+    ) -> "tuple[Model, Optimizer]":
+        """Updates the model. Compiled on first use, and inlined under an outer `jit`.
+
+        The model comes first, unlike in `optax.GradientTransformation.update`.
+
+        **Arguments:**
+
+        - `model`: the whole model, as passed to `sl.Optimizer`.
+        - `grads`: its gradients, as `eqx.filter_grad` returns them: arrays, and `None` for
+            everything that is not trainable. Complex gradients must be conjugated, because
+            `jax.grad` returns the conjugate of the direction of steepest ascent. `sl.train_step`
+            conjugates them for you.
+        - `value`: the loss, for transforms that use it. It is always accepted.
+        - `grad`: the gradient of the loss, likewise.
+        - `value_fn`: the loss as a function of the model, likewise. The function is static, so a
+            new function in every step, such as a lambda, recompiles every time. To pass data, use
+            `jax.tree_util.Partial(loss_fn, x=x)`, whose arrays are traced.
+        - `key`: a PRNG key for this step.
+        - `weight`: the weight of this mini-batch in an accumulated mean.
+        - `per_param`: a dict from names to trees like the parameters, for transforms that use them.
+        - `extra`: inputs that custom transforms declare in `needs`.
+
+        **Returns:** the new model, with unchanged dtypes and with the same objects for everything
+        that is not trainable; and the new optimizer.
+
+        **Raises:** `ValueError` or `TypeError`, before anything is computed, for gradients that do
+        not match the model, a model other than the bound one, a missing input that a transform
+        needs, or an unknown keyword.
+        """
+        check_guards(self)
+        keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
+        after, _ = compiled_step(StepInputs(grads, keywords, model, self))
+        return after.model, after.opt
+
+    @_advise_positions
+    def update(
+        self,
+        model: Model,
+        grads: PyTree,
+        *,
+        value: Any = None,
+        grad: PyTree | None = None,
+        value_fn: Callable[[Any], Any] | None = None,
+        key: Any = None,
+        weight: Any = None,
+        per_param: Mapping[str, PyTree] | None = None,
+        **extra: Any,
+    ) -> "tuple[Model, Optimizer]":
+        """Computes the updates without applying them.
+
+        **Arguments:** as for `step`.
+
+        **Returns:** the updates, in the dtypes of the parameters and `None` for everything that is
+        not trainable, to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
+        """
+        check_guards(self)
+        keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
+        after, updates = compiled_update(StepInputs(grads, keywords, model, self))
+        return updates, after.opt
+
+    # --- hyperparameters --------------------------------------------------------------------
+
+    def with_hyperparams(
+        self,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace_schedules: bool = False,
+        **named: Any,
+    ) -> "Optimizer":
+        """Returns an optimizer with other hyperparameters.
+
+        Replacing a number by a number never recompiles. The state stays as it is: numbers that set
+        the initial state, such as the `learning_rate` of `sl.rprop`, act from the next
+        `opt.reset(model)` on.
+
+        **Arguments:**
+
+        - `values`: new values by path: a full path, an unambiguous suffix, or a glob such as
+            `"partition.disc.**.learning_rate"`, which sets every hyperparameter that it matches. A
+            number is cast to the dtype, shape and sharding of the old value. For an optimizer
+            created under `vmap`, an array has one entry per run. A function is applied to the old
+            value: `lambda lr: lr / 2`. A schedule replaces the old value.
+        - `replace_schedules`: whether a number may replace a schedule. This changes the program,
+            so the next step recompiles once.
+        - `named`: the same as keywords: `learning_rate=1e-4`.
+
+        **Returns:** a new optimizer, with the same state and step count.
+
+        **Raises:** `KeyError` for an unknown or ambiguous name, with the candidates; `ValueError`
+        for a value outside its interval.
+        """
+        if not isinstance(values, Mapping | None):
+            raise TypeError(
+                f"`with_hyperparams` takes a mapping from names to values, got {values!r}. Write "
+                "`opt.with_hyperparams(learning_rate=1e-4)`."
+            )
+        transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
+        bound_tree = (transform, (self.state, self.count))
+        leaves, binding = bind(bound_tree, self.binding.trainable, self.binding.params)
+        binding = dataclasses.replace(binding, sharding=self.binding.sharding)
+        return made(Optimizer, leaves, self.binding if binding == self.binding else binding)
+
+    # --- state ------------------------------------------------------------------------------
+
+    def reset(self, model: PyTree, where: WhereLike | None = None) -> "Optimizer":
+        """Reinitializes the state of some parameters.
+
+        Their moments and bias corrections start from scratch. The state of the other parameters,
+        the step count and the hyperparameters do not change. The first step after resetting only
+        some of the parameters recompiles, because each parameter then has its own age.
+
+        **Arguments:**
+
+        - `model`: the bound model.
+        - `where`: which parameters to reset: a selector, a function or a tree of bools. Defaults
+            to all.
+
+        **Returns:** a new optimizer.
+
+        **Raises:** `ValueError` for a path that matches nothing, or if parameters share state, as
+        under `.flatten()`.
+        """
+        check_one_run(self.count, "opt.reset(model)")
+        params = split(model, self.binding.trainable).params
+        check_bound(params, self.binding.params)
+        chosen = paths = leaf_paths(params)
+        if where is not None:
+            check_matches(as_where(where), params)
+            keep = mask(as_where(where), params)
+            chosen = [path for path, k in zip(paths, keep, strict=True) if k]
+        transform, (state, count) = self._tree
+        fresh = init_state(transform, jax.tree.map(strong, params))
+        state = reset(transform, state, fresh, params, chosen)
+        leaves, binding = _bound((transform, (state, count)), params, self.binding.trainable)
+        return made(Optimizer, leaves, binding)._sharded_like(self, params)
+
+    @advise_positions("Name the others: `opt, report = opt.rebind(model, tx=tx)`.")
+    def rebind(
+        self,
+        model: PyTree,
+        *,
+        tx: AbstractTransform[Any] | None = None,
+        trainable: WhereLike | AsBefore | None = AS_BEFORE,
+    ) -> "tuple[Optimizer, Rebinding]":
+        """Transfers the state to another model, other trainable parameters or another transform.
+
+        All state whose path still exists is kept, and so is the step count. New parameters have a
+        bias correction of their own. Schedules inside of a new wrapper with a clock of its own,
+        such as `.every_k` or `.if_finite`, go on where they were.
+
+        ```python
+        >>> model = {"body": jnp.ones(2), "head": jnp.ones(1)}
+        >>> opt = sl.Optimizer(sl.adam(1e-3), model, trainable=sl.where.path("head"))
+        >>> opt, report = opt.rebind(model, trainable=None)
+        >>> report
+        carried:  scale_by_adam.age, scale_by_adam.mu.head, scale_by_adam.nu.head
+        new:      scale_by_adam.mu.body, scale_by_adam.nu.body
+        reshaped: –
+        dropped:  –
+
+        ```
+
+        **Arguments:**
+
+        - `model`: the model to bind.
+        - `tx`: the new transform. Defaults to this optimizer's transform with its current
+            hyperparameters. A transform that was wrapped, moved or chained with others keeps its
+            state. A different rule in its place keeps the momentum `mu` if it needs no bias
+            correction, as in `lion`.
+        - `trainable`: as in `Optimizer`. Defaults to that of this optimizer.
+
+        **Returns:** the new optimizer, and a report of the paths that were carried over, new,
+        reshaped or dropped.
+        """
+        check_one_run(self.count, "opt.rebind(model)[0]")
+        if isinstance(trainable, AsBefore):
+            trainable = self.binding.trainable
+        new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
+        state, report = carry(
+            (self.transform, self.state, example(self.binding.params)),
+            (new.transform, new.state, example(new.binding.params)),
+            self.count,
+        )
+        bound_tree = (new.transform, (state, jnp.copy(self.count)))
+        params = split(model, new.binding.trainable).params
+        new = made(Optimizer, *_bound(bound_tree, params, new.binding.trainable))
+        return new._sharded_like(self, params), report
+
+    def shard_state(self, mesh: Mesh, axis: str = "data") -> "tuple[Optimizer, ShardedState]":
+        """Partitions the state over a mesh axis along which the parameters are replicated (ZeRO-1).
+
+        Each parameter-shaped array, such as a moment, is partitioned along its largest dimension
+        that is divisible by the size of the axis and not partitioned yet. Each device then updates
+        its part of every parameter, and gathers the rest. Steps compute the same as before, and
+        keep these shardings even inside your own `jit`.
+
+        ```python
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> opt = sl.Optimizer(sl.adam(1e-3), {"w": jnp.ones((8, 4))})
+        >>> opt, report = opt.shard_state(mesh)
+
+        ```
+
+        **Arguments:**
+
+        - `mesh`: the mesh that the model is on, with automatic axes. Put the model on it first:
+            `eqx.filter_shard(model, NamedSharding(mesh, PartitionSpec()))` replicates it.
+        - `axis`: the name of the mesh axis, over which the batch is usually partitioned too.
+
+        **Returns:** the new optimizer, and a report of what was partitioned, what stayed whole
+        because it is not divisible, and the bytes per device.
+
+        **Raises:** `ValueError` for an unknown axis, or a mesh with explicit axes.
+
+        ??? cite "Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020"
+        """
+        check_readable(self)
+        check_one_run(self.count, "opt.shard_state(mesh)")
+        leaves, binding, report = shard(self._tree, self.arrays, mesh, axis, {})
+        return made(Optimizer, leaves, binding), report
+
+    def _sharded_like(self, other: "Optimizer", params: PyTree) -> "Optimizer":
+        """This optimizer, with its state partitioned as that of another one."""
+        given = other.binding.sharding
+        if given is None or given.axis is None:
+            return self
+        homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+        leaves, binding, _ = shard(self._tree, self.arrays, given.mesh, given.axis, homes)
+        return made(Optimizer, leaves, binding)
+
+
+# --- parts --------------------------------------------------------------------------------
+
+
+def _bound(
+    bound_tree: Any, params: PyTree, trainable: Where | None
+) -> tuple[tuple[Any, ...], Binding]:
+    """The arrays and the binding of (transform, (state, count)), which remembers where they are."""
+    bound_tree = on_param_devices(bound_tree, params)
+    leaves, binding = bind(bound_tree, trainable, jax.tree.structure(params))
+    return leaves, dataclasses.replace(binding, sharding=remembered(leaves, params))
+
+
+def _keywords(*values: Any) -> dict[str, Any]:
+    """The keywords of `step` and `update`, in order, as entries of the context."""
+    *always, extra = values
+    return as_keywords(dict(zip(KEYWORDS, always, strict=True)) | extra)

@@ -1,0 +1,305 @@
+"""One step on traced arrays. All arguments are checked before anything is computed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ... import tree
+from ..._core.protocol.chain import first_link
+from ..._core.protocol.context import Context
+from ..._core.protocol.residuals import Residuals
+from ..._core.protocol.transform import AbstractTransform, missing
+from ..._core.protocol.writer import ADD, Writer
+from ..._core.state.marks import params_like_fields
+from ..._core.state.slots import slots
+from ..._core.state.walk import parts, transforms
+from ...tree.dtypes import canonical_float, is_key
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, PyTree, is_function
+from ..programs.callables import as_tree
+from ..reports.transform_checks import warn_of_ascent
+from .model import Split, check_bound
+
+KEYWORDS = ("value", "grad", "value_fn", "key", "weight", "per_param")
+"""Keywords that every step accepts. Transforms that do not use them ignore them."""
+
+FUNCTIONS = ("value_fn", "grad_fn", "sampled_grad_fn")
+"""Entries of the context that are functions of the model."""
+
+ALWAYS = (*KEYWORDS, "residuals", "terms", "max_logits")
+"""What every step accepts, for the check of names."""
+
+
+def run(
+    write: Writer,
+    transform: AbstractTransform[Any],
+    state: Any,
+    count: Any,
+    bound: Any,
+    model: Split,
+    grads: Any,
+    keywords: Mapping[str, Any],
+    *,
+    sees_params: bool = True,
+    shardings: tuple[Any, ...] = (),
+) -> tuple[PyTree, list[Array]]:
+    """Makes one step.
+
+    **Arguments:**
+
+    - `write`: `ADD` for a `step`, `RETURN` for an `update`.
+    - `transform`, `state`, `count`: the parts of an optimizer.
+    - `bound`: the structure of the parameters at binding.
+    - `model`: the model, split into leaves.
+    - `grads`: the gradients of the whole model, with a leading axis of examples if the first link
+        needs per-example gradients.
+    - `keywords`: the keywords of the step, for the context.
+    - `sees_params`: whether the transform gets the parameters. For Optax, which may have none, the
+        gradients take the place of the model.
+    - `shardings`: where the parameters are, or their state if it is elsewhere.
+
+    **Returns:** the new parameters or the updates, in the dtypes of the parameters, and the leaves
+    of the new state and count.
+    """
+    params = model.params
+    check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
+    check_bound(params, bound)
+    grads = model.align(grads, examples=first_link(transform).per_example)
+    context = _context(transform, count, model, grads, dict(keywords)).replace(shardings=shardings)
+    _check_shapes(transform, state, params)
+    if write is ADD:
+        warn_of_ascent(transform, params)
+    root = next(parts(transform, state, context, params if sees_params else None))
+    try:
+        result, new = root.run(write, grads)
+        tree.check_same_structure((result, params))
+        new_leaves = _check_state(transform, state, new)
+    except (TypeError, ValueError) as error:  # the latter where promotion is strict
+        _refuse_switched_x64(error, transform, state, params)
+        raise
+    return tree.cast_like(result, params), [*new_leaves, tree.increment(count)]
+
+
+def check_one_run(count: Any, call: str) -> None:
+    """Raises an error for an optimizer that was created under `vmap` and is used outside one."""
+    if jnp.ndim(count):
+        raise ValueError(
+            f"This optimizer was created under `vmap` and holds {count.shape[0]} runs, so it must "
+            f"be used under `vmap` too: `eqx.filter_vmap(lambda opt, model, ...: {call})`."
+        )
+
+
+def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that are not `None`. Numbers become arrays, so that they are traced."""
+    keywords = {name: x for name, x in passed.items() if x is not None}
+    for name in FUNCTIONS:
+        if name in keywords:
+            keywords[name] = as_tree(keywords[name])
+    for name in ("value", "weight"):
+        x = keywords.get(name)
+        if name == "weight" and isinstance(x, int | float) and not x >= 0:
+            raise ValueError(f"`weight` must be non-negative, got {x!r}.")
+        if isinstance(x, bool | int | float):
+            keywords[name] = jnp.asarray(x, canonical_float())
+        elif isinstance(x, jax.Array) and x.weak_type:
+            keywords[name] = jnp.asarray(x, x.dtype)
+    return keywords
+
+
+def _context(
+    transform: AbstractTransform, count: Any, model: Split, grads: Any, keywords: dict[str, Any]
+) -> Context:
+    """The context of one step, checked against the inputs that the transform needs."""
+    for name in ("value", "weight"):
+        x = keywords.get(name)
+        if x is not None and not tree.is_array(x):
+            raise TypeError(f"`{name}` must be a scalar, got {x!r} of type {type(x).__name__}.")
+        if x is not None and x.shape != ():
+            raise ValueError(f"`{name}` must be a scalar, got an array of shape {x.shape}.")
+        if x is not None and jnp.iscomplexobj(x):
+            raise TypeError(f"`{name}` must be real, got a scalar of dtype {x.dtype}.")
+    if "key" in keywords and not tree.is_array(keywords["key"]):
+        raise TypeError(
+            f"`key` must be a PRNG key, such as `jax.random.key(0)`, got {keywords['key']!r}."
+        )
+    if "grad" in keywords:
+        keywords["grad"] = model.align(keywords["grad"], "`grad`")
+    if "per_param" in keywords:
+        trees = keywords["per_param"]
+        if not isinstance(trees, Mapping):
+            raise TypeError(
+                "`per_param` must be a dict from names to trees with the structure of the "
+                f"parameters, got a {type(trees).__name__}."
+            )
+        keywords["per_param"] = {k: model.align(v, f"`per_param[{k!r}]`") for k, v in trees.items()}
+    extra = {name: keywords.pop(name) for name in list(keywords) if name not in KEYWORDS}
+    functions = {name: extra.pop(name) for name in FUNCTIONS if name in extra}
+    if "value_fn" in keywords:
+        functions["value_fn"] = keywords.pop("value_fn")
+    known: dict[str, Any] = {n: _of_params(n, fn, model) for n, fn in functions.items()}
+    residuals = extra.pop("residuals", None)
+    if residuals is not None:
+        known["residuals"] = _residuals(residuals, model)
+    known |= {name: extra.pop(name, None) for name in ("terms", "max_logits")}
+    context = Context(step=count, **keywords, **known, extra=extra)
+
+    declared = set()
+    for part in transforms(transform):
+        declared.update(part.module.needs)
+    if context.residuals is not None:
+        context = _with_loss(context, declared, model.params, grads)
+    for part in transforms(transform):
+        for name in part.module.needs:
+            if name != "params" and not context.has(name):
+                raise TypeError(missing(f"{type(part.module).__name__} ('{part.name}')", name))
+    for name in (*extra, *functions):
+        if name not in declared and name != "value_fn":
+            own = sorted(declared - {*ALWAYS, "params", "step"})
+            also = f" These transforms also accept: {', '.join(own)}." if own else ""
+            raise TypeError(
+                f"No transform uses '{name}'. These keywords are always accepted: "
+                f"{', '.join(KEYWORDS)}.{also}"
+            )
+    return context
+
+
+def _residuals(given: Any, model: Split) -> Residuals:
+    """A loss that can be linearized, as a function of the parameters."""
+    if not isinstance(given, Residuals):
+        raise TypeError(
+            "`residuals` must be what `loss_fn.on(x, y)` returns for an `sl.LeastSquares` or "
+            f"`sl.OutputLoss`, got {given!r} of type {type(given).__name__}."
+        )
+    return given.of(lambda params: model.join(jax.tree.leaves(params)))
+
+
+def _with_loss(context: Context, declared: set[str], params: Params, grads: Any) -> Context:
+    """The context with what a line search needs, which follows from the residuals."""
+    residuals = context.residuals
+    assert residuals is not None
+    if not residuals.searchable:
+        return context
+    found: dict[str, Any] = {}
+    if "value" in declared and context.value is None:
+        found["value"] = residuals.value(params)
+    if "grad" in declared and context.grad is None:
+        found["grad"] = grads
+    if {"value_fn", "grad_fn"} & declared and context.value_fn is None:
+        found["value_fn"] = residuals.value
+    return context.replace(**found)
+
+
+def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
+    """A function of the model that the caller passed, as a function of the parameters."""
+    if not is_function(of_model):
+        kind = "maps the model to the loss" if name == "value_fn" else "takes the model"
+        raise TypeError(f"`{name}` must be a function that {kind}, got {of_model!r}.")
+
+    def value_fn(params: Any) -> Any:
+        return of_model(model.join(jax.tree.leaves(params)))
+
+    def grad_fn(params: Any) -> Any:
+        return model.align(value_fn(params), "the result of `grad_fn`")
+
+    def sampled_grad_fn(params: Any, key: Any) -> Any:
+        returned = of_model(model.join(jax.tree.leaves(params)), key)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(
+                "`sampled_grad_fn` must return a pair: the gradient, and the number of terms in "
+                f"the mean that it is the gradient of, got a {type(returned).__name__}."
+            )
+        return model.align(returned[0], "the result of `sampled_grad_fn`"), returned[1]
+
+    functions = {"value_fn": value_fn, "grad_fn": grad_fn, "sampled_grad_fn": sampled_grad_fn}
+    return functions[name]
+
+
+def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
+    """Raises an error for parameters whose shapes are not those that the state was created for."""
+    for part in parts(transform, state, params=params):
+        if any(inner.state is part.state for inner in part.module.children(part.state)):
+            continue  # a mask has no state of its own: its inner transform sees the same one
+        for name in params_like_fields(part.state):
+            held = getattr(part.state, name)
+            if jax.tree.structure(held) != jax.tree.structure(part.params):
+                continue  # an option disables it, or it is in buffers, which `.flatten()` checks
+            marked = jax.tree.leaves(held)
+            named = zip(leaf_paths(part.params), jax.tree.leaves(part.params), strict=True)
+            for s, (path, p) in zip(marked, named, strict=True):
+                if jnp.shape(s) != jnp.shape(p):
+                    raise ValueError(
+                        f"The parameter at '{path}' has shape {jnp.shape(p)}, but the state "
+                        f"'{part.name}.{name}' was created for shape {jnp.shape(s)}. Create a new "
+                        "optimizer with `sl.Optimizer(tx, model)`, or transfer the state with "
+                        "`opt.rebind(model)`."
+                    )
+
+
+def _refuse_switched_x64(
+    error: Exception, transform: AbstractTransform, state: PyTree, params: Params
+) -> None:
+    """Raises an error that names the cause, if it is that x64 was switched after the binding."""
+    # State like the parameters has their dtypes, which may have changed for another reason.
+    single = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, _single(p.dtype)), params)
+    fresh = jax.tree.leaves(jax.eval_shape(transform.init, single))
+    held = jax.tree.leaves(state)
+    now = np.dtype(canonical_float())
+    other = np.dtype(np.float32 if now == np.float64 else np.float64)
+    before, after = ("off", "on") if now == np.float64 else ("on", "off")
+    if len(fresh) != len(held):
+        return
+    for i, (old, new) in enumerate(zip(held, fresh, strict=True)):
+        if tree.is_array(old) and (old.dtype, new.dtype) == (other, now):
+            raise TypeError(
+                f"This optimizer was created with x64 {before}, and this step runs with x64 "
+                f"{after}: the state at '{_names(transform, state)[i]}' is {other}, and would be "
+                f"{now} now. Set `jax_enable_x64` once, before anything is created, or convert the "
+                "state with `opt, _ = opt.rebind(model)`."
+            ) from error
+
+
+def _single(dtype: Any) -> Any:
+    return {"float64": np.float32, "complex128": np.complex64}.get(np.dtype(dtype).name, dtype)
+
+
+def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[Array]:
+    """The leaves of the new state. Raises an error unless it has the form of the old one."""
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        before, after = _names(transform, old), _names(transform, new)
+        gone = [path for path in before if path not in after]
+        added = [path for path in after if path not in before]
+        raise TypeError(
+            "`update` must return a state with the same structure as `init`, or every step would "
+            f"recompile (missing: {gone[:3]}, new: {added[:3]})."
+        )
+    leaves = []
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    for i, (before, after) in enumerate(pairs):
+        if not tree.is_array(before):
+            if type(after) is not type(before) or after != before:
+                raise TypeError(
+                    f"The state at '{_names(transform, old)[i]}' is {before!r} of type "
+                    f"{type(before).__name__}, which is not an array and cannot change, but "
+                    f"`update` returned {after!r}. Return an array from `init`, such as "
+                    "`jnp.zeros((), jnp.int32)` for a count."
+                )
+            continue
+        after = after if isinstance(after, jax.Array) else jnp.asarray(after)
+        if before.shape != after.shape or before.dtype != after.dtype:
+            raise TypeError(
+                "`update` must preserve shapes and dtypes, but it changed the state at "
+                f"'{_names(transform, old)[i]}' from {before.dtype}{list(before.shape)} to "
+                f"{after.dtype}{list(after.shape)}. Cast the new value, for example with "
+                "`.astype(old.dtype)`."
+            )
+        leaves.append(after if is_key(after) else tree.cast(after, before.dtype))
+    return leaves
+
+
+def _names(transform: AbstractTransform, state: PyTree) -> list[str]:
+    """The path of each leaf of a state."""
+    return [slot.name for slot in slots(transform, state, ())]

@@ -1,0 +1,125 @@
+"""The compiled programs of `Optimizer.step` and `Optimizer.update`.
+
+They take what a call passes as one tree, `StepInputs`. The class of the optimizer in it is in the
+file above this one.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding
+from jaxtyping import Array
+
+from ..._core.protocol.chain import first_link
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.writer import ADD, RETURN, Writer
+from ..._core.state.walk import transforms
+from ...tree.memory import to_device
+from ...tree.types import PyTree, Tracer, Updates
+from ..binding.arrays import check_not_donated, is_deleted
+from ..binding.model import Split, split
+from ..binding.stepping import run
+from .program import Program
+from .recompiled import watch
+
+if TYPE_CHECKING:
+    from ..binding.optimizer import Optimizer
+
+
+class StepInputs(NamedTuple):
+    """What a call of `opt.step` or `opt.update` passes to its program."""
+
+    grads: PyTree
+    """The gradients of the whole model."""
+    keywords: dict[str, Any]
+    """The other inputs of the step, by their names in the context."""
+    model: PyTree
+    """The whole model, or `None` for a transform that sees no parameters."""
+    opt: "Optimizer"
+
+
+def check_readable(opt: Any) -> None:
+    """Raises an error if the optimizer was donated, so that its state cannot be read."""
+    check_not_donated(opt.arrays.leaves[-1:])
+
+
+def check_guards(opt: Any) -> None:
+    """Raises the error that a state has recorded, such as too many non-finite gradients."""
+    if not opt.binding.guarded:
+        return  # nothing to check, so do not block
+    if any(isinstance(x, Tracer) or is_deleted(x) for x in opt.arrays):
+        return  # traced, or donated, which the step itself refuses
+    for part in transforms(opt.transform, opt.state):
+        if part.module.guard is not None:
+            part.module.guard(part.name, part.state)
+
+
+def carried(inputs: Any, *, model: bool = True) -> Any:
+    """Which leaves a step changes: the trainable parameters, the state and the count.
+
+    `inputs` is any named tuple with an `opt` and a `model`.
+    """
+    opt = inputs.opt
+    flags = jax.tree.map(lambda _: False, inputs)
+    changes = tuple(i >= opt.binding.rules for i in range(len(opt.arrays)))
+    flags = flags._replace(opt=jax.tree.structure(opt).unflatten(changes))
+    if not model:
+        return flags
+    return flags._replace(model=split(inputs.model, opt.binding.trainable).flags(inputs.model))
+
+
+def homes(inputs: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...]:
+    """Where the leaves that a step changes were at binding, which tracers do not show."""
+    binding = inputs.opt.binding
+    if binding.sharding is None:
+        return ()
+    state = binding.sharding.arrays[binding.rules :]
+    return (*binding.sharding.params, *state) if model else state
+
+
+def advance(
+    opt: "Optimizer",
+    model: Split,
+    grads: Any,
+    keywords: Mapping[str, Any],
+    write: Writer = ADD,
+    transform: AbstractTransform | None = None,
+) -> tuple[PyTree, list[Array]]:
+    """One step of an optimizer on traced arrays, as in `run`. `transform` may replace its own, if
+    it has the same state."""
+    own, (state, count) = opt._tree
+    rule = own if transform is None else transform
+    sharding = opt.binding.sharding
+    places = () if sharding is None else sharding.of_updates()
+    if sharding is not None and sharding.axis is None:
+        sharding = None  # the state is where its parameters are, and so is all between
+    if sharding is not None and not first_link(rule).per_example:
+        grads = sharding.constrain_grads(model.align(grads))
+    bound = opt.binding.params
+    result, new = run(write, rule, state, count, bound, model, grads, keywords, shardings=places)
+    if sharding is not None:
+        result, new = sharding.constrain_params(result), sharding.constrain_state(new)
+    return result, new
+
+
+def _step(inputs: StepInputs) -> tuple[list[Array], None]:
+    model = split(inputs.model, inputs.opt.binding.trainable)
+    params, state = advance(inputs.opt, model, to_device(inputs.grads), inputs.keywords)
+    return jax.tree.leaves(params) + state, None
+
+
+def _update(inputs: StepInputs) -> tuple[list[Array], Updates]:
+    model = split(to_device(inputs.model), inputs.opt.binding.trainable)
+    grads = to_device(inputs.grads)
+    updates, state = advance(inputs.opt, model, grads, inputs.keywords, RETURN)
+    return state, updates
+
+
+compiled_step = Program(
+    _step, carried, homes=homes, watch=functools.partial(watch, "opt.step", lambda: None)
+)
+compiled_update = Program(
+    _update, functools.partial(carried, model=False), homes=functools.partial(homes, model=False)
+)

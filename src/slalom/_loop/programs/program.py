@@ -1,0 +1,422 @@
+"""Compiles a function once per structure of its arguments, and never waits for its result.
+
+The meaning is that of `eqx.filter_jit`: arrays are traced, everything else is static. That function
+is not used, for three reasons. It waits for the result on every call, so that the host cannot
+prepare the next step while the device works. It costs more host time per call. And it cannot say
+which leaves of the arguments get new values, which we need to donate them, to keep their sharding,
+and to return all other leaves as the same objects.
+
+Here a call flattens its arguments once. Everything that follows from their structure is worked out
+once per structure and kept in a `Signature`, which is also the static argument of the compiled
+function. A program with runtime checks is the exception: `eqx.filter_jit` compiles it, since there
+the wait is what turns a failed check into Equinox's own error.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
+
+from ...tree.memory import is_on_host, to_device, to_host
+from ...tree.paths import dotted
+from ...tree.types import Tracer, under_jit
+from ..binding.arrays import is_deleted
+from ..binding.model import strong
+from ..sharding.mesh import constrain, may_be_at, mesh_sharding
+from .interrupts import compiling
+
+Leaves: TypeAlias = list[Any]
+"""Leaves of the arguments: arrays, tracers and static values."""
+
+Structure: TypeAlias = Any
+"""A `jax.tree_util.PyTreeDef`, which type checkers see as a variable."""
+
+Positions: TypeAlias = tuple[int, ...]
+
+Homes: TypeAlias = tuple[NamedSharding | None, ...]
+
+Arguments = TypeVar("Arguments")
+"""The type of all arguments of a program together, such as a named tuple: one tree."""
+
+Other = TypeVar("Other")
+
+Body: TypeAlias = Callable[[Arguments], tuple[Leaves, Other]]
+"""From the arguments to the new values of the carried leaves, in order, and any other tree."""
+
+MOST_SIGNATURES = 512
+_STATIC, _CONCRETE, _TRACED = 0, 1, 2
+_kinds: dict[type, int] = {}
+
+DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
+can no longer be used ({paths}). Use the results of that call:
+    model, opt, loss = step(model, opt, ...)
+or, if Ctrl-C came before they were assigned,
+    model, opt, loss = step.last
+or disable donation, which needs memory for a copy:
+    step = sl.train_step(loss_fn, donate={keeps_it})"""
+
+UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is static and must be \
+hashable, but it is not. Pass an array instead, or mark the field that holds it as static."""
+
+
+class Signature:
+    """Everything that follows from the structure of the arguments.
+
+    **Arguments:**
+
+    - `structure`: the structure of the arguments.
+    - `statics`: the static leaves, by position.
+    - `carried`: the positions of the leaves that get new values.
+    - `donated`: those of them that are donated.
+    - `shardings`: for each carried leaf its sharding on a mesh, or `None`; empty without a mesh.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        statics: dict[int, Any],
+        carried: Positions,
+        donated: Positions,
+        shardings: Homes,
+    ):
+        self.structure = structure
+        self.statics = statics
+        self.carried = carried
+        self.donated = donated
+        self.shardings = shardings
+        self.has_runtime_checks = False
+        self.calls: list[int] | None = None
+        """The number of calls, if it is counted."""
+        others = {*donated, *statics}
+        self.kept = tuple(i for i in range(structure.num_leaves) if i not in others)
+        # JAX gives a donated buffer to the first result of its type. Results for donated leaves
+        # come first, or new parameters would be written where a moment is still to be read.
+        donated_set = set(donated)
+        self._order = sorted(range(len(carried)), key=lambda k: carried[k] not in donated_set)
+        self.results = tuple(carried[k] for k in self._order)
+        """The carried positions in the order of the compiled program's results."""
+
+    def separate(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        """The arrays to donate among the leaves, and the other arrays."""
+        return [leaves[i] for i in self.donated], [leaves[i] for i in self.kept]
+
+    def arguments(self, donated: Leaves, kept: Leaves) -> PyTree:
+        """Undoes `separate`: the arguments as the caller passed them."""
+        leaves = [self.statics.get(i) for i in range(self.structure.num_leaves)]
+        for positions, arrays in ((self.donated, donated), (self.kept, kept)):
+            for i, array in zip(positions, arrays, strict=True):
+                leaves[i] = array
+        return self.structure.unflatten(leaves)
+
+    def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[Leaves, PyTree]:
+        """Calls the body, and returns its results where the carried leaves were.
+
+        Carried leaves in the memory of the host are copied to the device, where all is computed.
+        New values have the shardings and memories of the old ones. Otherwise the partitioner may
+        choose other shardings, and the next call would recompile.
+        """
+        leaves, structure = jax.tree.flatten(arguments)
+        on_host = [is_on_host(leaves[i]) for i in self.carried]
+        # Arrays that were moved to another mesh since then are not moved back.
+        pairs = zip(self.carried, homes, strict=True) if homes else ()
+        homes = tuple(home if may_be_at(leaves[i], home) else None for i, home in pairs)
+        for i in self.carried:
+            leaves[i] = to_device(leaves[i])
+        new, other = body(structure.unflatten(leaves))
+        if shardings := self.shardings or homes:
+            pairs = zip(new, shardings, strict=True)
+            new = [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
+        new = [to_host(x) if host else x for x, host in zip(new, on_host, strict=True)]
+        return new, other
+
+    def ordered(self, new: Leaves) -> Leaves:
+        """New values of the carried leaves in the order of `results`."""
+        return [new[k] for k in self._order]
+
+
+class Packed:
+    """A tree that leaves a compiled function: its arrays as children, the rest as structure.
+
+    The structure travels with the compiled program. In a mutable cell it would go stale as soon as
+    another program takes the place of this one in the cache.
+    """
+
+    def __init__(self, arrays: Leaves, rest: tuple[Any, tuple[tuple[int, Any], ...]]):
+        self.arrays = arrays
+        self.rest = rest
+
+
+jax.tree_util.register_pytree_node(
+    Packed, lambda p: (p.arrays, p.rest), lambda rest, arrays: Packed(list(arrays), rest)
+)
+
+
+def pack(tree: PyTree) -> Packed:
+    """A tree of arrays and anything else as a tree of arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    statics = {i: x for i, x in enumerate(leaves) if _leaf_kind(x) == _STATIC}
+    arrays = [x for i, x in enumerate(leaves) if i not in statics]
+    return Packed(arrays, (structure, tuple(statics.items())))
+
+
+def unpack(packed: Packed) -> PyTree:
+    """Undoes `pack`."""
+    structure, statics = packed.rest
+    if not statics:
+        return structure.unflatten(packed.arrays)
+    leaves, arrays = dict(statics), iter(packed.arrays)
+    return structure.unflatten(
+        [leaves[i] if i in leaves else next(arrays) for i in range(structure.num_leaves)]
+    )
+
+
+class _HasRuntimeChecks(Exception):
+    """Leaves a trace whose program `eqx.filter_jit` must compile."""
+
+
+class Program(Generic[Arguments, Other]):
+    """A function that gives some leaves of its arguments new values, compiled once per structure.
+
+    **Arguments:**
+
+    - `body`: maps the arguments, one tree, to the new values of the carried leaves, in order, and
+        any other tree.
+    - `carried`: maps the arguments to a tree of bools like them: which leaves are carried. Called
+        once per structure.
+    - `homes`: maps the arguments to the sharding of each carried leaf, or to `()` if these are not
+        known, which is the default. It is asked only under an outer `jit`, whose tracers do not
+        show them.
+    - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
+        Defaults to none.
+    - `watch`: called with the structure and the static values of the arguments when they are new;
+        returns a list in which calls are counted, to warn of functions that are new each time.
+    """
+
+    def __init__(
+        self,
+        body: Body[Arguments, Other],
+        carried: Callable[[Arguments], PyTree[bool]],
+        *,
+        homes: Callable[[Arguments], Homes] = lambda arguments: (),
+        donated: Callable[[Arguments], PyTree[bool]] | None = None,
+        watch: Callable[[Any], list[int]] | None = None,
+    ):
+        self._body = body
+        self._watch = watch
+        self._carried = carried
+        self._homes = homes
+        self._donated = donated
+        self._signatures: dict[Hashable, Signature] = {}
+
+        def program(signature: Signature, donated: Leaves, kept: Leaves) -> Packed:
+            compiling()
+
+            # Traced here and inlined below, so that the body runs once and its program can be
+            # searched for runtime checks before it is compiled.
+            def finished(donated: Leaves, kept: Leaves) -> Packed:
+                new, other = signature.run(body, signature.arguments(donated, kept))
+                return pack((signature.ordered(new), other))
+
+            inner = jax.jit(finished, inline=True)
+            if _has_runtime_checks(inner.trace(donated, kept).jaxpr.jaxpr):
+                raise _HasRuntimeChecks
+            return inner(donated, kept)
+
+        program.__name__ = program.__qualname__ = body.__name__.strip("_")
+        self._nested: Any = jax.jit(program, static_argnums=0)
+        self._compiled: Any = self._nested
+        if donated is not None:
+            self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1)
+        self._checked = eqx.filter_jit(lambda signature, arguments: signature.run(body, arguments))
+
+    def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
+        """The arguments with new values of the carried leaves, and the body's other result."""
+        leaves, structure = jax.tree.flatten(arguments)
+        try:
+            kinds = [_kinds[type(x)] for x in leaves]
+        except KeyError:
+            kinds = [_leaf_kind(x) for x in leaves]
+        if _TRACED in kinds:
+            positions, (new, other) = self._inline(arguments, leaves, structure, kinds)
+        else:
+            positions, (new, other) = self._run(arguments, leaves, structure, kinds)
+        for i, array in zip(positions, new, strict=True):
+            leaves[i] = array
+        return structure.unflatten(leaves), other
+
+    def lower(self, arguments: Arguments) -> jax.stages.Lowered:
+        """The lowered program for these arguments, to see what is compiled."""
+        leaves, structure = jax.tree.flatten(arguments)
+        signature = self._signature(arguments, leaves, structure, [_leaf_kind(x) for x in leaves])
+        return self._compiled.lower(signature, *signature.separate(leaves))
+
+    def _run(
+        self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
+    ) -> tuple[Positions, tuple[Leaves, Other]]:
+        signature = self._signature(arguments, leaves, structure, kinds)
+        carried = signature.carried
+        if self._watch is not None:
+            if signature.calls is None:
+                text = (structure, signature.statics, signature.shardings)
+                signature.calls = self._watch(text)
+            signature.calls[0] += 1
+        if signature.has_runtime_checks:
+            return carried, self._checked(signature, arguments)
+        # A donated tree lost all its buffers at once, so two of them are enough to tell.
+        if any(is_deleted(leaves[i]) for i in carried[:1] + carried[-1:]):
+            raise ValueError(_donated_earlier(arguments))
+        if any(getattr(leaves[i], "weak_type", False) for i in carried):
+            # So that the second call has the same types as the first.
+            leaves = [strong(x) if i in carried else x for i, x in enumerate(leaves)]
+        donated, kept = signature.separate(leaves)
+        try:
+            return signature.results, unpack(
+                self._compiled(signature, _unshared(donated, kept), kept)
+            )
+        except _HasRuntimeChecks:
+            signature.has_runtime_checks = True
+            return carried, self._checked(signature, arguments)
+        except (RuntimeError, ValueError):
+            # This call deletes all arrays that it donates, or none, and no others.
+            lost = [x.is_deleted() for x in donated]
+            if any(map(is_deleted, kept)) or any(lost) > all(lost):
+                raise ValueError(_donated_earlier(arguments)) from None
+            raise
+
+    def _inline(
+        self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
+    ) -> tuple[Positions, tuple[Leaves, Other]]:
+        """A call under an outer transformation, where nothing is donated."""
+        traced = (x for x, kind in zip(leaves, kinds, strict=True) if kind == _TRACED)
+        if all(map(under_jit, traced)):
+            # Not cached: a function among the arguments may hold tracers of this trace.
+            statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
+            signature = self._make_signature(arguments, structure, statics)
+            return signature.carried, signature.run(self._body, arguments, self._homes(arguments))
+        # Under an eager `vmap` or `grad`, a jit makes one program of the step.
+        signature = self._signature(arguments, leaves, structure, kinds)
+        try:
+            return signature.results, unpack(self._nested(signature, *signature.separate(leaves)))
+        except _HasRuntimeChecks:
+            return signature.carried, signature.run(self._body, arguments)
+
+    def _signature(
+        self,
+        arguments: Arguments,
+        leaves: Leaves,
+        structure: Structure,
+        kinds: list[int],
+    ) -> Signature:
+        statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
+        key = _key(arguments, statics, structure)
+        signature = self._signatures.get(key)
+        if signature is None:
+            self._limit_signatures()
+            signature = self._signatures[key] = self._make_signature(arguments, structure, statics)
+        if not signature.carried or mesh_sharding(leaves[signature.carried[0]]) is None:
+            return signature
+        shardings = tuple(mesh_sharding(leaves[i]) for i in signature.carried)
+        key = (signature, shardings)
+        on_mesh = self._signatures.get(key)
+        if on_mesh is None:
+            on_mesh = self._signatures[key] = Signature(
+                structure, statics, signature.carried, signature.donated, shardings
+            )
+        return on_mesh
+
+    def _limit_signatures(self) -> None:
+        """Drops all programs once there are many, as when every call passes a new lambda.
+
+        Otherwise these programs and functions would never be freed.
+        """
+        if len(self._signatures) >= MOST_SIGNATURES:
+            self._signatures.clear()
+            self._compiled.clear_cache()
+            self._nested.clear_cache()
+
+    def _make_signature(
+        self,
+        arguments: Arguments,
+        structure: Structure,
+        statics: dict[int, Any],
+    ) -> Signature:
+        def positions(flagged):
+            flags = structure.flatten_up_to(flagged(arguments))
+            return tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
+
+        carried = positions(self._carried)
+        donated = () if self._donated is None else positions(self._donated)
+        return Signature(structure, statics, carried, donated, ())
+
+
+def _key(arguments: PyTree, statics: dict[int, Any], structure: Structure) -> Hashable:
+    # With the types: 1 == True == 1.0 would otherwise share a program.
+    key = (structure, tuple((i, type(x), x) for i, x in statics.items()))
+    try:
+        hash(key)
+    except TypeError:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+            try:
+                hash(leaf if _leaf_kind(leaf) == _STATIC else None)
+            except TypeError:
+                message = UNHASHABLE.format(path=dotted(path), type=type(leaf).__name__)
+                raise TypeError(message) from None
+        raise
+    return key
+
+
+def _leaf_kind(x: object) -> int:
+    """Whether a leaf is static, an array, or a tracer. Cached by type."""
+    kind = _kinds.get(type(x))
+    if kind is None:
+        if isinstance(x, Tracer):
+            kind = _TRACED
+        elif isinstance(x, jax.Array | np.ndarray | np.generic):
+            kind = _CONCRETE
+        else:
+            kind = _STATIC
+        _kinds[type(x)] = kind
+    return kind
+
+
+def _unshared(donated: Leaves, kept: Leaves) -> Leaves:
+    """The arrays to donate, with copies of those that occur twice or are also kept."""
+    identities = {id(x) for x in donated}
+    if len(identities) == len(donated) and identities.isdisjoint(map(id, kept)):
+        return donated
+    seen = {id(x) for x in kept}
+    unshared = []
+    for x in donated:
+        unshared.append(jax.numpy.copy(x) if id(x) in seen else x)
+        seen.add(id(x))
+    return unshared
+
+
+def _donated_earlier(arguments: PyTree) -> str:
+    """The message for arguments that were donated earlier."""
+    paths = [
+        dotted(path) for path, x in jax.tree_util.tree_leaves_with_path(arguments) if is_deleted(x)
+    ]
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    keeps_it = '"opt"' if all(path.startswith("model") for path in paths) else "False"
+    return DONATED.format(paths=", ".join(paths[:3]) + more, keeps_it=keeps_it)
+
+
+def _has_runtime_checks(jaxpr: Any) -> bool:
+    """Whether a program contains `eqx.error_if`, which calls back to the host to raise."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pure_callback":
+            callback = equation.params.get("callback")
+            function = getattr(callback, "callback_func", callback)
+            if getattr(function, "__module__", "") == eqx.error_if.__module__:
+                return True
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns") and _has_runtime_checks(inner):
+                    return True
+    return False

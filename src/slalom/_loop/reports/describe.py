@@ -1,0 +1,312 @@
+"""Tables and metrics for inspection."""
+
+import dataclasses
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jaxtyping import Array, Float, Real
+from wadler_lindig import TextDoc
+
+from ... import tree
+from ..._core.fields.declare import hyperparameter_fields
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.slots import Slot, slots
+from ..._core.state.walk import inner_transforms, transforms
+from ..._core.text import notebook
+from ..._core.text.printing import LINE, Call, Infix, bytes_as_text, code, shortest
+from ...tree.paths import dotted, whole
+from ...where.resolve import Where
+from ...wrappers.scope.flatten import Flatten
+from ..binding.model import Split
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclasses.dataclass
+class _Row:
+    """One array of a model."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    trainable: bool
+    group: str = ""
+    learning_rate: Float[Array, "*runs"] | None = None
+    weight_decay: Float[Array, "*runs"] | None = None
+    state_bytes: int = 0
+    transform: str = ""
+    notes: str = ""
+
+    def cells(self, columns: list[str]) -> list[str]:
+        return [_cell(getattr(self, name)) for name in columns]
+
+    def short_cells(self, columns: list[str]) -> list[str]:
+        """The cells with the last segments of the transforms' paths, which fit on a screen."""
+        names = " | ".join(path.rpartition(".")[2] for path in self.transform.split(" | "))
+        return dataclasses.replace(self, transform=names).cells(columns)
+
+
+_COLUMNS = [field.name for field in dataclasses.fields(_Row)]
+_NUMBERS = ("learning_rate", "weight_decay")
+_RIGHT = (*_NUMBERS, "state_bytes")
+_NOTHING = "–"
+_SHORT = 32
+"""The length up to which a path is never broken in a terminal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """The sums over all arrays of a model."""
+
+    arrays: int
+    """The number of arrays."""
+    parameters: int
+    """The number of entries of all arrays."""
+    trainable: int
+    """The number of entries of those that are trained."""
+    parameter_bytes: int
+    """The bytes of all arrays."""
+    trainable_bytes: int
+    """The bytes of those that are trained."""
+    state_bytes: int
+    """The bytes of the optimizer's state."""
+    shared_state_bytes: int
+    """The bytes of state that belongs to no single array, such as step counts."""
+
+    def __str__(self) -> str:
+        total = f"{self.parameters:,} parameters ({bytes_as_text(self.parameter_bytes)})"
+        trained = f"{self.trainable:,} trainable ({bytes_as_text(self.trainable_bytes)})"
+        shared = f", of which {bytes_as_text(self.shared_state_bytes)} shared"
+        state = f"state {bytes_as_text(self.state_bytes)}{shared * bool(self.shared_state_bytes)}"
+        return f"total: {total}, {trained}, {state}"
+
+
+class Description:
+    """A table with a row for each array of a model, and their totals.
+
+    It prints as plain text. `.show()` prints a table with rules and colors to a terminal, where
+    rich is installed, and the same plain text to a file or a pipe. `rich.print` and notebooks
+    display it as a table too.
+    """
+
+    def __init__(self, rows: list[_Row], totals: Totals):
+        self._rows = rows
+        self.totals = totals
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The rows by path.
+
+        **Returns:** a dict from paths to dicts with the keys `path`, `dtype`, `shape`, `trainable`,
+        `group` (its labels in partitions), `learning_rate` and `weight_decay` (the values for the
+        next step, or `None`), `state_bytes` (the state that belongs to this array alone),
+        `transform` (the transforms that act on it) and `notes` (what they say about it, such as the
+        matrix that they read it as). The sums are in `.totals`.
+        """
+        return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
+
+    def show(self) -> None:
+        """Prints the table: with rich in a terminal, if it is installed, otherwise as plain text.
+
+        **Returns:** nothing.
+        """
+        try:
+            from rich.console import Console
+        except ImportError:
+            print(self)
+            return
+        console = Console()
+        # A table in a file or a pipe would be cut to the width of a terminal.
+        console.print(self) if console.is_terminal else print(self)
+
+    def _columns(self) -> list[str]:
+        """The columns as text. Notes are shown where there are any."""
+        noted = any(row.notes for row in self._rows)
+        return [name for name in _COLUMNS if noted or name != "notes"]
+
+    def __repr__(self) -> str:
+        columns = self._columns()
+        lines = [columns, *(row.cells(columns) for row in self._rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        rows = (
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+        return "\n".join([*rows, str(self.totals)])
+
+    def __rich__(self) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
+        # Narrower than the text: no rules between columns, no columns that say nothing, and
+        # what is frozen is dim.
+        table = Table(
+            box=None,
+            padding=(0, 2, 0, 0),
+            pad_edge=False,
+            caption=Text(f"\n{self.totals}"),
+            caption_justify="left",
+        )
+        rows = []
+        for row in self._rows:
+            cells = dict(zip(_COLUMNS, row.short_cells(_COLUMNS), strict=True))
+            cells["array"] = f"{row.dtype}[{','.join(map(str, row.shape))}]"
+            cells["transform"] = cells["transform"] if row.trainable else "frozen"
+            rows.append(cells)
+        names = ["path", "array", "group", *_RIGHT, "transform", "notes"]
+        names = [name for name in names if any(cells[name] != _NOTHING for cells in rows)]
+        long = any(len(row.path) > _SHORT for row in self._rows)
+        for name in names:
+            table.add_column(
+                name.replace("_", "\n"),
+                justify="right" if name in _RIGHT else "left",
+                overflow="fold",
+                no_wrap=name != "transform" and not (name == "path" and long),
+            )
+        for row, cells in zip(self._rows, rows, strict=True):
+            # Text, not strings, in which rich would read brackets as markup.
+            style = None if row.trainable else "dim"
+            table.add_row(*(Text(cells[name]) for name in names), style=style)
+        return table
+
+    def _repr_html_(self) -> str:
+        columns = self._columns()
+        rows = [row.short_cells(columns) for row in self._rows]
+        return notebook.document(notebook.table(columns, rows, str(self.totals), _RIGHT))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == "":
+        return _NOTHING
+    return shortest(value) if tree.is_array(value) else str(value)
+
+
+def describe(
+    transform: AbstractTransform[Any],
+    state: Any,
+    hyperparams: Mapping[str, Real[Array, "*runs"]],
+    model: Split,
+) -> Description:
+    """Describes how each array of a model is optimized."""
+    values = dict(hyperparams)
+    pairs = zip(model.marked, model.trainable, strict=True)
+    marks = ["marked" if mark and not is_trainable else "" for mark, is_trainable in pairs]
+    rows = {
+        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), is_trainable, notes=note)
+        for path, leaf, is_trainable, note in zip(
+            model.paths, model.leaves, model.trainable, marks, strict=True
+        )
+        if tree.is_array(leaf)
+    }
+    for part in transforms(transform, state, params=model.params):
+        known = {field.name for field in hyperparameter_fields(part.module)}
+        numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
+        leaves = jax.tree_util.tree_leaves_with_path(part.params)
+        paths = [dotted(whole(key_path)) for key_path, _ in leaves]
+        for path, note in dict(zip(paths, part.module.notes(part.params), strict=True)).items():
+            if path not in rows:
+                continue  # inside a transform that changes the leaves, such as `.flatten()`
+            row = dataclasses.replace(rows[path], **numbers)
+            if part.group:
+                row.group = ".".join(part.group)
+            if not inner_transforms(part.module):
+                row.transform = " | ".join(filter(None, (row.transform, part.name)))
+            row.notes = "; ".join(dict.fromkeys(filter(None, (*row.notes.split("; "), note))))
+            rows[path] = row
+    places = slots(transform, state, list(rows))
+    buffers = {
+        part.name: part.module.shares(part.state, part.params)
+        for part in transforms(transform, state, params=model.params)
+        if isinstance(part.module, Flatten)
+    }
+    shared = 0
+    for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
+        size = leaf.size * leaf.dtype.itemsize
+        buffered = _in_buffer(buffers, slot)
+        if slot.param in rows:
+            rows[slot.param].state_bytes += size
+        elif not buffered:
+            shared += size
+        for path, fraction in buffered.items():
+            rows[path].state_bytes += round(size * fraction)
+    return Description(list(rows.values()), _totals(model, state, shared))
+
+
+def _totals(model: Split, state: Any, shared: int) -> Totals:
+    pairs = zip(model.leaves, model.trainable, strict=True)
+    arrays = [(leaf, trained) for leaf, trained in pairs if tree.is_array(leaf)]
+
+    def sums(chosen: list[Any]) -> tuple[int, int]:
+        return sum(x.size for x in chosen), sum(x.size * x.dtype.itemsize for x in chosen)
+
+    parameters, parameter_bytes = sums([leaf for leaf, _ in arrays])
+    trainable, trainable_bytes = sums([leaf for leaf, trained in arrays if trained])
+    _, state_bytes = notebook.size_of(state)
+    return Totals(
+        arrays=len(arrays),
+        parameters=parameters,
+        trainable=trainable,
+        parameter_bytes=parameter_bytes,
+        trainable_bytes=trainable_bytes,
+        state_bytes=state_bytes,
+        shared_state_bytes=shared,
+    )
+
+
+def _in_buffer(buffers: Mapping[str, Any], slot: Slot) -> Mapping[str, float]:
+    """The parameters that share a leaf of a flattened state, with the fraction of each."""
+    for outer, shares in buffers.items():
+        if slot.owner.startswith(f"{outer}.") and slot.param is not None:
+            apart = slot.param.removeprefix("apart.")
+            return {apart: 1.0} if apart != slot.param else shares.get(slot.param, {})
+    return {}
+
+
+def metrics(transform: AbstractTransform[Any], state: Any) -> dict[str, Array]:
+    """The metrics of each transform's last update, by path."""
+    return {
+        ".".join(filter(None, (*part.path, name))): value
+        for part in transforms(transform, state)
+        for name, value in part.module.metrics(part.state).items()
+    }
+
+
+# --- the repr of an optimizer -----------------------------------------------------------------
+
+
+def summary(
+    transform: AbstractTransform[Any],
+    state: Any,
+    count: Any,
+    parameters: int,
+    trainable: Where | None,
+) -> Call:
+    """The `repr` of an optimizer."""
+    arrays, size = notebook.size_of(state)
+    facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}
+    facts["count"] = count
+    facts["parameters"] = TextDoc(_arrays(parameters))
+    facts["state"] = TextDoc(f"{_arrays(arrays)}, {bytes_as_text(size)}")
+    printed = transform._code()
+    if isinstance(printed, Infix):
+        # It is indented by four spaces, and a comma follows.
+        printed = dataclasses.replace(printed, width=LINE - 5)
+    return Call("Optimizer", (printed,), facts)
+
+
+def _arrays(number: int) -> str:
+    return "1 array" if number == 1 else f"{number} arrays"
+
+
+def as_html(
+    transform: AbstractTransform[Any], state: Any, values: Mapping[str, Any], printed: Call
+) -> str:
+    """An optimizer in a notebook. `printed` is its `summary`."""
+    facts = ", ".join(f"{name}={code(value)}" for name, value in printed.kwargs.items())
+    title = f'<b>Optimizer</b> <span class="slalom-quiet">{escape(facts)}</span>'
+    inside = notebook.transform_tree(transform, state, values)
+    return notebook.document(notebook.folded(title, inside, is_open=True))

@@ -1,0 +1,352 @@
+"""What is checked when a transform is bound to parameters, before anything is computed."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ... import tree
+from ..._core.fields.declare import bind_numbers
+from ..._core.fields.hyperparams import bound
+from ..._core.protocol.chain import Chain, first_link
+from ..._core.protocol.parts import Part
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.traits import MIXED, AbstractTraits
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractPacedWrapper
+from ..._core.state.walk import inner_transforms, keeps_zeros, segments, transforms
+from ..._core.text.messages import warn
+from ..._core.text.printing import Call, code, operand
+from ...transforms.shaping.decay import AddDecayedWeights
+from ...tree.dtypes import canonical_float
+from ...tree.paths import leaf_paths
+from ...tree.types import Params
+from ...where.resolve import check_matches
+from ...wrappers.gradients.combine import check_combinations
+from ...wrappers.gradients.maximize import Maximize
+from ...wrappers.gradients.scale_loss import check_loss_scale
+from ...wrappers.scope.partitions import Partition
+from ..binding.sampling import check_samplers
+
+# The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
+# binds an equal pair in every outer step, and the checks take most of the time of a binding.
+_passed: dict[Hashable, tuple[str, ...]] = {}
+_MOST_PASSED = 256
+
+
+def checked(
+    transform: AbstractTransform[Any], params: Params, dtype: Any | None, is_whole: bool = True
+) -> AbstractTransform[Any]:
+    """The transform with its numbers as arrays, after all checks.
+
+    One that is not the whole optimizer may pass raw gradients on. This is a warning then.
+    """
+    key = _key(transform, params, (dtype, is_whole))
+    messages = _passed.get(key)
+    if messages is not None:
+        for message in messages:
+            warn(message)
+        return bind_numbers(transform, dtype)
+    messages = tuple(_check(transform, params, is_whole))
+    for message in messages:
+        warn(message)
+    transform = bound(transform, dtype)
+    if key is not None:
+        if len(_passed) >= _MOST_PASSED:
+            _passed.clear()
+        _passed[key] = messages
+    return transform
+
+
+def _key(transform: AbstractTransform[Any], params: Params, options: Hashable) -> Hashable:
+    """All that the checks depend on, or `None` if it has no hash, as with arrays."""
+    numbers, rule = jax.tree.flatten(transform)
+    leaves, structure = jax.tree.flatten(params)
+    if any(map(tree.is_array, numbers)):
+        return None
+    # With the types, since 1 == True == 1.0.
+    key = (
+        (rule, *((type(x), x) for x in numbers)),
+        (structure, *((np.shape(x), x.dtype) for x in leaves)),
+        (options, canonical_float()),
+    )
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) -> Iterator[str]:
+    """Raises an error for a transform that does not suit the parameters; yields warnings."""
+    for part in transforms(transform):
+        for where in part.module.selectors():
+            check_matches(where, params)
+        if part.module.per_example and part.module is not first_link(transform):
+            raise ValueError(
+                f"'{part.name}' aggregates per-example gradients, so it must be the first link of "
+                "the chain, and must not be wrapped. Write "
+                f"`{operand(part.module)} | rest`, and wrap only the rest."
+            )
+    check_combinations(transform)
+    check_samplers(transform)
+    check_loss_scale(transform)
+    _check_objective(transform)
+    yield from _idle_steps(transform, params)
+    yield from _two_rates(transform, params)
+    yield from _negative_rates(transform)
+    yield from _late_clips(transform, params)
+    yield from _late_decays(transform, params)
+    yield from _early_constraints(transform, params)
+    yield from _two_linearizations(transform, params)
+    for part in transforms(transform, params=params):
+        yield from part.module.warnings(part.params)
+    ascent = _ascent(transform, params)
+    if ascent is not None:
+        if is_whole:
+            raise ValueError(ascent)
+        yield (
+            f"{ascent} If another transform of Optax flips their sign later, convert both together "
+            "to silence this warning: `sl.interop.to_optax(first | second)`."
+        )
+
+
+def _ascent(transform: AbstractTransform[Any], params: Params) -> str | None:
+    """The message for an optimizer that would ascend for some leaves or in some steps, if any."""
+    signs = transform.signs(params)
+    if 1 in signs and -1 in signs:
+        raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
+        listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
+        # Parts come depth first, so the last one that mixes is the innermost.
+        culprit = _parts_where(transform, params, {1, -1}.issubset)[-1]
+        ascending = f"Raw gradients would be added to {listed}, so these parameters would ascend: "
+        if isinstance(culprit.module, Partition):
+            groups = culprit.module.children(params=culprit.params)
+            group = next(g for g in groups if 1 in g.module.signs(g.params))
+            return (
+                f"{ascending}their group '{'.'.join((culprit.name, *group.group))}' does not flip "
+                "the sign of the gradients, and other groups do. To descend, end the group with "
+                "`sl.ScaleByLearningRate(1e-3)`. To ascend on purpose, use `.maximize()` on a "
+                "group that descends: `sl.sgd(1e-3).maximize()`. To leave these parameters "
+                "unchanged, use `sl.SetToZero()`."
+            )
+        return (
+            f"{ascending}'{culprit.name}' passes their gradients through unchanged, and flips the "
+            "sign of all others. To leave these parameters unchanged, use `.only(where)` instead "
+            "of `.mask(where)`. To train them too, mask only the links before the learning rate, "
+            "and let the learning rate act on all parameters."
+        )
+    if MIXED in signs:
+        culprit = _parts_where(transform, params, lambda signs: MIXED in signs)[-1]
+        return (
+            "Raw gradients would be added in every step in which the condition of "
+            f"'{culprit.name}' is false, so the parameters would ascend: it passes the gradients "
+            "through unchanged in these steps, and flips their sign in all others. To leave the "
+            'parameters unchanged in these steps, use `.when(condition, otherwise="zero")`. To '
+            "descend in these steps too, apply `.when` only to the links before the learning rate."
+        )
+    return None
+
+
+def _parts_where(
+    transform: AbstractTransform[Any], params: Params, condition: Callable[[Any], bool]
+) -> list[Part]:
+    """The parts with such signs, depth first."""
+    found = transforms(transform, params=params)
+    return [part for part in found if condition(part.module.signs(part.params))]
+
+
+def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> None:
+    """Raises an error for a wrapper that sees the loss where its inner transform ascends."""
+    if isinstance(transform, Maximize) and around is not None:
+        (method,) = segments(around)
+        raise ValueError(
+            f"{type(around).__name__} is outside `.maximize()`, so it would follow the loss "
+            f"where the transform inside ascends. Call `.maximize()` after `.{method}(...)`: "
+            f"`tx.{method}(...).maximize()`."
+        )
+    if transform.follows_loss:
+        around = transform
+    for inner in inner_transforms(transform):
+        _check_objective(inner, around)
+
+
+def _chains(transform: AbstractTransform[Any], params: Params) -> Iterator[list[Part]]:
+    """The links of each chain, with their whole paths."""
+    for outer in transforms(transform, params=params):
+        if isinstance(outer.module, Chain):
+            links = outer.module.children(params=outer.params)
+            yield [link._replace(path=outer.path + link.path) for link in links]
+
+
+def _inside(link: Part) -> list[Part]:
+    """The link and all parts of it, with their whole paths."""
+    inner = list(transforms(link.module, params=link.params))
+    own = len(inner[0].path)
+    return [part._replace(path=link.path + part.path[own:]) for part in inner]
+
+
+def _idle_steps(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warnings of links that update parameters in the idle steps of a link before them."""
+    for links in _chains(transform, params):
+        paced: Part | None = None
+        for part in links:
+            link = part.module
+            if paced is not None and not keeps_zeros(link):
+                yield (
+                    f"'{paced.name}' returns zeros in its idle steps, and '{part.name}' after it "
+                    "turns them into nonzero updates, so the parameters change in idle steps too. "
+                    f"Move it inside{_moved_inside(link, paced.module)}."
+                )
+                paced = None
+            paced = _idle_part(part) or paced
+
+
+def _moved_inside(link: AbstractTransform[Any], wrapper: AbstractTransform[Any]) -> str:
+    """The code that wraps a link too, where the wrapper is made by a method."""
+    call = wrapper._code()
+    if not isinstance(call, Call) or call.receiver is None:
+        return ""
+    return f": `(... | {operand(link)}).{code(dataclasses.replace(call, receiver=None))}`"
+
+
+def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warning of two links that both flip the sign of the updates."""
+    for links in _chains(transform, params):
+        descending: dict[int, str] = {}
+        for part in links:
+            if not any(inner.module.sets_learning_rate for inner in transforms(part.module)):
+                continue  # a negative factor of any other link is deliberate
+            for i, sign in enumerate(part.module.signs(part.params)):
+                if sign == -1 and i in descending:
+                    yield (
+                        f"'{descending[i]}' and '{part.name}' both flip the sign of the updates, "
+                        "so together they ascend. Keep only one learning rate. For another factor, "
+                        "use `sl.Scale`."
+                    )
+                    return
+                if sign == -1:
+                    descending[i] = part.name
+
+
+def _late_clips(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warnings of links that clip what a learning rate has scaled already."""
+    for links in _chains(transform, params):
+        inside = (inner.module for link in links for inner in transforms(link.module))
+        if any("residuals" in module.needs for module in inside):
+            continue  # which does not take a gradient, so that only its step can be clipped
+        rate: str | None = None
+        for part in links:
+            if rate is not None and part.module.clips:
+                yield (
+                    f"'{part.name}' comes after '{rate}', so it clips the step, not the gradient. "
+                    f"To clip the gradient, put it first: `{operand(part.module)} | ...`."
+                )
+            if any(inner.module.sets_learning_rate for inner in transforms(part.module)):
+                rate = part.name
+
+
+def _late_decays(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warnings of links that add weight decay to a step, by which the weights grow."""
+    for links in _chains(transform, params):
+        rate: dict[str, str] = {}
+        decay: dict[str, Part] = {}
+        for link in links:
+            signs = zip(leaf_paths(link.params), link.module.signs(link.params), strict=True)
+            flipped = [path for path, sign in signs if sign == -1]
+            decay = {path: part for path, part in decay.items() if path not in flipped}
+            if not flipped:
+                for part in _inside(link):
+                    if isinstance(part.module, AddDecayedWeights):
+                        decay |= dict.fromkeys(rate.keys() & set(leaf_paths(part.params)), part)
+            rate |= dict.fromkeys(flipped, link.name)
+        for path, part in sorted(decay.items())[:1]:
+            yield (
+                f"'{part.name}' comes after '{rate[path]}', so it adds the weights to the step, "
+                "and they grow. Put it before the learning rate, or use "
+                "`sl.SubtractDecayedWeights`, whose decay does not follow the learning rate."
+            )
+
+
+def _early_constraints(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warnings of links that change what a constraint before them has made of the updates."""
+    for links in _chains(transform, params):
+        constrained: dict[str, Part] = {}
+        for link in links:
+            inner = _inside(link)
+            for part in inner:
+                # Measuring links are no rules, and zero updates keep the parameters as they are.
+                changes = isinstance(part.module, AbstractRule) and part.module.update_sign != 0
+                both = constrained.keys() & set(leaf_paths(part.params))
+                if not changes or part.module.constrains or not both:
+                    continue
+                first = constrained[min(both)]
+                yield (
+                    f"'{part.name}' comes after '{first.name}' and changes its updates, so the "
+                    "parameters no longer meet the constraint. Put the constraint last: "
+                    f"`... | {operand(first.module)}`."
+                )
+                return
+            for part in inner:
+                if part.module.constrains:
+                    constrained |= dict.fromkeys(leaf_paths(part.params), part)
+
+
+def _two_linearizations(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+    """The warning of two rules that each linearize the loss in some of the parameters."""
+    parts = transforms(transform, params=params)
+    found = [
+        part.name
+        for part in parts
+        if "residuals" in part.module.needs and jax.tree.leaves(part.params)
+    ]
+    if len(found) > 1:
+        yield (
+            f"'{found[0]}' and '{found[1]}' each compute a step that would reduce all residuals if "
+            "the parameters of the other one were fixed, so together they overshoot. Use one rule "
+            "for both groups, and a first-order rule for the rest."
+        )
+
+
+def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
+    """The warnings of learning rates whose own sign undoes the flip."""
+    for part in transforms(transform):
+        rate = part.module.learning_rate if part.module.sets_learning_rate else None
+        if isinstance(rate, float) and rate < 0:
+            yield (
+                f"The learning rate of '{part.name}' is {rate}, so each step ascends the loss. "
+                f"Write {-rate}. To ascend on purpose, write {-rate} and use `tx.maximize()`."
+            )
+
+
+def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
+    """Warns of a rule without a learning rate: a step adds what points along the gradients."""
+    signs = set(transform.signs(params))
+    inner = [part.module for part in transforms(transform) if not inner_transforms(part.module)]
+    deliberate = any(
+        link.update_sign != 1 or type(link).signs is not AbstractTraits.signs for link in inner
+    )
+    if signs == {1} and not deliberate:
+        names = [part.name for part in transforms(transform) if part.name]
+        warn(
+            f"A step of this optimizer ascends the loss: nothing in '{names[-1]}' flips the sign "
+            "of the gradients. Add a learning rate, `tx | sl.ScaleByLearningRate(1e-3)`. To ascend "
+            "on purpose, use `.maximize()` on the result."
+        )
+
+
+def _idle_part(part: Part) -> Part | None:
+    """The part of a link, or the link itself, that makes its result zero in some steps."""
+    if isinstance(part.module, AbstractPacedWrapper):
+        return part
+    paced: Part | None = None
+    for inner in part.module.children():
+        if not isinstance(inner.module, AbstractTransform):
+            continue
+        inner = inner._replace(path=part.path + inner.path)
+        if isinstance(part.module, Chain) and not keeps_zeros(inner.module):
+            paced = None
+        paced = _idle_part(inner) or paced
+    return paced

@@ -1,0 +1,162 @@
+"""Partitions state over a mesh axis along which its parameters are replicated."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+from ... import tree
+from ..._core.state.marks import PARAM_LIKE
+from ..._core.state.slots import slots
+from ..._core.text.messages import listed
+from ...tree.fresh import axis_names, full_spec, num_parts
+from ...tree.paths import candidates, example, leaf_paths
+from ...tree.types import PyTree
+from ..binding.arrays import Arrays
+from ..binding.binding import Binding
+from .sharded_state import StateSharding
+
+
+class ShardedState(NamedTuple):
+    """What `Optimizer.shard_state` partitioned, by path."""
+
+    partitioned: dict[str, tuple[Any, ...]]
+    """The arrays that were partitioned, with the mesh axes along each of their dimensions."""
+    whole: tuple[str, ...]
+    """The parameter-shaped arrays that no free dimension divides."""
+    bytes_before: int
+    """The bytes of all state on each device, before."""
+    bytes_after: int
+
+    def __repr__(self) -> str:
+        return (
+            f"partitioned: {listed(self.partitioned, 4) or '–'}\n"
+            f"whole:       {listed(self.whole, 4) or '–'}\n"
+            f"bytes of state per device: {self.bytes_before} before, {self.bytes_after} now"
+        )
+
+
+def shard(
+    bound_tree: PyTree,
+    arrays: Arrays,
+    mesh: Mesh | AbstractMesh,
+    axis: str,
+    params: Mapping[str, Any],
+) -> tuple[tuple[Any, ...], Binding, ShardedState]:
+    """The arrays and the binding of an optimizer whose state is partitioned, and a report.
+
+    **Arguments:** as for `partitioning`.
+    """
+    sharding, report = partitioning(bound_tree, arrays, mesh, axis, params)
+    leaves = tuple(map(jax.device_put, arrays, sharding.arrays))
+    return leaves, dataclasses.replace(arrays.binding, sharding=sharding), report
+
+
+def partitioning(
+    bound_tree: PyTree,
+    arrays: Arrays,
+    mesh: Mesh | AbstractMesh,
+    axis: str,
+    params: Mapping[str, Any],
+) -> tuple[StateSharding, ShardedState]:
+    """Where the state of an optimizer would be if it were partitioned, and a report.
+
+    **Arguments:**
+
+    - `bound_tree`: the tree (transform, (state, count)) of the arrays.
+    - `arrays`: the arrays of the optimizer, or shapes with their shardings.
+    - `mesh`, `axis`: the mesh, and the axis to partition over.
+    - `params`: parameters by path. Where the others are, their state shows.
+    """
+    _check_mesh(mesh, axis)
+    transform, (state, _) = bound_tree
+    binding = arrays.binding
+    paths = leaf_paths(example(binding.params))
+    places = dict(zip(map(id, jax.tree.leaves(state)), slots(transform, state, paths), strict=True))
+    homes = {path: _home(x, mesh) for path, x in params.items()}
+    # The arrays of an encoded leaf are partitioned alike, along an axis that divides all of them.
+    shapes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    for x in jax.tree.leaves(state):
+        shapes.setdefault(places[id(x)].leaf, []).append(x.shape)
+    targets: dict[str, NamedSharding] = {}
+    chosen, partitioned, whole = [], {}, []
+    for name, x in zip(binding.names, arrays, strict=True):
+        target = _home(x, mesh)
+        slot = places.get(id(x))
+        if slot is not None and slot.mark == PARAM_LIKE:
+            # A buffer of several parameters, as under `.flatten()`, does not show where they are.
+            home, param = target, slot.param
+            if param is not None and param in paths:
+                home = _restricted(homes.setdefault(param, target), shapes[slot.leaf])
+                target = _with_axis(home, shapes[slot.leaf], axis)
+            if target is home:
+                whole.append(name)
+            elif param is not None:
+                partitioned[name] = tuple(target.spec)
+                targets.setdefault(param, target)
+        chosen.append(target)
+    before = [_home(x, mesh) for x in arrays]
+    sizes = _bytes_per_device(arrays, before), _bytes_per_device(arrays, chosen)
+    sharding = StateSharding(
+        mesh, axis, tuple(chosen), tuple(map(homes.get, paths)), tuple(map(targets.get, paths))
+    )
+    return sharding, ShardedState(partitioned, tuple(whole), *sizes)
+
+
+def _bytes_per_device(arrays: Iterable[Any], shardings: Iterable[NamedSharding]) -> int:
+    pairs = zip(arrays, shardings, strict=True)
+    return sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in pairs)
+
+
+def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
+    if axis not in mesh.axis_names:
+        known = candidates(axis, list(map(str, mesh.axis_names)))
+        raise ValueError(f"The mesh has no axis '{axis}'. Its axes: {known}.")
+    if AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            "`shard_state` needs a mesh with automatic axes: with explicit ones the shardings are "
+            "part of the types of gradients and parameters, and would not match those of the "
+            "state. Write `jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * n)`."
+        )
+
+
+def _home(x: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """The sharding of an array on this mesh; replicated if it is not on it yet."""
+    sharding = getattr(x, "sharding", None)
+    if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
+        return sharding
+    return NamedSharding(mesh, tree.canonical_spec(mesh, (), np.ndim(x)))
+
+
+def _restricted(home: NamedSharding, shapes: list[tuple[int, ...]]) -> NamedSharding:
+    """The sharding of a parameter along those axes that its state has, too."""
+    ndim = min(map(len, shapes))
+    spec = full_spec(home.spec, ndim)[:ndim]
+
+    def divides(i: int, entry: Any) -> bool:
+        parts = num_parts(home.mesh.shape, entry)
+        return all(shape[i] % parts == 0 for shape in shapes)
+
+    kept = [entry if divides(i, entry) else None for i, entry in enumerate(spec)]
+    if kept == full_spec(home.spec, ndim):
+        return home
+    return home.update(spec=tree.canonical_spec(home.mesh, kept, ndim))
+
+
+def _with_axis(home: NamedSharding, shapes: list[tuple[int, ...]], axis: str) -> NamedSharding:
+    """The sharding with the axis along the largest dimension that is free and divisible in all
+    shapes."""
+    shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    spec = full_spec(home.spec, len(shape))
+    used = {name for entry in spec for name in axis_names(entry)}
+    parts = home.mesh.shape[axis]
+    free = [i for i, e in enumerate(spec) if e is None and all(s[i] % parts == 0 for s in shapes)]
+    free = [i for i in free if shape[i] > 0]
+    if axis in used or parts == 1 or not free:
+        return home
+    spec[max(free, key=lambda i: shape[i])] = axis
+    return home.update(spec=tree.canonical_spec(home.mesh, spec, len(shape)))

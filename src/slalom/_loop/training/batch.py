@@ -1,0 +1,231 @@
+"""The arguments of a loss that hold a batch, divided along their leading axis."""
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from jaxtyping import Array, Int
+
+from ...tree import is_array
+from ...tree.dtypes import is_key
+from ...tree.paths import candidates, dotted
+from ..residual_losses import AbstractCurvatureLoss
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""The positional and the keyword arguments of a loss after the model."""
+
+
+class Role(enum.Enum):
+    """How a leaf of the arguments takes part in dividing the batch."""
+
+    WHOLE = "passed whole to every part"
+    ROWS = "divided along its leading axis"
+    KEY = "a PRNG key, from which every part gets its own"
+    PART_KEYS = "a PRNG key for each part"
+    EXAMPLE_KEYS = "a PRNG key for each example"
+
+
+class Batch(NamedTuple):
+    """The leaves of the arguments of a loss, with their roles.
+
+    **Arguments:**
+
+    - `leaves`, `structure`: the leaves and the structure of the arguments.
+    - `roles`: the role of each leaf.
+    - `sizes`: the numbers of examples: one, or several if the blocks of a loss differ. Of a batch
+        that is split already, the number of its parts.
+    - `is_split`: whether it comes split, with parts along the leading axis of each array.
+    """
+
+    leaves: list[Any]
+    structure: Any
+    roles: tuple[Role, ...]
+    sizes: tuple[int, ...]
+    is_split: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of examples. Raises an error if there are several."""
+        size, *others = self.sizes
+        if others:
+            raise ValueError(
+                f"The blocks of this loss have {', '.join(map(str, self.sizes))} examples, so "
+                "there are no gradients per example. Use one block, or a rule that does not need "
+                "them."
+            )
+        return size
+
+    @property
+    def arguments(self) -> Arguments:
+        """The arguments to call the loss with."""
+        return self.structure.unflatten(self.leaves)
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The arrays that have an entry for each example."""
+        rows = (Role.ROWS, Role.EXAMPLE_KEYS)
+        return [x for x, role in zip(self.leaves, self.roles, strict=True) if role in rows]
+
+    def with_key_per_part(self, number: int) -> "Batch":
+        """The batch with its PRNG keys split into one for each part."""
+        return self._with_keys(number, Role.PART_KEYS)
+
+    def with_key_per_example(self) -> "Batch":
+        """The batch with its PRNG keys split into one for each example."""
+        return self._with_keys(self.size, Role.EXAMPLE_KEYS)
+
+    def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
+        """Part i of `number`: the examples i, i + number, i + 2·number, …
+
+        These are not neighbors, so that a batch which is sharded over devices does not move. A
+        batch that is split already has part i at its entry i.
+        """
+
+        def part(x: Any, role: Role) -> Any:
+            if role is Role.PART_KEYS or (role is Role.ROWS and self.is_split):
+                return x[i]
+            if role is Role.WHOLE:
+                return x
+            rows = x.reshape(x.shape[0] // number, number, *x.shape[1:])
+            return jax.lax.dynamic_index_in_dim(rows, i, axis=1, keepdims=False)
+
+        leaves = list(map(part, self.leaves, self.roles))
+        return self._replace(leaves=leaves, sizes=tuple(n // number for n in self.sizes))
+
+    def example(self, rows: list[Array]) -> "Batch":
+        """A batch of one example, from the entry of each of `arrays`."""
+        remaining = iter(rows)
+
+        def entry(x: Any, role: Role) -> Any:
+            if role is Role.ROWS:
+                return next(remaining)[None]
+            # The loss is called as for any batch, so its key is a single one.
+            return next(remaining) if role is Role.EXAMPLE_KEYS else x
+
+        return self._replace(leaves=list(map(entry, self.leaves, self.roles)), sizes=(1,))
+
+    def _with_keys(self, number: int, role: Role) -> "Batch":
+        keys = [r is Role.KEY for r in self.roles]
+        return self._replace(
+            leaves=[
+                jax.random.split(x, number) if key else x
+                for x, key in zip(self.leaves, keys, strict=True)
+            ],
+            roles=tuple(role if key else r for r, key in zip(self.roles, keys, strict=True)),
+        )
+
+
+def batch_of(
+    loss_fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batch_args: tuple[int | str, ...] | None,
+    parts: str,
+) -> Batch:
+    """The batch among the arguments of a loss. Raises an error if it cannot be divided.
+
+    **Arguments:**
+
+    - `loss_fn`: the loss, for the names of its arguments.
+    - `args`, `kwargs`: its arguments after the model.
+    - `batch_args`: the names or positions of the arguments that hold the batch; `None` for all.
+    - `parts`: the name of the parts that the batch is divided into, for messages.
+    """
+    names = _positional_names(loss_fn)
+    passed: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
+    if batch_args is None:
+        keys = list(passed)
+    else:
+        keys = [_passed_as(which, names, passed) for which in batch_args]
+    leaves, structure = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    axes: Any = None
+    if isinstance(loss_fn, AbstractCurvatureLoss):
+        if batch_args is not None:
+            raise ValueError(
+                f"{type(loss_fn).__name__} knows itself which arguments hold the batch. Remove "
+                "`batch_args`."
+            )
+        axes = jax.tree.leaves(loss_fn.axes(args, kwargs))
+    roles = []
+    sizes: dict[str, tuple[int, str]] = {}
+    for i, ((_, key, *rest), x) in enumerate(leaves):
+        index: Any = getattr(key, "idx", getattr(key, "key", None))
+        role = _role(x, index in keys if axes is None else bool(axes[i]))
+        roles.append(role)
+        if role is not Role.ROWS:
+            continue
+        path = ".".join(filter(None, (_name(index, names), dotted(tuple(rest)))))
+        advice = (
+            "Name the arguments that hold the batch: `sl.train_step(loss_fn, ..., "
+            "batch_args=('x', 'y'))`."
+        )
+        if x.ndim == 0:
+            raise ValueError(
+                f"The argument '{path}' has no leading axis, so it cannot be divided into {parts}. "
+                f"{advice}"
+            )
+        size, first = sizes.setdefault(axes[i] if axes else "", (x.shape[0], path))
+        if x.shape[0] != size:
+            raise ValueError(
+                f"The leading axis of the argument '{path}' has {x.shape[0]} entries and that of "
+                f"'{first}' has {size}, so they cannot be divided into the same {parts}. {advice}"
+            )
+    for key in keys if batch_args is not None else ():
+        if not any(map(is_array, jax.tree.leaves(passed[key]))):
+            raise TypeError(
+                f"The argument '{_name(key, names)}' contains no arrays, so it cannot be divided "
+                f"into {parts}. Remove it from `batch_args`."
+            )
+    if not sizes:
+        raise TypeError(
+            f"There are no arrays among the arguments after `opt` to divide into {parts}. "
+            "Pass the batch to the step: `step(model, opt, x, y)`."
+        )
+    different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
+    return Batch([x for _, x in leaves], structure, tuple(roles), different)
+
+
+def _role(x: Any, holds_batch: bool) -> Role:
+    if not is_array(x):
+        return Role.WHOLE
+    if is_single_key(x):
+        return Role.KEY
+    return Role.ROWS if holds_batch else Role.WHOLE
+
+
+def is_single_key(x: Any) -> bool:
+    """Whether a leaf is one PRNG key, which every part or step gets its own of."""
+    return is_key(x) and x.ndim == 0
+
+
+def _positional_names(loss_fn: Callable[..., Any]) -> list[str]:
+    """The names of a loss's positional arguments after the model, if they can be known."""
+    try:
+        parameters = list(inspect.signature(loss_fn).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in positional][1:]
+
+
+def _name(key: int | str, names: list[str]) -> str:
+    """An argument's name in messages."""
+    return names[key] if isinstance(key, int) and key < len(names) else str(key)
+
+
+def _passed_as(which: int | str, names: list[str], passed: Mapping[int | str, Any]) -> int | str:
+    """The position or keyword by which the argument of this name or position was passed."""
+    if which in passed:
+        return which
+    other = _name(which, names) if isinstance(which, int) else None
+    if isinstance(which, str) and which in names:
+        other = names.index(which)
+    if other is not None and other in passed:
+        return other
+    known = candidates(str(which), [_name(key, names) for key in passed])
+    raise ValueError(
+        f"`batch_args` names {which!r}, but the step was called without such an argument. "
+        f"Arguments after `opt`: {known}."
+    )

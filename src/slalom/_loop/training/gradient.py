@@ -1,0 +1,413 @@
+"""The traced part of a training step: the gradient of a batch, and the optimizer's step with it."""
+
+import functools
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ..._core.protocol.chain import first_link
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
+from ..._core.protocol.per_example import AbstractPerExampleTransform, with_first_link
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.walk import transforms
+from ..._core.text.messages import NEEDS_A_VALUE, warn
+from ...combine import Terms
+from ...tree import accumulation_dtype, cast, inner, map_leaves
+from ...tree.dtypes import canonical_float
+from ...tree.types import Params, PyTree, Scalar, Updates
+from ...wrappers.gradients.combine import combination
+from ...wrappers.gradients.scale_loss import loss_scale
+from ..binding.model import Split, split, strong
+from ..binding.optimizer import Optimizer
+from ..binding.sampling import has_sampler, sampled_params
+from ..programs.callables import with_function
+from ..programs.compiled import advance
+from ..programs.program import Packed, pack, unpack
+from .batch import Arguments, Batch, batch_of
+from .compute_dtype import in_compute_dtype
+from .curvature import curvature_loss
+from .loss import (
+    LossGradient,
+    LossResult,
+    checked_loss,
+    checked_terms,
+    gather_microbatches,
+    map_examples,
+    needs_a_value,
+    scan_microbatches,
+)
+from .options import Options
+from .recall import recalled
+
+
+class TrainingInputs(NamedTuple):
+    """What a call of a training step passes to its program."""
+
+    args: tuple[Any, ...]
+    """The arguments of the loss after the model."""
+    context: dict[str, Any]
+    """The inputs of the transforms that the caller passed."""
+    kwargs: dict[str, Any]
+    """The keywords of the loss."""
+    loss: PyTree
+    """The arrays that the loss carries, as `without_function` returns them."""
+    model: PyTree
+    model_state: PyTree
+    """The state of the model at the start of a scan, if it has one."""
+    opt: Optimizer
+    sampled_loss: Any
+    """The function for labels that are drawn from the model, as a tree, or `None`."""
+    scan: dict[str, Any] | None
+    """The options of a scan, `None` for a single step."""
+    transform_grads: Callable[[Any], Any] | None
+
+
+def training_step(
+    get_function: Callable[[], Callable[..., Any]], options: Options
+) -> Callable[[TrainingInputs], tuple[list[Array], PyTree]]:
+    """The body of the compiled program.
+
+    **Arguments:**
+
+    - `get_function`: returns the loss, or the function inside one that carries arrays.
+    - `options`: the options of `train_step`.
+    """
+
+    def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+        opt = inputs.opt
+        # Steps that differ only in this function share a program.
+        current = options._replace(transform_grads=inputs.transform_grads)
+        model = at = split(inputs.model, opt.binding.trainable)
+        if has_sampler(opt.transform):
+            drawn = sampled_params(opt.transform, opt.state, opt.count, model.params)
+            at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
+        batch_loss = BatchLoss(
+            loss_fn=with_function(inputs.loss, get_function()),
+            options=current,
+            model=at,
+            args=inputs.args,
+            kwargs=inputs.kwargs,
+            scale=loss_scale(opt.transform, opt.state),
+        )
+        if options.compute_dtype == "float16" and batch_loss.scale is None:
+            warn(
+                "The loss is computed in float16, and nothing scales it: gradients below 6e-8 "
+                'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
+                "scale."
+            )
+        combined = combination(opt.transform, opt.state, Context(step=opt.count))
+        terms = None
+        if combined is not None:
+            gradient, terms = combined_gradient(batch_loss, combined, opt)
+        elif first_link(opt.transform).per_example:
+            gradient = _per_example_gradient(batch_loss, opt)
+        elif options.reuse_linesearch:
+            gradient = _recalled_gradient(batch_loss, opt)
+        else:
+            gradient = _batch_gradient(batch_loss)
+
+        result = gradient.result
+        needs = {name for part in transforms(opt.transform) for name in part.module.needs}
+        known = {"value": result.loss} | inputs.context
+        if terms is not None:
+            known["terms"] = terms
+        if "max_logits" in needs:
+            stacked = (options.microbatches is not None) + first_link(opt.transform).per_example
+            known.setdefault("max_logits", result.max_logits(stacked))
+        source = curvature_loss(batch_loss.loss_fn, needs, current)
+        if source is not None:
+            known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
+        if options.has_weight:
+            known["weight"] = result.weight
+        if "grad" in needs:
+            known["grad"] = gradient.mean
+        if "value_fn" in needs:
+            known["value_fn"] = batch_loss.value
+        if "grad_fn" in needs:
+            known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
+        if "sampled_grad_fn" in needs and inputs.sampled_loss is not None:
+            known["sampled_grad_fn"] = functools.partial(
+                _sampled_gradient, batch_loss, inputs.sampled_loss, opt
+            )
+        params, state = advance(opt, model, gradient.grads, known, transform=gradient.transform)
+        return jax.tree.leaves(params) + state, options.returned(
+            result.loss, result.weight, result.aux
+        )
+
+    return train_step
+
+
+class BatchLoss(NamedTuple):
+    """A loss and the batch of this step.
+
+    With a `scale`, the gradients are those of the loss times it.
+    """
+
+    loss_fn: Callable[..., Any]
+    options: Options
+    model: Split
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    scale: Scalar | None
+
+    def at(self, model: PyTree, opt: Optimizer) -> "BatchLoss":
+        """The loss of another model on the same batch, to differentiate there."""
+        return self._replace(model=split(model, opt.binding.trainable))
+
+    @property
+    def trained(self) -> list[Array]:
+        """The arrays to differentiate with respect to."""
+        return [strong(x) for x in jax.tree.leaves(self.model.params)]
+
+    def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
+        """The loss with these arguments."""
+        options = self.options
+        return checked_loss(self.returned(model, arguments), options.has_aux, options.has_weight)
+
+    def returned(self, model: PyTree, arguments: Arguments) -> Any:
+        """What the loss returns with these arguments."""
+        if self.options.compute_dtype is not None:
+            dtype = self.options.compute_dtype
+            model, arguments = in_compute_dtype((model, arguments), dtype)
+        args, kwargs = arguments
+        try:
+            return self.loss_fn(model, *args, **kwargs)
+        except NEEDS_A_VALUE as error:
+            raise TypeError(needs_a_value(error)) from error
+
+    def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:
+        """The leaves of the gradient with these arguments, not conjugated."""
+
+        def loss_of(trained: list[Array]) -> tuple[Scalar, Packed]:
+            result = self.evaluate(self.model.join(trained), arguments)
+            return self._scaled(result.loss), pack(result)
+
+        return jax.grad(loss_of, has_aux=True)(self.trained)
+
+    def _scaled(self, loss: Scalar) -> Scalar:
+        """What is differentiated."""
+        if self.scale is None:
+            return loss
+        dtype = accumulation_dtype(loss.dtype)
+        return cast(loss, dtype) * cast(self.scale, dtype)
+
+    def over_batch(
+        self, function: LossGradient, like: list[Array]
+    ) -> tuple[list[Array], LossResult]:
+        """Evaluates a function of the arguments on the whole batch, in microbatches."""
+        if self.options.microbatches is None:
+            means, packed = function((self.args, self.kwargs))
+            return means, unpack(packed)
+        batch, number = self.divided("microbatches"), self.options.microbatches
+        if number == "split":
+            batch, number = batch._replace(is_split=True), batch.size
+        return scan_microbatches(function, like, batch, number, self.options.has_weight)
+
+    def value(self, model: PyTree) -> Scalar:
+        """The loss of another model on the same batch."""
+
+        def without_gradient(arguments: Arguments) -> tuple[list[Array], Packed]:
+            return [], pack(self.evaluate(model, arguments)._replace(aux=None))
+
+        return self.over_batch(without_gradient, [])[1].loss
+
+    def divided(self, parts: str) -> Batch:
+        """The batch, ready to be divided."""
+        return batch_of(self.loss_fn, self.args, self.kwargs, self.options.batch_args, parts)
+
+    def tree(self, leaves: list[Array]) -> Params:
+        """Leaves as a tree like the trained parameters."""
+        return jax.tree.structure(self.model.params).unflatten(leaves)
+
+    def ascent(self, grads: list[Array]) -> Updates:
+        """Gradients as a tree. JAX returns the conjugate of the direction of steepest ascent."""
+        return self.tree(list(map(jnp.conj, grads)))
+
+
+class Gradient(NamedTuple):
+    """The gradient of a step.
+
+    **Arguments:**
+
+    - `grads`: the gradients for the transform, with a leading axis of examples if its first link
+        needs per-example gradients.
+    - `mean`: the gradient of the mean loss.
+    - `result`: the results of the loss.
+    - `transform`: the transform to run, if not the optimizer's own.
+    """
+
+    grads: Updates
+    mean: Updates
+    result: LossResult
+    transform: AbstractTransform | None = None
+
+
+def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
+    """The gradient of the mean loss."""
+    _check_batch_args(batch_loss.options)
+    means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
+    grads = batch_loss.ascent(means)
+    if batch_loss.options.transform_grads is not None:
+        grads = batch_loss.options.transform_grads(grads)
+    return Gradient(grads, grads, result)
+
+
+def combined_gradient(batch_loss: BatchLoss, part: Part, opt: Optimizer) -> tuple[Gradient, Terms]:
+    """The gradient of the sum of the terms of the loss, with the weights of a combination."""
+    options = batch_loss.options
+    _check_batch_args(options)
+    for name, reason in NOT_COMBINED.items():
+        if getattr(options, name):
+            raise ValueError(f"`.combine` {reason}. Remove `{name}`.")
+    if first_link(opt.transform).per_example:
+        raise ValueError("`.combine` cannot combine per-example gradients. Remove it.")
+    names = part.module.terms
+
+    def terms_of(trained: list[Array]) -> tuple[Array, Packed]:
+        model = batch_loss.model.join(trained)
+        returned = batch_loss.returned(model, (batch_loss.args, batch_loss.kwargs))
+        losses, result = checked_terms(returned, names, options.has_aux, options.has_weight)
+        return losses, pack(result)
+
+    losses, pullback, packed = jax.vjp(terms_of, batch_loss.trained, has_aux=True)
+
+    def gradient(weights: Array) -> Updates:
+        (grads,) = pullback(cast(weights, losses.dtype))
+        grads = batch_loss.ascent(grads)
+        return grads if options.transform_grads is None else options.transform_grads(grads)
+
+    gram = None
+    if part.module.combination.uses_gram:
+        # Each product needs two gradients of one layer at a time, so XLA frees those of a layer
+        # before it computes the next.
+        each = [gradient(row) for row in jnp.eye(len(names), dtype=losses.dtype)]
+        rows = [[inner(a, b) for b in each[: i + 1]] for i, a in enumerate(each)]
+        lower = [[rows[max(i, j)][min(i, j)] for j in range(len(names))] for i in range(len(names))]
+        gram = cast(jnp.stack([jnp.stack(row) for row in lower]), canonical_float())
+    terms = Terms(cast(losses, canonical_float()), gram)
+    weights, _ = part.module.weigh(terms, part.state, part.context)
+    grads = gradient(weights)
+    return Gradient(grads, grads, unpack(packed)), terms
+
+
+NOT_COMBINED = {
+    "microbatches": "weights the terms of whole batches",
+    "reuse_linesearch": "changes the loss from step to step",
+}
+"""Why some options cannot be used with a combination of terms."""
+
+
+def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:
+    """The gradient of the mean loss, for a transform that does not know of a scale."""
+    gradient = _batch_gradient(batch_loss)
+    if batch_loss.scale is None:
+        return gradient
+    inverse = SimpleNamespace(inverse=1 / batch_loss.scale)
+    return gradient._replace(
+        grads=map_leaves(lambda now, g: g * now.inverse, (gradient.grads,), inverse)
+    )
+
+
+def _sampled_gradient(
+    batch_loss: BatchLoss, sampled_loss_fn: Any, opt: Optimizer, model: PyTree, key: Any
+) -> tuple[Updates, Scalar]:
+    """The gradient of the mean loss for labels that are drawn from a model, and their number."""
+
+    @functools.wraps(sampled_loss_fn)
+    def loss_fn(*args: Any, **kwargs: Any) -> Any:
+        returned = sampled_loss_fn(*args, **kwargs)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(
+                "`sampled_loss_fn` must return a pair: the mean of the loss over drawn labels, and "
+                f"the number of them, got something of type {type(returned).__name__}."
+            )
+        return returned
+
+    options = batch_loss.options
+    if options.batch_args is not None:
+        # The key comes before the arguments that are counted.
+        moved = (i + 1 if isinstance(i, int) else i for i in options.batch_args)
+        options = options._replace(batch_args=tuple(moved))
+    sampled = batch_loss.at(model, opt)._replace(
+        loss_fn=loss_fn,
+        # The number of labels is the weight in the mean over microbatches.
+        options=options._replace(has_aux=False, has_weight=True),
+        args=(key, *batch_loss.args),
+    )
+    gradient = _unscaled_gradient(sampled)
+    return gradient.grads, gradient.result.weight
+
+
+def _recalled_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
+    """The gradient that the line search kept, or a new one if it has not kept any."""
+    _check_batch_args(batch_loss.options)
+
+    def compute() -> tuple[Scalar, Updates]:
+        means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
+        return result.loss, batch_loss.ascent(means)
+
+    loss, grads = recalled(opt.transform, opt.state, compute)
+    return Gradient(grads, grads, LossResult(loss, jnp.ones(()), None))
+
+
+def _per_example_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
+    """Per-example gradients, or the sums of them that the first link gathers."""
+    link, options = first_link(opt.transform), batch_loss.options
+    _check_per_example(options, link)
+    batch = batch_loss.divided("examples").with_key_per_example()
+    if options.microbatches is None or not isinstance(link, AbstractPerExampleTransform):
+        stacked, result = map_examples(batch_loss.differentiate, batch)
+        means = [jnp.mean(g, axis=0) for g in stacked]
+        return Gradient(batch_loss.ascent(stacked), batch_loss.ascent(means), result)
+    assert options.microbatches != "split"  # which is refused above
+    total, gathered, means, result = gather_microbatches(
+        batch_loss.differentiate,
+        link,
+        batch,
+        options.microbatches,
+        batch_loss.tree(batch_loss.trained),
+        Context(step=opt.count),
+    )
+    transform = with_first_link(opt.transform, gathered)
+    return Gradient(total, batch_loss.ascent(means), result, transform)
+
+
+def _check_batch_args(options: Options) -> None:
+    if options.batch_args is not None and options.microbatches is None:
+        raise ValueError(
+            "`batch_args` names the arguments that are divided into microbatches or examples, but "
+            "this step does not divide the batch. Pass `microbatches=` too, or remove `batch_args`."
+        )
+
+
+def _check_per_example(options: Options, link: AbstractTransform) -> None:
+    """Raises an error for options that have no meaning with per-example gradients."""
+    gathers = isinstance(link, AbstractPerExampleTransform)
+    if options.microbatches is not None and not gathers:
+        raise TypeError(
+            f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
+            "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
+        )
+    if options.microbatches == "split":
+        raise ValueError(
+            "The first link uses per-example gradients, and takes the batch as a whole. Join its "
+            "first two axes, and pass their number: `microbatches=n`."
+        )
+    for name, reason in NOT_PER_EXAMPLE.items():
+        if getattr(options, name):
+            raise ValueError(
+                f"The first link uses per-example gradients, {reason}. Remove `{name}`."
+            )
+
+
+NOT_PER_EXAMPLE = {
+    "has_weight": "and weights all examples equally",
+    "reuse_linesearch": "but a line search knows only the gradient of their mean",
+    "transform_grads": "so there is no single gradient to transform",
+}
+"""Why some options cannot be combined with per-example gradients."""

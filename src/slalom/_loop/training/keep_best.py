@@ -1,0 +1,256 @@
+"""The best model so far, and when to stop."""
+
+import math
+from typing import Any, Generic, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from ... import tree
+from ..._core.text.printing import AbstractPrinted, Call
+from ...tree.dtypes import canonical_float
+from ...tree.memory import to_device
+from ...tree.paths import dotted, first_difference
+from ...tree.types import PyTree, Scalar, Tracer
+from ..binding.model import strong
+from ..programs.program import Program
+
+Model = TypeVar("Model")
+
+
+class KeepBest(AbstractPrinted, Generic[Model]):
+    """Keeps the best model of a run, and says when to stop.
+
+    ```python
+    >>> model = {"w": jnp.zeros(2)}
+    >>> best = sl.KeepBest(model, patience=2)
+    >>> for w, loss in [(1.0, 0.5), (2.0, 0.3), (3.0, 0.4), (4.0, jnp.nan)]:
+    ...     model = {"w": jnp.full(2, w)}
+    ...     best = best.update(model, loss)
+    >>> best.model
+    {'w': Array([2., 2.], dtype=float32)}
+    >>> best
+    KeepBest(patience=2, value=0.3, stale=2, stop=True)
+
+    ```
+
+    A value is better if it is finite and
+
+        value < best − min_delta,   or with `minimize=False`   value > best + min_delta
+
+    All other values, NaN among them, count as stale. Until the first finite value, the best model
+    is the one that was passed first.
+
+    A training step returns the loss of the model that went *in*. After
+    `new, opt, loss = step(model, opt, batch)` write `best = best.update(model, loss)`, or compute a
+    validation loss of `new`.
+
+    All leaves are arrays, and everything else, such as activation functions, is static. So a
+    `jax.lax.scan` can carry it, `jax.jit` takes and returns it, and under `vmap` each run keeps its
+    own best model. Arrays keep their shardings. The model is copied, so steps with `donate="all"`
+    are safe.
+
+    **Arguments:**
+
+    - `model`: the model to start from: any tree, such as `(model, state)`.
+    - `patience`: after how many stale values in a row `stop` is true, an int ≥ 1. Defaults to
+        never.
+    - `min_delta`: by how much a value must be better to count, a float ≥ 0.
+    - `minimize`: whether lower values are better.
+    """
+
+    arrays: PyTree
+    """The arrays of the best model, and `None` in place of everything else."""
+    value: Scalar
+    """The best value. Infinite before the first finite one."""
+    stale: Int[Array, "*runs"]
+    """The number of updates since the best value."""
+    patience: int | None = eqx.field(static=True)
+    min_delta: float = eqx.field(static=True)
+    minimize: bool = eqx.field(static=True)
+    structure: Any = eqx.field(static=True)
+    """The structure of the model."""
+    statics: tuple[tuple[int, type, Any], ...] = eqx.field(static=True)
+    """Its leaves that are not arrays, by position."""
+
+    def __init__(
+        self,
+        model: Model,
+        patience: int | None = None,
+        *,
+        min_delta: float | int = 0.0,
+        minimize: bool = True,
+    ):
+        _check_options(patience, min_delta, minimize)
+        self.patience, self.min_delta, self.minimize = patience, float(min_delta), minimize
+        leaves, self.structure = jax.tree.flatten(model)
+        self.statics = _statics(leaves)
+        self.arrays = self._with_holes([jnp.copy(strong(x)) for x in leaves if tree.is_array(x)])
+        self.value = jnp.array(math.inf if minimize else -math.inf, canonical_float())
+        self.stale = tree.fresh_count()
+
+    @property
+    def model(self) -> Model:
+        """The best model so far. Its arrays are copies, which a later step may donate."""
+        return self._joined([jnp.copy(x) for x in jax.tree.leaves(self.arrays)])
+
+    @property
+    def stop(self) -> Bool[Array, "*runs"]:
+        """Whether the last `patience` values were all stale."""
+        if self.patience is None:
+            return jnp.zeros(self.stale.shape, bool)
+        return self.stale >= self.patience
+
+    def update(self, model: Model, value: Any) -> "KeepBest[Model]":
+        """Compares a model with the best one so far.
+
+        **Arguments:**
+
+        - `model`: a model with the structure, shapes and dtypes of the first one.
+        - `value`: its loss or another measure, a real scalar.
+
+        **Returns:** a new `KeepBest`. This one stays valid.
+
+        **Raises:** `ValueError` or `TypeError` for another model, or for a value that is not a real
+        scalar.
+        """
+        value = _checked_value(value)
+        leaves = self._checked_leaves(model)
+        after, _ = _program({"best": self, "new": leaves, "value": value})
+        return after["best"]
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def _with_holes(self, arrays: list[Any]) -> PyTree:
+        """Arrays as a tree like the model, with `None` in place of everything else."""
+        return self._unflatten(arrays, {i: None for i, _, _ in self.statics})
+
+    def _joined(self, arrays: list[Any]) -> Any:
+        """Arrays, and everything else, as a model."""
+        return self._unflatten(arrays, {i: x for i, _, x in self.statics})
+
+    def _unflatten(self, arrays: list[Any], others: dict[int, Any]) -> Any:
+        rest = iter(arrays)
+        total = self.structure.num_leaves
+        return self.structure.unflatten(
+            [others[i] if i in others else next(rest) for i in range(total)]
+        )
+
+    def _checked_leaves(self, model: Any) -> list[Any]:
+        """The arrays of a model. Raises an error if it is not like the first one."""
+        who = "KeepBest.update takes a model like the one that it was created with"
+        named, structure = jax.tree_util.tree_flatten_with_path(model)
+        if structure != self.structure:
+            differ = first_difference(
+                model, self._joined(jax.tree.leaves(self.arrays)), ("this model", "the first one")
+            )
+            raise ValueError(f"{who}: {differ}.")
+        leaves = [x for _, x in named]
+        first, now = (
+            {i: (kind, x) for i, kind, x in statics} for statics in (self.statics, _statics(leaves))
+        )
+        for i in sorted(first.keys() | now.keys()):
+            was, new = first.get(i), now.get(i)
+            same = was and new and was[0] is new[0] and (was[1] is new[1] or was[1] == new[1])
+            if not same:
+                was, new = ("an array" if x is None else repr(x[1]) for x in (was, new))
+                raise ValueError(
+                    f"{who}, but '{dotted(named[i][0])}' was {was} and is now {new}. Pass "
+                    "the model as it was, for example before `eqx.nn.inference_mode`."
+                )
+        arrays = [(path, x) for path, x in named if tree.is_array(x)]
+        for (path, x), y in zip(arrays, jax.tree.leaves(self.arrays), strict=True):
+            # The dtypes of keys have no canonical form.
+            dtype = x.dtype if isinstance(x, jax.Array) else tree.canonical(x.dtype)
+            if np.shape(x) != np.shape(y) or dtype != y.dtype:
+                raise ValueError(
+                    f"{who}, but '{dotted(path)}' was {_kind(y)} and is now {_kind(x)}."
+                )
+        return [x for _, x in arrays]
+
+    def __reduce__(self) -> Any:
+        # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
+        best = self._joined(jax.tree.leaves(self.arrays))
+        return _restored, (best, self._options(), self.value, self.stale)
+
+    def _options(self) -> dict[str, Any]:
+        return {n: getattr(self, n) for n in ("patience", "min_delta", "minimize")}
+
+    def _code(self) -> Call:
+        defaults = {"patience": None, "min_delta": 0.0, "minimize": True}
+        options = {n: x for n, x in self._options().items() if x != defaults[n]}
+        state: dict[str, Any] = {"value": self.value, "stale": self.stale}
+        if self.patience is not None and not isinstance(self.stale, Tracer):
+            state["stop"] = self.stop if self.stop.ndim else bool(self.stop)
+        return Call("KeepBest", (), options | state)
+
+
+def _restored(model: Any, options: dict[str, Any], value: Array, stale: Array) -> KeepBest[Any]:
+    best = KeepBest(model, **options)
+    object.__setattr__(best, "value", value)
+    object.__setattr__(best, "stale", stale)
+    return best
+
+
+def _update(arguments: Any) -> tuple[list[Any], None]:
+    best, new, value = arguments["best"], arguments["new"], arguments["value"]
+    value = jnp.asarray(value, best.value.dtype)
+    margin = jnp.asarray(best.min_delta, value.dtype)
+    lower = value < best.value - margin if best.minimize else value > best.value + margin
+    is_better = jnp.isfinite(value) & lower
+    old = jax.tree.leaves(best.arrays)
+    new = [x.astype(y.dtype) if x.dtype != y.dtype else x for x, y in zip(new, old, strict=True)]
+    # A conditional leaves the model alone where a selection would read and write all of it.
+    arrays = jax.lax.cond(is_better, lambda new, _: new, lambda _, old: old, to_device(new), old)
+    stale = jnp.where(is_better, 0, tree.increment(best.stale))
+    return [*arrays, jnp.where(is_better, value, best.value), stale], None
+
+
+def _carried(arguments: Any) -> Any:
+    flags = jax.tree.map(lambda _: False, arguments)
+    return flags | {"best": jax.tree.map(lambda _: True, arguments["best"])}
+
+
+_program = Program(_update, _carried)
+
+
+def _statics(leaves: list[Any]) -> tuple[tuple[int, type, Any], ...]:
+    # With the type, since 1 == True == 1.0.
+    return tuple((i, type(x), x) for i, x in enumerate(leaves) if not tree.is_array(x))
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype}[{','.join(map(str, np.shape(x)))}]"
+
+
+def _checked_value(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number and not tree.is_array(value):
+        raise TypeError(
+            "KeepBest.update takes a model and its loss, a real scalar, got a "
+            f"{type(value).__name__} in place of the loss."
+        )
+    value = jnp.asarray(value, canonical_float()) if is_number else value
+    real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+    if np.shape(value) != () or not real:
+        raise ValueError(
+            f"KeepBest.update takes the loss as a real scalar, got {_kind(value)}. Average it, for "
+            "example with `jnp.mean`. For several runs at once, call it under `jax.vmap`."
+        )
+    return value
+
+
+def _check_options(patience: Any, min_delta: Any, minimize: Any) -> None:
+    if patience is not None and (not isinstance(patience, int) or isinstance(patience, bool)):
+        raise TypeError(f"KeepBest.patience must be an int or None, got {patience!r}.")
+    if patience is not None and patience < 1:
+        raise ValueError(f"KeepBest.patience must be at least 1, got {patience}.")
+    if not isinstance(min_delta, int | float) or isinstance(min_delta, bool):
+        raise TypeError(f"KeepBest.min_delta must be a number, got {min_delta!r}.")
+    if not 0 <= min_delta < math.inf:
+        raise ValueError(f"KeepBest.min_delta must be in [0, inf), got {min_delta}.")
+    if not isinstance(minimize, bool):
+        raise TypeError(f"KeepBest.minimize must be a bool, got {minimize!r}.")

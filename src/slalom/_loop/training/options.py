@@ -1,0 +1,116 @@
+"""The options of a training step."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+from jax.typing import DTypeLike
+
+from ...tree.types import is_function
+
+Donate: TypeAlias = Literal["opt", "all", False]
+BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
+
+
+def check_steps(steps: Any, who: str, least: int, name: str = "steps") -> None:
+    """Raises an error for anything but a number of steps."""
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise TypeError(f"`{name}` of `{who}` must be an int, got {steps!r}.")
+    if steps < least:
+        raise ValueError(f"`{name}` of `{who}` must be at least {least}, got {steps}.")
+
+
+def check_model_state(microbatches: int | str | None) -> None:
+    """Raises an error for a state of the model that several microbatches would start from."""
+    if microbatches is not None:
+        raise ValueError(
+            "`model_state` cannot be combined with `microbatches`: every microbatch would start "
+            "from the same state. Leave out one of them."
+        )
+
+
+class TrainOptions(TypedDict, total=False):
+    """The keywords of `train_step` that do not change what the step returns, as users pass them.
+
+    `train_step` describes them, and has their defaults.
+    """
+
+    donate: Donate
+    microbatches: int | Literal["split"] | None
+    batch_args: BatchArgs
+    reuse_linesearch: bool
+    transform_grads: Callable[[Any], Any] | None
+    compute_dtype: DTypeLike | None
+    sampled_loss_fn: Callable[..., tuple[Any, Any]] | None
+
+
+class Options(NamedTuple):
+    """All keywords of `train_step`, converted."""
+
+    has_aux: bool = False
+    has_weight: bool = False
+    donate: Donate = "opt"
+    microbatches: int | Literal["split"] | None = None
+    batch_args: tuple[int | str, ...] | None = None
+    reuse_linesearch: bool = False
+    transform_grads: Callable[[Any], Any] | None = None
+    compute_dtype: str | None = None
+    sampled_loss_fn: Callable[..., Any] | None = None
+
+    def returned(self, loss: Any, weight: Any, aux: Any) -> Any:
+        """The third result of the step: the loss, or a tuple of what the loss returned."""
+        if not self.has_aux and not self.has_weight:
+            return loss
+        return (loss, *(weight,) * self.has_weight, *(aux,) * self.has_aux)
+
+    def check(self) -> None:
+        """Raises an error for invalid values."""
+        for name in ("has_aux", "has_weight", "reuse_linesearch"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(f"train_step.{name} must be a bool, got {value!r}.")
+        if self.donate is True:
+            raise TypeError(DONATE_TRUE)
+        if self.donate is not False and self.donate not in ("opt", "all"):
+            raise TypeError(
+                f"train_step.donate must be 'opt', 'all' or False, got {self.donate!r}."
+            )
+        if self.microbatches is not None and self.microbatches != "split":
+            if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool):
+                raise TypeError(
+                    "train_step.microbatches must be an int, or 'split' for batches that are "
+                    f"split already, got {self.microbatches!r}."
+                )
+            if self.microbatches < 1:
+                raise ValueError(
+                    f"train_step.microbatches must be at least 1, got {self.microbatches}."
+                )
+        if self.transform_grads is not None and not is_function(self.transform_grads):
+            raise TypeError(
+                "train_step.transform_grads must be a function of the gradients, got "
+                f"{self.transform_grads!r}."
+            )
+        if self.sampled_loss_fn is not None and not is_function(self.sampled_loss_fn):
+            raise TypeError(
+                "train_step.sampled_loss_fn must be a function of the model, a key and the batch, "
+                f"got {self.sampled_loss_fn!r}."
+            )
+        if self.reuse_linesearch:
+            self._check_reuse_linesearch()
+
+    def _check_reuse_linesearch(self) -> None:
+        if self.has_aux or self.has_weight:
+            name = "has_aux" if self.has_aux else "has_weight"
+            raise ValueError(
+                "`reuse_linesearch=True` reuses the loss of the previous step, so there is no "
+                f"`{name.removeprefix('has_')}` to return. Remove `{name}`."
+            )
+        if self.transform_grads is not None:
+            raise ValueError(
+                "`reuse_linesearch=True` reuses the gradient that the line search computed, which "
+                "`transform_grads` does not change. Remove it, or change the loss itself."
+            )
+
+
+DONATE_TRUE = """train_step.donate must be "opt", "all" or False, got True. Write
+    sl.train_step(loss_fn, donate="opt")  # the optimizer's state; the model is kept (the default)
+    sl.train_step(loss_fn, donate="all")  # the trainable parameters too"""

@@ -1,0 +1,191 @@
+"""Many training steps in one compiled program."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from ..._core.state.walk import transforms
+from ...tree import is_array
+from ...tree.paths import dotted, first_difference
+from ...tree.types import PyTree
+from ..programs.compiled import carried
+from ..programs.program import pack, unpack
+from ..reports.describe import metrics
+from .batch import is_single_key
+from .gradient import TrainingInputs, training_step
+from .options import Options, check_model_state, check_steps
+
+
+def scanned_steps(
+    get_function: Callable[[], Callable[..., Any]], options: Options
+) -> Callable[[TrainingInputs], tuple[list[Array], PyTree]]:
+    """The body of a program that takes many training steps.
+
+    **Arguments:**
+
+    - `get_function`, `options`: as for `training_step`.
+
+    **Returns:** a function of the inputs of a training step, with `scan` and `model_state` among
+    them.
+    """
+    one_step = training_step(get_function, options)
+
+    def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+        scan, start = inputs.scan or {}, inputs.model_state
+        inputs = inputs._replace(scan=None, model_state=None)
+        # The model's functions cannot be carried, so the leaves are.
+        leaves, structure = jax.tree.flatten(inputs)
+        is_carried = jax.tree.leaves(carried(inputs))
+        given = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
+        per_step = _PerStep(given, scan["length"])
+
+        def with_carried(new: list[Array]) -> TrainingInputs:
+            rest = iter(new)
+            filled = [next(rest) if c else x for x, c in zip(leaves, is_carried, strict=True)]
+            return structure.unflatten(filled)
+
+        def body(carry: tuple[list[Array], PyTree], rows: list[Array]) -> Any:
+            before, model_state = carry
+            now = with_carried(before)._replace(**per_step.arguments(rows))
+            if start is not None:
+                now = now._replace(args=(model_state, *now.args))
+            new, returned = one_step(now)
+            if start is not None:
+                *returned, model_state = returned
+                _check_state(model_state, start)
+            opt = with_carried(new).opt
+            measured = metrics(opt.transform, opt.state) if scan["with_metrics"] else None
+            return (new, model_state), pack((returned, measured, _guarded(opt)))
+
+        first = [x for x, c in zip(leaves, is_carried, strict=True) if c]
+        (new, model_state), packed = jax.lax.scan(
+            body, (first, start), per_step.rows, length=per_step.length, unroll=scan["unroll"]
+        )
+        returned, measured, guarded = unpack(packed)
+        returned = returned if start is None else (*returned, model_state)
+        return new, (returned, measured, guarded)
+
+    return scan_steps
+
+
+class _PerStep:
+    """The arguments of the loss and of the transforms, and what each step sees of them.
+
+    **Arguments:**
+
+    - `given`: the positional arguments, the keywords and the context.
+    - `length`: the number of steps, if it was passed.
+    """
+
+    def __init__(self, given: dict[str, Any], length: int | None):
+        named, self._structure = jax.tree_util.tree_flatten_with_path(given)
+        self._leaves = [x for _, x in named]
+        sizes: dict[str, int] = {}
+        for (group, *path), x in named:
+            if group.key != "args" or not is_array(x) or is_single_key(x):
+                continue
+            name = f"positional argument {dotted(tuple(path))}"
+            if x.ndim == 0:
+                raise ValueError(
+                    f"The {name} of `step.scan` is a scalar, so it has no axis of steps. Pass by "
+                    "keyword what is the same in every step."
+                )
+            sizes[name] = x.shape[0]
+        if length is not None:
+            sizes = {"keyword `length`": length} | sizes
+        if not sizes:
+            raise TypeError(
+                "`step.scan` does not know the number of steps. Pass arrays with an axis of steps "
+                "by position, or `length=`."
+            )
+        first, self.length = next(iter(sizes.items()))
+        for name, size in sizes.items():
+            if size != self.length:
+                raise ValueError(
+                    f"The arguments of `step.scan` have different numbers of steps: the {first} "
+                    f"has {self.length}, and the {name} has {size}."
+                )
+        self.rows: list[Array] = []
+        """What differs from step to step, stacked."""
+        self._differs = []
+        for (group, *_), x in named:
+            differs = is_array(x) and (is_single_key(x) or group.key == "args")
+            self._differs.append(differs)
+            if differs:
+                # One key for all steps would give all of them the same noise.
+                self.rows.append(jax.random.split(x, self.length) if is_single_key(x) else x)
+
+    def arguments(self, rows: list[Array]) -> dict[str, Any]:
+        """What a step sees, given its rows."""
+        rest = iter(rows)
+        pairs = zip(self._leaves, self._differs, strict=True)
+        return self._structure.unflatten([next(rest) if d else x for x, d in pairs])
+
+
+def _guarded(opt: Any) -> list[Any]:
+    """The states of the transforms that may forbid the next step."""
+
+    def own(state: Any) -> Any:
+        fields = {field.name for field in dataclasses.fields(state)}
+        return dataclasses.replace(state, inner=None) if "inner" in fields else state
+
+    parts = transforms(opt.transform, opt.state)
+    return [own(part.state) for part in parts if part.module.guard is not None]
+
+
+def check_guarded(opt: Any, guarded: list[Any], results: Any) -> None:
+    """Raises the error that a step of a scan has recorded. It carries the results of the scan.
+
+    **Arguments:**
+
+    - `opt`: the optimizer after the scan.
+    - `guarded`: the states of the transforms that may raise, stacked along the steps.
+    - `results`: what the scan returns.
+    """
+    parts = [part for part in transforms(opt.transform) if part.module.guard is not None]
+    for part, states in zip(parts, guarded, strict=True):
+        assert part.module.guard is not None
+        try:
+            part.module.guard(part.name, states)
+        except Exception as error:
+            error.results = results  # pyright: ignore[reportAttributeAccessIssue]  # any exception may carry more
+            error.add_note(
+                "`step.scan` has taken all its steps. What it returns is in `error.results`."
+            )
+            raise
+
+
+def check_scan(options: Options, scan: dict[str, Any], model_state: PyTree) -> None:
+    """Raises an error for options that a scan cannot have."""
+    for name, least in (("length", 0), ("unroll", 1)):
+        if scan[name] is not None or name != "length":
+            check_steps(scan[name], "step.scan", least, name)
+    if not isinstance(scan["with_metrics"], bool):
+        raise TypeError(
+            f"`with_metrics` of `step.scan` must be a bool, got {scan['with_metrics']!r}."
+        )
+    if model_state is None:
+        return
+    if not options.has_aux:
+        raise ValueError(
+            "`model_state` is what the loss returns as its `aux`. Write "
+            "`sl.train_step(loss_fn, has_aux=True)`, and return (loss, model_state)."
+        )
+    check_model_state(options.microbatches)
+
+
+def _check_state(new: PyTree, old: PyTree) -> None:
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        differ = first_difference(new, old, ("the state that the loss returned", "`model_state`"))
+        raise ValueError(f"The loss must return a state like `model_state`: {differ}.")
+    pairs = zip(jax.tree_util.tree_leaves_with_path(new), jax.tree.leaves(old), strict=True)
+    for (path, x), y in pairs:
+        a, b = jax.typeof(x), jax.typeof(y)
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise ValueError(
+                f"The loss must return a state like `model_state`, but '{dotted(path)}' was "
+                f"{b.str_short()} and is now {a.str_short()}."
+            )

@@ -1,0 +1,331 @@
+"""The object that `train_step` returns, and its compiled programs."""
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+
+import jax
+from jaxtyping import Array
+
+from ..._core.protocol.transform import AbstractTransform
+from ...tree.types import PyTree, Tracer
+from ..binding.arrays import is_deleted
+from ..binding.optimizer import Optimizer
+from ..binding.stepping import as_keywords, check_one_run
+from ..programs.callables import as_tree, without_function
+from ..programs.compiled import carried, check_guards, homes
+from ..programs.interrupts import HeldInterrupts
+from ..programs.program import Program
+from ..programs.recompiled import watch
+from .gradient import TrainingInputs, training_step
+from .options import Options
+from .scan import check_guarded, check_scan, scanned_steps
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+Model = TypeVar("Model")
+
+TrainProgram: TypeAlias = Program[TrainingInputs, Any]
+
+
+class TrainStep(Generic[P, R]):
+    """A compiled training step, as `sl.train_step` returns it.
+
+    `P` are the parameters of the loss after the model, and `R` is the third result of the step.
+    """
+
+    last: tuple[Any, ...] | None
+    """The results of the last call that donated its optimizer, until the next call. If Ctrl-C comes
+    before they are assigned, they are here. Set it to `None` to free their memory."""
+
+    def __init__(self, loss_fn: Callable[..., Any], options: Options):
+        self.last = None
+        self.loss_fn = loss_fn
+        self.options = options
+        tree = as_tree(loss_fn)
+        function, self._loss = without_function(tree)
+        sampled = options.sampled_loss_fn
+        self._sampled_loss = None if sampled is None else as_tree(sampled)
+        self._program = _program(function, options)
+        self._scan_program = _program(function, options, scanned_steps)
+
+    if TYPE_CHECKING:
+        # A `ParamSpec` allows no keyword such as `context` between its `args` and `kwargs`.
+        @overload
+        def __call__(
+            self, model: Model, opt: Optimizer, /, *args: P.args, **kwargs: P.kwargs
+        ) -> tuple[Model, Optimizer, R]: ...
+        @overload
+        def __call__(
+            self,
+            model: Model,
+            opt: Optimizer,
+            /,
+            *args: Any,
+            context: Mapping[str, Any] | None,
+            **kwargs: Any,
+        ) -> tuple[Model, Optimizer, R]: ...
+
+    def __call__(
+        self,
+        model: PyTree,
+        opt: Any,
+        /,
+        *args: Any,
+        context: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> tuple[PyTree, Optimizer, Any]:
+        inputs = self._inputs(model, opt, args, kwargs, context)
+        return self._results(self._program, inputs, lambda returned: (returned,))[0]
+
+    def lower(
+        self,
+        model: PyTree,
+        opt: Any,
+        /,
+        *args: Any,
+        context: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> jax.stages.Lowered:
+        """The lowered program, as `jax.jit(...).lower(...)` returns it, to see what is compiled."""
+        return self._program.lower(self._inputs(model, opt, args, kwargs, context))
+
+    @overload
+    def scan(
+        self,
+        model: Model,
+        opt: Optimizer,
+        /,
+        *batches: Any,
+        length: int | None = None,
+        unroll: int = 1,
+        model_state: PyTree = None,
+        with_metrics: Literal[False] = False,
+        context: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> tuple[Model, Optimizer, Any]: ...
+    @overload
+    def scan(
+        self,
+        model: Model,
+        opt: Optimizer,
+        /,
+        *batches: Any,
+        length: int | None = None,
+        unroll: int = 1,
+        model_state: PyTree = None,
+        with_metrics: Literal[True],
+        context: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> tuple[Model, Optimizer, Any, dict[str, Array]]: ...
+    def scan(
+        self,
+        model: PyTree,
+        opt: Optimizer,
+        /,
+        *batches: Any,
+        length: int | None = None,
+        unroll: int = 1,
+        model_state: PyTree = None,
+        with_metrics: bool = False,
+        context: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> Any:
+        """Takes many steps in one compiled program, a `jax.lax.scan`.
+
+        Python starts one program instead of one for each step, which matters for small models. The
+        model may have functions inside. `opt` is donated as by a single step.
+
+        ```python
+        >>> @sl.train_step
+        ... def step(model, x, y):
+        ...     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+        >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
+        >>> opt = sl.Optimizer(sl.adam(1e-3), model)
+        >>> x, y = jnp.ones((100, 4, 2)), jnp.zeros((100, 4, 1))
+        >>> model, opt, losses = step.scan(model, opt, x, y)
+        >>> losses.shape
+        (100,)
+
+        ```
+
+        On a CPU, XLA compiles convolutions inside a scan to slow code. There a loop over `step`
+        is faster, or a scan with `unroll=10`.
+
+        **Arguments:**
+
+        - `model`, `opt`: as for a single step.
+        - `batches`: the arguments of the loss after the model, where all arrays have a leading axis
+            of steps.
+        - `length`: the number of steps, an int ≥ 0. Only needed if no array is passed by position.
+        - `unroll`: the number of steps in one iteration of the compiled loop, an int ≥ 1.
+        - `model_state`: the state of the model, such as an `eqx.nn.State`. The loss is then called
+            as `loss_fn(model, model_state, *batch)`, and returns the new state as its `aux`, with
+            `has_aux=True`.
+        - `with_metrics`: whether to return `opt.metrics` after each step too.
+        - `context`: what the transforms need, as for a single step, the same in every step.
+        - `same`: other arguments of the loss, the same in every step.
+
+        A single PRNG key among any of these is split into one for each step.
+
+        **Returns:** `(model, opt, losses)`. The third result is that of a single step with a
+        leading axis of steps. With `model_state`, the last state takes the place of `aux`. With
+        `with_metrics`, a dict of stacked metrics by path follows.
+
+        **Raises:** `ValueError` for different numbers of steps. If the optimizer limits the steps
+        that are not finite, as `.if_finite(on_limit="raise")` does, a `FloatingPointError` after
+        all steps, with what the scan returns in `error.results`.
+        """
+        scan = {"length": length, "unroll": unroll, "with_metrics": with_metrics}
+        check_scan(self.options, scan, model_state)
+        inputs = self._inputs(model, opt, batches, same, context)
+        inputs = inputs._replace(model_state=model_state, scan=scan)
+        results, (*_, guarded) = self._results(
+            self._scan_program, inputs, lambda other: other[: 2 if with_metrics else 1]
+        )
+        if guarded and not any(isinstance(x, Tracer) for x in jax.tree.leaves(guarded)):
+            check_guarded(results[1], guarded, results)
+        return results
+
+    def _results(
+        self,
+        program: TrainProgram,
+        inputs: TrainingInputs,
+        chosen: Callable[[Any], tuple[Any, ...]],
+    ) -> tuple[tuple[Any, ...], Any]:
+        """What a call returns, and all that the program returned besides model and optimizer."""
+        if self.options.donate is False:
+            after, other = program(inputs)
+            return (after.model, after.opt, *chosen(other)), other
+        count = inputs.opt.arrays.leaves[-1]
+        if not is_deleted(count):  # otherwise the caller has yet to fetch the results
+            self.last = None
+        with HeldInterrupts(inputs) as held:
+            after, other = program(inputs)
+            results = (after.model, after.opt, *chosen(other))
+            # Whatever the caller does next, an interrupt may come before the assignment. Under an
+            # outer transformation nothing was donated, and tracers must not be kept.
+            if is_deleted(count):
+                self.last = results
+        if held.has_waited:
+            held.interrupt()
+        return results, other
+
+    def _inputs(
+        self,
+        model: PyTree,
+        opt: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: Mapping[str, Any] | None,
+    ) -> TrainingInputs:
+        if not isinstance(opt, Optimizer):
+            raise TypeError(_no_optimizer(model, opt))
+        check_one_run(opt.arrays.leaves[-1], "step(model, opt, ...)")
+        check_guards(opt)
+        return TrainingInputs(
+            args=args,
+            context=self._keywords(context),
+            kwargs=kwargs,
+            loss=self._loss,
+            model=model,
+            model_state=None,
+            opt=opt,
+            scan=None,
+            sampled_loss=self._sampled_loss,
+            transform_grads=self.options.transform_grads,
+        )
+
+    def _keywords(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The inputs of the transforms that the caller passed."""
+        if context is None:
+            return {}
+        if not isinstance(context, Mapping):
+            raise TypeError(
+                "`context` must be a dict of what the transforms need, such as `context={'key': "
+                f"key}}`, got a {type(context).__name__}. To pass an argument of this name to the "
+                "loss, pass it by position."
+            )
+        own = {"value", "grad", "value_fn", "grad_fn", "sampled_grad_fn"}
+        own |= {"weight"} if self.options.has_weight else set()
+        for name in context:
+            if name in own:
+                raise TypeError(
+                    f"The training step passes '{name}' itself. Remove it from `context`."
+                )
+        return as_keywords(context)
+
+    def __reduce__(self) -> Any:
+        # Programs are not pickled. They are compiled again where the step is loaded.
+        return TrainStep, (self.loss_fn, self.options)
+
+    def __repr__(self) -> str:
+        name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
+        options, defaults = self.options._asdict(), Options()._asdict()
+        changed = [f", {k}={v!r}" for k, v in options.items() if v != defaults[k]]
+        return f"sl.train_step({name}{''.join(changed)})"
+
+
+_programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, TrainProgram]]] = {}
+"""The programs of each loss that is alive, by its identity. (Losses that compare equal, such as
+methods of objects with 1 and with True, may differ.)"""
+
+
+def _program(function: Any, options: Options, body: Any = training_step) -> TrainProgram:
+    """One program per loss and options, so that calling `train_step` in a loop compiles once."""
+    # A method is a new object each time it is looked up.
+    is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
+    own = (id(function.__self__), id(function.__func__)) if is_method else (id(function), 0)
+    if own not in _programs:
+        # A strong reference would keep the loss, and so its own entry, alive forever. The
+        # steps hold the loss.
+        reference = weakref.WeakMethod if is_method else weakref.ref
+        try:
+            # Bound here, since names of a module may be `None` already when Python ends. The
+            # dead reference becomes the default of `pop`.
+            forget = functools.partial(_programs.pop, own)
+            get_function = reference(function, forget)
+        except TypeError:  # the loss does not support weak references
+            return _new_program(lambda: function, options, body)
+        _programs[own] = get_function, {}
+    get_function, known = _programs[own]
+    # The other functions are arguments of the program.
+    options = options._replace(transform_grads=None, sampled_loss_fn=None)
+    # Types are part of the key because 1 == True.
+    key = (body, *options, *map(type, options.batch_args or ()))
+    if key not in known:
+        known[key] = _new_program(get_function, options, body)
+    return known[key]
+
+
+def _no_optimizer(model: Any, opt: Any) -> str:
+    """The message for a training step that got no optimizer."""
+    if isinstance(model, Optimizer):
+        return (
+            "The model and the optimizer are swapped: write `model, opt, loss = step(model, opt, "
+            "...)`."
+        )
+    got = "an array" if isinstance(opt, jax.Array) else type(opt).__name__
+    message = (
+        "A training step is called as `step(model, opt, *args)` with an `sl.Optimizer`, got "
+        f"{got} in its place."
+    )
+    if isinstance(opt, AbstractTransform):
+        message += " Bind it to the model first: `opt = sl.Optimizer(tx, model)`."
+    return message
+
+
+def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -> TrainProgram:
+    donated = {
+        "all": carried,
+        "opt": functools.partial(carried, model=False),
+        False: None,
+    }[options.donate]
+    return Program(
+        body(get_function, options),
+        carried,
+        homes=homes,
+        donated=donated,
+        watch=functools.partial(watch, "sl.train_step", get_function),
+    )

@@ -339,3 +339,14 @@ def test_a_stateful_schedule_in_a_field_is_refused_with_the_remedy():
         "got sl.schedules.ReduceOnPlateau(0.1). A stateful schedule cannot be passed as a "
         "hyperparameter. Pass a number and drive it: `tx.drive({'learning_rate': schedule})`."
     )
+
+
+@pytest.mark.parametrize(
+    ("link", "field"),
+    [(sl.Scale(1.0), "step_size"), (sl.NormalizeByUpdateNorm(1.0), "scale_factor")],
+    ids=["scale", "normalize"],
+)
+def test_a_driven_factor_has_an_unknown_sign_at_binding(link, field):
+    tx = (sl.adam(0.1) | link).drive({field: sl.schedules.ReduceOnPlateau(1.0)})
+    opt = sl.Optimizer(tx, {"w": jnp.ones(2)})
+    assert opt.hyperparams[field] == 1

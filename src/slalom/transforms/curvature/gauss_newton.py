@@ -98,14 +98,18 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
 
     def init(self, params: Params) -> ScaleByGaussNewtonState:
         tree.check_inexact(params)
-        zeros = tree.zeros_like(params, tree.accumulation_dtype)
+
+        def zeros() -> Params:
+            # New ones for each field: no two leaves of a state may share a buffer.
+            return tree.zeros_like(params, tree.accumulation_dtype)
+
         return ScaleByGaussNewtonState(
             damping=jnp.zeros((), canonical_float()),
             num_failures=tree.fresh_count(),
             stuck=jnp.array(False),
             age=tree.fresh_count(),
-            params=zeros,
-            direction=None if self.momentum is None else zeros,
+            params=zeros(),
+            direction=None if self.momentum is None else zeros(),
         )
 
     def update(

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.schedule import AbstractStatefulSchedule
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params, Tracer, is_function
 
@@ -71,6 +72,6 @@ class ScaleBySchedule(_AbstractScale):
 
 def sign_of(factor: Hyperparameter) -> int | None:
     """The sign of a factor, or `None` if it is unknown."""
-    if is_function(factor) or isinstance(factor, Tracer):
+    if is_function(factor) or isinstance(factor, AbstractStatefulSchedule | Tracer):
         return None
     return 0 if factor == 0 else (-1 if factor < 0 else 1)

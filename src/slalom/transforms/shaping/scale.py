@@ -70,7 +70,7 @@ class ScaleBySchedule(_AbstractScale):
     """
 
 
-def sign_of(factor: Hyperparameter) -> int | None:
+def sign_of(factor: Hyperparameter | AbstractStatefulSchedule) -> int | None:
     """The sign of a factor, or `None` if it is unknown."""
     if is_function(factor) or isinstance(factor, AbstractStatefulSchedule | Tracer):
         return None

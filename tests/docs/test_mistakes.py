@@ -98,7 +98,7 @@ def named(name):
 
 @pytest.mark.parametrize("constraint", [sl.KeepInitialNorm(), sl.KeepParamsNonnegative()], ids=repr)
 @pytest.mark.parametrize(
-    "link", [sl.ScaleByAdam(), sl.Scale(0.5), sl.AddDecayedWeights(0.1)], ids=repr
+    "link", [sl.ScaleByAdam(), sl.Scale(0.5), sl.SubtractDecayedWeights(0.1)], ids=repr
 )
 def test_a_link_that_undoes_a_constraint(link, constraint):
     params = {"b": jnp.ones(2), "w": jnp.ones((3, 2))}

@@ -299,7 +299,7 @@ class Optimizer(AbstractBound):
         """Transfers the state to another model, other trainable parameters or another transform.
 
         All state whose path still exists is kept, and so is the step count. New parameters have a
-        bias correction of their own. Schedules inside of a new wrapper with a clock of its own,
+        bias correction of their own. Schedules inside a new wrapper with a clock of its own,
         such as `.every_k` or `.if_finite`, go on where they were.
 
         ```python

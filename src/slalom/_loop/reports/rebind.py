@@ -248,7 +248,7 @@ def clocks_of(before: Side, after: Side, found: Transfer) -> dict[int, int | Non
     """The old clock that each clock of the new state goes on from, by position; `None` is the count
     of the optimizer.
 
-    A wrapper with a clock does not move the schedules inside of it: they go on at the step at which
+    A wrapper with a clock does not move the schedules inside it: they go on at the step at which
     their own rule was before. Where nothing inside was carried over, the clock goes on from the
     innermost one that it may replace, or else from the one around it.
 
@@ -275,7 +275,7 @@ def clocks_of(before: Side, after: Side, found: Transfer) -> dict[int, int | Non
         if i in found.fits:
             own = f"{before.places[found.fits[i]].owner}."
             is_outer = any(_around(path, new) == i for path in new)
-            # A clock inside of it may be gone, and then the rule is on this one.
+            # A clock inside it may be gone, and then the rule is on this one.
             free = [x for x in free if f"{x}." == own or (x.startswith(own) and not is_outer)]
         chosen[i] = old[max(free, key=len)] if free else None
     return chosen

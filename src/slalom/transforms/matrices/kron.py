@@ -158,7 +158,7 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
         g = bounded_entries(g)
         g = _adjoint_times(_times(g, left), left)
         u = _adjoint_times(_times(g.mT, right), right).mT
-        return u * clip_factor(tree.root(jnp.mean(tree.abs_squared(u))), now.clip)
+        return u * clip_factor(tree.rms(u), now.clip)
 
     # --- traits -----------------------------------------------------------------------------
 
@@ -225,13 +225,9 @@ def _step(rate: Array, a: Array, b: Array, factor: Array) -> Array:
 def _norm_lower_bound(x: Inexact[Array, "n n"]) -> Array:
     """A lower bound of the spectral norm of a Hermitian matrix, usually tight within a tenth."""
     column = x[:, jnp.argmax(jnp.sum(tree.abs_squared(x), axis=0))]
-    product = x @ (column / tree.positive(_norm(column)))
-    product = product / tree.positive(_norm(product))
-    return _norm(x @ product)
-
-
-def _norm(x: Inexact[Array, " n"]) -> Array:
-    return tree.root(jnp.sum(tree.abs_squared(x)))
+    product = x @ (column / tree.positive(tree.norm(column)))
+    product = product / tree.positive(tree.norm(product))
+    return tree.norm(x @ product)
 
 
 def _largest(x: Array) -> Array:

@@ -1,0 +1,198 @@
+"""Faults that the tests must catch, each one that a careless edit could bring, by name."""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """Text that occurs once in a file of `src/slalom`, what takes its place, and where to look."""
+
+    file: str
+    old: str
+    new: str
+    near: str
+    """The tests to run first: paths below `tests` with spaces in between."""
+
+
+MUTATIONS = {
+    "float32 is computed in float64 under x64": Mutation(
+        "tree/dtypes.py",
+        "bits > 32",
+        "bits >= 32",
+        "rules/test_numerics.py core/test_table.py storage/test_precision.py",
+    ),
+    "a matrix is written back in the order in which it was read": Mutation(
+        "where/layout.py",
+        "back = sorted(range(len(self.order)), key=self.order.__getitem__)",
+        "back = self.order",
+        "matrices/test_layout.py matrices/test_matrices.py rules/test_parity.py",
+    ),
+    "an idle step computes what it does not use": Mutation(
+        "_core/protocol/wrapper.py",
+        "jax.lax.cond(condition, run, idle, *operands)",
+        "jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), run(*operands), "
+        "idle(*operands))",
+        "core/test_compiled.py wrappers/gradients",
+    ),
+    "a master copy overrules parameters that others have changed": Mutation(
+        "_core/engine/policies.py",
+        "return jnp.where(rounding.nearest(kept, p.dtype) == wide, kept, wide)",
+        "return kept",
+        "storage/test_writing.py storage/test_precision.py",
+    ),
+    "a hyperparameter may round to zero": Mutation(
+        "_core/fields/hyperparams.py",
+        "lost = bool(kept == 0) and bool(given != 0)",
+        "lost = False",
+        "core/test_hyperparams.py core/test_errors.py",
+    ),
+    "a reset of some parameters restarts what belongs to all": Mutation(
+        "_core/state/slots.py",
+        "elif slot.mark == UNTIL_RESET:\n            leaves.append(before)",
+        "elif slot.mark == UNTIL_RESET:\n            leaves.append(new)",
+        "binding/test_reset_and_rebind.py rate_free matrices",
+    ),
+    "a difference of differences prints without parentheses": Mutation(
+        "_core/text/printing.py",
+        "inner.precedence < self.precedence + (i > 0)",
+        "inner.precedence < self.precedence",
+        "core/test_printing.py schedules",
+    ),
+    "a positive mean of squares becomes zero in int8": Mutation(
+        "codecs/integers.py",
+        "jnp.clip(rounded_root(255 * z, bits), 1, 255)",
+        "jnp.clip(rounded_root(255 * z, bits), 0, 255)",
+        "storage/test_codecs.py storage/test_storage.py",
+    ),
+    "a cooldown counts losses instead of their means": Mutation(
+        "schedules/plateau.py",
+        "cooldown_count=jnp.where(full, cooldown, state.cooldown_count)",
+        "cooldown_count=cooldown",
+        "wrappers/scope/test_drive.py schedules",
+    ),
+    "the tangent of a complex sphere misses a conjugate": Mutation(
+        "projections/balls.py",
+        "jnp.sum((jnp.conj(x) * u).real, axis=self.axis",
+        "jnp.sum((x * u).real, axis=self.axis",
+        "projections wrappers/parameters/test_manifolds.py",
+    ),
+    "ADOPT clips with the next step's bound": Mutation(
+        "transforms/adaptive/adopt.py",
+        "jnp.asarray(state.age, now.b1.dtype)",
+        "jnp.asarray(state.age + 1, now.b1.dtype)",
+        "rules/test_adam_like.py rules/test_parity.py",
+    ),
+    "SOAP does not sort the columns of its mean of squares": Mutation(
+        "transforms/matrices/soap.py",
+        "leaf.rotated_nu = nu if columns is None else nu[:, columns]",
+        "leaf.rotated_nu = nu",
+        "matrices/test_preconditioners.py matrices/test_layout.py",
+    ),
+    "DoG never takes the first step that it is given": Mutation(
+        "transforms/rate_free/dog.py",
+        "jnp.where(before == 0, now.init_step, now.factor)",
+        "jnp.where(squares == 0, now.init_step, now.factor)",
+        "rate_free",
+    ),
+    "QK-clip swaps the shares of queries and keys": Mutation(
+        "transforms/shaping/qk_clip.py",
+        '"q": ratio**alpha, "k": ratio ** (1 - alpha)',
+        '"k": ratio**alpha, "q": ratio ** (1 - alpha)',
+        "rules/test_qk_clip.py",
+    ),
+    "the geodesic acceleration has the wrong sign": Mutation(
+        "transforms/curvature/levenberg_marquardt.py",
+        "turn = -solution.from_rows(bend)",
+        "turn = solution.from_rows(bend)",
+        "curvature/test_gauss_newton.py curvature/test_nist.py",
+    ),
+    "backtracking shortens once less than it may": Mutation(
+        "transforms/linesearch/backtracking.py",
+        "t.tried <= self.max_backtracking_steps",
+        "t.tried < self.max_backtracking_steps",
+        "curvature/test_linesearch.py",
+    ),
+    "debiased centered RMSProp forgets its first variance": Mutation(
+        "transforms/low_memory/rms.py",
+        "now.keep = jnp.where(first, now.decay / (1 - now.decay), rest)",
+        "now.keep = rest",
+        "rules/test_adaptive.py rules/test_plain_rules.py rules/test_numerics.py",
+    ),
+    "a skipped step at the limit counts as an update": Mutation(
+        "wrappers/gradients/if_finite.py",
+        "ran = ran | (state.notfinite_count > self.max_consecutive_errors)",
+        "ran = ran | (state.notfinite_count >= self.max_consecutive_errors)",
+        "wrappers/gradients/test_conditional.py wrappers/test_wrappers.py core/test_table.py",
+    ),
+    "a schedule-free state keeps its first decay": Mutation(
+        "wrappers/parameters/schedule_free.py",
+        'new = {"b1": b1,',
+        'new = {"b1": old.b1,',
+        "wrappers/parameters/test_schedule_free.py",
+    ),
+    "an empty group counts as having updated": Mutation(
+        "wrappers/scope/partitions.py",
+        "(not empty and group.has_updated(own))",
+        "group.has_updated(own)",
+        "core/test_compose.py core/test_where.py wrappers",
+    ),
+    "MADGRAD without weight decay ignores `maximize`": Mutation(
+        "optimizers/adaptive/accumulate.py",
+        "return maximized_if(maximize, rule)",
+        "return rule",
+        "wrappers/gradients/test_maximize.py rules/test_plain_rules.py",
+    ),
+    "ReLoBRaLo looks back at its first weights too soon": Mutation(
+        "combine/values.py",
+        "alpha = jnp.where(state.age == 1, 0, now.alpha)",
+        "alpha = now.alpha",
+        "training/test_combine.py",
+    ),
+    "True and 1 share a compiled program": Mutation(
+        "_loop/programs/program.py",
+        "tuple((i, type(x), x) for i, x in statics.items())",
+        "tuple(statics.items())",
+        "binding/test_jit.py binding/test_models.py",
+    ),
+    "arrays of transforms are named by the last segment alone": Mutation(
+        "_loop/binding/names.py",
+        "(*part.path, dotted(key_path))",
+        "(*part.path[-1:], dotted(key_path))",
+        "binding/test_binding.py binding/test_reset_and_rebind.py io/test_checkpoint.py",
+    ),
+    "a microbatch of padding alone makes the loss NaN": Mutation(
+        "_loop/training/loss.py",
+        "jnp.sum(jnp.where(weights == 0, 0, losses * shares))",
+        "jnp.sum(losses * shares)",
+        "training/test_microbatches.py",
+    ),
+    "state is partitioned along the first dimension that divides": Mutation(
+        "_loop/sharding/shard.py",
+        "spec[max(free, key=lambda i: shape[i])] = axis",
+        "spec[free[0]] = axis",
+        "binding/test_shard_state.py binding/test_plan.py",
+    ),
+    "a rebound rule takes a part of the state of a parameter": Mutation(
+        "_loop/reports/rebind.py",
+        "if any(i not in fits for i in group):",
+        "if all(i not in fits for i in group):",
+        "binding/test_reset_and_rebind.py io/test_checkpoint.py",
+    ),
+    "steps that change nothing meet the tolerance of `minimize`": Mutation(
+        "_loop/tools/minimize.py",
+        'small = (change <= bound) & moved & (tolerances["rtol"] > 0)',
+        'small = (change <= bound) & (tolerances["rtol"] > 0)',
+        "curvature/test_minimize.py curvature/test_nist.py",
+    ),
+    "checkpoints of a later step crowd out the one just saved": Mutation(
+        "checkpoint/_rolling.py",
+        "earlier = [n for n in sorted(files) if n <= step]",
+        "earlier = sorted(files)",
+        "io/test_checkpoint.py io/test_checkpoint_faults.py",
+    ),
+    "a transform of Optax keeps its first hyperparameters": Mutation(
+        "interop/_from_optax.py",
+        "hyperparams=state.hyperparams | now)",
+        "hyperparams=now | state.hyperparams)",
+        "io/test_interop_from_optax.py",
+    ),
+}

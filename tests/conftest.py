@@ -6,6 +6,7 @@
 import gc
 import os
 import shutil
+import sys
 from pathlib import Path
 
 # Before JAX and Slalom are imported: they read these once.
@@ -63,7 +64,9 @@ def jaxtyped(*, typechecker):
 
 jaxtyping.jaxtyped = jaxtyped  # Slalom has not been imported yet
 
-files_run = []
+# Python keeps its bytecode too: without it, reading the sources takes half of the collection.
+sys.dont_write_bytecode = False
+sys.pycache_prefix = str(PROGRAMS.with_name("bytecode"))
 
 
 def pytest_configure(config):
@@ -138,8 +141,8 @@ so for all rows. Checking types takes a third of the time of a test."""
 @pytest.fixture(autouse=True)
 def typecheck(request):
     """Turns the checks of types off in slow tests, and where others make them."""
-    slow = request.node.get_closest_marker("slow") is not None
-    off = slow or request.module.__name__ in NOT_TYPECHECKED
+    tiers = {mark.name for mark in request.node.iter_markers()}
+    off = bool(tiers & {"slow", "exhaustive"}) or request.module.__name__ in NOT_TYPECHECKED
     jaxtyping_config.update("jaxtyping_disable", off)
     yield
     jaxtyping_config.update("jaxtyping_disable", False)
@@ -151,14 +154,25 @@ def typechecked(typecheck):
     jaxtyping_config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def free_memory():
-    """Forgets compiled programs after every few files: kept, they take gigabytes.
+@pytest.fixture(scope="session")
+def row(request):
+    """A row of the table, with what its tests share."""
+    from table.row import Row  # after Slalom's checks are set up
 
-    Not after each: JAX would compile its own small programs again for every file.
+    return Row(request.param)
+
+
+tests_run = []
+
+
+@pytest.fixture(autouse=True)
+def free_memory():
+    """Forgets compiled programs now and then: kept, they take gigabytes.
+
+    Not often: JAX would compile its own small programs again.
     """
     yield
-    files_run.append(None)
-    if len(files_run) % 5 == 0:
+    tests_run.append(None)
+    if len(tests_run) % 400 == 0:
         jax.clear_caches()
         gc.collect()

@@ -10,13 +10,38 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jaxtyping import config as jaxtyping_config
 
 import slalom as sl
 
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 
-def slow_except(values, *quick):
-    """Values to parametrize with: all but the quick ones run with `-m slow` only."""
-    return [pytest.param(v, marks=() if v in quick else pytest.mark.slow) for v in values]
+
+def slow_except(values, *everyday):
+    """Values to parametrize with: all but those named run in CI."""
+    return [pytest.param(v, marks=() if v in everyday else SLOW) for v in values]
+
+
+def sampled(values, *everyday, turn=0):
+    """Values of a product: those named run every day, every third of the others in CI.
+
+    `turn` says where the third begins. The others are exhaustive.
+    """
+    kept = [v for v in values if v not in everyday]
+    chosen = kept[turn % 3 :: 3]
+    marks = [() if v in everyday else SLOW if v in chosen else EXHAUSTIVE for v in values]
+    return [pytest.param(v, marks=m) for v, m in zip(values, marks, strict=True)]
+
+
+def transforms_in(value, kind=sl.AbstractTransform):
+    """All transforms of a kind that a transform consists of, itself included, outermost first."""
+    if isinstance(value, kind):
+        yield value
+    if isinstance(value, eqx.Module):
+        value = vars(value)
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, eqx.Module | dict | tuple | list):
+            yield from transforms_in(inner, kind)
 
 
 def drawn(*strategies, examples, **settings):
@@ -116,6 +141,17 @@ def unoptimized():
         yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
+
+
+@contextlib.contextmanager
+def unchecked():
+    """Without checks of types, which take most of the time of tracing."""
+    before = jaxtyping_config.jaxtyping_disable
+    jaxtyping_config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping_config.update("jaxtyping_disable", before)
 
 
 @contextlib.contextmanager

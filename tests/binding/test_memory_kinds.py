@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDevi
 
 import slalom as sl
 from helpers import slow_except, unoptimized
-from table import GRADIENT_ROWS, WITH_GRADIENT, every_fourth
+from table import GRADIENT_ROWS, rows
 
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 HOMES = {
@@ -81,18 +81,16 @@ def test_steps_keep_memory_and_sharding_and_compile_once(step, home):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", every_fourth(GRADIENT_ROWS, 3))
+@rows(0, GRADIENT_ROWS, everyday=())
 @unoptimized()
-def test_every_rule_keeps_the_memory_of_its_state(name):
-    tx = WITH_GRADIENT[name]
+def test_every_rule_keeps_the_memory_of_its_state(row):
     params = put(make_params(), HOMES["mesh"])
-    opt = sl.Optimizer(tx, params)
+    opt = sl.Optimizer(row.tx, params)
     before = on_host((params, opt))
     after = train(*train(params, opt))
     assert on_host(after) == before
     params = on_device(params)
-    expected = train(*train(params, sl.Optimizer(tx, params)))
+    expected = train(*train(params, sl.Optimizer(row.tx, params)))
     for a, b in zip(jax.tree.leaves(after[0]), jax.tree.leaves(expected[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 

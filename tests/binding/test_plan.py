@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as
 
 import slalom as sl
 from helpers import slow_except
-from table import EVERYTHING
+from table import rows
 
 SPECS = {
     "replicated": (P(), P()),
@@ -207,15 +207,12 @@ def test_buffers_are_planned_as_they_are():
 
 
 # Reference that the rules of `plan` are checked against: what binding creates.
-QUICK = [EVERYTHING[name] for name in ("ScaleByAdam", "ScaleByFactoredRms", "Flatten")]
-
-
-@pytest.mark.parametrize("tx", slow_except(EVERYTHING.values(), *QUICK), ids=EVERYTHING)
-def test_state_is_planned_as_it_is_created(tx):
+@rows(1, everyday=("ScaleByAdam", "ScaleByFactoredRms", "Flatten"))
+def test_state_is_planned_as_it_is_created(row):
     mesh = two_by_two()
     shapes = abstract(mesh, SPECS["both"], (64, 128))
-    opt = sl.Optimizer(tx, concrete(shapes))
-    assert sl.plan(tx, shapes, mesh.abstract_mesh).state == on_one_device(list(opt.arrays))
+    opt = sl.Optimizer(row.tx, concrete(shapes))
+    assert sl.plan(row.tx, shapes, mesh.abstract_mesh).state == on_one_device(list(opt.arrays))
 
 
 def test_bytes_follow_the_formulas():

@@ -3,12 +3,11 @@ bit for bit as if nothing had happened."""
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, kind_of, slow_except
+from helpers import assert_same_bits, kind_of
 from slalom._core.state.walk import transforms
-from table import BUT_RECIPES, PER_EXAMPLE, every_fourth
+from table import BUT_RECIPES, PER_EXAMPLE, rows
 
 STEPS = 5
 MODEL = {
@@ -39,7 +38,6 @@ def loss_for(tx):
     return sl.LeastSquares(residual) if "residuals" in needs else loss_fn
 
 
-QUICK = ("EveryK", "AddNoise", "Drive", "nested")
 ROWS = BUT_RECIPES | PER_EXAMPLE
 
 
@@ -61,10 +59,10 @@ def steps(step, model, opt, start):
     return history
 
 
-@pytest.mark.parametrize("name", slow_except(every_fourth(ROWS, 1, *QUICK), *QUICK))
-def test_a_row_resumes_bit_for_bit(name, tmp_path):
-    step = sl.train_step(loss_for(ROWS[name]), donate=False)
-    start = sl.Optimizer(ROWS[name], MODEL)
+@rows(0, ROWS, everyday=("EveryK", "AddNoise", "Drive", "nested"), ci=PER_EXAMPLE)
+def test_a_row_resumes_bit_for_bit(row, tmp_path):
+    step = sl.train_step(loss_for(row.tx), donate=False)
+    start = sl.Optimizer(row.tx, MODEL)
     whole = steps(step, MODEL, start, 0)
     # Every step is a place to stop; some of them are inside of a window of accumulation.
     for stop in (1, 2, 3):

@@ -8,8 +8,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 import slalom as sl
-from helpers import slow_except
-from table import GRADIENT_ROWS, WITH_GRADIENT, every_fourth
+from table import GRADIENT_ROWS, rows
 
 mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 alone = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
@@ -135,11 +134,9 @@ def sum_of_squares(params):
     return sum((jnp.sum(x**2 + x) for x in jax.tree.leaves(params)), jnp.zeros(()))
 
 
-@pytest.mark.parametrize(
-    "name", slow_except(every_fourth(GRADIENT_ROWS, 3, "ScaleByTrustRatio"), "ScaleByTrustRatio")
-)
-def test_steps_are_those_of_one_device_or_are_refused(name):
-    opt = sl.Optimizer(WITH_GRADIENT[name], SHARDED)
+@rows(1, GRADIENT_ROWS, everyday=("ScaleByTrustRatio",))
+def test_steps_are_those_of_one_device_or_are_refused(row):
+    opt = sl.Optimizer(row.tx, SHARDED)
     parts = jax.tree.map(lambda x: P("model") if x.shape[:1] == (4,) else P(), (SHARDED, opt))
     run = jax.shard_map(with_all_inputs, mesh=mesh, in_specs=parts, out_specs=P("model"))
     refusal = ""

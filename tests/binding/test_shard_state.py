@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import known, slow_except
-from table import BUT_RECIPES, EVERYTHING, every_fourth
+from table import BUT_RECIPES, rows
 
 DEVICES = jax.device_count()
 mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
@@ -98,14 +98,11 @@ def test_dimensions_that_are_partitioned_already_stay_so():
 
 
 # The others run on eight devices, below.
-ROWS = every_fourth(BUT_RECIPES, 2) if DEVICES == 8 else ("adamw", "lamb")
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_steps_are_those_of_one_device_and_keep_the_shardings(name):
+@rows(2, BUT_RECIPES if DEVICES == 8 else ("adamw", "lamb"), everyday=("adamw", "lamb"))
+def test_steps_are_those_of_one_device_and_keep_the_shardings(row):
     noise = 0.1 * jax.random.normal(jax.random.key(0), (2, 8, 8)) + hadamard(8)[None]
     start = make_params() | {"w": jnp.linspace(-1, 1, 64).reshape(8, 8)}
-    params, opt, _ = sharded(EVERYTHING[name], start)
+    params, opt, _ = sharded(row.tx, start)
     before = [x.sharding for x in jax.tree.leaves((params, opt))]
     compiled = jax.jit(lambda params, opt, noise: noisy_step(params, opt, noise))
     once = compiled(params, opt, noise[0])
@@ -113,7 +110,7 @@ def test_steps_are_those_of_one_device_and_keep_the_shardings(name):
     assert [x.sharding for x in jax.tree.leaves(twice)] == before
     assert compiled._cache_size() == 1
     single = jax.jit(lambda params, opt, noise: noisy_step(params, opt, noise))
-    expected = single(start, sl.Optimizer(EVERYTHING[name], start), noise[0])
+    expected = single(start, sl.Optimizer(row.tx, start), noise[0])
     expected, _ = single(*expected, noise[1])
     for a, b in zip(jax.tree.leaves(twice[0]), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)

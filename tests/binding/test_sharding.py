@@ -10,7 +10,7 @@ import slalom as sl
 from helpers import known, slow_except
 from slalom._core.engine.encoded import encoded_form
 from slalom.codecs.names import as_codec
-from table import GRADIENT_ROWS, WITH_GRADIENT
+from table import GRADIENT_ROWS, rows
 
 AXES = {"automatic": (AxisType.Auto,) * 2, "explicit": (AxisType.Explicit,) * 2}
 RULES = {
@@ -183,13 +183,10 @@ def test_what_was_moved_to_another_mesh_stays_there():
     assert after["w"].sharding.spec == P("model")
 
 
-OFTEN = ("ScaleByAdam", "Graft, every_k", "Store, every_k")
-
-
-@pytest.mark.parametrize("name", slow_except(GRADIENT_ROWS, *OFTEN))
-def test_every_row_steps_along_explicit_axes(name):
-    tx, params = WITH_GRADIENT[name], sharded(AXES["explicit"])
-    opt = sl.Optimizer(tx, params)
+@rows(2, GRADIENT_ROWS, everyday=("ScaleByAdam", "Graft, every_k", "Store, every_k"))
+def test_every_row_steps_along_explicit_axes(row):
+    params = sharded(AXES["explicit"])
+    opt = sl.Optimizer(row.tx, params)
     # JAX checks explicit axes in types: nothing has to be compiled.
     new, _ = jax.eval_shape(lambda p, opt: opt.step(p, p, **known(p, p)), params, opt)
     assert [x.sharding.spec for x in jax.tree.leaves(new)] == [

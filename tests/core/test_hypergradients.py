@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import slow_except, unoptimized
+from helpers import unoptimized
 from slalom._core.fields.declare import hyperparameter_fields
 from slalom._core.protocol.parts import CHECK
-from table import RULES, every_fourth
+from table import RULES, rows
 
 # Chains, whose numbers are in their links, rules that round to another dtype than float64, and
 # rules that linearize a loss.
@@ -43,7 +43,6 @@ SINGULAR = {
     ("ScaleByMomo", "learning_rate", 0.0),
     ("ScaleByMomoAdam", "learning_rate", 0.0),
 }
-OFTEN = ("ScaleByRss, from zero", "Ema")
 SMOOTH = [name for name in RULES if not name.startswith(SKIPPED)]
 
 GRADS = np.random.default_rng(0).uniform(0.3, 1, (3, 2, 3)) * [[[1], [-1]]]
@@ -104,10 +103,10 @@ def differences(side):
     return (0, side, 2 * side), (-1.5 * side, 2 * side, -0.5 * side)
 
 
-@pytest.mark.parametrize("name", slow_except(every_fourth(SMOOTH, 2, *OFTEN), *OFTEN))
+@rows(0, SMOOTH, everyday=("ScaleByRss, from zero", "Ema"))
 @unoptimized()
-def test_derivatives_are_those_of_finite_differences(name, x64):
-    tx, params = RULES[name], jnp.asarray(PARAMS)
+def test_derivatives_are_those_of_finite_differences(row, x64):
+    tx, params = row.tx, jnp.asarray(PARAMS)
     points = list(points_of(tx))
     names = list(dict.fromkeys(name for name, _, _ in points))
     size = 1.0

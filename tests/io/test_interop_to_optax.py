@@ -16,7 +16,7 @@ import slalom as sl
 from helpers import assert_same_bits, lenient, mlp, slow_except
 from slalom._core.state.marks import PER_PARAM, SPREAD, children_by_name, marks
 from slalom.interop import to_optax
-from table import GRADIENT_ROWS, PER_EXAMPLE, WITH_GRADIENT, every_fourth
+from table import GRADIENT_ROWS, PER_EXAMPLE, WITH_GRADIENT, rows
 
 
 @pytest.fixture
@@ -63,12 +63,10 @@ def three_updates(update, state):
 WITH_GRADIENT = {name: tx for name, tx in WITH_GRADIENT.items() if "ivon" not in name.lower()}
 GRADIENT_ROWS = [name for name in GRADIENT_ROWS if name in WITH_GRADIENT]
 
-QUICK = ("ScaleByAdam", "Average")
 
-
-@pytest.mark.parametrize("name", slow_except(every_fourth(GRADIENT_ROWS, 0, *QUICK), *QUICK))
-def test_every_transform_updates_as_an_optimizer_does(name):
-    tx = to_optax(WITH_GRADIENT[name])
+@rows(1, GRADIENT_ROWS, everyday=("ScaleByAdam", "Average"))
+def test_every_transform_updates_as_an_optimizer_does(row):
+    tx = to_optax(row.tx)
 
     def ours(grads, opt):
         return opt.update(params, grads, **known(grads))
@@ -76,7 +74,7 @@ def test_every_transform_updates_as_an_optimizer_does(name):
     def theirs(grads, state):
         return tx.update(grads, state, params, **known(grads))
 
-    opt, expected = three_updates(ours, sl.Optimizer(WITH_GRADIENT[name], params))
+    opt, expected = three_updates(ours, sl.Optimizer(row.tx, params))
     state, updates = three_updates(theirs, tx.init(params))
     assert_same_bits(updates, expected)
     assert_same_bits(state.inner_state, opt.state)
@@ -362,13 +360,11 @@ def test_optax_maps_the_parameters_of_the_state():
     assert set(jax.tree.leaves((state.transform, state.count))) == {"other"}
 
 
-@pytest.mark.parametrize(
-    "name", slow_except(WITH_GRADIENT, "Partition", "Flatten", "adamw", "ScaleBySm3")
-)
-def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(name):
-    if name == "Monitor":
+@rows(2, WITH_GRADIENT, everyday=("Partition", "Flatten", "adamw", "ScaleBySm3"))
+def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(row):
+    if row.name == "Monitor":
         pytest.skip("it measures a list of leaves, which no tree without leaves shows")
-    tx = to_optax(WITH_GRADIENT[name])
+    tx = to_optax(row.tx)
     state = tx.init(params)
     mapped = optax.tree.map_params(tx, lambda _: "param", state)
     expected = sl.map_params(lambda _: "param", state)

@@ -10,18 +10,15 @@ import pytest
 
 import slalom as sl
 from helpers import known, slalom_trajectory, slow_except
-from table import BUT_RECIPES, EVERYTHING
-
-EVERYDAY = ("ScaleByTrustRatio", "ScaleBySoap", "Mechanize")
+from table import BUT_RECIPES, rows
 
 
-class Row:
-    """A step of a row, compiled once. The loss does not use one of the parameters."""
+class Steps:
+    """Steps of a row by one program. The loss does not use one of the parameters."""
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, tx):
         self.start = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "unused": jnp.ones((2, 2))}
-        self.opt = sl.Optimizer(EVERYTHING[name], self.start)
+        self.opt = sl.Optimizer(tx, self.start)
 
     @functools.cached_property
     def step(self):
@@ -40,9 +37,13 @@ class Row:
         return params, opt
 
 
-@pytest.fixture(params=slow_except(BUT_RECIPES, *EVERYDAY), scope="module")
-def row(request):
-    return Row(request.param)
+@pytest.fixture(scope="session")
+def steps(row):
+    return Steps(row.tx)
+
+
+# The same rows each time: they share the program.
+ROWS = rows(0, BUT_RECIPES, everyday=("ScaleByTrustRatio", "ScaleBySoap", "Mechanize"))
 
 
 def not_finite(tree):
@@ -52,9 +53,9 @@ def not_finite(tree):
     return [path for path in paths if not path.endswith(".radius")]  # infinite where there is none
 
 
-@pytest.mark.slow
-def test_parameters_that_the_loss_does_not_use_stay_finite(row):
-    params, opt = row.after(0.5, 0.5)
+@ROWS
+def test_parameters_that_the_loss_does_not_use_stay_finite(steps):
+    params, opt = steps.after(0.5, 0.5)
     assert not_finite((params, opt.state)) == []
 
 
@@ -65,10 +66,11 @@ OVERFLOWS = (
 """Rules whose result is not finite if a sum of squares overflows, as their docstrings say."""
 
 
-def test_one_huge_gradient_does_no_lasting_harm(row):
-    if any(f"sl.{name}(" in repr(row.opt.transform) for name in OVERFLOWS):
+@ROWS
+def test_one_huge_gradient_does_no_lasting_harm(steps):
+    if any(f"sl.{name}(" in repr(steps.opt.transform) for name in OVERFLOWS):
         pytest.skip("an overflowing norm must not go unnoticed")
-    params, opt = row.after(0.5, 1e20, 0.5, 0.5)
+    params, opt = steps.after(0.5, 1e20, 0.5, 0.5)
     assert not_finite((params, opt.state)) == []
 
 
@@ -91,11 +93,12 @@ HIDDEN = {
 """Why a gradient that is not finite may go unnoticed, and what does so."""
 
 
+@ROWS
 @pytest.mark.parametrize("entry", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_shows_in_the_parameters(row, entry):
-    if any(name in repr(row.opt.transform) for name in sum(HIDDEN.values(), ())):
+def test_a_gradient_that_is_not_finite_shows_in_the_parameters(steps, entry):
+    if any(name in repr(steps.opt.transform) for name in sum(HIDDEN.values(), ())):
         pytest.skip("one of the reasons that `HIDDEN` lists")
-    params, _ = row.after(0.5, entry, 0.5, 0.5)
+    params, _ = steps.after(0.5, entry, 0.5, 0.5)
     assert not_finite(params) != []
 
 

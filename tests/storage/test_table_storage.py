@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import slow_except, unoptimized
-from slalom._core.state.walk import parts, transforms
-from table import GRADIENT_ROWS, WITH_GRADIENT
+from helpers import transforms_in, unoptimized
+from table import GRADIENT_ROWS, rows
 
 STEPS = 3
 
@@ -66,11 +65,11 @@ def trained(tx):
 
 
 def stores(tx):
-    return any(isinstance(part.module, sl.wrappers.Store) for part in parts(tx))
+    return any(transforms_in(tx, sl.wrappers.Store))
 
 
 def writes(tx):
-    return any(isinstance(part.module, sl.wrappers.Write) for part in parts(tx))
+    return any(transforms_in(tx, sl.wrappers.Write))
 
 
 def assert_same_bits(left, right):
@@ -81,8 +80,6 @@ def assert_same_bits(left, right):
 
 
 OFTEN = ("ScaleByAdam", "ScaleByLion")
-ROWS = pytest.mark.parametrize("name", slow_except(GRADIENT_ROWS, *OFTEN))
-
 WAYS = {
     "store": lambda tx: tx.store(whole(), min_size=1),
     "write": lambda tx: tx.write("master"),
@@ -92,36 +89,36 @@ WAYS = {
 }
 
 
-@ROWS
-def test_no_way_to_store_and_no_observer_changes_a_bit(name):
-    row = WITH_GRADIENT[name]
-    if stores(row) or writes(row):
+@rows(0, GRADIENT_ROWS, everyday=OFTEN)
+def test_no_way_to_store_and_no_observer_changes_a_bit(row):
+    tx = row.tx
+    if stores(tx) or writes(tx):
         pytest.skip("this row has a codec or a policy of its own")
     with unoptimized():
-        alone = trained(row)
+        alone = trained(tx)
         for how, way in WAYS.items():
-            scales = any(isinstance(part.module, sl.wrappers.ScaleLoss) for part in parts(row))
+            scales = any(transforms_in(tx, sl.wrappers.ScaleLoss))
             if how != "record" or not scales:  # which would show gradients that are scaled
-                assert_same_bits(trained(way(row)), alone)
+                assert_same_bits(trained(way(tx)), alone)
 
 
-@ROWS
-def test_half_precision_parameters_with_master_weights_follow_single_precision(name):
-    row = WITH_GRADIENT[name]
-    if writes(row):
+@rows(1, GRADIENT_ROWS, everyday=OFTEN)
+def test_half_precision_parameters_with_master_weights_follow_single_precision(row):
+    tx = row.tx
+    if writes(tx):
         pytest.skip("this row has a policy already")
-    if stores(row):
+    if stores(tx):
         pytest.skip("its codes are rounded with random bits that depend on paths")
     own = sl.wrappers.AbstractParameterWriter | sl.wrappers.Outer
-    if any(isinstance(part.module, own) for part in parts(row)):
+    if any(transforms_in(tx, own)):
         pytest.skip("it keeps parameters of its own, so it goes around `.write`")
-    needs = {name for part in transforms(row) for name in part.module.needs}
+    needs = {name for part in transforms_in(tx) for name in part.needs}
     if needs & {"value_fn", "grad_fn"}:
         pytest.skip("the loss is that of the model, whose parameters are rounded")
-    if any(isinstance(part.module, sl.Stateless | sl.StatelessPerLeaf) for part in transforms(row)):
+    if any(transforms_in(tx, sl.Stateless | sl.StatelessPerLeaf)):
         pytest.skip("the user's function sees gradients in the dtype that they have")
     with unoptimized():
-        follow_single_precision(row)
+        follow_single_precision(tx)
 
 
 def follow_single_precision(row):

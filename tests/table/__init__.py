@@ -1,12 +1,12 @@
 """Everything public that transforms updates, in a representative form: the rows of many tests.
 
-A file of this folder has a part of the table. Of each part some rows run every day, and the others
-with `-m slow` only.
+A file of this folder has a part of the table. A property takes its rows from `rows`, which says
+when each of them runs.
 """
 
 import pytest
 
-from slalom._core.state.walk import transforms
+from helpers import EXHAUSTIVE, SLOW, transforms_in
 
 from . import (
     adam_like,
@@ -43,7 +43,7 @@ _PARTS = (
 def _joined(which):
     rows = {}
     for part in _PARTS:
-        more = getattr(part, which)
+        more = getattr(part, which, {})
         assert not rows.keys() & more.keys(), rows.keys() & more.keys()
         rows |= more
     return rows
@@ -57,28 +57,40 @@ OTHER_INPUTS = {"residuals", "terms", "max_logits"}
 WITH_GRADIENT = {
     name: tx
     for name, tx in EVERYTHING.items()
-    if not any(OTHER_INPUTS & {*part.module.needs} for part in transforms(tx))
+    if not any(OTHER_INPUTS & {*part.needs} for part in transforms_in(tx))
 }
-# Recipes are chains of rules, and some properties take long.
 BUT_RECIPES = {name: tx for name, tx in EVERYTHING.items() if name not in RECIPES}
 GRADIENT_ROWS = [name for name in WITH_GRADIENT if name in BUT_RECIPES]
-QUICK = [name for part in _PARTS for name in EVERYTHING if name in part.QUICK]
-assert all(EVERYTHING.keys() >= part.QUICK for part in _PARTS)
+
+ONE_OF_EACH_KIND = (
+    "ScaleByAdam",  # number by number
+    "ScaleByFactoredRms, factored",  # leaf by leaf
+    "ScaleByProdigy",  # with sums over all leaves
+    "Store",  # a codec
+    "Write",  # a write policy
+    "IfFinite, both",  # a wrapper that skips
+    "EveryK in Partition",  # a wrapper that accumulates, and structure
+    "muon",  # a recipe, with matrices
+)
 
 
-def every_fourth(rows, first, *others):
-    """The names of every fourth row, beginning with that at `first`, and of others.
+def rows(turn, names=EVERYTHING, *, everyday=ONE_OF_EACH_KIND, ci=()):
+    """Gives a property its rows, each in its tier, as the argument `row`.
 
-    For properties that compile a program for each row, which would take hours for all of them. Each
-    begins somewhere else, so every row has a fourth of these properties.
+    Rows run every day if they are named. A third of the others runs in CI, beginning with that at
+    `turn`: properties that follow each other take other thirds, so each row has a third of the
+    properties. Rows that differ in what the property checks are named in `ci`. The rest of the
+    product is exhaustive, and so are recipes, which are chains of other rows.
     """
-    return [name for i, name in enumerate(rows) if i % 4 == first or name in others]
+    thirds = {name: i % 3 for i, name in enumerate(BUT_RECIPES)}
 
+    def tier(name):
+        if name in everyday:
+            return []
+        return [SLOW if name in ci or thirds.get(name) == turn % 3 else EXHAUSTIVE]
 
-def everyday(rows):
-    """Rows to parametrize with: those that are not quick run with `-m slow` only."""
-    values = rows if isinstance(rows, dict) else {name: name for name in rows}
-    return [
-        pytest.param(value, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, value in values.items()
+    # Workers take whole groups, so the tests of a row find its programs.
+    values = [
+        pytest.param(name, marks=(pytest.mark.xdist_group(name), *tier(name))) for name in names
     ]
+    return pytest.mark.parametrize("row", values, indirect=True)

@@ -39,7 +39,3 @@ RECIPES: dict[str, Any] = {
     "apollo": sl.apollo(0.1, rank=2, weight_decay=0.1, decay_where=matrices),
     "stable_adamw": sl.stable_adamw(0.1, decay_where=matrices),
 }
-
-WRAPPERS: dict[str, Any] = {}
-
-QUICK: set[str] = {"madgrad"}

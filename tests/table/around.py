@@ -11,8 +11,6 @@ RULES: dict[str, Any] = {
     "ZClip": sl.ZClip(warmup_steps=1),
 }
 
-RECIPES: dict[str, Any] = {}
-
 TERMS = ("first", "second")
 
 WRAPPERS: dict[str, Any] = {
@@ -26,5 +24,3 @@ WRAPPERS: dict[str, Any] = {
     "SkipSpikes, every_k": sl.adam(0.1).skip_spikes(window=4, by="grad_norm").every_k(2),
     "SkipSpikes, averaged": sl.sgd(0.1).every_k(2).skip_spikes(by="loss").average().record(),
 }
-
-QUICK: set[str] = {"ZClip", "SkipSpikes"}

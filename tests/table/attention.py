@@ -6,12 +6,6 @@ import slalom as sl
 
 PROJECTIONS = sl.where.leaf(lambda path, x: x.shape == (2, 3))
 
-RULES: dict[str, Any] = {}
-
-RECIPES: dict[str, Any] = {}
-
 WRAPPERS: dict[str, Any] = {
     "QKClip": sl.sgd(0.1) | sl.QKClip(heads=1, where={PROJECTIONS: "q:k"}, layout="oi"),
 }
-
-QUICK: set[str] = set()

@@ -33,5 +33,3 @@ WRAPPERS: dict[str, Any] = {
     ),
     "ScheduleFree, every_k": sl.sgd(0.1).every_k(2).schedule_free(),
 }
-
-QUICK: set[str] = {"Sam"}

@@ -189,20 +189,3 @@ PER_EXAMPLE = {
     "DifferentiallyPrivateAggregate": sl.DifferentiallyPrivateAggregate(1.0, 0.5, key=3),
 }
 """What takes a gradient for each example: `test_per_example.py` has its properties."""
-
-QUICK = {
-    "ScaleBy",
-    "ScaleByAdam",
-    "ScaleByNovograd",
-    "ScaleByFactoredRms, factored",
-    "ScaleByLion",
-    "ClipByGlobalNorm",
-    "AddNoise",
-    "Monitor",
-    "adamw",
-    "Mask",
-    "Partition",
-    "Flatten",
-    "IfFinite, both",
-    "nested",
-}

@@ -31,5 +31,3 @@ WRAPPERS = {
     "IfFinite, gauss_newton": sl.gauss_newton(1e-3).if_finite(),
     "Average, levenberg_marquardt": sl.levenberg_marquardt().average(0.9),
 }
-
-QUICK = {"ScaleByGaussNewton, momentum", "ScaleByLevenbergMarquardt"}

@@ -8,15 +8,9 @@ from .catalogue import halving
 
 matrices = sl.where.ndim(min=2)
 
-RULES: dict[str, Any] = {}
-
-RECIPES: dict[str, Any] = {}
-
 WRAPPERS: dict[str, Any] = {
     "ScaleLoss": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).scale_loss(),
     "ScaleLoss in EveryK": sl.adam(0.1).scale_loss(4.0, growth_interval=2).every_k(2),
     "EveryK in ScaleLoss": sl.adam(0.1).every_k(2).scale_loss(4.0, growth_interval=2),
     "ScaleLoss, averaged": sl.adam(0.1).partition({matrices: sl.sgd(0.1)}).scale_loss().average(),
 }
-
-QUICK: set[str] = {"ScaleLoss"}

@@ -33,7 +33,3 @@ RECIPES: dict[str, Any] = {
     "dion": sl.dion(0.1, weight_decay=0.1),
     "scion": sl.scion(1e-3),
 }
-
-WRAPPERS: dict[str, Any] = {}
-
-QUICK: set[str] = {"muon"}

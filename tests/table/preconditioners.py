@@ -49,5 +49,3 @@ WRAPPERS: dict[str, Any] = {
     "Graft, every_k": sl.sgd(1.0, momentum=0.9).graft(sl.adam(0.1)).every_k(2),
     "Graft, paced": sl.Trace(0.9).every_k(2).graft(sl.ScaleByRms()) | sl.Scale(-0.1),
 }
-
-QUICK: set[str] = set()

@@ -45,7 +45,3 @@ RECIPES: dict[str, Any] = {
         0.1, weight_decay=0.1, decay_where=matrices, independent_decay=True
     ),
 }
-
-WRAPPERS: dict[str, Any] = {}
-
-QUICK: set[str] = {"ScaleByProdigy"}

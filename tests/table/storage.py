@@ -4,10 +4,6 @@ from typing import Any
 
 import slalom as sl
 
-RULES: dict[str, Any] = {}
-
-RECIPES: dict[str, Any] = {}
-
 matrices = sl.where.ndim(min=2)
 clip = sl.ClipByGlobalNorm(1.0)
 
@@ -31,5 +27,3 @@ WRAPPERS: dict[str, Any] = {
     "Store, adafactor": sl.adafactor(0.1, momentum=0.9).store("int8", min_size=1),
     "Store, record": sl.adam(0.1).store("int8", min_size=1).record(),
 }
-
-QUICK: set[str] = {"Store"}

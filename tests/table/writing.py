@@ -6,10 +6,6 @@ import slalom as sl
 
 matrices = sl.where.ndim(2)
 
-RULES: dict[str, Any] = {}
-
-RECIPES: dict[str, Any] = {}
-
 WRAPPERS: dict[str, Any] = {
     "Write": (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1)).write("kahan"),
     "Write, master": sl.adamw(0.1).write("master").every_k(2),
@@ -21,5 +17,3 @@ WRAPPERS: dict[str, Any] = {
     .partition({matrices: sl.sgd(0.1).project(sl.projections.l2_ball(1.0)).write("master")})
     .record(),
 }
-
-QUICK: set[str] = {"Write"}

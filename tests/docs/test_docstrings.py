@@ -46,8 +46,8 @@ DOCSTRINGS = {
 WITH_CODE = [name for name, (docstring, *_) in DOCSTRINGS.items() if "```" in docstring]
 
 
-# A fifth of them every day: together they compile for a minute.
-@pytest.mark.parametrize("name", slow_except(WITH_CODE, *WITH_CODE[1::5]))
+# One test each, for together they compile for a minute.
+@pytest.mark.parametrize("name", slow_except(WITH_CODE, *WITH_CODE[1::11]))
 def test_example_runs(name):
     docstring, path, line = DOCSTRINGS[name]
     blocks = FENCE.findall(docstring)
@@ -71,20 +71,17 @@ SCHEDULES = (sl.schedules.AbstractSchedule, sl.schedules.AbstractStatefulSchedul
 
 def public_names():
     """Every public class and function by its name, and every method that it defines anew."""
-    schedules = [
-        name
+    names = [(sl, name) for name in vars(sl) if name[0] != "_"]
+    names += [
+        (sl.schedules, name)
         for name, value in vars(sl.schedules).items()
         if isinstance(value, type) and issubclass(value, SCHEDULES)
     ]
-    names = [(sl, name) for name in vars(sl) if name[0] != "_"]
-    names += [(sl.schedules, name) for name in schedules]
-    names += [(sl.where, name) for name in sl.where.__all__]
-    names += [(sl.projections, name) for name in sl.projections.__all__]
-    names += [(sl.codecs, name) for name in sl.codecs.__all__]
-    names += [(sl.checkpoint, name) for name in sl.checkpoint.__all__]
-    names += [(sl.combine, name) for name in sl.combine.__all__]
-    names += [(sl.fields, name) for name in sl.fields.__all__]
-    names += [(sl.wrappers, name) for name in sl.wrappers.__all__]
+    for module in (
+        *(sl.where, sl.projections, sl.codecs, sl.checkpoint),
+        *(sl.combine, sl.fields, sl.wrappers),
+    ):
+        names += [(module, name) for name in module.__all__]
     for module, name in names:
         value = getattr(module, name)
         own = getattr(value, "__module__", "").startswith("slalom")
@@ -146,38 +143,34 @@ def described(value, owner):
     return names
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_name_has_a_docstring(name):
-    assert own_docstring(PUBLIC[name]).strip(), f"{name} has no docstring"
+def test_every_public_name_has_a_docstring():
+    assert [name for name, value in PUBLIC.items() if not own_docstring(value).strip()] == []
 
 
-WHOLE = [name for name in PUBLIC if name.rpartition(".")[0] not in PUBLIC]
+def test_docstrings_are_their_own_and_say_what_is_returned():
+    inherit, say_nothing = [], []
+    for name, value in PUBLIC.items():
+        if name.rpartition(".")[0] in PUBLIC:
+            continue  # a method
+        docstring = inspect.getdoc(value)
+        if any(inspect.getdoc(base) == docstring for base in getattr(value, "__mro__", ())[1:]):
+            inherit.append(name)
+        if not inspect.isclass(value) and "**Returns:**" not in docstring:
+            say_nothing.append(name)
+    assert not inherit, "show the docstring of a base class"
+    assert not say_nothing, "have no **Returns:**"
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_docstring_is_its_own_and_says_what_is_returned(name):
-    value = PUBLIC[name]
-    docstring = inspect.getdoc(value)
-    inherited = [b for b in getattr(value, "__mro__", ())[1:] if inspect.getdoc(b) == docstring]
-    assert not inherited, f"{name} shows the docstring of {inherited[0]}"
-    assert inspect.isclass(value) or "**Returns:**" in docstring, name
+def test_every_argument_is_described():
+    left_out = {}
+    for name, value in PUBLIC.items():
+        owner = PUBLIC.get(name.rpartition(".")[0])
+        # A method may do without the list.
+        if owner is None or "**Arguments:**" in own_docstring(value):
+            left_out[name] = parameters(value) - described(value, owner)
+    assert {name: missing for name, missing in left_out.items() if missing} == {}
 
 
-def lists_arguments(name):
-    """Whether a public name must describe its arguments; a method may do without the list."""
-    if not parameters(PUBLIC[name]):
-        return False
-    is_method = name.rpartition(".")[0] in PUBLIC
-    return not is_method or "**Arguments:**" in own_docstring(PUBLIC[name])
-
-
-@pytest.mark.parametrize("name", list(filter(lists_arguments, PUBLIC)))
-def test_every_argument_is_described(name):
-    owner = PUBLIC.get(name.rpartition(".")[0])
-    missing = parameters(PUBLIC[name]) - described(PUBLIC[name], owner)
-    assert not missing, f"**Arguments:** of {name} leaves out {sorted(missing)}"
-
-
-@pytest.mark.parametrize("name", [module_name(path) for path in sorted(SOURCE.rglob("*.py"))])
-def test_module_has_a_docstring(name):
-    assert name in DOCSTRINGS
+def test_every_module_has_a_docstring():
+    modules = map(module_name, sorted(SOURCE.rglob("*.py")))
+    assert [name for name in modules if name not in DOCSTRINGS] == []

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import lenient, slow_except
+from helpers import lenient
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"] + [
@@ -78,11 +78,9 @@ def run(code, namespace, document, line):
 WITH_OPTAX = "docs/index.md"
 """Runs a part of Optax that needs implicit promotion."""
 
-QUICK = ("README.md", "CONTRIBUTING.md", "docs/guides/writing-a-transform.md")
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", slow_except(DOCUMENTS, *QUICK))
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_snippets_run_and_show_what_they_say(document, typechecked):
     namespace = {"__name__": "__main__"}
     rules = lenient if document == WITH_OPTAX else contextlib.nullcontext
@@ -102,11 +100,14 @@ def test_snippets_run_and_show_what_they_say(document, typechecked):
             assert matches(shown, got), f"{document}:{line} shows\n{shown}\nbut gives\n{got}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_somewhere(document):
-    path = ROOT / document
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
-        assert (path.parent / target).exists(), f"{document} links to {target}"
+def test_links_lead_somewhere():
+    links = [
+        (document, target)
+        for document in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / document).read_text())
+    ]
+    assert len(links) > 100
+    assert [x for x in links if not (ROOT / x[0]).parent.joinpath(x[1]).exists()] == []
 
 
 def test_readme_names_both_commands_on_the_first_screen():
@@ -115,42 +116,32 @@ def test_readme_names_both_commands_on_the_first_screen():
     assert 'pip install -e ".[test]" && pytest' in first_screen
 
 
-def typecheck(value):
-    """Runs the README's `wrong.py` in a Python of its own."""
-    ((code, shown),) = [
-        (code, shown) for _, code, shown in blocks("README.md") if code.startswith("# wrong.py")
-    ]
-    environment = {**os.environ, "SLALOM_TYPECHECK": value}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    return done, shown
+def outside(code, **variables):
+    """Runs code in a Python of its own, without the strictness of the tests."""
+    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
+    environment = {k: v for k, v in os.environ.items() if k not in strict} | variables
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
 def test_typecheck_refuses_a_wrong_shape_with_the_message_shown():
-    done, shown = typecheck("1")
+    ((code, shown),) = [
+        (code, shown) for _, code, shown in blocks("README.md") if code.startswith("# wrong.py")
+    ]
+    done = outside(code, SLALOM_TYPECHECK="1")
     assert done.returncode == 1
     _, *said = re.split(
         r"^(?=jaxtyping\.TypeCheckError: Type-check)", done.stderr, flags=re.MULTILINE
     )
     assert matches(shown, without_arguments(said[-1])), done.stderr
-
-
-@pytest.mark.slow
-def test_without_typecheck_nothing_is_checked():
-    done, _ = typecheck("0")
+    done = outside(code, SLALOM_TYPECHECK="0")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_readme_runs_outside_of_the_strict_world():
-    code = "\n".join(code for _, code, shown in blocks("README.md") if not is_error(shown))
-    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
-    environment = {name: value for name, value in os.environ.items() if name not in strict}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    done = outside("\n".join(code for _, code, shown in blocks("README.md") if not is_error(shown)))
     assert done.returncode == 0, done.stderr
 
 

@@ -60,7 +60,7 @@ def first_failure(copy: Path, tier: str, paths: list[str], workers: int) -> str 
         return f"no end after {LIMIT} s"
     if ran.returncode in (0, 5):  # all passed, or there were none
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", ran.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", ran.stdout, re.MULTILINE)
     if failed is None:
         raise RuntimeError(ran.stdout[-2000:] + ran.stderr[-2000:])
     return failed[1]

@@ -1,1 +1,1 @@
-"""Bad inputs, by topic, and the whole message of each."""
+"""Bad inputs, by topic, and what the message of each must say."""

@@ -1,52 +1,51 @@
-"""The table of bad inputs, and what they are made of."""
+"""How a bad input is refused: what its message must say, and what bad inputs are made of."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import contextlib
+import re
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import slalom as sl
 
-
-class Case(NamedTuple):
-    bad: Callable[[], Any]
-    error: type[Exception]
-    culprit: str
-    remedy: str
-    obvious: str
-    unchecked: bool
-
-
-CASES: dict[str, Case] = {}
+ESSENTIALS = {
+    "names": "'[^']*'",
+    "code": "`[^`]*`",
+    "the value given": "(?s:, got .*)",
+    "the last sentence": r"(?s:(?<=[.?]) (?=[A-Z])(?!.*[.?] [A-Z]).*)",
+}
+"""Parts of messages. A row must not match a message that has lost one of them."""
 
 
-def refused(
-    error: type[Exception],
-    culprit: str,
-    remedy: str = "",
-    *,
-    obvious: str = "",
-    unchecked: bool = False,
-):
-    """Enters a bad input into the table, with what its message must say.
+@contextlib.contextmanager
+def refused(error: type[Exception], culprit: str, remedy: str = "", *, obvious: str = ""):
+    """Expects an error, with what its message must say.
 
     The `culprit` is what is wrong and where: the transform, the leaf or argument, the value given.
     The `remedy` is what to write instead, or what would be right. In both, `…` stands for any text:
     the prose around what matters is free. Where naming the culprit is enough, the row says in
     `obvious` what the reader will do.
-
-    Where `unchecked`, the checks of SLALOM_TYPECHECK=1 would refuse the input first, so the
-    message is the one of a process that runs without them, as users do.
     """
+    assert culprit
+    assert bool(remedy) != bool(obvious), "a row names the culprit and says what to do"
+    with pytest.raises(error) as caught:
+        yield
+    assert caught.type is error
+    # `str` of a KeyError is the repr of its message.
+    message = caught.value.args[0] if error is KeyError else str(caught.value)
+    parts = culprit, remedy
+    assert says(message, parts), f"{parts} are not in: {message}"
+    for what, where in ESSENTIALS.items():
+        less = re.sub(where, "", message)
+        assert less == message or not says(less, parts), f"the row lacks {what} of: {message}"
 
-    def enter(bad: Callable[[], Any]) -> Callable[[], Any]:
-        assert bad.__name__ not in CASES, f"two bad inputs are named {bad.__name__}"
-        CASES[bad.__name__] = Case(bad, error, culprit, remedy, obvious, unchecked)
-        return bad
 
-    return enter
+def says(message: str, parts: tuple[str, ...]) -> bool:
+    patterns = ("(?s:.*?)".join(map(re.escape, re.split(" *… *", part))) for part in parts)
+    return all(re.search(pattern, message) for pattern in patterns)
 
 
 def params() -> Any:
@@ -62,6 +61,10 @@ def mlp(depth: int = 1, width: int = 4) -> eqx.nn.MLP:
     make = lambda: eqx.nn.MLP(2, 1, width, depth, key=jax.random.key(0))  # noqa: E731
     ones = lambda x: jnp.ones(x.shape) if isinstance(x, jax.ShapeDtypeStruct) else x  # noqa: E731
     return jax.tree.map(ones, eqx.filter_eval_shape(make))
+
+
+def total(model: Any) -> jax.Array:
+    return jnp.sum(model["b"]) + jnp.sum(model["w"])
 
 
 def arrays(model: Any) -> Any:

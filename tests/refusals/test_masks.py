@@ -1,0 +1,122 @@
+"""Masks and labels that select nothing, or not what they say."""
+
+import jax
+import jax.numpy as jnp
+
+import slalom as sl
+
+from .messages import bound, mlp, refused
+
+GLOB = "the whole path; `*` … `**` …"
+PREFIX = "masks or labels must have the structure of the parameters, or be a prefix"
+ONLY_SHAPES = "shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values"
+ONE_CALL = "`sl.where.leaf(lambda path, leaf: ...)`"
+PYTHON_VALUE = "a Python value … `sl.where.ndim(min=2)`"
+
+
+def test_selections_of_nothing():
+    with refused(
+        ValueError,
+        "sl.where.path('layer.*.weight') matches no parameter",
+        GLOB + " 'layers.0.weight', 'layers.0.bias', 'layers.1.weight', 'layers.1.bias'",
+    ):
+        sl.Optimizer(sl.adamw(0.1, decay_where=sl.where.path("layer.*.weight")), mlp())
+    with refused(ValueError, "sl.where.path('bias') matches no parameter", GLOB + " 'b', 'w'"):
+        bound(sl.adam(0.1).partition({sl.where.path("bias"): sl.sgd(0.1)}))
+    with refused(ValueError, "sl.where.path('layers.**') matches no parameter", GLOB + " 'b', 'w'"):
+        bound(trainable=~sl.where.path("layers.**"))
+    with refused(ValueError, "sl.where.regex('^layers') matches no parameter", "Paths: 'b', 'w'"):
+        bound(sl.adam(0.1).only(sl.where.regex("^layers")))
+    with refused(ValueError, "'w' has the label 'c'", "Labels with a transform: 'a', 'd'"):
+        bound(sl.partition({"a": sl.adam(0.1), "d": sl.sgd(0.1)}, {"b": "a", "w": "c"}))
+    with refused(
+        ValueError,
+        "Two groups … have the name '1' in paths: their labels are 1, '1'",
+        "labels that also differ as text",
+    ):
+        sl.partition({1: sl.sgd(0.1), "1": sl.sgd(0.2)}, {"w": 1, "b": "1"})
+    with refused(ValueError, "'w' has no label", "`sl.where.everything()` as the last case"):
+        bound(sl.partition({"a": sl.adam(0.1)}, {sl.where.path("b"): "a"}))
+
+
+def test_what_is_no_selector():
+    with refused(
+        TypeError,
+        "sl.where.path takes one glob, got ['b', 'w']",
+        "`sl.where.path(...) | sl.where.path(...)`",
+    ):
+        sl.where.path(["b", "w"])
+    with refused(
+        TypeError,
+        "A selector has no truth value",
+        "`&`, `|` and `~` instead of `and`, `or` and `not`",
+    ):
+        sl.where.path("b") and sl.where.path("w")
+    with refused(TypeError, "None is not a selector", "`sl.where.everything()` or `.nothing()`"):
+        sl.adam(0.1).only(None)
+    with refused(TypeError, "sl.where.everything makes a selector", "`sl.where.everything()`"):
+        sl.muon(0.1, layout={sl.where.everything: "io"})
+    with refused(TypeError, "sl.where.ndim makes a selector", "`sl.where.ndim(...)`"):
+        sl.where.path("w") & sl.where.ndim
+    with refused(TypeError, "sl.where.everything makes a selector", "`sl.where.everything()`"):
+        sl.partition({1: sl.adam(0.1)}, {sl.where.everything: 1})
+    for make in (
+        lambda: sl.adamw(0.1, decay_where="w"),
+        lambda: sl.adam(0.1).partition({"w": sl.sgd(0.1)}),
+        lambda: sl.partition({1: sl.adam(0.1)}, {sl.where.path("b"): 1, "w": 1}),
+    ):
+        with refused(TypeError, "not a selector, got 'w'", "`sl.where.path('w')`"):
+            make()
+    with refused(
+        TypeError,
+        "`.partition` … got sl.where.path('w') of type _Path",
+        "a mapping from selectors to transforms",
+    ):
+        sl.adam(0.1).partition(sl.where.path("w"), sl.sgd(0.1))
+    with refused(
+        ValueError,
+        "`names` … got ('a', 'b')",
+        "each of the 1 groups, all different and none of them 'rest'",
+    ):
+        sl.adam(0.1).partition({sl.where.path("b"): sl.sgd(0.1)}, names=("a", "b"))
+
+
+def test_what_is_no_mask():
+    with refused(TypeError, "got 1 of type int at 'b' from {'b': 1, 'w': True}", "bools"):
+        bound(sl.adam(0.1).only({"b": 1, "w": True}))
+    with refused(TypeError, "got 1 of type int at 'b' from sl.where.leaf(…", "bools"):
+        bound(sl.adam(0.1).only(sl.where.leaf(lambda path, leaf: len(leaf.shape))))
+    with refused(ValueError, "'v' is in the mask but not in the parameters", PREFIX):
+        bound(sl.adam(0.1).only({"b": True, "v": True}))
+    with refused(ValueError, "'w' is in the parameters but not in the mask", PREFIX):
+        bound(sl.adam(0.1).only(lambda params: {"b": True}))
+    with refused(TypeError, "A mask or label … got an array of dtype bool", PYTHON_VALUE):
+        sl.adam(0.1).only({"b": jnp.array(True), "w": True})
+    with refused(TypeError, "A mask or label … got a traced array of dtype bool", PYTHON_VALUE):
+        jax.jit(lambda flag: sl.adam(0.1).only({"b": flag, "w": True}))(True)
+    with refused(
+        TypeError, "failed on the parameter tree: '>' not supported", f"{ONLY_SHAPES} … {ONE_CALL}"
+    ):
+        bound(
+            sl.adam(0.1).only(lambda params: jax.tree.map(lambda x: bool(jnp.all(x > 0)), params))
+        )
+    with refused(
+        TypeError,
+        "failed on the parameter tree: 'ShapeDtypeStruct' object has no attribute 'sum'",
+        f"{ONLY_SHAPES} … {ONE_CALL}",
+    ):
+        bound(sl.adam(0.1).only(lambda params: jax.tree.map(lambda x: bool(x.sum() > 0), params)))
+    with refused(
+        TypeError,
+        "failed on the parameter tree: 'dict' object has no attribute 'ndim'",
+        f"{ONLY_SHAPES} … {ONE_CALL}",
+    ):
+        bound(sl.adamw(0.1, decay_where=lambda p: p.ndim > 1))
+    with refused(TypeError, "at 'b': '>' not supported", ONLY_SHAPES):
+        bound(sl.adam(0.1).only(sl.where.leaf(lambda path, leaf: bool(jnp.all(leaf > 0)))))
+    with refused(
+        ValueError,
+        "sl.where.matrix() & sl.where.path('b') selects nothing",
+        "`sl.where.matrix({sl.where.path(\"experts\"): \"soi\"})` … Paths: 'b', 'w'",
+    ):
+        bound(sl.muon(0.02, where=sl.where.path("b")))

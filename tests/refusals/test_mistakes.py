@@ -1,0 +1,248 @@
+"""What people write who come from another library, or in a hurry."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+import slalom as sl
+
+from .messages import bound, params, refused, total
+
+BIND = (
+    "`opt = sl.Optimizer(tx, model)` … `model, opt = opt.step(model, grads)` … `updates, "
+    "state = tx.update(grads, state, params)`"
+)
+JOIN = "`|`, or write `sl.chain(*transforms)`"
+GRADIENTS = "`grads = eqx.filter_grad(loss_fn)(model, x, y)` … `sl.train_step(loss_fn)`"
+TRACED = (
+    "`float(x)` or `x.item()`, return the array along with the loss, with `has_aux=True` … "
+    "`if x > 0`, write `jnp.where(x > 0, a, b)` … those of `jax.numpy` … `jax.debug.print`"
+)
+
+
+def test_calls():
+    with refused(TypeError, "Chain is a transform", BIND):
+        sl.adam(0.1)(params())
+    with refused(TypeError, "ScaleByAdam is a transform", BIND):
+        sl.ScaleByAdam()()
+    with refused(
+        TypeError,
+        "An optimizer is not a function",
+        "`model, opt = opt.step(model, grads)` … `step = sl.train_step(loss_fn)` … `model, opt, "
+        "loss = step(model, opt, x, y)`",
+    ):
+        bound()(params(), params())
+    with refused(TypeError, "train_step … got sl.Clip(1.0)", "a loss function"):
+        sl.train_step(sl.Clip(1.0))
+    with refused(
+        TypeError,
+        "ScaleByLearningRate.learning_rate … got sl.Clip(1.0) of type Clip",
+        "a real number, a 0-d array or a schedule",
+    ):
+        sl.sgd(sl.Clip(1.0))
+    with refused(
+        TypeError,
+        "An optimizer is bound to a model",
+        "`sl.Optimizer(tx, model)`. It creates the state",
+    ):
+        sl.Optimizer(sl.adam(0.1))
+    with refused(
+        TypeError,
+        "train_step() … got 2",
+        "`step = sl.train_step(loss_fn)` … `model, opt, loss = step(model, opt, x, y)`",
+    ):
+        sl.train_step(params(), bound())
+    with refused(TypeError, "save() … got 3", "`sl.checkpoint.save(path, model=model, opt=opt)`"):
+        sl.checkpoint.save("run", params(), bound())
+    with refused(TypeError, "load() … got 3", "`sl.checkpoint.load(path, model=model, opt=opt)`"):
+        sl.checkpoint.load("run", params(), bound())
+    with refused(
+        TypeError, "update() … got 3", "`model, opt = opt.step(model, grads)` … `value=loss`"
+    ):
+        bound().update(params(), bound().state, params())
+    with refused(
+        TypeError, "step() … got 3", "`model, opt = opt.step(model, grads)` … `value=loss`"
+    ):
+        bound().step(params(), params(), bound().state)
+    with refused(
+        TypeError,
+        "A transform does not hold its state",
+        "`params, state = tx.step(grads, state, params)` … `model, opt = opt.step(model, grads)`",
+    ):
+        sl.adam(0.1).step(params(), params())
+    with refused(
+        TypeError,
+        "`tx.update` got the keyword 'value'",
+        "`tx.update(grads, state, params, sl.Context(value=...))`",
+    ):
+        tx = sl.polyak_sgd()
+        tx.update(params(), tx.init(params()), params(), value=1.0)
+    with refused(
+        TypeError,
+        "`tx.update` got 3 as the context",
+        "`tx.update(grads, state, params, sl.Context(step=...))`",
+    ):
+        tx = sl.ScaleByAdam()
+        tx.update(params(), tx.init(params()), params(), 3)
+    with refused(
+        TypeError,
+        "The state of this chain is a tuple of 2, which `init` or the last `update` … of type dict",
+        "`tx.update(grads, state, params)`",
+    ):
+        tx = sl.adam(0.1)
+        tx.update(params(), params(), tx.init(params()))
+
+
+def test_calls_of_functions():
+    with refused(TypeError, "train_step() … 'optimizer'", "It takes loss_fn, has_aux"):
+        sl.train_step(total, optimizer=sl.adam(0.1))
+    with refused(TypeError, "minimize() … 'steps'", "max_steps"):
+        sl.minimize(total, sl.lbfgs(), params(), steps=10)
+    with refused(TypeError, "muon() … 'muon_weight_dimension_numbers'", "Write layout"):
+        sl.muon(0.1, muon_weight_dimension_numbers=None)
+    with refused(TypeError, "rebind() … got 2", "`opt, report = opt.rebind(model, tx=tx)`"):
+        bound().rebind(params(), sl.sgd(0.1))
+    with refused(
+        TypeError,
+        "The model and the optimizer are swapped",
+        "`model, opt, loss = step(model, opt, ...)`",
+    ):
+        sl.train_step(total)(bound(), params())
+    with refused(
+        TypeError, "`sl.Optimizer`, got Chain in its place", "`opt = sl.Optimizer(tx, model)`"
+    ):
+        sl.train_step(total)(params(), sl.adam(0.1))
+    with refused(
+        TypeError, "got an array in its place", "`step(model, opt, *args)` … `sl.Optimizer`"
+    ):
+        sl.train_step(total)(params(), jnp.ones(2))
+    with refused(
+        TypeError, "train_step … got a Linear", "`loss_fn(model, x, y)` … `step(model, opt, x, y)`"
+    ):
+        sl.train_step(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
+    with refused(
+        TypeError,
+        "A Linear is a model, not a schedule",
+        "`opt = sl.Optimizer(sl.adam(1e-3), model)`",
+    ):
+        sl.adam(eqx.nn.Linear(2, 2, key=jax.random.key(0)), 0.1)
+    with refused(ValueError, "`nesterov=True`", "`momentum=0.9`"):
+        sl.sgd(0.1, nesterov=True)
+
+
+def test_keywords_of_other_libraries():
+    with refused(TypeError, "adam() … 'clipnorm'", "sl.ClipByGlobalNorm(1.0) | tx"):
+        sl.adam(0.1, clipnorm=1.0)
+    with refused(
+        TypeError,
+        "sgd() … 'weight_decay'",
+        "sl.adamw(learning_rate, weight_decay=0.1), or sl.AddDecayedWeights(0.1) | tx",
+    ):
+        sl.sgd(0.1, weight_decay=0.1)
+
+
+CLIPPED = (sl.Clip(1.0), sl.sgd(0.1))
+
+
+def test_links():
+    with refused(TypeError, "got (sl.Clip(1.0), sl.ScaleByLearningRate(0.1))", JOIN):
+        bound(CLIPPED)
+    with refused(
+        TypeError, "Link 0 … got [sl.Clip(1.0), sl.ScaleByLearningRate(0.1)] of type list", JOIN
+    ):
+        sl.chain([*CLIPPED])
+    with refused(
+        TypeError, "Link 1 … got None of type NoneType", "Leave it out, or write `sl.Identity()`"
+    ):
+        sl.chain(sl.Clip(1.0), None)
+    with refused(
+        TypeError,
+        "Link 1 … got … of type Optimizer",
+        "before you bind them: `sl.Optimizer(tx | other, model)`",
+    ):
+        sl.chain(sl.Clip(1.0), bound())
+
+
+def test_attributes():
+    others = {
+        "every": "tx.every_k(k)",
+        "accumulate": "tx.every_k(k)",
+        "ema": "tx.average(decay)",
+        "clip": "sl.ClipByGlobalNorm(1.0) | tx",
+        "averge": "tx.average(...)",
+    }
+    for name, ours in others.items():
+        with refused(AttributeError, f"'Chain' object … '{name}'", ours):
+            getattr(sl.adam(0.1), name)
+    with refused(
+        AttributeError,
+        "'Chain' object … 'b1'",
+        "`tx['scale_by_adam'].b1` … `opt.hyperparams[\"b1\"]`",
+    ):
+        sl.adam(0.1).b1  # noqa: B018
+    with refused(
+        dataclasses.FrozenInstanceError,
+        "ScaleByAdam is immutable, so 'b1'",
+        "`sl.ScaleByAdam(b1=...)` … `opt = opt.with_hyperparams(b1=...)`",
+    ):
+        sl.ScaleByAdam().b1 = 0.5
+    with refused(
+        AttributeError,
+        "'Optimizer' object … 'state_dict'",
+        "`sl.checkpoint.save(path, model=model, opt=opt)` … `opt.state`",
+    ):
+        bound().state_dict  # noqa: B018
+    with refused(AttributeError, "'Optimizer' object … 'zero_grad'", "Write nothing"):
+        bound().zero_grad()
+
+
+def steps_of(loss_fn: Any, tx: Any) -> None:
+    model = {"w": jnp.zeros(2)}
+    opt = sl.Optimizer(sl.CheckFinite() | tx, model)
+    for _ in range(3):
+        model, opt, _ = sl.train_step(loss_fn)(model, opt)
+
+
+def test_steps():
+    with refused(TypeError, "`opt.step` … got a scalar, such as a loss", GRADIENTS):
+        bound().step(params(), total(params()))
+    with refused(TypeError, "`opt.step` … got a function", GRADIENTS):
+        bound().step(params(), total)
+    with refused(TypeError, "mistakes.py, `return float(total(model))`", TRACED):
+
+        def loss_fn(model):
+            return float(total(model))
+
+        sl.train_step(loss_fn)(params(), bound())
+    with refused(
+        TypeError, "mistakes.py, `return total(model) if total(model) > 0 else 0.0`", TRACED
+    ):
+
+        def loss_fn(model):
+            return total(model) if total(model) > 0 else 0.0
+
+        sl.train_step(loss_fn)(params(), bound())
+
+
+def test_numbers_that_are_not_finite():
+    with refused(
+        FloatingPointError,
+        "In step 0 the gradient was not finite at 'w'",
+        "a derivative that is infinite … `jnp.sqrt` or `jnp.linalg.norm` at 0, or that overflows",
+    ):
+        steps_of(lambda model: jnp.sqrt(jnp.sum(model["w"] ** 2)), sl.sgd(0.1))
+    with refused(
+        FloatingPointError,
+        "In step 0 the loss was not finite, the gradient was not finite at 'w'",
+        "look at the loss and at this batch",
+    ):
+        steps_of(lambda model: jnp.sum(model["w"] * jnp.nan), sl.sgd(0.1))
+    with refused(
+        FloatingPointError,
+        "In step 1 the parameters were not finite at 'w', the loss was not finite",
+        "look at the learning rate and the transforms",
+    ):
+        steps_of(lambda model: 100 * jnp.sum(model["w"]), sl.sgd(1e38))

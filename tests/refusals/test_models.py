@@ -1,0 +1,72 @@
+"""Models that cannot be bound."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+import slalom as sl
+
+from .messages import arrays, bound, mlp, params, refused
+
+CREATE = "`sl.Optimizer(tx, model)` … `opt.rebind(model)`"
+ARRAYS = "floating or complex arrays"
+
+
+def test_models_that_cannot_be_bound():
+    with refused(ValueError, "nothing to train … leaves of type int", ARRAYS):
+        sl.Optimizer(sl.adam(0.1), 3)
+    with refused(ValueError, "nothing to train … leaves of type function", ARRAYS):
+        sl.Optimizer(sl.adam(0.1), mlp)
+    with refused(ValueError, "nothing to train … int32 arrays, leaves of type float", ARRAYS):
+        sl.Optimizer(sl.adam(0.1), {"n": jnp.arange(3), "x": 1.0})
+    with refused(ValueError, "nothing to train … no leaves", ARRAYS):
+        sl.Optimizer(sl.adam(0.1), {})
+    with refused(ValueError, "nothing to train … float32 arrays", "that `trainable` selects"):
+        bound(trainable=sl.where.nothing())
+    with refused(TypeError, "'w' is a NumPy array of dtype bfloat16", "`jnp.asarray(leaf)`"):
+        sl.Optimizer(sl.adam(0.1), {"w": np.ones(2, jnp.bfloat16)})
+
+
+def test_models_other_than_the_one_bound():
+    with refused(ValueError, "'w' is in the original model but not in this model", CREATE):
+        bound().step({"b": jnp.ones(2)}, {"b": jnp.ones(2)})
+    with refused(
+        ValueError, "'layers.2.weight' is in this model but not in the original model", CREATE
+    ):
+        sl.Optimizer(sl.adam(0.1), mlp()).step(mlp(depth=2), arrays(mlp(depth=2)))
+    with refused(
+        ValueError, "'0.out_features' is 8 in this model and 4 in the original model", CREATE
+    ):
+        narrow, wide = mlp().layers, mlp(width=8).layers
+        sl.Optimizer(sl.adam(0.1), narrow).step(wide, wide)
+    with refused(ValueError, "'b' has shape (3,) … 'scale_by_adam.mu' … (2,)", CREATE):
+        other = params() | {"b": jnp.ones(3)}
+        bound().step(other, other)
+
+
+class Frozen(eqx.Module):
+    weight: Any = None
+    bias: Any = None
+
+
+class FrozenByName(Frozen):
+    __frozen__ = ("wieght",)
+
+
+class FrozenByString(Frozen):
+    __frozen__ = "weight"
+
+
+class FrozenWhole(Frozen):
+    __frozen__ = ("**",)
+
+
+def test_frozen_fields():
+    with refused(ValueError, "FrozenByName.__frozen__ names 'wieght'", "Fields: 'weight', 'bias'"):
+        sl.Optimizer(sl.sgd(0.1), FrozenByName(jnp.ones(2)))
+    with refused(TypeError, "FrozenByString.__frozen__ … got 'weight'", "('mean', 'encoder.**')"):
+        sl.Optimizer(sl.sgd(0.1), FrozenByString(jnp.ones(2)))
+    with refused(ValueError, "nothing to train … float32 arrays", "that it does not mark"):
+        sl.Optimizer(sl.sgd(0.1), FrozenWhole(jnp.ones(2)))

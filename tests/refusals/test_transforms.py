@@ -1,0 +1,417 @@
+"""Transforms that are none, or do not keep their promises."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+import slalom as sl
+
+from .messages import Count, Forgetful, bound, params, refused
+
+RAW = "`.only(where)` instead of `.mask(where)` … before the learning rate"
+OF_OPTAX = "`sl.adam(1e-3)` instead of `optax.adam(1e-3)` … `sl.interop.from_optax(tx)`"
+LIKE = "a tree like the one that it receives"
+REAL = "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`"
+
+
+def test_what_is_no_transform():
+    with refused(TypeError, "first argument … got 0.1", "`sl.adam(1e-3)`"):
+        bound(0.1)
+    with refused(TypeError, "first argument … got <function adam", "Call it first: `adam(...)`"):
+        bound(sl.adam)
+    with refused(
+        TypeError,
+        "got <class 'slalom.transforms.adaptive.adam.ScaleByAdam'>",
+        "Call it first: `ScaleByAdam(...)`",
+    ):
+        bound(sl.ScaleByAdam)
+    with refused(TypeError, "first argument … got a dict", "`sl.Optimizer(tx, model)`"):
+        sl.Optimizer(params(), sl.adam(0.1))
+    with refused(TypeError, "Link 1 … got 0.1 of type float", "a transform"):
+        sl.chain(sl.Identity(), 0.1)
+    with refused(TypeError, "Link 'rule' … of type function", "Call it first: `adam(...)`"):
+        sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.adam)
+    with refused(TypeError, "Link 1 … of type function", "Call it first: `sgd(...)`"):
+        sl.Clip(1.0) | sl.sgd
+    with refused(
+        TypeError,
+        "Link 0 … got <class 'slalom.transforms.shaping.clip.Clip'>",
+        "Call it first: `Clip(...)`",
+    ):
+        sl.Clip | sl.sgd(0.1)
+
+
+class ReturnsUpdates(sl.AbstractTransform):
+    def init(self, params):
+        return None
+
+    def update(self, updates, state, params=None, context=None):
+        return updates
+
+
+class CountsInPython(sl.AbstractTransform):
+    def init(self, params):
+        return 0
+
+    def update(self, updates, state, params=None, context=None):
+        return updates, state + 1
+
+
+def test_classes_of_users():
+    with refused(ValueError, "A chain has at least one link", "`sl.Identity()`"):
+        sl.Chain((), ())
+    with refused(
+        TypeError,
+        "ReturnsUpdates … got something of type dict",
+        "the updates (from `step`, the parameters) and the new state",
+    ):
+        bound(ReturnsUpdates() | sl.sgd(0.1)).step(params(), params())
+    with refused(TypeError, "NeedsText.needs", "a tuple of names: ('value',)"):
+
+        class NeedsText(sl.AbstractTransform):
+            needs = "value"
+
+    with refused(
+        TypeError,
+        "'counts_in_python' is 0 of type int … returned 1",
+        "Return an array from `init`, such as `jnp.zeros((), jnp.int32)`",
+    ):
+        bound(CountsInPython() | sl.sgd(0.1)).step(params(), params())
+    with refused(
+        ValueError,
+        "'b' is in the parameters but not in the updates",
+        obvious="return an update of every parameter",
+    ):
+        bound(Forgetful(result=lambda u: u | {"b": None})).step(params(), params())
+    with refused(TypeError, "Group 'a' … of type function", "Call it first: `adam(...)`"):
+        sl.partition({"a": sl.adam}, {"b": "a"})
+    with refused(ValueError, "Two links … 'rule'", "must differ"):
+        sl.named_chain(rule=sl.Identity()) | sl.named_chain(rule=sl.Identity())
+    with refused(TypeError, "Bad has a field 'mask'", "Rename the field"):
+
+        class Bad(sl.AbstractTransform):
+            mask: int
+
+            def init(self, params):
+                del params
+
+            def update(self, updates, state, params=None, context=None):
+                return updates, state
+
+
+def test_parts():
+    with refused(
+        KeyError, "'clip' is not in this transform", "'scale_by_adam', 'scale_by_learning_rate'"
+    ):
+        sl.adam(0.1)["clip"]
+    with refused(KeyError, "Scale is ambiguous", "'scale', 'scale_2'"):
+        (sl.Scale(1.0) | sl.Scale(2.0))[sl.Scale]
+    with refused(TypeError, "Scale has no positions", "a name or a class"):
+        sl.Scale(1.0)[0]
+
+
+def test_gradients_that_pass_raw():
+    masked = sl.adam(0.1).mask(sl.where.path("w"))
+    for tx in (masked, sl.ClipByGlobalNorm(1.0) | masked):
+        with refused(ValueError, "'b' … 'mask' passes", RAW):
+            bound(tx)
+    with refused(ValueError, "'b' … 'every_k.mask' passes", RAW):
+        bound(masked.every_k(2))
+    with refused(
+        ValueError,
+        "'b' … 'partition.bias'",
+        "`sl.ScaleByLearningRate(1e-3)` … `.maximize()` … `sl.sgd(1e-3).maximize()` … "
+        "`sl.SetToZero()`",
+    ):
+        bound(sl.adam(0.1).partition({sl.where.path("b"): sl.Trace(0.9)}, names=("bias",)))
+
+
+def test_places_outside_of_maximize():
+    ascent = sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1, maximize=True)}).every_k(2)
+    plateau = {"learning_rate": sl.schedules.ReduceOnPlateau(0.1, 0.5, 3)}
+    outside = {
+        "mechanize": lambda: ascent.mechanize(),
+        "sam": lambda: ascent.sam(0.05),
+        "drive": lambda: sl.sgd(0.1).maximize().every_k(2).drive(plateau),
+        "skip_spikes": lambda: sl.sgd(0.1).maximize().skip_spikes(),
+    }
+    for method, make in outside.items():
+        name = method.title().replace("_", "")
+        with refused(
+            ValueError, f"{name} is outside `.maximize()`", f"`tx.{method}(...).maximize()`"
+        ):
+            bound(make())
+
+
+def test_states_and_updates():
+    with refused(TypeError, "'forgetful.n' from int32[] to float32[]", "`.astype(old.dtype)`"):
+        tx = Forgetful(state=lambda old: Count(old.n.astype(jnp.float32))) | sl.sgd(0.1)
+        bound(tx).step(params(), params())
+    with refused(TypeError, "'forgetful.n' from int32[] to int32[1]", "`.astype(old.dtype)`"):
+        tx = Forgetful(state=lambda old: Count(old.n[None])) | sl.sgd(0.1)
+        bound(tx).step(params(), params())
+    with refused(TypeError, "missing: ['forgetful.n'], new: []", "the same structure as `init`"):
+        bound(Forgetful(state=lambda old: ()) | sl.sgd(0.1)).step(params(), params())
+    with refused(ValueError, "The update at 'b' has shape () … (2,)", "Shapes must be equal"):
+        tx = Forgetful(result=lambda updates: jax.tree.map(jnp.sum, updates))
+        bound(tx).update(params(), params())
+    with refused(
+        ValueError, "'w' is in the state or parameters but not in the updates", "of the same model"
+    ):
+        bound(Forgetful(result=lambda updates: {"b": updates["b"]})).update(params(), params())
+
+
+def test_transforms_of_optax():
+    with refused(TypeError, "got GradientTransformation", OF_OPTAX):
+        bound(optax.adam(1e-3))
+    with refused(
+        TypeError,
+        "Link 1 … got GradientTransformation … of type GradientTransformationExtraArgs",
+        OF_OPTAX,
+    ):
+        sl.ClipByGlobalNorm(1.0) | optax.adam(1e-3)
+
+
+def test_projections():
+    with refused(
+        TypeError,
+        "Project.fn … got <class 'slalom.projections.boxes.non_negative'>",
+        "`sl.projections.l2_ball(1.0)` … Call it first: `non_negative(...)`",
+    ):
+        sl.sgd(0.1).project(sl.projections.non_negative)
+    with refused(
+        ValueError, "<lambda> … 'w' is in what it receives but not in what it returns", LIKE
+    ):
+        bound(sl.sgd(0.1).project(lambda p: {"b": p["b"]})).step(params(), params())
+    with refused(
+        ValueError, "<lambda> … at 'b' it received shape (2,) and returned shape ()", LIKE
+    ):
+        tx = sl.sgd(0.1).project(lambda p: jax.tree.map(jnp.sum, p))
+        bound(tx).step(params(), params())
+    with refused(TypeError, "sl.projections.simplex() … 'w' is complex64", REAL):
+        sl.projections.simplex()({"w": jnp.ones(2, complex)})
+    with refused(TypeError, "sl.projections.simplex() … 'z' is complex64", REAL):
+        sl.Optimizer(sl.sgd(0.1).project(sl.projections.simplex()), {"z": jnp.ones(2, complex)})
+    with refused(TypeError, "<lambda> … at 'b' it received float32 and returned complex64", LIKE):
+        tx = sl.sgd(0.1).project(lambda p: jax.tree.map(lambda x: x.astype(complex), p))
+        bound(tx).step(params(), params())
+    with refused(ValueError, "Project writes the parameters itself", "the last link"):
+        sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)
+
+
+def test_sets_of_projections():
+    with refused(ValueError, "box.lower … got 2.0 and 1.0", "at most box.upper"):
+        sl.projections.box(2.0, 1.0)
+    with refused(
+        ValueError, "box.upper has shape (3,) at 'b' … (2,)", "Nothing is broadcast but scalars"
+    ):
+        sl.projections.box(None, {"b": jnp.ones(3)})({"b": jnp.ones(2)})
+    with refused(
+        ValueError,
+        "'b' is in vector.a but not in the tree to project",
+        "a tree like the one to project",
+    ):
+        sl.projections.vector(params())({"w": jnp.ones((3, 2))})
+    with refused(
+        ValueError,
+        "hyperplane.a has shape (3,) and dtype float32 at 'w' … shape (2,) and dtype float32",
+        obvious="pass a normal like the leaf",
+    ):
+        sl.projections.hyperplane({"w": jnp.ones(3)}, 1.0)({"w": jnp.ones(2)})
+
+
+def test_bounds():
+    with refused(
+        ValueError,
+        "`.project(...)` cannot be around 'scale_by_lbfgs'",
+        "`sl.adam(1e-3).project(...)` … `sl.lbfgs(bounds=(lower, upper))`",
+    ):
+        sl.lbfgs().project(sl.projections.l2_ball(1.0))
+    with refused(
+        ValueError,
+        "`.project(...)` cannot be around 'scale_by_gauss_newton'",
+        "`sl.adam(1e-3).project(...)`",
+    ):
+        sl.gauss_newton().project(sl.projections.box(0.0, 1.0))
+    with refused(
+        TypeError, "lbfgs.bounds … got 1.0", "`(lower, upper)` or a mapping from selectors"
+    ):
+        sl.lbfgs(bounds=1.0)
+
+
+def test_places_outside_of_a_scaled_loss():
+    tx = sl.adam(0.1).scale_loss()
+    outside = {
+        "Chain": lambda: sl.ClipByGlobalNorm(1.0) | tx,
+        "IfFinite": lambda: tx.if_finite(),
+        "EveryK": lambda: tx.every_k(2, skip=sl.SkipNotFinite()),
+        "Partition": lambda: tx.partition({sl.where.path("b"): sl.sgd(0.1)}),
+        "Mask": lambda: tx.mask(sl.where.path("b")),
+        "Record": lambda: tx.record(),
+        "Sam": lambda: tx.sam(),
+        "When": lambda: tx.when(lambda context, updates: context.step < 1, otherwise="zero"),
+    }
+    for name, make in outside.items():
+        with refused(ValueError, f"{name} is outside `.scale_loss()`", "`tx.scale_loss()`"):
+            bound(make())
+
+
+def test_arguments_of_a_scaled_loss():
+    with refused(
+        ValueError, "Two parts … `.scale_loss()`", "once, on the whole optimizer: `tx.scale_loss()`"
+    ):
+        bound(sl.adam(0.1).scale_loss().scale_loss())
+    with refused(ValueError, "ScaleLoss.initial … got 0.0", "in [2**-126, 2**126]"):
+        sl.adam(0.1).scale_loss(0)
+    with refused(TypeError, "ScaleLoss.initial … got '1' of type str", "a number"):
+        sl.adam(0.1).scale_loss("1")
+    with refused(ValueError, "ScaleLoss.growth_interval … got 0", "at least 1"):
+        sl.adam(0.1).scale_loss(growth_interval=0)
+    with refused(
+        TypeError,
+        "`reuse_linesearch=True` … ends with ScaleLoss",
+        "`sl.ScaleByZoomLinesearch` … `sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`",
+    ):
+        step = sl.train_step(lambda model: jnp.sum(model["b"]), reuse_linesearch=True)
+        step(params(), bound(sl.lbfgs().scale_loss()))
+
+
+def test_write_policies():
+    half = {"w": jnp.ones((3, 2), jnp.bfloat16)}
+    with refused(
+        ValueError,
+        "Write.policy … got 'bfloat16'",
+        '"master", "kahan", "ecc", "stochastic", "nearest"',
+    ):
+        sl.sgd(0.1).write("bfloat16")
+    with refused(ValueError, "Write.key … got -1", "[0, 2**31) … `jax.random.key(-1)`"):
+        sl.sgd(0.1).write("stochastic", key=-1)
+    with refused(
+        TypeError,
+        '`.write("kahan")` … lost',
+        "`model, opt = opt.step(model, grads)` instead of `opt.update(model, grads)` … pass its "
+        "own `write` on",
+    ):
+        sl.Optimizer(sl.sgd(0.1).write("kahan"), half).update(half, half)
+    with refused(
+        ValueError,
+        "`.write('ecc')` wraps … `.write('kahan')`",
+        "remove one … each group of a partition",
+    ):
+        sl.sgd(0.1).write("kahan").every_k(2).write("ecc")
+    with refused(
+        ValueError,
+        "`.outer(...)` … cannot be around `.write('kahan')`",
+        "`tx.outer(...).write('kahan')` … in each group",
+    ):
+        sl.sgd(0.1).write("kahan").lookahead(5, 0.5)
+    with refused(
+        ValueError,
+        "`.project(...)` … cannot be around `.write('kahan')`",
+        "`tx.project(...).write('kahan')` … in each group",
+    ):
+        sl.sgd(0.1).write("kahan").project(sl.projections.simplex())
+    with refused(TypeError, "Write needs 'step'", "`context=sl.Context(step=n)`"):
+        tx = sl.sgd(0.1).write("stochastic")
+        tx.step(half, tx.init(half), half)
+
+
+def test_outer_optimizers():
+    with refused(ValueError, "`.outer` and `.lookahead` … 'schedule_free'", "Leave out one"):
+        sl.sgd(0.1).schedule_free().lookahead(5, 0.5)
+    with refused(ValueError, "'outer' inside `.schedule_free`", "Leave out one"):
+        sl.sgd(0.1).lookahead(5, 0.5).schedule_free()
+    with refused(ValueError, "Outer.optimizer contains 'average'", "`tx.outer(...).average(...)`"):
+        sl.sgd(0.1).outer(sl.sgd(0.7).average(), 5)
+
+
+def test_schedule_free():
+    with refused(
+        ValueError,
+        "`.schedule_free` has `decay_where` without a `weight_decay`",
+        "Add one, or remove `decay_where`",
+    ):
+        sl.sgd(0.1).schedule_free(decay_where=sl.where.ndim(2))
+    with refused(
+        ValueError,
+        "`.schedule_free` has `polyak_beta` … without `polyak=True`",
+        "Add it, or remove `polyak_beta`",
+    ):
+        sl.sgd(0.1).schedule_free(polyak_beta=0.5)
+    with refused(ValueError, "ScheduleFree.average_after … got -1", "at least 0"):
+        sl.sgd(0.1).schedule_free(average_after=-1)
+    with refused(
+        TypeError,
+        "ScheduleFree … needs 'value'",
+        "`opt.step(model, grads, value=loss)` … `sl.train_step` passes value",
+    ):
+        bound(sl.adam(1.0).schedule_free(polyak=True)).step(params(), params())
+    with refused(
+        ValueError,
+        "'every_k' inside `.schedule_free(polyak=True)`",
+        "`tx.schedule_free(polyak=True).every_k(...)`",
+    ):
+        sl.adam(1.0).every_k(2).schedule_free(polyak=True)
+
+
+def test_mechanize_and_graft():
+    with refused(
+        ValueError,
+        "'keep_initial_norm' cannot be inside `.mechanize`",
+        "Write it after `.mechanize`: `tx.mechanize(...) | sl.KeepInitialNorm(...)`",
+    ):
+        (sl.sgd(1.0) | sl.KeepInitialNorm()).mechanize()
+    with refused(ValueError, "'outer' inside `.mechanize`", "`tx.mechanize(...).outer(...)`"):
+        sl.sgd(1.0).lookahead(2, 0.5).mechanize()
+    with refused(
+        ValueError, "'average' inside `.graft`", "`direction.graft(magnitude).average(...)`"
+    ):
+        sl.sgd(0.1).graft(sl.adam(0.1).average())
+    with refused(TypeError, "Graft.magnitude … got 'adam' of type str", "a transform"):
+        sl.sgd(0.1).graft("adam")
+    with refused(TypeError, "Outer.optimizer … got 0.7 of type float", "a transform"):
+        sl.sgd(0.1).outer(0.7, 5)
+    with refused(ValueError, "`.outer` … sl.ScaleByAdam()", "`sl.sgd(0.7)`"):
+        bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))
+
+
+class Kept(eqx.Module):
+    factors: object = sl.fields.per_param()
+
+
+class NeverDue(sl.AbstractRule):
+    over = "matrix"
+    refreshes = ("factors",)
+
+    def init(self, params):
+        return Kept(self.for_each_matrix(params, lambda n, m, dtype: (jnp.zeros((n, n), dtype),)))
+
+    def direction(self, now, g, leaf):
+        return g
+
+
+class Misnamed(NeverDue):
+    refreshes = ("roots",)
+
+
+def refreshed(tx):
+    matrix = {"w": jnp.ones((2, 3))}
+    tx.update(matrix, tx.init(matrix))
+
+
+def test_declarations_of_rules():
+    with refused(ValueError, "Wide.over must be one of 'number', …", "… 'all', got 'numbers'"):
+
+        class Wide(sl.AbstractRule):
+            over = "numbers"
+
+    with refused(TypeError, "Bad.needs must be a tuple of names", "('params',)"):
+
+        class Bad(sl.AbstractRule):
+            needs = "params"
+
+    with refused(TypeError, "NeverDue … `begin`", "`now.due` … `state.age % 10 == 0`"):
+        refreshed(NeverDue())
+    with refused(TypeError, "Misnamed.refreshes names 'roots'", "`sl.fields.per_param()`"):
+        refreshed(Misnamed())

@@ -210,6 +210,14 @@ def assert_same_bits(left, right):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), f"{a} is not {b}"
 
 
+def assert_close(ours, theirs, **tolerance):
+    """Two trees of equal structure whose arrays are close, as NumPy says."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        if eqx.is_array_like(a):
+            np.testing.assert_allclose(a, b, **tolerance)
+
+
 def assert_same_path(ours, theirs, start, of_distance):
     """Two trajectories apart by at most a fraction of the way they went from `start`."""
     moved = distance(theirs, jax.tree.map(lambda h, s: jnp.broadcast_to(s, h.shape), theirs, start))
@@ -246,11 +254,16 @@ def known(params, grads):
     }
 
 
+def compiled_step(tx, params):
+    """The program of a step that reuses the memory of parameters and optimizer."""
+    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+    return step.lower(params, sl.Optimizer(tx, params), params).compile()
+
+
 def kernels(tx, shapes):
     """How many different fused loops XLA makes of a step on parameters of these shapes."""
     params = {f"w{i}": jax.ShapeDtypeStruct(shape, jnp.float32) for i, shape in enumerate(shapes)}
-    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
-    text = step.lower(params, sl.Optimizer(tx, params), params).compile().as_text()
+    text = compiled_step(tx, params).as_text()
     bodies = re.findall(r"^%fused_computation.*?^}", text, re.MULTILINE | re.DOTALL)
     names = r", metadata=\{.*?\}|%[\w.-]+|[\w.]+:|/\*.*?\*/"
     return len({re.sub(names, "", body) for body in bodies})

@@ -118,16 +118,3 @@ def test_a_wrapper_prints_as_the_call_that_makes_it():
         repr(sl.sgd(0.1).average(0.9).every_k(2))
         == "sl.ScaleByLearningRate(0.1).average(0.9).every_k(2)"
     )
-
-
-def test_a_wrapper_of_a_user_prints_as_its_constructor():
-    class Mask(sl.wrappers.AbstractWrapper):
-        inner: sl.AbstractTransform
-
-        def init(self, params):
-            return self.inner.init(params)
-
-        def run(self, write, updates, state, params, context):
-            return self.inner_part(state, context, params).run(write, updates)
-
-    assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")

@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -62,12 +59,12 @@ def test_every_leaf_has_a_name_of_its_own(row):
             assert any(leaf.startswith(f"arrays.{path}.") for leaf in found)
 
 
-def test_arrays_survive_copies_and_mapping():
+def test_arrays_survive_mapping():
     opt = sl.Optimizer(sl.adam(0.1), {"w": jnp.ones(2)})
-    for again in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt)), jax.tree.map(jnp.copy, opt)):
-        assert names(again) == names(opt)
-        assert jax.tree.structure(again) == jax.tree.structure(opt)
-        assert_same_bits(again.state, opt.state)
+    again = jax.tree.map(jnp.copy, opt)
+    assert names(again) == names(opt)
+    assert jax.tree.structure(again) == jax.tree.structure(opt)
+    assert_same_bits(again.state, opt.state)
     assert len(opt.arrays) == len(opt.arrays[:]) == 9
     assert repr(opt.arrays).startswith("Arrays(scale_by_adam.b1, ")
 

@@ -7,9 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import known, slow_except
-from slalom._core.engine.encoded import encoded_form
-from slalom.codecs.names import as_codec
+from helpers import known, sampled
 from table import GRADIENT_ROWS, rows
 
 AXES = {"automatic": (AxisType.Auto,) * 2, "explicit": (AxisType.Explicit,) * 2}
@@ -46,58 +44,42 @@ def step(params, opt):
     return opt.step(params, jax.tree.map(lambda p: 0.1 * p, params))
 
 
-@pytest.mark.parametrize("axis_types", slow_except(AXES.values(), AXES["automatic"]), ids=AXES)
-@pytest.mark.parametrize("tx", slow_except(RULES.values(), RULES["adafactor"]), ids=RULES)
-def test_state_keeps_the_shardings_that_it_is_created_with(tx, axis_types):
-    params = sharded(axis_types)
+PRODUCT = [(rule, axes) for rule in RULES for axes in AXES]
+
+
+@pytest.mark.parametrize("case", sampled(PRODUCT, ("adafactor", "automatic"), turn=2), ids="-".join)
+def test_state_is_sharded_like_parameters_and_steps_are_those_of_one_device(case):
+    tx, params = RULES[case[0]], sharded(AXES[case[1]])
     opt = sl.Optimizer(tx, params)
-    before = shardings((params, opt))
-    compiled = jax.jit(lambda params, opt: step(params, opt))
-    assert shardings(compiled(*compiled(params, opt))) == before
-    assert compiled._cache_size() == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("axis_types", AXES.values(), ids=AXES)
-@pytest.mark.parametrize("tx", RULES.values(), ids=RULES)
-def test_an_optimizer_made_in_a_jit_is_sharded_like_the_parameters(tx, axis_types):
-    params = sharded(axis_types)
-    outside, inside = sl.Optimizer(tx, params), jax.jit(lambda p: sl.Optimizer(tx, p))(params)
-    for a, b in zip(outside.arrays, inside.arrays, strict=True):
+    inside = jax.jit(lambda p: sl.Optimizer(tx, p))(params)
+    for a, b in zip(opt.arrays, inside.arrays, strict=True):
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
+    before = shardings((params, opt))
+    compiled = jax.jit(lambda params, opt: step(params, opt))
+    twice = compiled(*compiled(params, opt))
+    assert shardings(twice) == before
+    assert compiled._cache_size() == 1
 
-@pytest.mark.parametrize("axis_types", AXES.values(), ids=AXES)
-def test_sums_along_an_axis_keep_the_sharding_of_the_others(axis_types):
-    state = sl.Optimizer(RULES["adafactor"], sharded(axis_types)).state_of("scale_by_factored_rms")
-    row, column = state.nu["w"]
-    assert (row.shape, tuple(row.sharding.spec)[:1]) == ((4, 1), ("data",))
-    assert (column.shape, tuple(column.sharding.spec)) == ((1, 8), (None, "model"))
-
-
-@pytest.mark.slow
-def test_buffers_of_parameters_on_explicit_axes_are_whole():
-    params = sharded(AXES["explicit"])
     alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
-    opt = sl.Optimizer(RULES["flatten"], params)
-    mu = opt.state_of("scale_by_adam").mu
-    assert mu.together["float32"].sharding.is_fully_replicated
-    new, _ = step(params, opt)
-    assert shardings(new) == shardings(params)
-    expected, _ = step(alone, sl.Optimizer(RULES["flatten"], alone))
-    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):
+    single = jax.jit(lambda params, opt: step(params, opt))
+    expected, _ = single(*single(alone, sl.Optimizer(tx, alone)))
+    for a, b in zip(*map(jax.tree.leaves, (twice[0], expected)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_steps_on_a_mesh_equal_those_on_one_device():
-    params = sharded(AXES["automatic"])
-    alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
-    for tx in RULES.values():
-        together, _ = step(params, sl.Optimizer(tx, params))
-        expected, _ = step(alone, sl.Optimizer(tx, alone))
-        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+def test_sums_along_an_axis_keep_the_sharding_of_the_others():
+    for axis_types in AXES.values():
+        opt = sl.Optimizer(RULES["adafactor"], sharded(axis_types))
+        row, column = opt.state_of("scale_by_factored_rms").nu["w"]
+        assert (row.shape, tuple(row.sharding.spec)[:1]) == ((4, 1), ("data",))
+        assert (column.shape, tuple(column.sharding.spec)) == ((1, 8), (None, "model"))
+
+
+def test_buffers_of_parameters_on_explicit_axes_are_whole():
+    opt = sl.Optimizer(RULES["flatten"], sharded(AXES["explicit"]))
+    mu = opt.state_of("scale_by_adam").mu
+    assert mu.together["float32"].sharding.is_fully_replicated
 
 
 MESH = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
@@ -133,11 +115,16 @@ def test_a_jit_of_the_user_keeps_what_is_replicated_beside_what_is_sharded():
         assert shardings(compiled(params, other, x)) == before
 
 
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("donate", [None, "opt", "all"])
-def test_specs_of_one_meaning_share_a_program(donate, axis_type):
+WAYS = [(way, axes) for way in ("opt.step", "opt", "all") for axes in AXES]
+
+
+@pytest.mark.parametrize(
+    "case", sampled(WAYS, ("opt.step", "explicit"), ("opt", "automatic")), ids="-".join
+)
+def test_specs_of_one_meaning_share_a_program(case):
+    way, axes = case
     # Those of JAX's results have no `None` at the end, or one for each axis.
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(axis_type,))
+    mesh = jax.make_mesh((4,), ("data",), axis_types=AXES[axes][:1])
     traces = []
 
     def counted(updates, params):
@@ -149,9 +136,10 @@ def test_specs_of_one_meaning_share_a_program(donate, axis_type):
         params = {"w": x}
         opt = sl.Optimizer(sl.Stateless(counted) | sl.adam(1e-3), params)
         traces.clear()
-        train = sl.train_step(lambda params: jnp.sum(params["w"] ** 2), donate=donate or "opt")
+        donate = "opt" if way == "opt.step" else way
+        train = sl.train_step(lambda params: jnp.sum(params["w"] ** 2), donate=donate)
         for _ in range(3):
-            if donate is None:
+            if way == "opt.step":
                 params, opt = opt.step(params, {"w": x})
             else:
                 params, opt, _ = train(params, opt)
@@ -183,14 +171,19 @@ def test_what_was_moved_to_another_mesh_stays_there():
     assert after["w"].sharding.spec == P("model")
 
 
-@rows(2, GRADIENT_ROWS, everyday=("ScaleByAdam", "Graft, every_k", "Store, every_k"))
+@rows(
+    2,
+    GRADIENT_ROWS,
+    everyday=("ScaleByAdam", "Graft, every_k", "Store, every_k"),
+    ci=("ScaleBySm3", "ScaleByFactoredRms, factored", "Snapshot"),
+)
 def test_every_row_steps_along_explicit_axes(row):
     params = sharded(AXES["explicit"])
     opt = sl.Optimizer(row.tx, params)
     # JAX checks explicit axes in types: nothing has to be compiled.
-    new, _ = jax.eval_shape(lambda p, opt: opt.step(p, p, **known(p, p)), params, opt)
-    assert [x.sharding.spec for x in jax.tree.leaves(new)] == [
-        x.sharding.spec for x in jax.tree.leaves(params)
+    after = jax.eval_shape(lambda p, opt: opt.step(p, p, **known(p, p)), params, opt)
+    assert [x.sharding.spec for x in jax.tree.leaves(after)] == [
+        x.sharding.spec for x in jax.tree.leaves((params, opt))
     ]
 
 
@@ -201,31 +194,29 @@ SPECS_OF_CODES += [P(None, None, "b"), P("a", None, "b")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["int8", "int4", "dynamic8"])
-def test_every_shape_is_encoded_along_explicit_axes(codec):
+def test_every_shape_is_encoded_along_explicit_axes():
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     sizes = {None: 1, "a": 2, "b": 2, ("a", "b"): 4}
-    checked = 0
-    for shape in SHAPES:
-        for spec in SPECS_OF_CODES:
-            parts = [sizes[entry] for entry in spec]
-            if len(parts) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
-                continue
-            home = jax.NamedSharding(mesh, spec)
-            x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=home)
+    params = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+        for shape in SHAPES
+        for spec in SPECS_OF_CODES
+        if len(spec) <= len(shape)
+        and not any(n % sizes[entry] for n, entry in zip(shape, spec, strict=False))
+    ]
+    assert len(params) == 60
 
-            def there_and_back(x):
-                encoded = encoded_form(x, as_codec("codec", codec), False).encode(x)
-                return encoded, encoded.decode()
+    for codec in ("int8", "int4", "dynamic8"):
+        tx = sl.Trace(0.9).store(codec, min_size=1)
 
-            with jax.set_mesh(mesh):
-                encoded, decoded = jax.eval_shape(there_and_back, x)
-            assert decoded.shape == shape
-            assert all(
-                code.sharding.mesh == mesh.abstract_mesh for code in jax.tree.leaves(encoded)
-            )
-            checked += 1
-    assert checked == 60
+        def update(params, tx=tx):
+            updates, state = tx.update(params, tx.init(params), params)
+            return updates, [x for x in jax.tree.leaves(state) if x.ndim]
+
+        with jax.set_mesh(mesh):
+            decoded, encoded = jax.eval_shape(update, params)
+        assert [x.shape for x in decoded] == [x.shape for x in params]
+        assert all(code.sharding.mesh == mesh.abstract_mesh for code in encoded)
 
 
 @pytest.mark.slow

@@ -67,40 +67,36 @@ def with_changes(**changes):
     return values
 
 
+# With the number of skipped steps. Training goes on after the first four of a lasting change.
 CASES = {
-    "single": with_changes(a50=9.0, a90=5.0, a120=1e30),
-    "burst": with_changes(a60_4=7.0),
-    "lasting": with_changes(a60_140=7.0 + 0.1 * random.standard_normal(140)),
-    "nan": with_changes(a3=np.nan, a50_9=np.nan, a70=9.0, a71=np.inf, a72=9.0),
-    "constant": np.full(200, 0.25),
-    "a small rise of a constant": np.where(np.arange(200) < 100, 0.25, 0.25 * (1 + 1e-7)),
-    "zero": np.where(np.arange(200) < 100, 0.0, 1e-7),
-    "huge": with_changes(a50=9.0) * 3e37,
-    "tiny": with_changes(a50=9.0) * 1e-35,
+    "single": (with_changes(a50=9.0, a90=5.0, a120=1e30), 3),
+    "burst": (with_changes(a60_4=7.0), 4),
+    "lasting": (with_changes(a60_140=7.0 + 0.1 * random.standard_normal(140)), 4),
+    "nan": (with_changes(a3=np.nan, a50_9=np.nan, a70=9.0, a71=np.inf, a72=9.0), 13),
+    "constant": (np.full(200, 0.25), 0),
+    "a small rise of a constant": (
+        np.where(np.arange(200) < 100, 0.25, 0.25 * (1 + 1e-7)),
+        0,
+    ),
+    "zero": (np.where(np.arange(200) < 100, 0.0, 1e-7), 0),
+    "huge": (with_changes(a50=9.0) * 3e37, 1),
+    "tiny": (with_changes(a50=9.0) * 1e-35, 1),
 }
 SMALL = {"window": 16, "max_consecutive": 4}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_skips_what_the_rule_says(name):
-    values = CASES[name]
+    values, number = CASES[name]
     opt, metrics, updated = run(values, np.ones(200), by="loss", **SMALL)
     expected = reference(values.astype(np.float32).astype(float))
     if name == "zero":
         expected = [False] * 200
+    assert sum(expected) == number
     np.testing.assert_array_equal(metrics["skipped"], expected)
     np.testing.assert_array_equal(updated, ~np.array(expected))
     assert metrics["total_skipped"][-1] == sum(expected)
     assert int(opt.state.count) == 200 - sum(expected)
-
-
-def test_the_reference_skips_the_spikes_of_each_case():
-    skipped = {name: reference(values) for name, values in CASES.items()}
-    assert sum(skipped["single"]) == 3
-    assert sum(skipped["burst"]) == 4  # the whole burst
-    assert sum(skipped["lasting"]) == 4  # training goes on
-    assert sum(skipped["nan"]) == 13
-    assert sum(skipped["constant"]) == sum(skipped["a small rise of a constant"]) == 0
 
 
 @pytest.mark.parametrize("by", slow_except(["loss", "grad_norm", "both"], "loss", "both"))
@@ -111,46 +107,6 @@ def test_it_compares_what_it_is_told_to(by):
     assert np.flatnonzero(metrics["skipped"]).tolist() == at
     assert all(metrics["z"][i] > 6 for i in at)
     assert metrics["z"][:8].max() == 0
-
-
-def test_a_skipped_step_executes_and_changes_nothing():
-    tx = sl.adam(sl.schedules.linear(0.1, 0.0, 10)).skip_spikes(window=4, by="grad_norm")
-    params = {"w": jnp.ones(2)}
-    opt = sl.Optimizer(tx, params)
-    for norm in (1.0, 1.1, 0.9, 1.0):
-        params, opt = opt.step(params, {"w": jnp.array([norm, 0.0])})
-    for norm in (100.0, jnp.nan):
-        after, opt_after = opt.step(params, {"w": jnp.array([norm, 0.0])})
-        np.testing.assert_array_equal(after["w"], params["w"])
-        for a, b in zip(
-            *map(jax.tree.leaves, (opt_after.state.inner, opt.state.inner)), strict=True
-        ):
-            np.testing.assert_array_equal(a, b)
-        assert opt_after.hyperparams["learning_rate"] == opt.hyperparams["learning_rate"]
-        assert not opt_after.has_updated
-
-
-@pytest.mark.slow
-def test_a_training_step_passes_the_loss():
-    def loss_fn(model, x):
-        return jnp.sum(model["w"] ** 2) * 1e-3 + x
-
-    model = {"w": jnp.ones(2)}
-    opt = sl.Optimizer(sl.sgd(0.1).skip_spikes(window=4), model)
-    rows = jnp.array([1.0, 1.0, 1.0, 50.0, 1.0])
-    _, opt, _, metrics = sl.train_step(loss_fn).scan(model, opt, rows, with_metrics=True)
-    np.testing.assert_array_equal(metrics["skip_spikes.skipped"], rows > 2)
-
-
-def test_inside_of_every_k_it_compares_the_means_of_windows():
-    params = {"w": jnp.zeros(1)}
-    opt = sl.Optimizer(sl.sgd(1.0).skip_spikes(window=2, by="loss").every_k(2), params)
-    skipped = []
-    for value in (1.0, 3.0, 3.0, 1.0, 1.0, 3.0, 1.0, 9.0):
-        params, opt = opt.step(params, {"w": jnp.ones(1)}, value=value)
-        skipped.append(bool(opt.metrics["skipped"]))
-    assert skipped == [False] * 7 + [True]
-    np.testing.assert_allclose(params["w"], -3.0)
 
 
 # --- ZClip ----------------------------------------------------------------------------------

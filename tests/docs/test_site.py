@@ -116,74 +116,66 @@ def test_every_method_that_wraps_a_transform_has_an_entry():
 # --- the navigation -------------------------------------------------------------------------
 
 
-def test_every_page_is_in_the_navigation_once():
-    config = (ROOT / "mkdocs.yml").read_text()
-    listed = Counter(re.findall(r": (\S+\.md)$", config.partition("\nnav:")[2], re.MULTILINE))
+def test_every_page_is_in_the_navigation_once_by_its_title():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = Counter(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
     docs = ROOT / "docs"
-    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
-    assert set(listed) == pages
+    assert set(listed) == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     assert set(listed.values()) == {1}
+    for label, page in re.findall(r"- ([^:\n]+): (\S+\.md)$", nav, re.MULTILINE):
+        title = re.search(r"^# (.*)$", (docs / page).read_text(), re.MULTILINE)
+        assert title, f"{page} has no title"
+        assert title[1] == label, page
 
 
 # --- formulas -------------------------------------------------------------------------------
 
 
-def mathml(formula):
-    return re.sub(r"<math[^>]*>|</math>|</?mrow>", "", tool("formulas").to_mathml(formula))
+FORMULAS = {
+    "mₜ₋₁": "<msub><mi>m</mi><mi>t</mi><mo>−</mo><mn>1</mn></msub>",
+    "β₂ᵗ": "<msubsup><mi>β</mi><mn>2</mn><mi>t</mi></msubsup>",
+    "√(v + ε)": "<msqrt><mi>v</mi><mo>+</mo><mi>ε</mi></msqrt>",
+    "a·b / (c + d)": "<mfrac><mi>a</mi><mo>·</mo><mi>b</mi><mi>c</mi><mo>+</mo><mi>d</mi></mfrac>",
+    "a + b / c": "<mi>a</mi><mo>+</mo><mfrac><mi>b</mi><mi>c</mi></mfrac>",
+    "a / b·c": "<mfrac><mi>a</mi><mi>b</mi></mfrac><mo>·</mo><mi>c</mi>",
+    "a / max(1, b)": "<mfrac><mi>a</mi><mi>max</mi>"
+    '<mo form="prefix" fence="true" stretchy="false">(</mo>'
+    '<mn>1</mn><mo separator="true">,</mo><mi>b</mi>'
+    '<mo form="postfix" fence="true" stretchy="false">)</mo></mfrac>',
+    "x^−c": "<msup><mi>x</mi><mo>−</mo><mi>c</mi></msup>",
+    "v̂": '<mover accent="true"><mi>v</mi><mo stretchy="false">^</mo></mover>',
+    "decay_rate": '<mtext class="name">decay_rate</mtext>',
+}
 
 
-@pytest.mark.parametrize(
-    ("formula", "expected"),
-    [
-        ("mₜ₋₁", "<msub><mi>m</mi><mi>t</mi><mo>−</mo><mn>1</mn></msub>"),
-        ("β₂ᵗ", "<msubsup><mi>β</mi><mn>2</mn><mi>t</mi></msubsup>"),
-        ("√(v + ε)", "<msqrt><mi>v</mi><mo>+</mo><mi>ε</mi></msqrt>"),
-        (
-            "a·b / (c + d)",
-            "<mfrac><mi>a</mi><mo>·</mo><mi>b</mi><mi>c</mi><mo>+</mo><mi>d</mi></mfrac>",
-        ),
-        ("a + b / c", "<mi>a</mi><mo>+</mo><mfrac><mi>b</mi><mi>c</mi></mfrac>"),
-        ("a / b·c", "<mfrac><mi>a</mi><mi>b</mi></mfrac><mo>·</mo><mi>c</mi>"),
-        (
-            "a / max(1, b)",
-            '<mfrac><mi>a</mi><mi>max</mi><mo form="prefix" fence="true" stretchy="false">(</mo>'
-            '<mn>1</mn><mo separator="true">,</mo><mi>b</mi>'
-            '<mo form="postfix" fence="true" stretchy="false">)</mo></mfrac>',
-        ),
-        ("x^−c", "<msup><mi>x</mi><mo>−</mo><mi>c</mi></msup>"),
-        ("v̂", '<mover accent="true"><mi>v</mi><mo stretchy="false">^</mo></mover>'),
-        ("decay_rate", '<mtext class="name">decay_rate</mtext>'),
-    ],
-)
-def test_formula_becomes_mathml(formula, expected):
-    assert mathml(formula) == expected
+def test_formulas_become_mathml():
+    convert = tool("formulas").to_mathml
+    made = {f: re.sub(r"<math[^>]*>|</math>|</?mrow>", "", convert(f)) for f in FORMULAS}
+    assert made == FORMULAS
 
 
 # --- names and errors -----------------------------------------------------------------------
 
 
-def test_public_names_become_links_to_the_reference():
+NAME = "<code>sl.schedules.linear(1.0, 0.0, 10)</code>"
+LINK = f'<autoref identifier="slalom.schedules.linear" optional>{NAME}</autoref>'
+
+
+def test_the_hooks_link_public_names_and_let_lines_break():
     convert = tool("hooks").on_page_content
-    name = "<code>sl.schedules.linear(1.0, 0.0, 10)</code>"
-    link = f'<autoref identifier="slalom.schedules.linear" optional>{name}</autoref>'
-    assert convert(f"<p>{name}</p>") == f"<p>{link}</p>"
+    for before, after in (
+        (f"<p>{NAME}</p>", f"<p>{LINK}</p>"),
+        ("<td><code>a.b_c</code> d.e</td>", "<td><code>a.<wbr>b_<wbr>c</code> d.e</td>"),
+    ):
+        assert convert(before) == after
     for kept in (
-        f'<a href="x">{name}</a>',
+        f'<a href="x">{NAME}</a>',
         "<code>sl.nothing</code>",
         "<h2><code>sl.adam</code></h2>",
+        "<p><code>a.b_c</code></p>",
+        "<td><code>sl.nothing(0.1)</code></td>",
     ):
         assert convert(kept) == kept
-
-
-def test_names_in_tables_may_break():
-    convert = tool("hooks").on_page_content
-    assert convert("<td><code>a.b_c</code> d.e</td>") == "<td><code>a.<wbr>b_<wbr>c</code> d.e</td>"
-    for kept in ("<p><code>a.b_c</code></p>", "<td><code>sl.nothing(0.1)</code></td>"):
-        assert convert(kept) == kept
-
-
-def test_error_messages_are_marked_to_be_wrapped():
-    convert = tool("hooks").on_page_content
     block = '<div class="language-text highlight"><pre><span></span><code>{}</code></pre></div>'
     assert "wrapped" in convert(block.format("ValueError: a long line"))
     assert "wrapped" not in convert(block.format("path  dtype  shape"))
@@ -216,29 +208,21 @@ def test_a_good_site_has_no_faults(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "fault"),
+    ("place", "text", "fault"),
     [
-        ({"page": '<script src="https://cdn.org/x.js"></script>'}, "from another host"),
-        ({"page": '<img src="//cdn.org/x.png">'}, "from another host"),
-        ({"page": "<style>@import 'https://cdn.org/x.css'</style>"}, "from another host"),
-        ({"style": "a { background: url(https://cdn.org/x.png) }"}, "from another host"),
-        ({"page": '<link rel="stylesheet" href="https://cdn.org/x.css">'}, "from another host"),
-        ({"style": "a { background: url(no.png) }"}, "loads no.png, which does not exist"),
-        ({"page": '<h2 id="here"></h2><a href="../no/">no</a>'}, "which does not exist"),
-        ({"page": "<h2>B</h2>"}, "no such anchor"),
-        ({"home": "<h1>A</h1>"}, "is not in the navigation"),
+        ("page", '<script src="https://cdn.org/x.js"></script>', "from another host"),
+        ("page", '<img src="//cdn.org/x.png">', "from another host"),
+        ("page", "<style>@import 'https://cdn.org/x.css'</style>", "from another host"),
+        ("style", "a { background: url(https://cdn.org/x.png) }", "from another host"),
+        ("page", '<link rel="stylesheet" href="https://cdn.org/x.css">', "from another host"),
+        ("style", "a { background: url(no.png) }", "loads no.png, which does not exist"),
+        ("page", '<h2 id="here"></h2><a href="../no/">no</a>', "which does not exist"),
+        ("page", "<h2>B</h2>", "no such anchor"),
+        ("home", "<h1>A</h1>", "is not in the navigation"),
     ],
 )
-def test_a_fault_is_found(tmp_path, changed, fault):
-    assert any(fault in line for line in faults(tmp_path, **changed))
-
-
-def test_labels_in_the_navigation_are_the_titles_of_the_pages():
-    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
-    for label, page in re.findall(r"- ([^:\n]+): (\S+\.md)$", nav, re.MULTILINE):
-        title = re.search(r"^# (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-        assert title, f"{page} has no title"
-        assert title[1] == label, page
+def test_a_fault_is_found(tmp_path, place, text, fault):
+    assert any(fault in line for line in faults(tmp_path, **{place: text}))
 
 
 def test_queries_lead_to_pages_that_exist():
@@ -324,8 +308,7 @@ def test_the_times_are_those_of_the_table():
     assert sum(x is not None for x in found["AdamW"]) == 3
 
 
-@pytest.mark.parametrize("tool_name", ["codecs", "devices"])
-def test_the_pictures_of_memory_have_a_place(tool_name):
-    pages = {"codecs": "storing-state", "devices": "sharding"}
-    text = (ROOT / "docs/guides" / f"{pages[tool_name]}.md").read_text()
-    assert getattr(tool("memory"), f"{tool_name.upper()}_PLACE") in text
+def test_the_pictures_of_memory_have_a_place():
+    for name, page in {"codecs": "storing-state", "devices": "sharding"}.items():
+        text = (ROOT / "docs/guides" / f"{page}.md").read_text()
+        assert getattr(tool("memory"), f"{name.upper()}_PLACE") in text

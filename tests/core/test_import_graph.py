@@ -1,6 +1,7 @@
 """Imports point down through the layers of the package, and public modules show only their own."""
 
 import ast
+import functools
 import importlib
 import inspect
 import os
@@ -51,11 +52,17 @@ def at_module_level(node):
         yield from at_module_level(child)
 
 
-def imported(path):
+@functools.cache
+def parsed():
+    """The syntax tree of each file, by its path below the package."""
+    return {p.relative_to(SOURCE): ast.parse(p.read_text()) for p in SOURCE.rglob("*.py")}
+
+
+def imported(path, tree):
     """The modules of Slalom that a file imports at module level."""
-    package = ["slalom", *path.relative_to(SOURCE).parent.parts]
+    package = ["slalom", *path.parent.parts]
     known = {*MODULES, "slalom"}
-    for node in at_module_level(ast.parse(path.read_text())):
+    for node in at_module_level(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -66,17 +73,16 @@ def imported(path):
                 yield inner if inner in known else base
 
 
+def named(path):
+    return ".".join(["slalom", *(p for p in path.with_suffix("").parts if p != "__init__")])
+
+
+@functools.cache
 def graph():
     """Each module of Slalom with those that it imports."""
-    found = {}
-    for path in SOURCE.rglob("*.py"):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        name = ".".join(["slalom", *(p for p in parts if p != "__init__")])
-        found[name] = set(imported(path)) - {name}
-    return found
-
-
-GRAPH = graph()
+    return {
+        named(path): set(imported(path, tree)) - {named(path)} for path, tree in parsed().items()
+    }
 
 
 # The rooms of `_loop` are two layers.
@@ -94,20 +100,16 @@ def layer(module):
     return "_loop.binding" if inside[0] in BINDING else "_loop.training"
 
 
-def test_every_room_has_its_layer():
-    assert {layer(module) for module in GRAPH} == set(LAYERS)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_imports_from_below(name):
-    below = LAYERS[: LAYERS.index(name) + 1]
-    for module, others in GRAPH.items():
+def test_a_layer_imports_from_below():
+    assert {layer(module) for module in graph()} == set(LAYERS)
+    for module, others in graph().items():
+        below = LAYERS[: LAYERS.index(layer(module)) + 1]
         above = [other for other in others if layer(other) not in below]
-        assert layer(module) != name or not above, f"{module} imports {above}"
+        assert not above, f"{module} imports {above}"
 
 
 def test_no_modules_import_each_other():
-    remaining = dict(GRAPH)
+    remaining = dict(graph())
     while remaining:
         lowest = [name for name, below in remaining.items() if not below & remaining.keys()]
         assert lowest, f"a cycle among {sorted(remaining)}"
@@ -119,40 +121,48 @@ def test_no_modules_import_each_other():
 LATE = {"_core": {"wrappers", "schedules", "_core"}}
 
 
+def late(node, inside=False):
+    """What is imported inside of a function, with its name."""
+    for child in ast.iter_child_nodes(node):
+        if inside and isinstance(child, ast.ImportFrom) and child.level:
+            yield inside, child
+        is_function = isinstance(child, ast.FunctionDef)
+        yield from late(child, child.name if is_function else inside)
+
+
 def test_only_fluent_methods_and_arithmetic_import_late():
     # An import inside a function hides a cycle. What is optional is not ours and may come late.
-    for path in SOURCE.rglob("*.py"):
-        module = ".".join(["slalom", *path.relative_to(SOURCE).with_suffix("").parts])
-        for function in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            for node in ast.walk(function):
-                if isinstance(node, ast.ImportFrom) and node.level:
-                    above = module.split(".")[1 : -node.level]
-                    target = above[0] if above else node.module.split(".")[0]
-                    allowed = LATE.get(layer(module), set())
-                    assert target in allowed, f"{module}.{function.name} imports {target}"
+    for path, tree in parsed().items():
+        module = ".".join(["slalom", *path.with_suffix("").parts])
+        for function, node in late(tree):
+            above = module.split(".")[1 : -node.level]
+            target = above[0] if above else node.module.split(".")[0]
+            allowed = LATE.get(layer(module), set())
+            assert target in allowed, f"{module}.{function} imports {target}"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_classes_are_abstract_or_final(name):
-    module = importlib.import_module(name)
-    for cls in vars(module).values():
-        if not inspect.isclass(cls) or cls.__module__ != name:
-            continue
-        for base in cls.__bases__:
-            if base.__module__.startswith("slalom"):
-                marked = base.__name__.lstrip("_").startswith("Abstract")
-                assert marked or inspect.isabstract(base), f"{cls} subclasses {base}"
-        if cls.__name__.lstrip("_").startswith("Abstract"):
-            methods = [m for m in vars(cls).values() if getattr(m, "__isabstractmethod__", False)]
-            leaves_open = methods or getattr(cls, "__abstractvars__", ())
-            ours = issubclass(cls, sl.AbstractTransform) and cls.__name__[0] != "_"
-            assert leaves_open or not ours
-        elif not inspect.isabstract(cls):
-            assert not cls.__subclasses__(), f"{cls} is subclassed"
+def test_classes_are_abstract_or_final():
+    for name in MODULES:
+        for cls in vars(importlib.import_module(name)).values():
+            if inspect.isclass(cls) and cls.__module__ == name:
+                assert_abstract_or_final(cls)
 
 
+def assert_abstract_or_final(cls):
+    for base in cls.__bases__:
+        if base.__module__.startswith("slalom"):
+            marked = base.__name__.lstrip("_").startswith("Abstract")
+            assert marked or inspect.isabstract(base), f"{cls} subclasses {base}"
+    if cls.__name__.lstrip("_").startswith("Abstract"):
+        methods = [m for m in vars(cls).values() if getattr(m, "__isabstractmethod__", False)]
+        leaves_open = methods or getattr(cls, "__abstractvars__", ())
+        ours = issubclass(cls, sl.AbstractTransform) and cls.__name__[0] != "_"
+        assert leaves_open or not ours
+    elif not inspect.isabstract(cls):
+        assert not cls.__subclasses__(), f"{cls} is subclassed"
+
+
+@pytest.mark.slow
 def test_importing_and_building_touches_no_backend_and_imports_no_matplotlib():
     build = ", ".join(code for code in map(repr, EVERYTHING.values()) if "<" not in code)
     code = (
@@ -181,23 +191,14 @@ def test_no_module_has_the_name_of_what_its_package_shows():
         assert shown is None or inspect.ismodule(shown), f"{name} is a module and {shown!r}"
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        sl,
-        sl.tree,
-        sl.where,
-        sl.schedules,
-        sl.projections,
-        sl.checkpoint,
-        sl.codecs,
-        sl.fields,
-        sl.wrappers,
-    ],
-    ids=lambda m: m.__name__,
+PUBLIC = (
+    *(sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint, sl.codecs, sl.fields),
+    sl.wrappers,
 )
-def test_a_public_module_shows_only_what_slalom_defines(module):
-    for name, value in vars(module).items():
+
+
+def test_a_public_module_shows_only_what_slalom_defines():
+    for module, (name, value) in ((m, item) for m in PUBLIC for item in vars(m).items()):
         # The import hook that checks types leaves `jaxtyping` behind.
         if name[0] == "_" or name == "jaxtyping" or name in getattr(module, "__all__", ()):
             continue

@@ -8,27 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_schedules import ALL, each
 
 import slalom as sl
-from helpers import assert_same_bits, gradients, lenient, nested_dict
+from helpers import assert_same_bits, gradients, lenient, nested_dict, sampled
 from slalom._core.fields.declare import hyperparameter_fields
 
 S = sl.schedules
 
 
 def rules():
-    """Every rule with a hyperparameter, and one such field: the first, the second and so on.
-
-    All rules read their numbers in the same way.
-    """
+    """Every rule with a hyperparameter, and one such field: the first, the second and so on."""
     for i, (name, cls) in enumerate(sorted(vars(sl).items())):
         is_rule = inspect.isclass(cls) and issubclass(cls, sl.AbstractTransform)
         if not is_rule or inspect.isabstract(cls):
             continue
         if names := [field.name for field in hyperparameter_fields(cls)]:
             field = names[i % len(names)]
-            yield pytest.param(cls, field, id=f"{name}-{field}")
+            yield f"{name}.{field}"
 
 
 def made_with(cls, name, value):
@@ -66,67 +62,46 @@ PER_EXAMPLE = {
 # Values from here on lie within the intervals of these fields, or have an effect; of all others
 # from 0.
 LEAST = {
-    (sl.ScaleByRadam, "threshold"): 4.0,
-    (sl.ScaleByRprop, "eta_plus"): 1.0,
-    (sl.ScaleByApollo, "max_growth"): 1.0,
-    (sl.ScaleByBacktrackingLinesearch, "increase_factor"): 1.0,
-    (sl.ScaleByZoomLinesearch, "increase_factor"): 1.0,
-    (sl.UpdateFloor, "ratio"): 100.0,
+    "ScaleByRadam.threshold": 4.0,
+    "ScaleByRprop.eta_plus": 1.0,
+    "ScaleByApollo.max_growth": 1.0,
+    "ScaleByBacktrackingLinesearch.increase_factor": 1.0,
+    "ScaleByZoomLinesearch.increase_factor": 1.0,
+    "UpdateFloor.ratio": 100.0,
 }
 
 # Only ever asked at binding: a start, which the first value of a schedule gives.
-STARTS = {
-    (sl.ScaleByDistanceOverGradients, "reps_rel"),
-    (sl.ScaleByRms, "initial_scale"),
-    (sl.ScaleByStddev, "initial_scale"),
-    (sl.ScaleByRss, "initial_accumulator_value"),
-    (sl.ScaleByYogi, "initial_accumulator_value"),
-    (sl.ScaleByRprop, "learning_rate"),
-    (sl.ScaleByDog, "init_step"),
-    (sl.ScaleByDowg, "init_estim_sq_dist"),
-    (sl.ScaleByKron, "preconditioner_init_scale"),
-    (sl.ScaleByDAdaptAdam, "estim_lr0"),
-}
+STARTS = """
+    ScaleByDistanceOverGradients.reps_rel ScaleByRms.initial_scale ScaleByStddev.initial_scale
+    ScaleByRss.initial_accumulator_value ScaleByYogi.initial_accumulator_value
+    ScaleByRprop.learning_rate ScaleByDog.init_step ScaleByDowg.init_estim_sq_dist
+    ScaleByKron.preconditioner_init_scale ScaleByDAdaptAdam.estim_lr0
+"""
 
-# Too coarse to tell: a decay so small that RAdam never rectifies; and its degrees of
-# freedom, which grow by 1 a step, past all these thresholds at once. And what changes no update:
-# a mean that is only looked at, and a tolerance for what rounding hides.
+# Fields that the loop is too short or too coarse for, by the reason.
 INSENSITIVE = {
-    (sl.wrappers.Average, "decay"),
-    (sl.MeasureWithEma, "decay"),
-    (sl.MeasureGradientNoise, "decay"),
-    (sl.ScaleByRadam, "b2"),
-    (sl.ScaleByRadam, "threshold"),
-    (sl.ScaleByZoomLinesearch, "approx_dec_rtol"),
-    # The hills are concave there, so ε divides. `test_sophia.py` has other curvatures.
-    (sl.ScaleBySophia, "b2"),
-    (sl.ScaleBySophia, "gamma"),
-    # The estimate stays below its start for more than these steps.
-    (sl.ScaleByProdigy, "b3"),
-    (sl.ScaleByProdigy, "estim_lr_coef"),
-    # The parameters stay where they were, so that these rules choose the damping themselves.
-    (sl.ScaleByGaussNewton, "damping"),
-    (sl.ScaleByGaussNewton, "momentum"),
-    (sl.ScaleByLevenbergMarquardt, "damping"),
-    # The parameters stay where they were, the updates grow less, and there is no decay.
-    (sl.AddDecayToInitialParams, "weight_decay"),
-    (sl.ScaleByApollo, "max_growth"),
-    (sl.ScaleByLearningRateWithCorrectedDecay, "max_learning_rate"),
-    # The gradients are larger.
-    (sl.ScaleByCocob, "eps"),
-    # It measures more steps than these before it clips.
-    (sl.ZClip, "threshold"),
-    (sl.ZClip, "decay"),
-    (sl.ZClip, "eps"),
-    # G + L is larger than α·L for such small α.
-    (sl.ScaleByCocob, "alpha"),
-    # It only enters once a reward is positive, as in `test_mechanize.py`.
-    (sl.wrappers.Mechanize, "weight_decay"),
+    "It changes no update: a mean that is only looked at, a tolerance for what rounding hides.": (
+        "Average.decay MeasureWithEma.decay MeasureGradientNoise.decay "
+        "ScaleByZoomLinesearch.approx_dec_rtol"
+    ),
+    "RAdam never rectifies with this decay, and its degrees of freedom pass all thresholds.": (
+        "ScaleByRadam.b2 ScaleByRadam.threshold"
+    ),
+    "The hills are concave there, so ε divides. `test_sophia.py` has other curvatures.": (
+        "ScaleBySophia.b2 ScaleBySophia.gamma"
+    ),
+    "The estimate stays below its start.": "ScaleByProdigy.b3 ScaleByProdigy.estim_lr_coef",
+    "The parameters stay where they were, so these rules choose the damping themselves.": (
+        "ScaleByGaussNewton.damping ScaleByGaussNewton.momentum ScaleByLevenbergMarquardt.damping"
+    ),
+    "The parameters stay where they were, the updates grow less, and there is no decay.": (
+        "AddDecayToInitialParams.weight_decay ScaleByApollo.max_growth "
+        "ScaleByLearningRateWithCorrectedDecay.max_learning_rate"
+    ),
+    "The gradients are larger, and G + L than α·L.": "ScaleByCocob.eps ScaleByCocob.alpha",
+    "It measures more steps before it clips.": "ZClip.threshold ZClip.decay ZClip.eps",
+    "It enters once a reward is positive, as in `test_mechanize.py`.": "Mechanize.weight_decay",
 }
-
-
-# A sum of two products of scalars, which XLA may contract to a fused multiply-add or not.
-CONTRACTED = {(sl.ScaleByNovograd, "b2")}
 
 
 def hills(x):
@@ -139,12 +114,13 @@ def residual(params, x):
     return jnp.tanh(x * params) - x
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("cls", "name"), list(rules()))
-def test_update_n_uses_the_schedule_at_n(cls, name):
+# All rules read their numbers in the same way.
+@pytest.mark.parametrize("rule", sampled([*rules()], "ScaleByLearningRate.learning_rate"))
+def test_update_n_uses_the_schedule_at_n(rule):
     # Compared with giving each step's number by hand: the same bits. The values are computed
     # without rounding.
-    least = LEAST.get((cls, name), 0.0)
+    cls, name = getattr(sl, rule.partition(".")[0]), rule.partition(".")[2]
+    least = LEAST.get(rule, 0.0)
     schedule = S.linear(least + 0.75, least + 0.25, 4)
     values = schedule.values(8)
     params = jnp.array([0.1, -0.2, 0.05])
@@ -155,12 +131,11 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
         grads = jnp.stack([grads, -0.3 * grads], axis=1)
     scheduled = sl.Optimizer(made_with(cls, name, schedule), params)
     by_hand = constant = sl.Optimizer(made_with(cls, name, values[0]), params)
-    if (cls, name) in STARTS:
+    if rule in STARTS.split():
         constant = sl.Optimizer(made_with(cls, name, 0.1), params)
+    needs = scheduled.transform.needs
     differs = False
     for n in range(8):
-        # To a line search, what it is given descends.
-        needs = made_with(cls, name, values[0]).needs
         known = {"value": 0.5, "grad": grads[n - 1] if "grad" in needs else None}
         if "residuals" in needs:
             known["residuals"] = sl.LeastSquares(residual).on(jnp.linspace(0.5, 1, 3))
@@ -173,25 +148,15 @@ def test_update_n_uses_the_schedule_at_n(cls, name):
         by_hand = by_hand.with_hyperparams({name: values[n]})
         updates, scheduled = scheduled.update(params, grads[n], **known)
         same, by_hand = by_hand.update(params, grads[n], **known)
-        if (cls, name) in CONTRACTED:
+        # XLA may contract its sum of two products of scalars to a fused multiply-add or not.
+        if rule == "ScaleByNovograd.b2":
             np.testing.assert_allclose(updates, same, rtol=1e-6)
         else:
             assert_same_bits(updates, same)
         other, constant = constant.update(params, grads[n], **known)
         differs |= bool(np.any(updates != other))
     # Without this a field that has no effect would pass.
-    assert differs or (cls, name) in INSENSITIVE
-
-
-@pytest.mark.slow
-@each
-def test_values_are_what_an_optimizer_uses(name):
-    schedule = ALL[name]
-    opt = sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(()))
-    ones = jnp.ones(60)
-    _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, ones)
-    # The same program for one step and for many at once may round a cosine differently.
-    np.testing.assert_allclose(used, schedule.values(60), rtol=3e-7, atol=1e-7)
+    assert differs or rule in " ".join(INSENSITIVE.values()).split()
 
 
 @pytest.mark.slow
@@ -234,12 +199,13 @@ def test_a_schedule_of_another_library_is_a_schedule():
     np.testing.assert_allclose(-used, S.cosine_decay(0.3, 10).values(12), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), True])
-def test_what_a_function_returns_becomes_a_float(value):
-    rate = sl.Optimizer(sl.sgd(lambda n: value), jnp.ones(())).hyperparams["learning_rate"]
-    assert rate.dtype == jnp.float32
-    assert not rate.weak_type
-    assert float(rate) == float(value)
+def test_what_a_function_returns_becomes_a_float():
+    for value in (1, 0.5, np.float32(0.5), True):
+        tx = sl.sgd(lambda n, value=value: value)
+        rate = sl.Optimizer(tx, jnp.ones(())).hyperparams["learning_rate"]
+        assert rate.dtype == jnp.float32, value
+        assert not rate.weak_type, value
+        assert float(rate) == float(value)
 
 
 def test_a_function_that_branches_in_python_is_told_how_to():
@@ -249,10 +215,3 @@ def test_a_function_that_branches_in_python_is_told_how_to():
     opt = sl.Optimizer(sl.sgd(drop), jnp.ones(()))
     with pytest.raises(TypeError, match=r"drop.*jnp\.where\(step < n, a, b\)"):
         opt.step(jnp.ones(()), jnp.ones(()))
-
-
-@pytest.mark.slow
-def test_a_function_that_returns_an_array_is_refused():
-    opt = sl.Optimizer(sl.sgd(lambda n: jnp.ones(3)), jnp.ones(3))
-    with pytest.raises(ValueError, match=r"shape \(3,\).*one number for one step"):
-        opt.step(jnp.ones(3), jnp.ones(3))

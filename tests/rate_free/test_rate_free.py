@@ -1,7 +1,5 @@
 """Rules that find their learning rate, against other implementations and what their papers say."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import lenient, slow_except
+from helpers import assert_close, lenient, slow_except, trajectory
 
 contrib = pytest.importorskip("optax.contrib", reason="compares with Optax")
 
@@ -22,56 +20,42 @@ def loss_fn(p):
 
 
 def run(tx, steps, start=START, loss=loss_fn):
-    """The parameters after each step, stacked, and the last optimizer."""
+    """The parameters and metrics after each step, and the last optimizer."""
+    opt = sl.Optimizer(tx, start)
 
-    @jax.jit
-    def all_steps(params, opt):
-        def body(carry, _):
-            params, opt = carry
-            value, grads = jax.value_and_grad(loss)(params)
-            params, opt = opt.step(params, grads, value=value)
-            return (params, opt), (params, opt.metrics)
+    def step(before, opt, _):
+        value, grads = jax.value_and_grad(loss)(before[0])
+        params, opt = opt.step(before[0], grads, value=value)
+        return (params, opt.metrics), opt
 
-        return jax.lax.scan(body, (params, opt), length=steps)
-
-    (_, opt), (path, metrics) = all_steps(start, sl.Optimizer(tx, start))
+    (path, metrics), opt = trajectory(step, (start, opt.metrics), opt, (jnp.arange(steps),))
     return path, metrics, opt
 
 
 def run_optax(tx, steps, start=START, loss=loss_fn):
-    @jax.jit
-    def all_steps(params, state):
-        def body(carry, _):
-            params, state = carry
-            value, grads = jax.value_and_grad(loss)(params)
-            updates, state = tx.update(grads, state, params, value=value)
-            params = optax.apply_updates(params, updates)
-            return (params, state), params
-
-        return jax.lax.scan(body, (params, state), length=steps)[1]
+    def step(params, state, _):
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(grads, state, params, value=value)
+        return optax.apply_updates(params, updates), state
 
     with lenient():  # Optax promotes
         tx = optax.with_extra_args_support(tx())
-        return all_steps(start, tx.init(start))
+        return trajectory(step, start, tx.init(start), (jnp.arange(steps),))[0]
 
 
-def assert_close(ours, theirs, **tolerance):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), ours, theirs)
+def pair(name, *numbers, **options):
+    """Our optimizer and that of Optax, of the same numbers."""
+    ours, theirs = getattr(sl, name), getattr(contrib, name)
+    return ours(*numbers, **options), lambda: theirs(*numbers, **options)
 
 
 PAIRS = {
-    "prodigy": (
-        sl.prodigy(weight_decay=0.01),
-        lambda: contrib.prodigy(weight_decay=0.01),
-    ),
+    "prodigy": pair("prodigy", weight_decay=0.01),
     "prodigy, safeguard": (
         sl.prodigy(0.5, b3=0.9, estim_lr_coef=2.0, safeguard_warmup=True),
         lambda: contrib.prodigy(0.5, beta3=0.9, estim_lr_coef=2.0, safeguard_warmup=True),
     ),
-    "dadapt_adamw": (
-        sl.dadapt_adamw(weight_decay=0.01),
-        lambda: contrib.dadapt_adamw(weight_decay=0.01),
-    ),
+    "dadapt_adamw": pair("dadapt_adamw", weight_decay=0.01),
     "dog": (sl.dog(init_step=1e-2), lambda: contrib.dog(init_step=("heuristic", 1e-2))),
     "dog, distance": (
         sl.dog(0.5, init_step=0.1, init_step_type="distance", weight_decay=0.1),
@@ -81,18 +65,14 @@ PAIRS = {
         sl.dog(init_step=0.01, init_step_type="learning_rate"),
         lambda: contrib.dog(init_step=("learning_rate", 0.01)),
     ),
-    "dowg": (sl.dowg(weight_decay=0.1), lambda: contrib.dowg(weight_decay=0.1)),
-    "momo": (sl.momo(), contrib.momo),
-    "momo, adapt_lower_bound": (
-        sl.momo(0.5, lower_bound=-3.0, adapt_lower_bound=True),
-        lambda: contrib.momo(0.5, lower_bound=-3.0, adapt_lower_bound=True),
+    "dowg": pair("dowg", weight_decay=0.1),
+    "momo": pair("momo"),
+    "momo, adapt_lower_bound": pair("momo", 0.5, lower_bound=-3.0, adapt_lower_bound=True),
+    "momo_adam": pair("momo_adam", 0.1),
+    "momo_adam, adapt_lower_bound": pair(
+        "momo_adam", 0.1, lower_bound=-3.0, adapt_lower_bound=True
     ),
-    "momo_adam": (sl.momo_adam(0.1), lambda: contrib.momo_adam(0.1)),
-    "momo_adam, adapt_lower_bound": (
-        sl.momo_adam(0.1, lower_bound=-3.0, adapt_lower_bound=True),
-        lambda: contrib.momo_adam(0.1, lower_bound=-3.0, adapt_lower_bound=True),
-    ),
-    "cocob": (sl.cocob(weight_decay=0.1), lambda: contrib.cocob(weight_decay=0.1)),
+    "cocob": pair("cocob", weight_decay=0.1),
 }
 
 
@@ -136,12 +116,12 @@ def test_prodigy_is_that_of_its_authors(x64):
 # --- closed forms -------------------------------------------------------------------------------
 
 
-def by_hand(tx, grads, params, *, values=None):
+def by_hand(tx, grads, params):
     """The parameters and states after each step on given gradients."""
     opt = sl.Optimizer(tx, params)
-    step = jax.jit(lambda params, opt, g, value: opt.step(params, g, value=value))
-    for i, g in enumerate(grads):
-        params, opt = step(params, opt, g, jnp.float32(1.0) if values is None else values[i])
+    step = jax.jit(lambda params, opt, g: opt.step(params, g, value=jnp.float32(1.0)))
+    for g in grads:
+        params, opt = step(params, opt, g)
         yield params, opt
 
 
@@ -167,36 +147,28 @@ def test_the_estimate_grows_to_the_distance_and_never_decreases(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dadapt_adamw", "prodigy"])
-def test_the_estimate_does_not_depend_on_the_scale_of_the_loss(name):
-    tx = {"dadapt_adamw": sl.dadapt_adamw(eps=0.0), "prodigy": sl.prodigy(eps=0.0)}[name]
-    # A power of 2 changes no digit.
-    small = run(tx, 30, loss=loss_fn)
-    large = run(tx, 30, loss=lambda p: 2.0**20 * loss_fn(p))
-    assert_close(small[:2], large[:2], rtol=0, atol=0)
+def test_the_estimate_does_not_depend_on_the_scale_of_the_loss():
+    for tx in (sl.dadapt_adamw(eps=0.0), sl.prodigy(eps=0.0)):
+        # A power of 2 changes no digit.
+        small = run(tx, 30, loss=loss_fn)
+        large = run(tx, 30, loss=lambda p: 2.0**20 * loss_fn(p))
+        assert_close(small[:2], large[:2], rtol=0, atol=0)
 
 
-def test_momo_reaches_the_lower_bound_of_its_model():
+def test_momo_and_momo_adam_reach_the_lower_bound_of_their_model():
     # Without momentum the model is the tangent, also where the decay shrinks some parameters.
     params = {"w": jnp.array([[1.0, -2.0]]), "b": jnp.array([0.5])}
     grads = {"w": jnp.array([[0.3, 0.4]]), "b": jnp.array([-1.0])}
-    tx = sl.momo(10.0, b1=0.0, lower_bound=0.25, weight_decay=0.02, decay_where=matrices)
-    opt = sl.Optimizer(tx, params)
-    stepped, opt = opt.step(params, grads, value=2.0)
-    assert 0 < float(opt.metrics["step_size"]) < 10.0
-    change = jax.tree.map(jnp.subtract, stepped, params)
-    np.testing.assert_allclose(2.0 + sl.tree.inner(grads, change), 0.25, rtol=1e-5)
-    # b does not decay: its step is along the gradient.
-    np.testing.assert_allclose(change["b"], -opt.metrics["step_size"] * grads["b"], rtol=1e-6)
-
-
-def test_momo_adam_reaches_the_lower_bound_of_its_model():
-    params = {"w": jnp.array([[1.0, -2.0]]), "b": jnp.array([0.5])}
-    grads = {"w": jnp.array([[0.3, 0.4]]), "b": jnp.array([-1.0])}
-    tx = sl.momo_adam(10.0, b1=0.0, lower_bound=0.25, weight_decay=0.02)
-    stepped, _ = sl.Optimizer(tx, params).step(params, grads, value=2.0)
-    change = jax.tree.map(jnp.subtract, stepped, params)
-    np.testing.assert_allclose(2.0 + sl.tree.inner(grads, change), 0.25, rtol=1e-5)
+    for make, where in ((sl.momo, matrices), (sl.momo_adam, None)):
+        tx = make(10.0, b1=0.0, lower_bound=0.25, weight_decay=0.02, decay_where=where)
+        stepped, opt = sl.Optimizer(tx, params).step(params, grads, value=2.0)
+        change = jax.tree.map(jnp.subtract, stepped, params)
+        np.testing.assert_allclose(2.0 + sl.tree.inner(grads, change), 0.25, rtol=1e-5)
+        if make is sl.momo:
+            # b does not decay: its step is along the gradient.
+            size = float(opt.metrics["step_size"])
+            assert 0 < size < 10.0
+            np.testing.assert_allclose(change["b"], -size * grads["b"], rtol=1e-6)
 
 
 def test_cocob_bets_as_the_paper_says(x64):
@@ -210,6 +182,57 @@ def test_cocob_bets_as_the_paper_says(x64):
         theta = theta - grad
         w = p0 + theta / (scale * np.maximum(size + scale, 10.0 * scale)) * (scale + reward)
         np.testing.assert_allclose(ours, w, rtol=1e-12)
+
+
+# --- the way gone, over the gradients seen ------------------------------------------------------
+
+DESCENT = sl.ScaleByDistanceOverGradients(0.5) | sl.Scale(-1.0)
+
+
+def test_the_first_step_is_as_long_as_the_start_says():
+    params = {"w": jnp.array([3.0, 4.0]), "b": jnp.array(0.0)}
+    grads = {"w": jnp.array([0.6, 0.8]), "b": jnp.array(-7.0)}
+    stepped, opt = sl.Optimizer(DESCENT, params).step(params, grads)
+    np.testing.assert_allclose(stepped["w"], jnp.array([3.0, 4.0]) - 3 * grads["w"], rtol=1e-6)
+    np.testing.assert_allclose(stepped["b"], 0.5, rtol=1e-6)
+    # The second: 3 has been gone by w, and two gradients of norm 1 were seen.
+    again, opt = opt.step(stepped, grads)
+    np.testing.assert_allclose(stepped["w"] - again["w"], 3 / 2**0.5 * grads["w"], rtol=1e-6)
+    np.testing.assert_allclose(opt.state[0].max_dist["w"], 3.0, rtol=1e-6)
+
+
+def test_it_arrives_at_the_minimum_of_a_parabola_without_a_learning_rate():
+    minimum = jnp.array([1.0, -1.0, 1.0])
+
+    def step(params, opt, _):
+        return opt.step(params, 2 * (params - minimum))
+
+    start = jnp.array([-1.0, 10.0, 1.0])
+    tx = sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0)
+    path, _ = trajectory(step, start, sl.Optimizer(tx, start), (jnp.arange(2_000),))
+    np.testing.assert_allclose(path[-1], minimum, atol=3e-2)
+
+
+def test_the_start_is_kept_as_it_is_and_counted_in_single_precision():
+    params = {"w": jnp.array([1.0, 257.0], jnp.bfloat16)}
+    state = DESCENT.init(params)[0]
+    assert state.init_params["w"].dtype == jnp.bfloat16
+    assert state.max_dist["w"].dtype == state.grad_sum_of_squares["w"].dtype == jnp.float32
+    wide = sl.ScaleByDistanceOverGradients(param_dtype="float32").init(params)
+    assert wide.init_params["w"].dtype == jnp.float32
+
+
+def test_a_negative_scale_descends_by_itself():
+    params = {"w": jnp.ones(2)}
+    assert sl.ScaleByDistanceOverGradients(global_scale=-1.0).signs(params) == (-1,)
+    assert sl.ScaleByDistanceOverGradients().signs(params) == (1,)
+
+
+def test_complex_distances_are_those_of_absolute_values():
+    params = {"w": jnp.array([3.0 + 4.0j], jnp.complex64)}
+    tx = sl.ScaleByDistanceOverGradients(0.5)
+    made, _ = tx.update({"w": jnp.array([2j], jnp.complex64)}, tx.init(params), params)
+    np.testing.assert_allclose(made["w"], [3j], rtol=1e-6)
 
 
 # --- what all of them keep ----------------------------------------------------------------------
@@ -234,29 +257,25 @@ def test_huge_tiny_and_zero_gradients_leave_everything_finite(name):
         assert bool(sl.tree.all_finite([x for x in opt.arrays if x.dtype == jnp.float32]))
 
 
-@pytest.mark.parametrize("name", slow_except(ALL, "dog"))
-def test_bfloat16_parameters_are_measured_in_single_precision(name):
+def test_bfloat16_parameters_are_measured_in_single_precision():
     # One step is less than half a unit in the last place: what was traveled must add up anyway.
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
-    state = sl.Optimizer(ALL[name], params).state
-    kept = [state] if dataclasses.is_dataclass(state) else [s for s in state if s is not None]
-    for part in kept:
-        for field in dataclasses.fields(part):
-            if field.name not in ("init_params", "mu", "age"):
-                leaves = jax.tree.leaves(getattr(part, field.name))
-                assert all(x.dtype == jnp.float32 for x in leaves), field.name
-            if field.name == "init_params":
-                assert getattr(part, field.name)["w"].dtype == jnp.bfloat16
+    for name, tx in ALL.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(sl.Optimizer(tx, params).state):
+            path = jax.tree_util.keystr(path)
+            if ".mu" not in path and ".age" not in path:
+                expected = jnp.bfloat16 if ".init_params" in path else jnp.float32
+                assert x.dtype == expected, (name, path)
 
 
-@pytest.mark.parametrize("name", slow_except(["prodigy", "dowg"]))
-def test_each_group_has_a_rate_of_its_own(name):
-    tx = ALL[name]
+@pytest.mark.slow
+def test_each_group_has_a_rate_of_its_own():
     grads = [jax.tree.map(lambda p, i=i: 0.1 * p + i, START) for i in range(3)]
-    (*_, (params, _)) = by_hand(tx.partition({matrices: tx}), grads, START)
-    for k in ("w", "b"):
-        (*_, (alone, _)) = by_hand(tx, [{k: g[k]} for g in grads], {k: START[k]})
-        np.testing.assert_allclose(params[k], alone[k], rtol=1e-6)
+    for tx in (ALL["prodigy"], ALL["dowg"]):
+        (*_, (params, _)) = by_hand(tx.partition({matrices: tx}), grads, START)
+        for k in ("w", "b"):
+            (*_, (alone, _)) = by_hand(tx, [{k: g[k]} for g in grads], {k: START[k]})
+            np.testing.assert_allclose(params[k], alone[k], rtol=1e-6)
 
 
 def test_the_first_step_is_counted_from_the_first_gradient_that_is_not_zero():

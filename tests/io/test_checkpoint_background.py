@@ -7,11 +7,48 @@ import sys
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from trained import MODEL
 
 import slalom as sl
+from helpers import assert_same_bits
 from slalom.checkpoint import _file, _saving
+
+
+def test_donation_takes_nothing_from_a_save_and_may_take_what_is_loaded(path, adam):
+    def loss_fn(model):
+        return sum(jnp.sum(x**2) for x in jax.tree.leaves(model))
+
+    model, opt = jax.tree.map(jnp.copy, (adam.model, adam.opt))
+    loader = np.zeros(3)
+    step = sl.train_step(loss_fn, donate="all")
+    saving = sl.checkpoint.save(path, model=model, opt=opt, loader=loader, background=True)
+    loader += 1
+    *stepped, _ = step(model, opt)
+    assert saving.wait() == path
+    assert saving.done
+    fresh = sl.Optimizer(sl.adam(0.1), MODEL)
+    loaded = sl.checkpoint.load(path, model=MODEL, opt=fresh, loader=loader)
+    assert_same_bits((loaded["model"], loaded["opt"]), (adam.model, adam.opt))
+    assert not loaded["loader"].any()
+    *again, _ = step(loaded["model"], loaded["opt"])
+    assert_same_bits(again, stepped)
+
+
+def test_an_error_is_raised_once_by_wait_or_by_the_next_save(tmp_path):
+    (tmp_path / "file").touch()
+    saving = sl.checkpoint.save(tmp_path / "file" / "x", n=1, background=True)
+    with pytest.raises(NotADirectoryError, match="is a file") as caught:
+        saving.wait()
+    assert "in the background" in caught.value.__notes__[0]
+    sl.checkpoint.save(tmp_path / "other", n=1)
+    sl.checkpoint.save(tmp_path / "file" / "x", n=1, background=True)
+    with pytest.raises(NotADirectoryError) as caught:
+        sl.checkpoint.save(tmp_path / "file" / "y", n=1)
+    assert "file/x' was saved in the background" in caught.value.__notes__[0]
 
 
 @pytest.fixture

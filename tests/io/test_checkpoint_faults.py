@@ -22,7 +22,6 @@ import slalom as sl
 from helpers import assert_same_bits
 from slalom.checkpoint import _file, _format
 
-ROOT = os.geteuid() == 0
 DAMAGED = "Load an older checkpoint; `sl.checkpoint.Rolling` finds the newest complete one."
 
 WRITER = f"""
@@ -88,7 +87,7 @@ def test_a_process_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_p
             print(n, flush=True)
     """
     interrupted, last = 0, 0
-    for _ in range(60):
+    for _ in range(30):
         command = [*program(code), str(path), str(last + 1)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert int(writer.stdout.readline()) == last + 1
@@ -100,31 +99,9 @@ def test_a_process_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_p
         last = generation(path)
         # What was said to be saved is there, or what came after it.
         assert last in (said[-1], said[-1] + 1)
-    assert interrupted >= 10, "nearly all of the kills came between two saves"
+    assert interrupted >= 5, "nearly all of the kills came between two saves"
     _file.write(path, {})
     assert [p.name for p in tmp_path.iterdir()] == ["run.safetensors"]
-
-
-@pytest.mark.slow
-def test_rolling_goes_on_from_the_newest_whole_file_after_kills(tmp_path):
-    code = """
-        from pathlib import Path
-        directory = Path(sys.argv[1])
-        for n in range(1, 1_000_000):
-            path = directory / f"step-{n:08d}.safetensors"
-            if not path.exists():
-                write(path, n)
-                print(n, flush=True)
-    """
-    moment = random.Random(1)
-    for _ in range(5):
-        with subprocess.Popen([*program(code), str(tmp_path)], stdout=subprocess.PIPE) as writer:
-            writer.stdout.readline()
-            time.sleep(moment.uniform(0, 0.05))
-            writer.kill()
-        latest = sl.checkpoint.Rolling(tmp_path).latest()
-        assert latest == max(path for path in tmp_path.iterdir() if path.suffix == ".safetensors")
-        generation(latest)
 
 
 @pytest.mark.slow
@@ -234,8 +211,7 @@ def refused(path):
     return str(caught.value)
 
 
-def test_a_truncated_file_is_refused(tmp_path):
-    path = tmp_path / "run.safetensors"
+def test_a_truncated_file_is_refused(path):
     small(path)
     whole = path.read_bytes()
     for length in (0, 7, 8, 100, *range(0, len(whole), 97), len(whole) - 1):
@@ -247,8 +223,7 @@ def test_a_truncated_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_flipped_bit_anywhere_is_noticed(tmp_path, every):
-    path = tmp_path / "run.safetensors"
+def test_a_flipped_bit_anywhere_is_noticed(path, every):
     small(path)
     whole, bit = path.read_bytes(), random.Random(0)
     for i in range(0, len(whole), every):
@@ -259,8 +234,7 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path, every):
             read(path)
 
 
-def test_a_changed_array_is_named(tmp_path):
-    path = tmp_path / "run.safetensors"
+def test_a_changed_array_is_named(path):
     _, opt = small(path)
     whole = path.read_bytes()
     at = whole.rindex(np.ones(2, np.float32).tobytes())
@@ -272,8 +246,7 @@ def test_a_changed_array_is_named(tmp_path):
     assert_same_bits(sl.checkpoint.load(path, opt=opt)["opt"], opt)
 
 
-def test_a_changed_header_is_refused(tmp_path):
-    path = tmp_path / "run.safetensors"
+def test_a_changed_header_is_refused(path):
     small(path)
     path.write_bytes(path.read_bytes().replace(b"sl.Trace", b"os.Trace"))
     assert refused(path) == (
@@ -281,8 +254,7 @@ def test_a_changed_header_is_refused(tmp_path):
     )
 
 
-def test_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "run.safetensors"
+def test_foreign_files_are_refused(path):
     foreign = [
         b"",
         b"\0" * 100,
@@ -302,8 +274,7 @@ def test_foreign_files_are_refused(tmp_path):
     )
 
 
-def test_a_file_of_a_newer_format_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "run.safetensors"
+def test_a_file_of_a_newer_format_is_refused(path, monkeypatch):
     monkeypatch.setattr(_format, "VERSION", 2)
     small(path)
     monkeypatch.undo()

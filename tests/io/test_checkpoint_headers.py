@@ -12,32 +12,22 @@ import safetensors
 import slalom as sl
 from slalom.checkpoint import _file, _format, _replace
 
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.safetensors"
-
-
 # --- what no reader would accept ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("trees", "message"),
-    [
+def test_names_that_no_file_can_have_are_refused_before_anything_is_written(path):
+    for trees, message in (
         ({"__metadata__": jnp.ones(2)}, "The name '__metadata__' is reserved"),
         ({"": jnp.ones(2)}, "names must not be empty"),
         ({"a.b": jnp.ones(2)}, "A tree cannot have the name 'a.b'"),
-        ({"model": {"\ud800": jnp.ones(2)}}, r"The name 'model.\\ud800' has a character"),
-        ({"loader": {"\ud800": 1}}, r"The name 'loader.\\ud800' has a character"),
+        ({"model": {"\ud800": jnp.ones(2)}}, r"The name 'model.\ud800' has a character"),
+        ({"loader": {"\ud800": 1}}, r"The name 'loader.\ud800' has a character"),
         ({"x": np.array(["text"])}, "'x' is an array of dtype <U4"),
-    ],
-    ids=["reserved", "empty", "dotted", "surrogate", "value", "text"],
-)
-def test_names_that_no_file_can_have_are_refused_before_anything_is_written(trees, message, path):
-    with pytest.raises((ValueError, TypeError)) as caught:
-        sl.checkpoint.save(path, **trees)
-    assert message.replace(r"\\", "\\") in str(caught.value)
-    assert not path.exists()
+    ):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            sl.checkpoint.save(path, **trees)
+        assert message in str(caught.value)
+        assert not path.exists()
 
 
 def test_a_header_that_is_too_large_is_refused(path, monkeypatch):
@@ -80,13 +70,14 @@ def test_text_of_the_user_in_the_header_is_readable(path):
 # --- malformed headers ----------------------------------------------------------------------
 
 
-def forged(path, change=lambda text, layout: None, raw=None):
+def forged(path, change=None, raw=None):
     """A file with a changed header, whose checksum is right."""
     whole = path.read_bytes()
     length = int.from_bytes(whole[:8], "little")
     layout = json.loads(whole[8 : 8 + length])
     text = layout.pop("__metadata__")
-    change(text, layout)
+    if change is not None:
+        change(text, layout)
     text = {"header_checksum": "0" * 8} | {k: v for k, v in text.items() if k[:8] != "header_c"}
     head = json.dumps({"__metadata__": text} | layout).encode() if raw is None else raw
     at = head.index(b"0" * 8)
@@ -150,28 +141,33 @@ RAW = {
 }
 
 
-def refused(path):
-    with pytest.raises(sl.checkpoint.DamagedError) as caught:
-        sl.checkpoint.load(path, model={"w": jnp.ones(2)})
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("case", [*MALFORMED, *RAW])
-def test_a_malformed_header_is_refused_and_an_older_file_is_found(case, tmp_path):
-    rolling = sl.checkpoint.Rolling(tmp_path)
+@pytest.fixture
+def two(tmp_path):
+    """The last two checkpoints of a run, of steps 1 and 2."""
+    rolling = sl.checkpoint.Rolling(tmp_path, keep=2)
     for n in (1, 2):
         rolling.save(n, model={"w": jnp.full(2, n, jnp.float32)})
-    path = rolling.latest()
-    if case in MALFORMED:
-        forged(path, MALFORMED[case])
-    else:
-        raw = RAW[case]
-        forged(path, raw=raw if isinstance(raw, bytes) else raw.encode())
-    assert f"'{path}' is damaged: its " in refused(path)
+    return rolling
+
+
+def assert_the_first_is_found(rolling):
     with pytest.warns(UserWarning, match="It is skipped"):
         assert rolling.load(model={"w": jnp.ones(2)})["model"]["w"][0] == 1
     with pytest.warns(UserWarning, match="It is skipped"):
         assert rolling.latest().name == "step-00000001.safetensors"
+
+
+def test_a_malformed_header_is_refused_and_an_older_file_is_found(two):
+    path = two.latest()
+    whole = path.read_bytes()
+    for case in [*MALFORMED, *RAW]:
+        path.write_bytes(whole)
+        raw = RAW.get(case)
+        forged(path, MALFORMED.get(case), raw.encode() if isinstance(raw, str) else raw)
+        with pytest.raises(sl.checkpoint.DamagedError) as caught:
+            sl.checkpoint.load(path, model={"w": jnp.ones(2)})
+        assert f"'{path}' is damaged: its " in str(caught.value), case
+        assert_the_first_is_found(two)
 
 
 def test_codecs_in_a_file_are_never_run(path):
@@ -225,15 +221,9 @@ def unreadable(path):
 
 
 @pytest.mark.parametrize("spoil", [newer, flipped, directory, dangling, unreadable])
-def test_rolling_passes_over_what_it_cannot_read(spoil, tmp_path):
-    rolling = sl.checkpoint.Rolling(tmp_path, keep=2)
-    rolling.save(1, n=1)
-    rolling.save(2, n=2)
-    spoil(tmp_path / "step-00000002.safetensors")
-    with pytest.warns(UserWarning, match="It is skipped"):
-        assert rolling.load(n=0)["n"] == 1
-    with pytest.warns(UserWarning, match="It is skipped"):
-        assert rolling.latest().name == "step-00000001.safetensors"
+def test_rolling_passes_over_what_it_cannot_read(spoil, two):
+    spoil(two.latest())
+    assert_the_first_is_found(two)
 
 
 def test_an_older_file_stays_until_the_new_one_is_known_to_be_whole(tmp_path, monkeypatch):
@@ -257,17 +247,15 @@ def test_an_older_file_stays_until_the_new_one_is_known_to_be_whole(tmp_path, mo
 # --- names of files -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["r" * 255, "ü" * 127, "run\nagain"])
-def test_every_name_that_a_file_may_have_can_be_saved_to(name, tmp_path):
-    path = tmp_path / name
-    leftover = tmp_path / f".{_replace._shortened(name)}.00000000.partial"
-    leftover.touch()
-    sl.checkpoint.save(path, n=1)
-    assert sl.checkpoint.load(path, n=0)["n"] == 1
-    assert [p.name for p in tmp_path.iterdir()] == [name]
-
-
-def test_a_name_that_is_too_long_is_refused(tmp_path):
+def test_every_name_that_a_file_may_have_can_be_saved_to(tmp_path):
+    for name in ("r" * 255, "ü" * 127, "run\nagain"):
+        path = tmp_path / name
+        leftover = tmp_path / f".{_replace._shortened(name)}.00000000.partial"
+        leftover.touch()
+        sl.checkpoint.save(path, n=1)
+        assert sl.checkpoint.load(path, n=0)["n"] == 1
+        assert [p.name for p in tmp_path.iterdir()] == [name]
+        path.unlink()
     with pytest.raises(OSError, match=r"its name has 256 bytes, which is too long. Shorten it"):
         sl.checkpoint.save(tmp_path / ("r" * 256), n=1)
 

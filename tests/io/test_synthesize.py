@@ -81,6 +81,7 @@ def test_a_width_that_was_not_tracked_is_made_from_checkpoints(tmp_path):
     np.testing.assert_allclose(earlier["w"], one.eval_params(alone)["w"], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_stored_averages_are_decoded(tmp_path):
     averaged = sl.sgd(0.1).average(power(0.1)).average(power(0.05))
     found = []

@@ -1,21 +1,17 @@
 """Ctrl-C during a training step: the caller keeps the old model and optimizer, or gets the new."""
 
-import os
-import random
+import itertools
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
-import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits
-from slalom._loop.programs import program
+from helpers import assert_same_bits, slow_except, unchecked
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
 
@@ -38,34 +34,6 @@ def make(donate="opt"):
 
     model = jax.tree.map(jnp.copy, MODEL)
     return sl.train_step(loss_fn, donate=donate), model, sl.Optimizer(sl.adam(0.1), model)
-
-
-@pytest.fixture
-def after_dispatch(monkeypatch):
-    """Interrupts the next call when its program has run."""
-
-    def unpack(packed):
-        monkeypatch.undo()
-        interrupt()
-        return program.unpack(packed)
-
-    return lambda: monkeypatch.setattr(program, "unpack", unpack)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("donate", ["opt", "all"])
-def test_results_that_were_not_returned_are_kept(donate, after_dispatch):
-    step, model, opt = make(donate)
-    expected, expected_opt, _ = step(*jax.tree.map(jnp.copy, (model, opt)), 1.0)
-    after_dispatch()
-    with pytest.raises(KeyboardInterrupt):
-        step(model, opt, 1.0)
-    assert_same_bits(step.last[:2], (expected, expected_opt))
-    with pytest.raises(ValueError, match=r"\n    model, opt, loss = step[.]last\n"):
-        step(model, opt, 1.0)
-    model, opt, _ = step.last
-    model, opt, _ = step(model, opt, 1.0)
-    assert_same_bits((model, opt), step(expected, expected_opt, 1.0)[:2])
 
 
 def interrupted_before_its_assignment(results):
@@ -117,41 +85,12 @@ def test_nothing_is_donated_by_a_call_that_is_interrupted_while_it_compiles():
     assert opt.count == 1
 
 
-def test_without_donation_the_arguments_are_still_there(after_dispatch):
-    step, model, opt = make(donate=False)
-    after_dispatch()
-    with pytest.raises(KeyboardInterrupt):
-        step(model, opt, 1.0)
-    assert step(model, opt, 1.0)[1].count == 1
-
-
-def test_a_handler_that_does_not_raise_gets_the_signal_and_the_caller_the_results(after_dispatch):
-    step, model, opt = make()
-    seen = []
-
-    def handler(number, frame):
-        seen.append((number, frame.f_code.co_name))
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        after_dispatch()
-        model, opt, _ = step(model, opt, 1.0)
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert seen == [(signal.SIGINT, "interrupt")]
-    assert opt.count == 1
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_a_signal_without_a_handler_is_left_alone(handler):
-    step, model, opt = make()
-    before = signal.signal(signal.SIGINT, handler)
-    try:
+def test_a_signal_without_a_handler_is_left_alone():
+    for handler in (signal.SIG_IGN, signal.SIG_DFL):
+        step, model, opt = make()
+        signal.signal(signal.SIGINT, handler)  # the fixture brings the old one back
         step(model, opt, 1.0)
         assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_other_threads_may_step():
@@ -163,60 +102,75 @@ def test_other_threads_may_step():
     assert found[0][1].count == 1
 
 
-PROGRAM = """
-import signal, sys, jax, jax.numpy as jnp, slalom as sl
+# --- at every moment --------------------------------------------------------------------------
 
-# A process that a shell has started in the background ignores it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-size, donate = int(sys.argv[1]), sys.argv[2]
-model = {"w": jnp.ones((size, size)) / size, "b": jnp.ones(size)}
-opt = sl.Optimizer(sl.adam(1e-3), model)
-step = sl.train_step(
-    lambda m, x: jnp.mean((jnp.tanh(x @ m["w"]) @ m["w"] + m["b"]) ** 2), donate=donate
-)
-x = jnp.ones((16, size))
-model, opt, loss = step(model, opt, x)
-found, n = "ready", 1
+SOURCE = str(Path(sl.__file__).parent)
 
-def is_deleted(*trees):
-    return any(x.is_deleted() for x in jax.tree.leaves(trees))
 
-while True:
-    print(found, flush=True)
+def interrupting(number):
+    """A trace function that sends the signal before the line of Slalom with this number."""
+    lines = itertools.count(1)
+
+    def trace(frame, event, argument):
+        if not frame.f_code.co_filename.startswith(SOURCE):
+            return None
+        if event == "line" and next(lines) == number:
+            interrupt()
+        return trace
+
+    return trace
+
+
+def is_interrupted(call, number):
+    """Calls, and says whether it was interrupted at this line, or was over before."""
+    before = sys.gettrace()
+    sys.settrace(interrupting(number))
     try:
-        while True:
-            model, opt, loss = step(model, opt, x)
+        call()
     except KeyboardInterrupt:
-        found = "whole"
-        if is_deleted(model, opt):
-            found = "lost"
-            if step.last is not None and not is_deleted(step.last):
-                found = "kept"
-                model, opt, loss = step.last
-        if found == "lost":
-            model = {"w": jnp.ones((size, size)) / size, "b": jnp.ones(size)}
-            opt, n = sl.Optimizer(sl.adam(1e-3), model), 0
-        count, n = n, int(opt.count)
-        assert n >= count
-"""
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("4", "opt"), ("4", "all"), ("600", "opt"), ("600", "all")])
-def test_real_signals_lose_nothing(arguments):
-    environment = os.environ | {"SLALOM_TYPECHECK": "0"}
-    moment = random.Random(0)
-    counts = {"ready": 0, "whole": 0, "kept": 0, "lost": 0}
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as training:
-        for _ in range(150):
-            counts[training.stdout.readline().strip()] += 1
-            time.sleep(moment.uniform(0.005, 0.03))
-            training.send_signal(signal.SIGINT)
-        training.kill()
-    assert counts["lost"] == 0, counts
-    assert counts["kept"] > 20, counts
+def copies(*trees):
+    return jax.tree.map(jnp.copy, trees)
+
+
+@pytest.mark.parametrize("donate", slow_except(["opt", "all", False], "all"))
+def test_a_signal_at_any_line_loses_nothing(donate):
+    step, model, opt = make(donate)
+    with unchecked():
+        expected = step(*copies(model, opt), 1.0)[:2]
+        kept = 0
+        for number in itertools.count(1):
+            given = copies(model, opt)
+            if not is_interrupted(lambda given=given: step(*given, 1.0), number):
+                break
+            if any(x.is_deleted() for x in jax.tree.leaves(given)):
+                assert_same_bits(step.last[:2], expected)
+                kept += 1
+    assert (kept > 0) == bool(donate)
+    assert number > kept + 5
+
+
+def test_a_handler_that_does_not_raise_gets_the_signal_and_the_caller_the_results():
+    seen, found = [], []
+
+    def handler(number, frame):
+        seen.append((number, frame.f_code.co_name))
+
+    step, model, opt = make()
+    signal.signal(signal.SIGINT, handler)
+    with unchecked():
+        for number in itertools.count(1, 5):
+            given = copies(model, opt)
+            seen.clear()
+            assert not is_interrupted(lambda given=given: found.append(step(*given, 1.0)), number)
+            assert signal.getsignal(signal.SIGINT) is handler
+            assert found.pop()[1].count == 1
+            if not seen:
+                break
+            assert seen == [(signal.SIGINT, "interrupt")]
+    assert number > 20

@@ -1,24 +1,24 @@
 """The learning-rate range test."""
 
-import builtins
 import math
 import sys
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import mean_square
+from helpers import assert_same_bits, mean_square, mlp, params_of
 
 X, Y = jax.random.normal(jax.random.key(1), (16, 2)), jnp.ones((16, 1))
 BATCHES = [(X[:8], Y[:8]), (X[8:], Y[8:])]
 
 
-def model():
-    return eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
+def search(loss_fn=mean_square, tx=None, model=None, batches=BATCHES, **options):
+    model = mlp() if model is None else model
+    options = {"steps": 10} | options
+    return sl.lr_range_test(loss_fn, tx or sl.sgd(0.1), model, batches, **options)
 
 
 def result(losses, diverged=False):
@@ -31,7 +31,7 @@ def result(losses, diverged=False):
 
 def by_hand(tx, learning_rates):
     """The losses of steps with these learning rates."""
-    trained, opt, losses = model(), sl.Optimizer(tx, model()), []
+    trained, opt, losses = mlp(), sl.Optimizer(tx, mlp()), []
     step = sl.train_step(mean_square)
     for i, learning_rate in enumerate(learning_rates):
         opt = opt.with_hyperparams(learning_rate=learning_rate)
@@ -40,44 +40,39 @@ def by_hand(tx, learning_rates):
     return losses
 
 
-@pytest.mark.slow
 def test_each_step_has_its_learning_rate():
-    tx = sl.ClipByGlobalNorm(1.0) | sl.adam(0.5)
-    found = sl.lr_range_test(mean_square, tx, model(), BATCHES, lr_min=1e-4, lr_max=1e-1, steps=13)
-    np.testing.assert_allclose(found.learning_rates, 10 ** np.linspace(-4, -1, 13))
-    assert not found.diverged
-    np.testing.assert_array_equal(found.losses, by_hand(tx, found.learning_rates))
-
-
-def test_a_schedule_gives_way_to_the_test():
-    tx = sl.sgd(sl.schedules.cosine_decay(1.0, 100))
-    found = sl.lr_range_test(mean_square, tx, model(), BATCHES, lr_min=1e-4, lr_max=0.1, steps=10)
-    np.testing.assert_array_equal(found.losses, by_hand(sl.sgd(1.0), found.learning_rates))
-
-
-def test_the_step_is_traced_once_and_the_model_stays_valid():
-    traces, start = [], model()
+    traces, start = [], mlp()
 
     def loss_fn(model, x, y):
         traces.append(None)
         return mean_square(model, x, y)
 
-    before = jax.tree.map(np.asarray, eqx.filter(start, eqx.is_array))
-    sl.lr_range_test(loss_fn, sl.adam(0.1), start, BATCHES, steps=20)
+    before = jax.tree.map(np.asarray, params_of(start))
+    tx = sl.ClipByGlobalNorm(1.0) | sl.adam(0.5)
+    found = search(loss_fn, tx, start, lr_min=1e-4, lr_max=1e-1, steps=13)
     assert len(traces) == 1
-    after = jax.tree.map(np.asarray, eqx.filter(start, eqx.is_array))
-    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+    np.testing.assert_allclose(found.learning_rates, 10 ** np.linspace(-4, -1, 13))
+    assert not found.diverged
+    np.testing.assert_array_equal(found.losses, by_hand(tx, found.learning_rates))
+    # The model that was passed stays valid.
+    assert_same_bits(params_of(start), before)
 
 
-@pytest.mark.parametrize("bad", [jnp.inf, jnp.nan])
-def test_it_stops_at_a_loss_that_is_not_finite(bad):
-    def loss_fn(model, i):
+def test_a_schedule_gives_way_to_the_test():
+    tx = sl.sgd(sl.schedules.cosine_decay(1.0, 100))
+    found = search(tx=tx, lr_min=1e-4, lr_max=0.1)
+    np.testing.assert_array_equal(found.losses, by_hand(sl.sgd(1.0), found.learning_rates))
+
+
+def test_it_stops_at_a_loss_that_is_not_finite():
+    def loss_fn(model, i, bad):
         return jnp.where(i == 12, bad, jnp.sum(model**2))
 
-    batches = ((jnp.asarray(i),) for i in range(50))
-    found = sl.lr_range_test(loss_fn, sl.sgd(0.1), jnp.ones(()), batches, lr_max=1e-3, steps=50)
-    assert found.diverged
-    assert len(found.losses) == len(found.learning_rates) == 13
+    for bad in (jnp.inf, jnp.nan):
+        batches = ((jnp.asarray(i), jnp.asarray(bad)) for i in range(50))
+        found = search(loss_fn, model=jnp.ones(()), batches=batches, lr_max=1e-3, steps=50)
+        assert found.diverged, bad
+        assert len(found.losses) == len(found.learning_rates) == 13, bad
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -87,8 +82,8 @@ def test_it_stops_when_the_loss_has_grown_by_the_factor(sign):
 
     def run(**options):
         batches = iter([jnp.asarray(sign if i < 20 else sign + 3.5) for i in range(40)])
-        return sl.lr_range_test(
-            loss_fn, sl.sgd(0.1), jnp.ones(()), batches, lr_max=1e-3, steps=40, **options
+        return search(
+            loss_fn, model=jnp.ones(()), batches=batches, lr_max=1e-3, steps=40, **options
         )
 
     # The mean of the last 5 losses has grown by more than 3 when all of them are large.
@@ -100,33 +95,25 @@ def test_it_stops_when_the_loss_has_grown_by_the_factor(sign):
 
 def test_several_learning_rates_by_a_glob_or_a_path():
     tx = sl.sgd(0.1).partition({sl.where.path("**.bias"): sl.sgd(0.2)})
-    options = {"lr_min": 1e-4, "lr_max": 1e-2, "steps": 10}
-    both = sl.lr_range_test(mean_square, tx, model(), BATCHES, name="**.learning_rate", **options)
-    whole = sl.lr_range_test(mean_square, sl.sgd(0.1), model(), BATCHES, **options)
-    one = sl.lr_range_test(
-        mean_square, tx, model(), BATCHES, name="partition.0.**.learning_rate", **options
-    )
-    np.testing.assert_allclose(both.losses, whole.losses, rtol=1e-6)
-    assert not np.allclose(one.losses, whole.losses, rtol=1e-3)
+    between = {"lr_min": 1e-4, "lr_max": 1e-2}
+    whole = search(**between).losses
+    both = search(tx=tx, name="**.learning_rate", **between)
+    np.testing.assert_allclose(both.losses, whole, rtol=1e-6)
+    one = search(tx=tx, name="partition.0.**.learning_rate", **between)
+    assert not np.allclose(one.losses, whole, rtol=1e-3)
+    # A head that is trained alone has the losses of no other run.
+    head = search(trainable=sl.where.path("layers.1.**"), **between)
+    np.testing.assert_allclose(head.losses[0], whole[0], rtol=1e-6)
+    assert head.losses[-1] != whole[-1]
 
 
 def test_a_loss_with_aux_weight_and_microbatches():
     def loss_fn(model, x, y):
         return mean_square(model, x, y), jnp.ones(()), x
 
-    options = {"lr_max": 1e-2, "steps": 10}
-    plain = sl.lr_range_test(mean_square, sl.sgd(0.1), model(), BATCHES, **options)
-    rich = sl.lr_range_test(
-        loss_fn,
-        sl.sgd(0.1),
-        model(),
-        BATCHES,
-        has_aux=True,
-        has_weight=True,
-        microbatches=2,
-        batch_args=("x", "y"),
-        **options,
-    )
+    plain = search(lr_max=1e-2)
+    divided = {"microbatches": 2, "batch_args": ("x", "y")}
+    rich = search(loss_fn, lr_max=1e-2, has_aux=True, has_weight=True, **divided)
     np.testing.assert_allclose(rich.losses, plain.losses, rtol=1e-5)
 
 
@@ -134,18 +121,9 @@ def test_the_state_of_a_model_is_carried():
     def loss_fn(model, state, x):
         return jnp.sum((model - x) ** 2) + 0.1 * state, state + 1
 
-    start = {"lr_min": 1e-8, "lr_max": 2e-8, "steps": 10, "model_state": jnp.zeros(())}
-    found = sl.lr_range_test(loss_fn, sl.sgd(0.1), jnp.zeros(()), [(jnp.ones(()),)], **start)
+    start = {"model": jnp.zeros(()), "model_state": jnp.zeros(())}
+    found = search(loss_fn, batches=[(jnp.ones(()),)], lr_min=1e-8, lr_max=2e-8, **start)
     np.testing.assert_allclose(found.losses, 1 + 0.1 * np.arange(10), rtol=1e-5)
-
-
-def test_frozen_parameters_stay():
-    head = sl.where.path("layers.1.**")
-    everything = sl.lr_range_test(mean_square, sl.adam(0.1), model(), BATCHES, steps=12, lr_max=0.1)
-    only_head = sl.lr_range_test(
-        mean_square, sl.adam(0.1), model(), BATCHES, steps=12, lr_max=0.1, trainable=head
-    )
-    assert everything.losses[-1] != only_head.losses[-1]
 
 
 # --- the suggestion ---------------------------------------------------------------------------
@@ -167,11 +145,11 @@ def test_a_fall_after_the_minimum_is_no_suggestion():
     assert 40 <= np.searchsorted(result(losses).learning_rates, result(losses).suggestion) <= 60
 
 
-@pytest.mark.parametrize("losses", [np.linspace(1, 2, 50), np.ones(50), np.full(50, np.nan)])
-def test_without_a_fall_there_is_no_suggestion(losses):
-    found = result(losses)
-    assert found.suggestion is None
-    assert "no suggestion" in repr(found)
+def test_without_a_fall_there_is_no_suggestion():
+    for losses in (np.linspace(1, 2, 50), np.ones(50), np.full(50, np.nan)):
+        found = result(losses)
+        assert found.suggestion is None, losses
+        assert "no suggestion" in repr(found), losses
 
 
 def test_losses_that_are_not_finite_do_not_hide_the_suggestion():
@@ -182,13 +160,14 @@ def test_losses_that_are_not_finite_do_not_hide_the_suggestion():
     assert "diverged, suggestion" in repr(found)
 
 
+@pytest.mark.slow
 def test_a_run_finds_a_learning_rate_that_works():
-    found = sl.lr_range_test(mean_square, sl.adam(0.1), model(), BATCHES, steps=60)
-    trained, opt = model(), sl.Optimizer(sl.adam(found.suggestion), model())
+    found = search(tx=sl.adam(0.1), steps=60)
+    trained, opt = mlp(), sl.Optimizer(sl.adam(found.suggestion), mlp())
     step = sl.train_step(mean_square)
     for _ in range(20):
         trained, opt, loss = step(trained, opt, *BATCHES[0])
-    assert loss < 0.2 * mean_square(model(), *BATCHES[0])
+    assert loss < 0.2 * mean_square(mlp(), *BATCHES[0])
 
 
 # --- the picture and the progress bar ---------------------------------------------------------
@@ -209,35 +188,23 @@ def test_the_plot_shows_losses_and_suggestion():
     result(np.full(12, np.nan), diverged=True).plot()
 
 
-def search(**options):
-    return sl.lr_range_test(
-        mean_square, sl.sgd(0.1), model(), BATCHES, lr_max=1e-3, steps=10, **options
-    )
-
-
 def test_a_progress_bar_on_demand_and_in_a_terminal(capsys, monkeypatch):
     pytest.importorskip("tqdm")
-    search()
-    assert capsys.readouterr().err == ""
-    search(progress=True)
-    assert "10/10" in capsys.readouterr().err
+
+    def said(**options):
+        search(lr_max=1e-3, **options)
+        return capsys.readouterr().err
+
+    assert said() == ""
+    assert "10/10" in said(progress=True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    search()
-    assert "10/10" in capsys.readouterr().err
-    search(progress=False)
-    assert capsys.readouterr().err == ""
+    assert "10/10" in said()
+    assert said(progress=False) == ""
 
 
 def test_a_progress_bar_without_tqdm_says_what_to_install(monkeypatch):
-    imported = builtins.__import__
-
-    def without_tqdm(name, *args, **kwargs):
-        if name == "tqdm":
-            raise ImportError(name)
-        return imported(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_tqdm)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    search()
+    search(lr_max=1e-3)
     with pytest.raises(ImportError, match=r"`progress=True` needs tqdm: pip install tqdm\."):
-        search(progress=True)
+        search(lr_max=1e-3, progress=True)

@@ -222,6 +222,8 @@ def test_injected_hyperparameters_are_live():
     opt = sl.Optimizer(sl.Clip(1.0) | from_optax(gt), params)
     assert opt.hyperparams["from_optax.learning_rate"] == np.float32(0.1)
     assert "from_optax.b1" not in opt.hyperparams  # Optax computes it from its own count
+    # Other numbers stay in their closures.
+    assert dict(sl.Optimizer(from_optax(optax.adam(0.1)), params).hyperparams) == {}
     updates, _ = opt.update(params, ones)
     half, after = opt.with_hyperparams(learning_rate=0.05).update(params, ones)
     assert_same_bits(half, jax.tree.map(lambda u: u / 2, updates))
@@ -237,10 +239,6 @@ def test_an_injected_number_may_become_a_schedule():
     opt = opt.with_hyperparams(learning_rate=sl.schedules.linear(1.0, 0.0, 4))
     _, opt = opt.update(params, ones)
     np.testing.assert_allclose(opt.update(params, ones)[0]["w"], -0.75)
-
-
-def test_other_numbers_stay_in_their_closures():
-    assert dict(sl.Optimizer(from_optax(optax.adam(0.1)), params).hyperparams) == {}
 
 
 # --- state ----------------------------------------------------------------------------------
@@ -266,9 +264,7 @@ def test_arrays_with_the_shapes_of_parameters_are_moments():
     factored = fresh(optax.adafactor(0.1, min_dim_size_to_factor=2)).state
     mapped = sl.map_params(lambda leaf: None, factored)
     assert_same_bits(mapped[0].v_row, factored[0].v_row)
-
-
-def test_a_single_array_has_moments_but_a_single_number_has_none():
+    # A single array has moments, but a single number has none.
     tx = from_optax(optax.adam(0.1))
     assert tx.init(jnp.ones(3))[0].mu.params.shape == (3,)
     assert tx.init(jnp.ones(()))[0].mu.shape == ()

@@ -145,15 +145,11 @@ def test_declared_extra_arguments_are_passed_and_others_dropped():
     assert_same_bits(updates, jax.tree.map(lambda g: 3 * g, ones))
     with pytest.raises(TypeError, match=r"'loss': write `tx.update\(grads, state, params, loss="):
         tx.update(ones, state, params, other=1)
-
-
-def test_in_a_chain_each_transform_takes_its_own_extra_arguments():
-    tx = optax.chain(
-        to_optax(ScaleByLoss()), optax.scale(1.0), optax.polyak_sgd(), to_optax(sl.sgd(0.1))
-    )
-    state = tx.init(params)
+    # In a chain, each transform takes its own.
+    known = {"loss": jnp.asarray(3.0), "value": jnp.asarray(1.0)}
     with lenient():
-        tx.update(ones, state, params, loss=jnp.asarray(3.0), value=jnp.asarray(1.0))
+        tx = optax.chain(tx, optax.scale(1.0), optax.polyak_sgd(), to_optax(sl.sgd(0.1)))
+        jax.eval_shape(lambda: tx.update(ones, tx.init(params), params, **known)[0])
 
 
 # --- hyperparameters ------------------------------------------------------------------------
@@ -179,17 +175,12 @@ def test_hyperparameters_are_found_inside_of_other_states():
     state = sl.interop.with_hyperparams(state, {"learning_rate.init_value": 2.0})
     assert sl.interop.hyperparams(state)["learning_rate"] == 1.5
     assert state["step"] == 3
-
-
-def test_the_states_of_two_transforms_are_told_apart():
-    tx = optax.partition(
-        {"a": to_optax(sl.sgd(0.1)), "b": to_optax(sl.adam(0.1))}, ({"w": "a", "b": "b"})
-    )
-    state = tx.init(params)
+    # Those of two transforms are told apart.
+    groups = {"a": to_optax(sl.sgd(0.1)), "b": to_optax(sl.adam(0.1))}
+    state = optax.partition(groups, {"w": "a", "b": "b"}).init(params)
     message = re.escape("`state.inner_states['a'].inner_state`, `state.inner_states['b']")
-    with pytest.raises(
-        ValueError, match=f"contains 2 states .* `sl.interop.hyperparams`: {message}"
-    ):
+    message = f"contains 2 states .* `sl.interop.hyperparams`: {message}"
+    with pytest.raises(ValueError, match=message):
         sl.interop.hyperparams(state)
     assert sl.interop.hyperparams(state.inner_states["a"])["learning_rate"] == np.float32(0.1)
 
@@ -329,16 +320,6 @@ def test_multi_steps_of_optax_equals_every_k():
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_optax_maps_the_parameters_of_the_state():
-    tx = to_optax(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1))
-    names = jax.tree.map(lambda p: "param", params)
-    state = optax.tree.map_params(
-        tx, lambda _, name: name, tx.init(params), names, transform_non_params=lambda _: "other"
-    )
-    assert jax.tree.leaves(state.inner_state[1].mu) == ["param"] * 3
-    assert set(jax.tree.leaves((state.transform, state.count))) == {"other"}
-
-
 @rows(2, WITH_GRADIENT, everyday=("Partition", "Flatten", "adamw", "ScaleBySm3"))
 def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(row):
     if row.name == "Monitor":
@@ -365,7 +346,15 @@ def fields_with_other_shapes(state):
     return {GetAttrKey(field.name) for field in fields if dict(field.metadata) in other}
 
 
-def test_optax_maps_the_parameters_of_groups_and_of_large_leaves():
+def test_optax_maps_the_parameters_of_chains_groups_and_large_leaves():
+    tx = to_optax(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1))
+    names = jax.tree.map(lambda p: "param", params)
+    state = optax.tree.map_params(
+        tx, lambda _, name: name, tx.init(params), names, transform_non_params=lambda _: "other"
+    )
+    assert jax.tree.leaves(state.inner_state[1].mu) == ["param"] * 3
+    assert set(jax.tree.leaves((state.transform, state.count))) == {"other"}
+
     large = {"w": jnp.ones((100, 100)), "b": jnp.ones(3), "c": jnp.ones(4)}
     names = jax.tree.map(lambda _: "param", large)
     tx = to_optax(sl.adam(0.1).partition({sl.where.path("w"): sl.sgd(0.1, momentum=0.9)}))

@@ -13,23 +13,16 @@ from slalom.schedules.averages import exponent, synthesis_weights
 power = sl.schedules.power_average
 
 
-def test_exponents_are_those_of_the_authors_code():
+def test_exponents_and_weights_are_those_of_the_authors_code():
     expected = [16.972199, 6.937204, 3.557869]
     np.testing.assert_allclose([exponent(s) for s in (0.05, 0.1, 0.15)], expected, atol=5e-7)
-
-
-def test_weights_are_those_of_the_authors_code():
     # Karras et al., edm2 `training/phema.py`, divided by their sum.
     snapshots = [(50.0, 0.05), (50.0, 0.1), (100.0, 0.05), (100.0, 0.1)]
     weights = synthesis_weights(snapshots, 100.0, 0.075)
     np.testing.assert_allclose(weights, [0.000136, -0.002427, 0.342969, 0.659322], atol=5e-7)
-
-
-def test_a_tracked_average_is_made_of_itself():
-    snapshots = [(50.0, 0.05), (50.0, 0.1), (100.0, 0.05), (100.0, 0.1)]
-    np.testing.assert_allclose(
-        synthesis_weights(snapshots, 50.0, 0.1), [0, 1, 0, 0], rtol=0, atol=1e-9
-    )
+    # An average that was tracked is made of itself.
+    weights = synthesis_weights(snapshots, 50.0, 0.1)
+    np.testing.assert_allclose(weights, [0, 1, 0, 0], rtol=0, atol=1e-9)
 
 
 def test_a_power_average_weighs_steps_by_a_power():

@@ -93,24 +93,6 @@ def test_a_mean_of_gradients_reaches_the_largest_numbers_of_both_signs(codec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-@pytest.mark.parametrize("nonnegative", [False, True])
-def test_huge_numbers_are_kept_and_infinity_is_not_hidden(codec, nonnegative):
-    kind = spec(4, nonnegative)
-
-    def stored(*numbers):
-        return codec.decode(codec.encode(jnp.asarray(numbers, jnp.float32), kind), kind)
-
-    # A float8 has three digits, of the root here.
-    rtol = 0.15 if codec == C.cast("float8_e4m3fn") else 0.01
-    for size in (2.0**126, 2.0**127, 3e38):
-        np.testing.assert_allclose(stored(size, 0.3 * size, 0, 0)[0], size, rtol=rtol)
-    for bad in (np.inf, -np.inf, np.nan):
-        first = stored(bad, 1, 0, 1)[0]
-        assert jnp.isnan(first) or first == bad or (nonnegative and bad < 0)
-
-
-@pytest.mark.slow
 def test_an_accumulator_has_other_random_bits_in_each_window():
     grads = jnp.asarray(np.random.default_rng(0).standard_normal(256), jnp.float32)
     tx = sl.Identity().every_k(2).store({"accumulated": "int4"}, min_size=1)

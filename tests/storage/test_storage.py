@@ -1,6 +1,7 @@
 """State that rests in codecs: `tx.store` and `sl.codecs`."""
 
 import functools
+import itertools
 import math
 import re
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import kernels, slow_except
+from helpers import compiled_step, kernels, sampled, slow_except
 from slalom._core.engine import pieces
 from slalom._core.engine.encoded import encoded_form, random_bits, seeds_of
 
@@ -26,7 +27,6 @@ BOUNDS = {
     C.cast("float16"): (2**-11, 2**-10),
     C.cast("float8_e4m3fn"): (2**-3, 2**-3),
 }
-ALWAYS_STOCHASTIC = (C.int4(), C.cast("float8_e4m3fn"))
 CODECS = pytest.mark.parametrize("codec", slow_except(BOUNDS, C.int8()), ids=repr)
 
 
@@ -71,39 +71,21 @@ def test_mixed_magnitudes_stay_finite_and_keep_their_sign(codec, exponents):
 
 
 @CODECS
-def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(codec):
+def test_zeros_stay_zeros_huge_numbers_are_kept_and_what_is_not_finite_stays_so(codec):
+    # A float8 has three digits, of the root here.
+    rtol = 0.15 if codec == C.cast("float8_e4m3fn") else 0.01
     for nonnegative in (False, True):
-        assert not np.any(round_trip(np.zeros((2, 70), np.float32), codec, nonnegative))
-        for bad in (np.inf, np.nan):
-            x = np.ones((2, 600), np.float32)
+        x = np.zeros((2, 600), np.float32)
+        assert not np.any(round_trip(x, codec, nonnegative))
+        for size in np.float32([2.0**126, 2.0**127, 3e38]):
+            x[0, :2] = size, 0.3 * size
+            np.testing.assert_allclose(round_trip(x, codec, nonnegative)[0, 0], size, rtol=rtol)
+        x[:] = 1
+        for bad in (np.nan, np.inf) if nonnegative else (np.nan, np.inf, -np.inf):
             x[0, 3] = bad
             y = np.asarray(round_trip(x, codec, nonnegative))
-            assert not np.isfinite(y[0, 3])
+            assert np.isnan(y[0, 3]) or y[0, 3] == bad
             assert np.all(np.isfinite(y[1]))  # another block
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", BOUNDS, ids=repr)
-def test_stochastic_rounding_is_unbiased(codec):
-    # The largest number of a block is exact, and the others are far from the ends of a decade.
-    x = np.full((1, 256), 0.37, np.float32)
-    x[:, ::32] = 1
-    is_root = not isinstance(codec, C.dynamic8) and codec != C.cast("bfloat16")
-    for nonnegative in (True, False) if codec in ALWAYS_STOCHASTIC else (True,):
-        mean = mean_of_roundings(jnp.asarray(x), codec, nonnegative)
-        spread = 2 * BOUNDS[codec][nonnegative] / np.sqrt(500)
-        variance = BOUNDS[codec][1] ** 2 if is_root and nonnegative else 0
-        np.testing.assert_allclose(mean[0, 1], 0.37, atol=3 * spread + variance)
-
-
-def mean_of_roundings(x, codec, nonnegative):
-    form = encoded_form(x, codec, nonnegative)
-
-    def decoded(step):
-        bits = form.bits(seeds_of(["x"], step)["x"], form.rows)
-        return form.encode(x, bits).decode()
-
-    return jnp.mean(jax.vmap(decoded)(jnp.arange(500)), axis=0)
 
 
 @pytest.mark.slow
@@ -125,9 +107,10 @@ matrices = sl.where.ndim(min=2)
 
 
 def run(tx, steps=4, params=PARAMS):
+    step = jax.jit(lambda params, opt: opt.step(params, GRADS))
     opt = sl.Optimizer(tx, params)
     for _ in range(steps):
-        params, opt = opt.step(params, GRADS)
+        params, opt = step(params, opt)
     return params, opt
 
 
@@ -170,14 +153,25 @@ def test_bfloat16_updates_follow_from_what_is_stored():
         assert jnp.array_equal(a, b)
 
 
-def test_exact_fields_stay_as_they_are_unless_they_are_named():
+def test_exact_fields_small_leaves_and_others_stay_as_they_are():
+    def shapes(tx):
+        return jax.eval_shape(lambda: sl.Optimizer(tx, PARAMS)).state.inner
+
     tx = sl.adam(0.1).average(0.9)
-    state = sl.Optimizer(tx.store("int8", min_size=1), PARAMS).state.inner
+    state = shapes(tx.store("int8", min_size=1))
     assert state.average["w"].dtype == jnp.float32
     assert isinstance(state.inner[0].mu["w"], C.Encoded)
-    named = sl.Optimizer(tx.store({"average": "int8"}, min_size=1), PARAMS).state.inner
-    assert isinstance(named.average["w"], C.Encoded)
-    assert named.inner[0].mu["w"].dtype == jnp.float32
+    # Unless they are named.
+    state = shapes(tx.store({"average": "int8"}, min_size=1))
+    assert isinstance(state.average["w"], C.Encoded)
+    assert state.inner[0].mu["w"].dtype == jnp.float32
+
+    state = shapes(sl.lion(0.1).store("int8", min_size=1000))[0]
+    assert isinstance(state.mu["w"], C.Encoded)
+    assert state.mu["b"].dtype == jnp.float32
+    state = shapes(sl.lion(0.1).store("int8", where=~matrices, min_size=1))[0]
+    assert isinstance(state.mu["b"], C.Encoded)
+    assert state.mu["w"].dtype == jnp.float32
 
 
 STORED_AND_WRITTEN = {
@@ -204,8 +198,9 @@ def test_parameters_are_written_the_same_inside_and_outside(policy):
             lambda tx: tx.write(policy),
         )
         params, opt = half, sl.Optimizer(tx, half)
+        step = jax.jit(lambda params, opt: opt.step(params, grads))
         for _ in range(4):
-            params, opt = opt.step(params, grads)
+            params, opt = step(params, opt)
         full = opt.eval_params(params, full_precision=True)
         return jax.tree.leaves((params, full))
 
@@ -238,16 +233,6 @@ def test_policies_write_parameters_of_every_shape_beside_stored_state(policy):
         np.testing.assert_allclose(a, b, rtol=0.02)
 
 
-def test_small_leaves_and_others_stay_as_they_are():
-    state = sl.Optimizer(sl.lion(0.1).store("int8", min_size=1000), PARAMS).state.inner[0]
-    assert isinstance(state.mu["w"], C.Encoded)
-    assert state.mu["b"].dtype == jnp.float32
-    chosen = sl.lion(0.1).store("int8", where=~matrices, min_size=1)
-    state = sl.Optimizer(chosen, PARAMS).state.inner[0]
-    assert isinstance(state.mu["b"], C.Encoded)
-    assert state.mu["w"].dtype == jnp.float32
-
-
 def test_describe_counts_the_bytes_that_are_stored():
     opt = sl.Optimizer(sl.adam(0.1).store("int8"), PARAMS)
     rows = opt.describe(PARAMS).to_dict()
@@ -275,19 +260,14 @@ def test_rebind_changes_the_codec_and_says_so():
 
 
 @pytest.mark.slow
-def test_reset_starts_the_chosen_parameters_again():
-    params, opt = run(sl.adam(0.1).store("int8"))
+def test_a_reset_starts_chosen_parameters_again_and_checkpoints_hold_what_is_stored(tmp_path):
+    tx = sl.adam(0.1).store("int8")
+    params, opt = run(tx)
     fresh = opt.reset(params, sl.where.path("w"))
     assert not jnp.any(fresh.state_of("scale_by_adam").mu["w"].decode())
     assert jnp.any(fresh.state_of("scale_by_adam").mu["b"])
-    params, fresh = fresh.step(params, GRADS)
-    assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(params))
-
-
-@pytest.mark.slow
-def test_checkpoints_hold_what_is_stored(tmp_path):
-    tx = sl.adam(0.1).store("int8")
-    params, opt = run(tx)
+    trained, _ = fresh.step(params, GRADS)
+    assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(trained))
     sl.checkpoint.save(tmp_path / "run", model=params, opt=opt)
     loaded = sl.checkpoint.load(tmp_path / "run", model=PARAMS, opt=sl.Optimizer(tx, PARAMS))
     for a, b in zip(loaded["opt"].arrays, opt.arrays, strict=True):
@@ -329,9 +309,7 @@ SCRATCH = {
 def test_scratch_is_small(name):
     tx, most = SCRATCH[name]
     params = {f"w{i}": jax.ShapeDtypeStruct((1536, 1024), jnp.float32) for i in range(8)}
-    opt = sl.Optimizer(tx, params)
-    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
-    memory = step.lower(params, opt, params).compile().memory_analysis()
+    memory = compiled_step(tx, params).memory_analysis()
     assert memory.temp_size_in_bytes <= most * 8 * 1536 * 1024 * 4
 
 
@@ -405,23 +383,6 @@ def test_training_stays_near_float32(name):
             assert abs(loss / exact - 1) <= most, (codec, loss, exact)
 
 
-@pytest.mark.slow
-def test_a_mean_of_squares_does_not_stall():
-    tx = sl.ScaleByRms(0.999) | sl.Scale(-0.0)
-    ones = {"w": jnp.ones((1, 256))}
-    means = {}
-
-    def step(_, opt):
-        return opt.step(ones, ones)[1]
-
-    for codec in ("bfloat16", "int8", "dynamic8"):
-        opt = sl.Optimizer(tx.store({"nu": codec}, min_size=1), ones)
-        opt = jax.lax.fori_loop(0, 3000, step, opt)
-        means[codec] = float(jnp.mean(opt.state_of("scale_by_rms").nu["w"].decode()))
-    for codec, mean in means.items():
-        assert abs(mean - (1 - 0.999**3000)) < 0.03, (codec, mean)
-
-
 SMALL = {
     "equal": [(512, 512)] * 10,
     "many": [(128, 128)] * 80,
@@ -430,22 +391,17 @@ SMALL = {
 }
 
 
-ALONE, IN_A_BRANCH = sl.adamw(1e-3), CLIPPED.if_finite()
+PLACES = {"alone": sl.adamw(1e-3), "in a branch": CLIPPED.if_finite()}
+SCALED = [*itertools.product(PLACES, SMALL)]
 
 
-@pytest.mark.parametrize("name", slow_except(SMALL, "equal"))
-@pytest.mark.parametrize(
-    "tx", slow_except([ALONE, IN_A_BRANCH], ALONE), ids=["alone", "in a branch"]
-)
-def test_scratch_of_small_leaves_does_not_grow_with_their_number(tx, name):
-    params = {
-        f"w{i:02}": jax.ShapeDtypeStruct(shape, jnp.float32) for i, shape in enumerate(SMALL[name])
-    }
-    opt = sl.Optimizer(tx.store("int8"), params)
-    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
-    memory = step.lower(params, opt, params).compile().memory_analysis()
+@pytest.mark.parametrize("case", sampled(SCALED, ("alone", "equal")), ids=", ".join)
+def test_scratch_of_small_leaves_does_not_grow_with_their_number(case):
+    tx, shapes = PLACES[case[0]], SMALL[case[1]]
+    params = {f"w{i:02}": jax.ShapeDtypeStruct(s, jnp.float32) for i, s in enumerate(shapes)}
+    memory = compiled_step(tx.store("int8"), params).memory_analysis()
     # 3·2¹⁶ entries are worked on at once, or one larger leaf, with three numbers in float32 each.
-    at_once = max(3 * 2**16, *(math.prod(shape) for shape in SMALL[name]))
+    at_once = max(3 * 2**16, *map(math.prod, shapes))
     assert memory.temp_size_in_bytes <= 1.1 * 3 * 4 * at_once
 
 
@@ -456,15 +412,12 @@ def test_waiting_for_a_bool_changes_no_number():
 
 def test_leaves_that_wait_for_each_other_copy_no_scales():
     params = {f"w{i}": jax.ShapeDtypeStruct((1024, 768), jnp.float32) for i in range(3)}
-    opt = sl.Optimizer(sl.adamw(1e-3).store("int8"), params)
-    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
-    program = step.lower(params, opt, params).compile().as_text()
+    program = compiled_step(sl.adamw(1e-3).store("int8"), params).as_text()
     assert " while(" in program
     assert not re.findall(r"\[1024,\d+\]\S* copy\(", program)
 
 
 @pytest.mark.slow
 def test_leaves_of_one_shape_share_kernels():
-    assert kernels(sl.adamw(1e-3).store("int8"), [(256, 1024)] * 6) == kernels(
-        sl.adamw(1e-3).store("int8"), [(256, 1024)] * 3
-    )
+    tx, shape = sl.adamw(1e-3).store("int8"), (256, 1024)
+    assert kernels(tx, [shape] * 6) == kernels(tx, [shape] * 3)

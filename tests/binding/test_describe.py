@@ -36,9 +36,6 @@ def parsed(html):
     return SimpleNamespace(tags=[x.tag for x in tree.iter()], texts=texts, text=" ".join(texts))
 
 
-# --- totals -----------------------------------------------------------------------------------
-
-
 def test_totals_count_parameters_and_bytes():
     totals = bound(trainable=~B).describe(params()).totals
     assert (totals.arrays, totals.parameters, totals.trainable) == (3, 12, 6)
@@ -71,9 +68,6 @@ def test_the_last_line_has_the_totals():
     assert stateless[-1] == "total: 12 parameters (48 B), 8 trainable (32 B), state 0 B"
 
 
-# --- in a terminal and in a pipe --------------------------------------------------------------
-
-
 def rich_text(value, width=120, **options):
     console = pytest.importorskip("rich.console")
     stream = io.StringIO()
@@ -91,6 +85,8 @@ def test_rich_prints_a_table():
     assert any(row[0] == "n" and row[-1] == "frozen" for row in rows)
     assert "total: 12 parameters" in text
     assert "group" not in text  # a column that says nothing
+    model = {"[bold]w[/bold]": jnp.ones(2)}  # brackets are taken literally
+    assert "[bold]w[/bold]" in rich_text(sl.Optimizer(sl.sgd(0.1), model).describe(model))
 
 
 @pytest.mark.slow
@@ -106,11 +102,6 @@ def test_rich_cuts_no_path_and_no_number():
         assert all(f"layers.{i}.weight" in text for i in range(3))
 
 
-def test_rich_takes_brackets_literally():
-    model = {"[bold]w[/bold]": jnp.ones(2)}
-    assert "[bold]w[/bold]" in rich_text(sl.Optimizer(sl.sgd(0.1), model).describe(model))
-
-
 def test_show_prints_a_table_to_a_terminal_and_plain_text_to_a_pipe(capsys, monkeypatch):
     table = bound().describe(params())
     table.show()
@@ -123,9 +114,6 @@ def test_show_prints_a_table_to_a_terminal_and_plain_text_to_a_pipe(capsys, monk
     monkeypatch.setitem(sys.modules, "rich.console", None)
     table.show()
     assert capsys.readouterr().out == f"{table}\n"
-
-
-# --- in a notebook ----------------------------------------------------------------------------
 
 
 def test_a_table_in_a_notebook():

@@ -6,11 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, lenient, mean_square, mlp, params_of
+from helpers import assert_same_bits, mean_square, mlp, params_of
 
 X = jnp.linspace(-1, 1, 8).reshape(4, 2)
 Y = jnp.sum(X, axis=1, keepdims=True)
@@ -18,18 +17,6 @@ Y = jnp.sum(X, axis=1, keepdims=True)
 
 def ones(model):
     return jax.tree.map(jnp.ones_like, params_of(model))
-
-
-def moved(old, new):
-    return any(
-        not np.array_equal(a, b)
-        for a, b in zip(
-            jax.tree.leaves(params_of(old)), jax.tree.leaves(params_of(new)), strict=True
-        )
-    )
-
-
-# --- whole models -----------------------------------------------------------------------------
 
 
 def everything():
@@ -89,64 +76,19 @@ def test_every_kind_of_leaf_passes_through_a_step():
     np.testing.assert_array_equal(model["constants"], [[1.0]])
 
 
-# --- batch norm -------------------------------------------------------------------------------
-
-
-class Normed(eqx.Module):
-    linear: eqx.nn.Linear
-    norm: eqx.nn.BatchNorm
-
-    def __init__(self):
-        self.linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
-        self.norm = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
-
-    def __call__(self, x, state):
-        return self.norm(self.linear(x), state)
-
-
-def batch_norm_loss(model, state, x):
-    run = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-    y, state = run(x, state)
-    return jnp.mean(jnp.square(y - 1)), state
-
-
-@pytest.mark.slow
-def test_batch_norm_trains_and_its_state_advances():
-    model, state = eqx.nn.make_with_state(Normed)()
-    opt = sl.Optimizer(sl.sgd(0.1, momentum=0.9), model)
-    step = sl.train_step(batch_norm_loss, has_aux=True)
-    other, other_state, rival = model, state, optax.sgd(0.1, momentum=0.9)
-    memory = rival.init(params_of(model))
-    gradient = eqx.filter_jit(eqx.filter_grad(batch_norm_loss, has_aux=True))
-    start, losses = state, []
-    for _ in range(3):
-        model, opt, (loss, state) = step(model, opt, state, X)
-        losses.append(float(loss))
-        grads, other_state = gradient(other, other_state, X)
-        with lenient():
-            updates, memory = rival.update(grads, memory)
-            other = eqx.apply_updates(other, updates)
-    assert losses[2] < losses[0]
-    assert moved(start, state)
-    for ours, theirs in ((params_of(model), params_of(other)), (state, other_state)):
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
 def test_state_index_contents_are_never_trained():
     # A module that was not taken apart by `make_with_state` holds its initial state itself.
-    model = Normed()
-    held = jax.tree.leaves(params_of(model.norm))
+    model = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.5), model)
-    assert len(held) > 2
+    assert len(jax.tree.leaves(params_of(model))) > 2
     trained = [path for path, row in opt.describe(model).to_dict().items() if row["trainable"]]
-    assert trained == ["linear.weight", "linear.bias", "norm.weight", "norm.bias"]
+    assert trained == ["weight", "bias"]
     new, opt = opt.step(model, ones(model))
-    for name, index in vars(model.norm).items():
+    for name, index in vars(model).items():
         if isinstance(index, eqx.nn.StateIndex):
-            left, right = jax.tree.leaves(index), jax.tree.leaves(getattr(new.norm, name))
-            assert all(a is b for a, b in zip(left, right, strict=True))
-    assert len(jax.tree.leaves(opt.state_of(sl.ScaleByAdam).mu)) == 4
+            pairs = zip(*map(jax.tree.leaves, (index, getattr(new, name))), strict=True)
+            assert all(a is b for a, b in pairs)
+    assert len(jax.tree.leaves(opt.state_of(sl.ScaleByAdam).mu)) == 2
 
 
 def test_a_gradient_may_be_none_where_nothing_is_trained():
@@ -160,9 +102,6 @@ def test_a_gradient_may_be_none_where_nothing_is_trained():
     full, _ = opt.step(model, grads)
     assert_same_bits(holes, full)
     assert holes.layers[0].weight is model.layers[0].weight
-
-
-# --- shared arrays ----------------------------------------------------------------------------
 
 
 class Tied(eqx.Module):
@@ -201,7 +140,7 @@ def test_shared_leaves_stay_tied():
         shared, opt, _ = step(shared, opt, X)
     model = shared()
     assert model.head.weight is model.embed.weight
-    assert moved(untied().embed, model.embed)
+    assert not eqx.tree_equal(untied().embed, model.embed)
 
 
 def test_one_array_at_two_places_is_warned_of_by_both_paths():
@@ -230,8 +169,6 @@ def test_a_buffer_at_two_places_is_donated_once(trainable, loss):
     assert step(model, opt)[2] == loss
 
 
-# --- frozen parameters ------------------------------------------------------------------------
-
 HEAD = sl.where.path("layers.1.**")
 
 
@@ -259,19 +196,9 @@ def test_frozen_leaves_are_bit_identical_after_many_steps():
     (trained, opt), _ = jax.jit(lambda c: jax.lax.scan(body, c, None, length=1000))((trained, opt))
     new = eqx.combine(trained, frozen)
     assert_same_bits(new.layers[0], model.layers[0])
-    assert moved(model.layers[1], new.layers[1])
+    assert not eqx.tree_equal(model.layers[1], new.layers[1])
     assert len(jax.tree.leaves(opt.state_of(sl.ScaleByAdam).nu)) == 2
     assert opt.count == 1000
-
-
-def test_frozen_leaves_have_no_share_in_a_norm():
-    model = {"a": jnp.zeros(3), "frozen": jnp.zeros(4)}
-    tx = sl.ClipByGlobalNorm(1.0) | sl.sgd(1.0)
-    grads = {"a": jnp.array([3.0, 0.0, 4.0]), "frozen": jnp.full(4, 1e6)}
-    opt = sl.Optimizer(tx, model, trainable=sl.where.path("a"))
-    new, _ = opt.step(model, grads)
-    np.testing.assert_allclose(new["a"], [-0.6, 0.0, -0.8], rtol=1e-6)
-    assert new["frozen"] is model["frozen"]
 
 
 def test_train_step_takes_no_gradient_of_frozen_leaves():
@@ -289,9 +216,6 @@ def test_train_step_takes_no_gradient_of_frozen_leaves():
     np.testing.assert_array_equal(new["a"], np.zeros(2))
     assert new["frozen"] is frozen
     assert not frozen.is_deleted()
-
-
-# --- dtypes -----------------------------------------------------------------------------------
 
 
 def test_parameters_keep_their_dtypes_whatever_those_of_gradients():
@@ -338,25 +262,6 @@ def test_complex_models_descend():
     grads = jax.tree.map(jnp.conj, jax.grad(loss)(model))
     by_hand, _ = opt.step(model, grads)
     np.testing.assert_allclose(by_hand["z"], new["z"], rtol=1e-6)
-
-
-# --- frictions --------------------------------------------------------------------------------
-
-
-def test_gradients_that_do_not_fit_name_the_first_leaf():
-    # E7: what used to be a wall of tree structure.
-    model = mlp()
-    opt = sl.Optimizer(sl.adam(0.1), model)
-    per_example = jax.vmap(lambda x, y: eqx.filter_grad(mean_square)(model, x[None], y[None]))(X, Y)
-    with pytest.raises(ValueError, match=r"'layers\.0\.weight' has shape \(4, 4, 2\), .* \(4, 2\)"):
-        opt.step(model, params_of(per_example))
-
-
-def test_a_group_without_parameters_updates_nothing():
-    params = {"w": jnp.ones(2)}
-    tx = sl.SetToZero().partition({sl.where.ndim(3): sl.sgd(0.1)})
-    _, opt = sl.Optimizer(tx, params).step(params, params)
-    assert not opt.has_updated
 
 
 def test_a_need_is_not_met_by_a_method_of_the_context():

@@ -139,40 +139,14 @@ FACTORED = {"soap": (sl.soap(0.1), 4), "shampoo": (sl.shampoo(0.1), 4), "kron": 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tx", "times"), FACTORED.values(), ids=FACTORED)
 def test_factors_are_divided_among_the_devices_of_their_matrix(tx, times):
-    mesh = all_devices()
-    keys = jax.random.split(jax.random.key(0), 3)
-    # Without equal singular values, between whose vectors rounding would choose.
-    sides = [jax.random.orthogonal(key, 32) for key in keys[:2]]
-    matrix = sides[0] * jnp.linspace(1, 2, 32)[None] @ sides[1]
-    other = jax.random.normal(keys[2], (32, 32))
+    mesh, matrix = all_devices(), jnp.ones((32, 32))
     w = {"w": jax.device_put(matrix, NamedSharding(mesh, P("data", "model")))}
     opt = sl.Optimizer(tx, w)
     own, whole = on_one_device(opt.arrays), on_one_device(sl.Optimizer(tx, {"w": matrix}).arrays)
     assert sl.plan(tx, w, mesh.abstract_mesh).state == own
     assert whole - own >= times * 4 * 32**2 * 3 / 4
-    before = [x.sharding for x in opt.arrays]
-    for changed in (opt.reset(w), opt.rebind(w)[0]):
-        assert [x.sharding for x in changed.arrays] == before
-    step = jax.jit(lambda w, opt, grad: opt.step(w, {"w": grad}))
-
-    def twice(w, opt):
-        return step(*step(w, opt, matrix), other)
-
-    got = twice(w, opt)
-    assert [x.sharding for x in got[1].arrays] == before
-    assert step._cache_size() == 1
-    want = twice({"w": matrix}, sl.Optimizer(tx, {"w": matrix}))
-    np.testing.assert_allclose(got[0]["w"], want[0]["w"], atol=2e-5)
-
-
-@pytest.mark.slow
-def test_buffers_are_planned_as_they_are():
-    mesh = all_devices()
-    params = concrete(abstract(mesh, SPECS["both"], shape=(32, 32)))
-    opt = sl.Optimizer(ADAM.flatten(), params)
-    planned = sl.plan(opt.transform, params, mesh.abstract_mesh).state
-    for made in (opt, opt.step(params, params)[1], jax.jit(lambda p: opt.rebind(p)[0])(params)):
-        assert on_one_device(made.arrays) == planned
+    for changed in (opt.reset(w), opt.rebind(w)[0], opt.step(w, w)[1]):
+        assert [x.sharding for x in changed.arrays] == [x.sharding for x in opt.arrays]
 
 
 # Reference that the rules of `plan` are checked against: what binding creates.
@@ -243,27 +217,12 @@ def test_scratch_is_not_compiled_for_what_needs_the_loss():
 
 
 def test_shardings_that_cannot_be_are_named():
-    mesh = AbstractMesh((2, 2), ("data", "model"))
+    mesh, line = (AbstractMesh((2, 2), ("data", "model")), AbstractMesh((2,), ("model",)))
+    with pytest.raises(ValueError, match=r"'b' is sharded over the mesh axis 'data', but the mesh"):
+        sl.plan(ADAM, abstract(mesh, SPECS["both"]), line)
+    long, shapes = AbstractMesh((4, 2), mesh.axis_names), abstract(mesh, (P("data"), P()), (6, 8))
+    with pytest.raises(ValueError, match=r"'w' has shape \(6, 8\), and its axis 0 cannot be"):
+        sl.plan(ADAM, shapes, long)
     home = GSPMDSharding.get_replicated(tuple(jax.devices()[:2]))
-    for shapes, other, error, message in (
-        (
-            abstract(mesh, SPECS["both"]),
-            AbstractMesh((2,), ("model",)),
-            ValueError,
-            r"'b' is sharded over the mesh axis 'data', but the mesh",
-        ),
-        (
-            abstract(mesh, (P("data"), P()), (6, 8)),
-            AbstractMesh((4, 2), ("data", "model")),
-            ValueError,
-            r"'w' has shape \(6, 8\), and its axis 0 cannot be",
-        ),
-        (
-            {"w": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=home)},
-            AbstractMesh((2,), ("data",)),
-            TypeError,
-            "The sharding of 'w' is a GSPMDSharding",
-        ),
-    ):
-        with pytest.raises(error, match=message):
-            sl.plan(ADAM, shapes, other)
+    with pytest.raises(TypeError, match="The sharding of 'w' is a GSPMDSharding"):
+        sl.plan(ADAM, {"w": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=home)}, line)

@@ -27,9 +27,6 @@ def titles(figure):
     return [axes.get_title(loc="left") for axes in figure.axes]
 
 
-# --- schedules --------------------------------------------------------------------------------
-
-
 def test_a_schedule_plots_its_values():
     schedule = S.linear(1.0, 0.0, 4)
     (axes,) = schedule.plot(6).axes
@@ -49,10 +46,7 @@ def test_an_optimizer_plots_every_schedule_by_its_path():
     decay, rate = (data(axes)[0][1] for axes in figure.axes)
     np.testing.assert_allclose(decay, 0.1 * np.arange(5), rtol=1e-6)
     np.testing.assert_allclose(rate, [1, 0.75, 0.5, 0.25, 0])
-
-
-def test_the_schedule_of_a_window_is_plotted_too():
-    k = S.piecewise_constant(2.0, {3: 2.0})
+    k = S.piecewise_constant(2.0, {3: 2.0})  # that of a window is plotted too
     figure = sl.Optimizer(sl.sgd(0.1).every_k(k), params()).plot_schedules(5)
     assert titles(figure) == ["every_k.k"]
     np.testing.assert_array_equal(data(figure.axes[0])[0][1], k.values(5))
@@ -66,9 +60,6 @@ def test_a_line_marks_the_next_step_of_the_schedules_own_clock():
         model, opt = opt.step(model, params())
     _, mark = opt.plot_schedules(5).axes[0].lines
     assert set(mark.get_xdata()) == {2}
-
-
-# --- metrics ----------------------------------------------------------------------------------
 
 
 def recorded(n=3):
@@ -145,9 +136,6 @@ def test_half_precision_and_flags_are_numbers():
     left, right = sl.plot_metrics(history).axes
     np.testing.assert_array_equal(data(left)[0][1], [0.5, 1])
     np.testing.assert_array_equal(data(right)[0][1], [1, 0])
-
-
-# --- matplotlib -------------------------------------------------------------------------------
 
 
 def test_figures_touch_no_global_state(monkeypatch):

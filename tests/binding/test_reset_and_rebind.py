@@ -29,9 +29,6 @@ def close(a, b, rtol=1e-6):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-7)
 
 
-# --- every row --------------------------------------------------------------------------------
-
-
 def worn_out(x):
     return ~x if x.dtype == bool else x + 1
 
@@ -62,7 +59,6 @@ def test_reset_makes_anew_what_belongs_to_parameters_and_rebinding_keeps_everyth
 
 ALONE = {
     "adam": sl.adam(0.1),
-    "adamw": sl.adamw(0.1, weight_decay=0.1),
     "radam": sl.radam(0.1),
     "adabelief": sl.adabelief(0.1),
     "novograd": sl.novograd(0.1),
@@ -284,9 +280,6 @@ def test_the_report_prints_as_a_table():
     )
 
 
-# --- carried by name --------------------------------------------------------------------------
-
-
 def plateau(rate):
     return sl.schedules.ReduceOnPlateau(rate, patience=1, rtol=0.0)
 
@@ -321,9 +314,6 @@ def test_other_trained_parameters_are_not_mistaken_for_the_default():
     opt = sl.Optimizer(sl.sgd(0.1), {"head": jnp.ones(1), "body": jnp.ones(2)})
     with pytest.raises(TypeError, match="A string is"):
         opt.rebind({"head": jnp.ones(1), "body": jnp.ones(2)}, trainable="head")
-
-
-# --- windows of accumulation ------------------------------------------------------------------
 
 
 def test_a_full_reset_starts_the_window_again():

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import known, sampled, unoptimized
+from helpers import known, unoptimized
 from table import BUT_RECIPES, rows
 
 DEVICES = jax.device_count()
@@ -243,51 +243,3 @@ def test_one_number_in_any_shard_makes_a_tree_not_finite():
             assert not find(put(jnp.asarray(bad), "data")), (value, at)
         # Large arrays are divided among threads, even on one device.
         assert not find(jnp.ones((2000, 2000)).at[7, 3].set(value)), value
-
-
-STEPS = 24
-
-
-def finite_and_not(rng):
-    """Gradients of many steps, some of them with a NaN or an infinity in one shard; and which."""
-    bad = rng.random(STEPS) < 0.4
-    for is_bad in bad:
-        grads = {k: np.asarray(rng.normal(size=x.shape), "f4") for k, x in make_params().items()}
-        if is_bad:
-            hit = grads[rng.choice(list(grads))]
-            hit[tuple(rng.integers(n) for n in hit.shape)] = rng.choice([np.nan, np.inf, -np.inf])
-        yield grads, bool(is_bad)
-
-
-@pytest.mark.parametrize("seed", sampled(range(4), 0))
-def test_bad_gradients_lose_nothing_even_through_a_checkpoint(seed, tmp_path):
-    rule = sl.adamw(sl.schedules.linear(0.1, 0.01, transition_steps=STEPS))
-    params, opt, _ = sharded(rule.if_finite(on_limit="skip"))
-    before = [x.sharding for x in jax.tree.leaves((params, opt))]
-    alone, own = make_params(), sl.Optimizer(rule, make_params())
-    advance = jax.jit(lambda params, opt, grads: opt.step(params, grads))
-    rng = np.random.default_rng(seed)
-    stop, skipped, in_a_row = int(rng.integers(1, STEPS)), 0, 0
-    for n, (grads, is_bad) in enumerate(finite_and_not(rng)):
-        if n == stop:
-            path = tmp_path / "step.safetensors"
-            sl.checkpoint.save(path, model=params, opt=opt)
-            # As a program that starts again.
-            params, opt, _ = sharded(rule.if_finite(on_limit="skip"))
-            loaded = sl.checkpoint.load(path, model=params, opt=opt)
-            params, opt = loaded["model"], loaded["opt"]
-        params, opt = advance(params, opt, put(grads))
-        if not is_bad:
-            alone, own = advance(alone, own, grads)
-        skipped += is_bad
-        in_a_row = (in_a_row + 1) * is_bad
-        metrics = opt.metrics.to_dict()
-        assert metrics["if_finite.total_notfinite"] == skipped
-        assert metrics["if_finite.notfinite_count"] == in_a_row
-        assert metrics["if_finite.last_finite"] == (not is_bad)
-    assert 0 < skipped < STEPS
-    assert int(opt.state_of("if_finite").count) == int(own.count) == STEPS - skipped
-    assert int(opt.count) == STEPS
-    assert [x.sharding for x in jax.tree.leaves((params, opt))] == before
-    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)

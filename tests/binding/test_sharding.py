@@ -1,16 +1,20 @@
-"""State is sharded like the parameters: at binding, in every step, and inside of a `jit`."""
+"""State is where the parameters are: at binding, in every step, in a `jit` and on the host."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import slalom as sl
-from helpers import known, sampled
+from helpers import known, sampled, slow_except, unoptimized
 from table import GRADIENT_ROWS, rows
 
-AXES = {"automatic": (AxisType.Auto,) * 2, "explicit": (AxisType.Explicit,) * 2}
+AXES = {
+    "automatic": (AxisType.Auto,) * 2,
+    "explicit": (AxisType.Explicit,) * 2,
+    "mixed": (AxisType.Explicit, AxisType.Auto),
+}
 RULES = {
     "adam": sl.adam(1e-3),
     "adafactor": sl.adafactor(1e-3, min_dim_size_to_factor=2),
@@ -44,7 +48,7 @@ def step(params, opt):
     return opt.step(params, jax.tree.map(lambda p: 0.1 * p, params))
 
 
-PRODUCT = [(rule, axes) for rule in RULES for axes in AXES]
+PRODUCT = [(rule, axes) for axes in AXES for rule in RULES]
 
 
 @pytest.mark.parametrize("case", sampled(PRODUCT, ("adafactor", "automatic"), turn=2), ids="-".join)
@@ -69,8 +73,8 @@ def test_state_is_sharded_like_parameters_and_steps_are_those_of_one_device(case
 
 
 def test_sums_along_an_axis_keep_the_sharding_of_the_others():
-    for axis_types in AXES.values():
-        opt = sl.Optimizer(RULES["adafactor"], sharded(axis_types))
+    for name in ("automatic", "explicit"):
+        opt = sl.Optimizer(RULES["adafactor"], sharded(AXES[name]))
         row, column = opt.state_of("scale_by_factored_rms").nu["w"]
         assert (row.shape, tuple(row.sharding.spec)[:1]) == ((4, 1), ("data",))
         assert (column.shape, tuple(column.sharding.spec)) == ((1, 8), (None, "model"))
@@ -115,7 +119,7 @@ def test_a_jit_of_the_user_keeps_what_is_replicated_beside_what_is_sharded():
         assert shardings(compiled(params, other, x)) == before
 
 
-WAYS = [(way, axes) for way in ("opt.step", "opt", "all") for axes in AXES]
+WAYS = [(way, axes) for way in ("opt.step", "opt", "all") for axes in ("automatic", "explicit")]
 
 
 @pytest.mark.parametrize(
@@ -234,3 +238,113 @@ def test_codes_along_explicit_axes_are_those_along_automatic_ones():
         found.append(jax.tree.map(np.asarray, (new, jax.tree.leaves(opt.state))))
     for a, b in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+# --- in the memory of the host ------------------------------------------------------------------
+
+HOMES = {
+    "mesh": NamedSharding(MESH, P("data"), memory_kind="pinned_host"),
+    "device": SingleDeviceSharding(jax.devices()[1], memory_kind="pinned_host"),
+}
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
+)
+ADAM = sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)
+
+
+def make_params():
+    return {"w": jnp.linspace(-1, 1, 32).reshape(4, 8), "b": jnp.linspace(0.5, 1, 4)}
+
+
+def put(tree, home):
+    return jax.tree.map(lambda x: jax.device_put(x, home), tree)
+
+
+def square_loss(params):
+    return sum((jnp.sum(0.5 * x + 0.05 * x**2) for x in jax.tree.leaves(params)), jnp.ones(()))
+
+
+def on_device(tree):
+    return put(tree, jax.tree.leaves(tree)[0].sharding.with_memory_kind("device"))
+
+
+def homes(tree):
+    return [x.sharding for x in jax.tree.leaves(tree)]
+
+
+def on_host(tree):
+    return [x.sharding.memory_kind == "pinned_host" for x in jax.tree.leaves(tree)]
+
+
+def train(params, opt):
+    return sl.train_step(square_loss, donate=False)(params, opt)[:2]
+
+
+def by_hand(params, opt):
+    grads = put(jax.grad(square_loss)(on_device(params)), homes(params)[0])
+    return opt.step(params, grads)
+
+
+@pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
+@pytest.mark.parametrize("step", slow_except([train, by_hand, jax.jit(train)], train))
+def test_steps_keep_memory_and_sharding_and_compile_once(step, home):
+    params = put(make_params(), home)
+    opt = sl.Optimizer(ADAM, params)
+    adam = opt.state_of("scale_by_adam")
+    assert all(x.sharding == home for x in jax.tree.leaves((adam.mu, adam.nu)))
+    assert sum(on_host(opt)) == 4  # not the numbers
+    before = homes((params, opt))
+    once = step(params, opt)
+    known = len(compilations)
+    twice = step(*once)
+    assert len(compilations) == known
+    assert homes(twice) == before
+    assert compilations  # or the number above would say nothing
+    expected = train(*train(make_params(), sl.Optimizer(ADAM, make_params())))
+    for a, b in zip(jax.tree.leaves(twice), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@rows(0, GRADIENT_ROWS, everyday=())
+@unoptimized()
+def test_every_rule_keeps_the_memory_of_its_state(row):
+    params = put(make_params(), HOMES["mesh"])
+    opt = sl.Optimizer(row.tx, params)
+    before = on_host((params, opt))
+    after = train(*train(params, opt))
+    assert on_host(after) == before
+    params = on_device(params)
+    expected = train(*train(params, sl.Optimizer(row.tx, params)))
+    for a, b in zip(jax.tree.leaves(after[0]), jax.tree.leaves(expected[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_state_alone_may_be_on_the_host():
+    params = on_device(put(make_params(), HOMES["mesh"]))
+    opt = sl.Optimizer(ADAM, params)
+    offloaded = jax.tree.map(lambda x: jax.device_put(x, HOMES["mesh"]) if x.ndim else x, opt)
+    for step in (train, jax.jit(train)):
+        new, after = step(params, offloaded)
+        assert not any(on_host(new))
+        assert on_host(after) == on_host(offloaded)
+        np.testing.assert_allclose(new["w"], train(params, opt)[0]["w"], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_what_else_takes_a_model_takes_it_from_the_host():
+    params = put(make_params(), HOMES["mesh"])
+    opt = sl.Optimizer(ADAM.average(0.9), params)
+    params, opt = train(params, opt)
+    grads = jax.grad(square_loss)(on_device(params))
+    updates, _ = opt.update(params, grads)
+    new = sl.apply_updates(params, updates)
+    assert all(on_host(new))
+    np.testing.assert_allclose(new["w"], opt.step(params, grads)[0]["w"], rtol=1e-6)
+    for other in (opt.reset(params), opt.rebind(params)[0]):
+        assert on_host(other) == on_host(opt)
+    mean = opt.eval_params(params)
+    np.testing.assert_allclose(mean["w"], params["w"], rtol=1e-6)
+    assert all(on_host(mean))
+    opt.describe(params)

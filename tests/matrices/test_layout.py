@@ -12,8 +12,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import gradients, lenient, params_of
-from slalom._core.state.walk import transforms
+from helpers import lenient, params_of, transforms_in
 from slalom.tree.paths import leaf_paths
 from slalom.where.layout import as_layout, layouts
 
@@ -109,31 +108,6 @@ def test_a_norm_layer_is_one_unit():
     np.testing.assert_allclose(jnp.linalg.norm(got.weight), 0.5, rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "tx",
-    [sl.AdaptiveGradClip(0.3), sl.ScaleByFactoredRms(min_dim_size_to_factor=2)],
-    ids=lambda tx: type(tx).__name__,
-)
-def test_a_stack_of_layers_is_what_each_of_them_is(tx):
-    def make(key):
-        return (eqx.nn.Linear(3, 4, key=key), eqx.nn.Conv1d(3, 2, 2, key=key))
-
-    def stack():
-        return eqx.filter_vmap(make)(keys[:3])
-
-    def update(params, grads):
-        return tx.update(grads, tx.init(params), params, sl.Context(step=0))[0]
-
-    params, grads = drawn(stack), drawn(stack, seed=1)
-    together, each = jax.jit(lambda *trees: (update(*trees), jax.vmap(update)(*trees)))(
-        params, grads
-    )
-    for a, b, g in zip(*map(jax.tree.leaves, (together, each, grads)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
-        assert not np.allclose(a, g)
-
-
 def shapes(tx, params):
     return jax.tree.map(jnp.shape, tx.init(params).nu, is_leaf=eqx.is_array)
 
@@ -156,32 +130,12 @@ def test_rows_and_columns_are_those_of_the_layer():
 
 @pytest.mark.slow
 def test_factors_are_kept_in_single_precision_and_are_finite_at_zero():
-    params = {"w": jnp.ones((4, 3), jnp.float16), "b": jnp.ones(3, jnp.float16)}
+    zeros = {"w": jnp.zeros((4, 3), jnp.float16), "b": jnp.zeros(3, jnp.float16)}
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, clipping_threshold=1.0)
-    state = tx.init(params)
+    state = tx.init(zeros)
     assert {x.dtype for x in jax.tree.leaves(state.nu)} == {jnp.dtype("float32")}
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, state = tx.update(zeros, state, params, sl.Context(step=0))
-    for u in jax.tree.leaves(updates):
-        np.testing.assert_array_equal(u, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
-@pytest.mark.parametrize("factored", [True, False])
-def test_the_bound_inside_is_the_bound_after(factored, dtype):
-    params = {"w": jnp.ones((4, 3), dtype), "b": jnp.ones(3, dtype)}
-    grads = jax.tree.map(lambda g: g, gradients(params, 3))
-    inside = sl.ScaleByFactoredRms(factored, 0.8, 0, 2, clipping_threshold=0.7)
-    after = sl.ScaleByFactoredRms(factored, 0.8, 0, 2) | sl.ClipByBlockRms(0.7)
-    states = inside.init(params), after.init(params)
-    for i in range(3):
-        g = jax.tree.map(lambda x, i=i: x[i], grads)
-        a, first = inside.update(g, states[0], params, sl.Context(step=i))
-        b, second = after.update(g, states[1], params, sl.Context(step=i))
-        states = first, second
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-            np.testing.assert_allclose(x, y, rtol=2e-6)
+    updates, _ = tx.update(zeros, state, zeros, sl.Context(step=0))
+    assert not any(u.any() for u in jax.tree.leaves(updates))
 
 
 def test_steps_that_do_not_count_leave_the_first_decay_at_zero():
@@ -193,30 +147,6 @@ def test_steps_that_do_not_count_leave_the_first_decay_at_zero():
         seen.append(float(state.nu[0]))
     last = 1 - 2**-0.8
     np.testing.assert_allclose(seen, [9, 25, 49, last * 49 + (1 - last)], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_adafactor_arrives_at_the_minimum():
-    def rosenbrock(x):
-        return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
-
-    def parabola(x):
-        return jnp.sum(jnp.square(x - jnp.array([1.0, -1.0])))
-
-    # The step never gets smaller by itself: it is the size of the parameter.
-    decaying = sl.schedules.exponential_decay(0.02, 1000, 0.6)
-    for function, minimum in ((rosenbrock, [1.0, 1.0]), (parabola, [1.0, -1.0])):
-
-        @jax.jit
-        def run(params, opt, function=function):
-            def body(carry, _):
-                params, opt = carry
-                return opt.step(params, jax.grad(function)(params)), None
-
-            return jax.lax.scan(body, (params, opt), length=10_000)[0]
-
-        params, _ = run(jnp.zeros(2), sl.Optimizer(sl.adafactor(decaying), jnp.zeros(2)))
-        np.testing.assert_allclose(params, minimum, atol=3e-2, rtol=3e-2)
 
 
 # --- what a user reads ----------------------------------------------------------------------
@@ -336,23 +266,22 @@ def test_a_layer_that_is_tied_to_an_embedding_is_no_matrix():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "layout"),
-    [((3, 4), "oi"), ((3, 4), "io"), ((5, 3, 4), "io"), ((4, 3, 5), "iso"), ((6, 4), "(3o)i"),
-     ((4, 6), "o(2i)"), ((2, 3, 4, 5), "oikk"), ((2, 3, 4, 5), "ikok"), ((2, 6, 4), "(3i)o")],
-)  # fmt: skip
-def test_what_is_written_is_what_was_read(shape, layout):
-    x = jnp.asarray(np.arange(math.prod(shape), dtype=np.float32).reshape(shape))
-    (found,) = layouts({"w": x}, as_layout(layout))
-    m = found.matrix
-    read = m.read(x)
-    assert read.shape == (m.batch, m.rows, m.columns)
-    np.testing.assert_array_equal(m.write(read), x)
-    # Along one unit only the inputs differ.
-    if "(" not in layout:
-        rows = np.moveaxis(x, found.unit, range(-len(found.unit), 0)).reshape(-1, m.columns)
-        key = lambda a: sorted(map(tuple, np.asarray(a).reshape(-1, m.columns).tolist()))  # noqa: E731
-        assert key(rows) == key(read)
+def test_what_is_written_is_what_was_read():
+    for shape, layout in (
+        *(((3, 4), "oi"), ((3, 4), "io"), ((5, 3, 4), "io"), ((4, 3, 5), "iso"), ((6, 4), "(3o)i")),
+        *(((4, 6), "o(2i)"), ((2, 3, 4, 5), "oikk"), ((2, 3, 4, 5), "ikok"), ((2, 6, 4), "(3i)o")),
+    ):
+        x = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+        (found,) = layouts({"w": jnp.asarray(x)}, as_layout(layout))
+        m = found.matrix
+        read = m.read(jnp.asarray(x))
+        assert read.shape == (m.batch, m.rows, m.columns), layout
+        np.testing.assert_array_equal(m.write(read), x, err_msg=layout)
+        # Along one unit only the inputs differ.
+        if "(" not in layout:
+            turned = np.moveaxis(x, found.unit, range(-len(found.unit), 0))
+            units = (sorted(a.reshape(-1, m.columns).tolist()) for a in (turned, np.asarray(read)))
+            assert next(units) == next(units), layout
 
 
 def test_a_stack_is_a_batch_of_matrices():
@@ -370,20 +299,18 @@ RULES_WITH_LAYOUT = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES_WITH_LAYOUT.values(), ids=RULES_WITH_LAYOUT)
-def test_a_layout_may_have_several_selectors(rule):
-    numbers = {
-        p.name: 0.1
-        for p in inspect.signature(rule).parameters.values()
-        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-    }
+def test_a_layout_may_have_several_selectors():
     w1, w2, rest = sl.where.path("w1"), sl.where.path("w2") | sl.where.regex("v"), sl.where.ndim(2)
-    if rule is sl.QKClip:
-        numbers = {"heads": 1, "where": {w1: "q", w2: "k"}}
-    tx = rule(**numbers, layout={w1: "io", w2: "oi", rest: "io"})
-    found = [getattr(part.module, "layout", None) for part in transforms(tx)]
-    first = next(layout for layout in found if layout is not None)
-    assert first.cases == ((w1, "io"), (w2, "oi"), (rest, "io"))
+    for name, rule in RULES_WITH_LAYOUT.items():
+        parameters = inspect.signature(rule).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty]
+        numbers = {p.name: 0.1 for p in needed if p.kind is p.POSITIONAL_OR_KEYWORD}
+        if rule is sl.QKClip:
+            numbers = {"heads": 1, "where": {w1: "q", w2: "k"}}
+        tx = rule(**numbers, layout={w1: "io", w2: "oi", rest: "io"})
+        found = [getattr(part, "layout", None) for part in transforms_in(tx)]
+        first = next(layout for layout in found if layout is not None)
+        assert first.cases == ((w1, "io"), (w2, "oi"), (rest, "io")), name
 
 
 def test_a_layout_prints_and_compares_as_data():
@@ -395,6 +322,11 @@ def test_a_layout_prints_and_compares_as_data():
     assert sl.where.matrix({sl.where.path("w"): "oi"}).evaluate([]) == []
 
 
+LETTERS = (
+    "A layout has a letter for each axis: o for outputs, i for inputs, k for a kernel, v for a "
+    "vocabulary, s for a stack, (3o) for outputs in 3 blocks, (4:1:1o) for blocks of these "
+    "proportions; or it is 'heads', for the projections of an eqx.nn.MultiheadAttention."
+)
 ERRORS = {
     "too many axes": (
         lambda: sl.UnitwiseClip(0.1).init({"w": jnp.ones((2,) * 6)}),
@@ -413,17 +345,11 @@ ERRORS = {
     ),
     "no layout": (
         lambda: sl.UnitwiseClip(0.1, layout={sl.where.ndim(2): "oX"}),
-        "UnitwiseClip.layout has 'oX', which is not a layout. A layout has a letter for each axis: "
-        "o for outputs, i for inputs, k for a kernel, v for a vocabulary, s for a stack, (3o) for "
-        "outputs in 3 blocks, (4:1:1o) for blocks of these proportions; or it is 'heads', for the "
-        "projections of an eqx.nn.MultiheadAttention.",
+        "UnitwiseClip.layout has 'oX', which is not a layout. " + LETTERS,
     ),
     "no layout in a class": (
         lambda: sl.UnitwiseClip(0.1).init(Misstated(jnp.ones((2, 2)))),
-        "'weight' has the layout in Misstated.__layout__ 'out', which is not one. A layout has a "
-        "letter for each axis: o for outputs, i for inputs, k for a kernel, v for a vocabulary, s "
-        "for a stack, (3o) for outputs in 3 blocks, (4:1:1o) for blocks of these proportions; or "
-        "it is 'heads', for the projections of an eqx.nn.MultiheadAttention.",
+        "'weight' has the layout in Misstated.__layout__ 'out', which is not one. " + LETTERS,
     ),
     "no heads": (
         lambda: sl.UnitwiseClip(0.1, layout="heads").init({"w": jnp.ones((4, 2))}),
@@ -435,6 +361,11 @@ ERRORS = {
         "UnitwiseClip.layout selects by dtype (sl.where.dtype('float32')), which does not tell "
         "outputs from inputs, and which updates need not share. Select by path, type or number of "
         "axes.",
+    ),
+    "no mapping": (
+        lambda: sl.UnitwiseClip(0.1, layout=3),
+        "UnitwiseClip.layout takes a layout such as 'io', or a mapping from selectors to layouts, "
+        "such as {sl.where.path('w'): 'io'}, got 3.",
     ),
 }
 
@@ -453,32 +384,14 @@ def test_a_selector_that_matches_nothing_is_refused_at_binding():
         sl.Optimizer(tx, {"w": jnp.ones((2, 2))})
 
 
-def test_what_is_neither_a_layout_nor_a_mapping_is_refused():
-    with pytest.raises(TypeError) as error:
-        sl.UnitwiseClip(0.1, layout=3)
-    assert str(error.value) == (
-        "UnitwiseClip.layout takes a layout such as 'io', or a mapping from selectors to layouts, "
-        "such as {sl.where.path('w'): 'io'}, got 3."
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("bad", "message"), ERRORS.values(), ids=ERRORS.keys())
+@pytest.mark.parametrize(("bad", "message"), ERRORS.values(), ids=ERRORS)
 def test_the_whole_message(bad, message):
-    with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
+    with pytest.raises((TypeError, ValueError)) as error:
         bad()
     assert str(error.value) == message
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("axis", "letters"), [(1, "(4:1:1o)i"), (2, "i(4:1:1o)")])
-def test_unequal_blocks_are_matrices_of_their_own(axis, letters):
-    shape = (3, 12, 5) if axis == 1 else (3, 5, 12)
-    updates = {"w": jax.random.normal(jax.random.key(0), shape)}
-    rule = sl.Orthogonalize(layout=letters, scale="spectral")
-    found, _ = rule.update(updates, rule.init(updates))
-    alone = sl.Orthogonalize(layout=letters.replace("(4:1:1o)", "o"), scale="spectral")
-    parts = [{"w": x} for x in jnp.split(updates["w"], [8, 10], axis)]
-    wanted = [alone.update(part, None)[0]["w"] for part in parts]
-    np.testing.assert_allclose(found["w"], jnp.concatenate(wanted, axis), rtol=1e-6)
-    assert rule.notes(updates) == ("3 of 8 × 5 and 3 of 2 × 5 and 3 of 2 × 5",)
+def test_notes_count_the_matrices_of_stacks_and_blocks():
+    rule = sl.Orthogonalize(layout="i(4:1:1o)")
+    notes = rule.notes({"w": jnp.ones((3, 5, 12))})
+    assert notes == ("3 of 8 × 5 and 3 of 2 × 5 and 3 of 2 × 5",)

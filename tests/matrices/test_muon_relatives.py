@@ -1,30 +1,22 @@
-"""Relatives of Muon, made of links: numbers from the authors' equations, in float64."""
+"""Relatives of Muon, floors of updates, the radial brake and the pinned radius: known numbers."""
 
 import jax
 import jax.numpy as jnp
+import known_matrix
 import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import slalom_trajectory, slow_except, transforms_in
+from table import EVERYTHING
 
-START = jnp.array([[0.5, -1.0, 1.5], [2.0, 0.25, -0.75]])
-GRADS = jnp.array(
-    [
-        [[1.0, 2.0, -1.0], [0.5, -1.0, 3.0]],
-        [[0.5, -1.0, 2.0], [1.0, 1.0, -0.5]],
-        [[-1.0, 0.5, 1.0], [2.0, -0.5, 1.0]],
-    ]
-)
+START, GRADS = (jnp.asarray(x, jnp.float32) for x in (known_matrix.START, known_matrix.GRADS))
 MEAN = sl.Ema(0.95, debias=False, nesterov=True)
 
 
 def path(tx, steps):
     """The parameters after each step."""
-    opt, p, found = sl.Optimizer(tx, START), START, []
-    for g in GRADS[:steps]:
-        p, opt = opt.step(p, g)
-        found.append(p)
-    return found
+    return slalom_trajectory(tx, START, GRADS[:steps])[0]
 
 
 def after_decay(rule, rate, weight_decay):
@@ -65,27 +57,138 @@ def test_the_correction_of_mars_has_a_norm_for_each_matrix():
 
 
 AURORA = sl.Orthogonalize((2.0, -1.5, 0.5), 12, balance=2, layout="oi")
+balanced = jax.jit(lambda g: AURORA.update(g, None)[0])
 
 
 def test_aurora_gives_known_numbers():
     (first,) = path(after_decay(MEAN | AURORA, 0.05, 0.025), 1)
     wanted = [[0.464590, -1.034120, 1.504371], [1.973302, 0.266340, -0.789524]]
     np.testing.assert_allclose(first, wanted, atol=3e-6)
-    updates, _ = AURORA.update(GRADS[0], None)
-    squares = jnp.sum(updates**2, axis=0)
+    squares = jnp.sum(balanced(GRADS[0]) ** 2, axis=0)
     np.testing.assert_allclose(squares, [0.718202, 0.611328, 0.670470], atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_balanced_updates_do_not_depend_on_the_size_of_gradients_and_keep_zeros(scale):
+def test_balanced_updates_do_not_depend_on_the_size_of_gradients_and_keep_zeros():
     g = GRADS[0].at[:, 1].set(0.0).T
-    updates, _ = AURORA.update(scale * g, None)
-    np.testing.assert_allclose(updates, AURORA.update(g, None)[0], rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(updates[1], 0)
-    np.testing.assert_allclose(updates.T @ updates, 1.5 * np.eye(2), atol=1e-3)
+    wanted = balanced(g)
+    np.testing.assert_array_equal(wanted[1], 0)
+    np.testing.assert_allclose(wanted.T @ wanted, 1.5 * np.eye(2), atol=1e-3)
+    for scale in (1e-30, 1e30):
+        updates = balanced(scale * g)
+        np.testing.assert_allclose(updates, wanted, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(updates[1], 0)
 
 
 def test_square_matrices_need_no_balance():
     g = jax.random.normal(jax.random.key(0), (3, 3))
     plain = sl.Orthogonalize((2.0, -1.5, 0.5), 12, layout="oi")
-    np.testing.assert_array_equal(AURORA.update(g, None)[0], plain.update(g, None)[0])
+    np.testing.assert_array_equal(balanced(g), jax.jit(plain.update)(g, None)[0])
+
+
+# --- floors, the brake and the pin --------------------------------------------------------------
+
+W = jnp.diag(jnp.array([3.0, 4.0]))
+OUTWARD = -jnp.ones((2, 2))
+
+
+def stepped(tx, w, g):
+    return sl.Optimizer(tx, w).step(w, g)[0]
+
+
+def test_the_brake_and_the_pin_give_known_numbers():
+    # From the equations of modded-nanogpt's record: a step outwards, of which half is taken.
+    tx = sl.RadialBrake(layout="oi") | sl.ScaleByLearningRate(0.1) | sl.PinRadius(layout="oi")
+    after = stepped(tx, W, OUTWARD)
+    wanted = [[3.056787, 0.099960], [0.099960, 4.042396]]
+    np.testing.assert_allclose(after, wanted, atol=2e-6)
+    np.testing.assert_allclose(jnp.linalg.norm(after), 5.07, rtol=1e-6)
+
+
+def test_the_brake_lets_steps_inwards_and_matrices_of_zeros_pass():
+    brake = sl.RadialBrake(1.0, layout="oi")
+    np.testing.assert_array_equal(brake.update(-OUTWARD, None, W)[0], -OUTWARD)
+    np.testing.assert_array_equal(brake.update(OUTWARD, None, 0 * W)[0], OUTWARD)
+    tangent, _ = brake.update(OUTWARD, None, W)
+    np.testing.assert_allclose(jnp.sum(tangent * W), 0, atol=1e-5)
+
+
+def test_the_pin_keeps_the_radius_of_a_tangent_step_however_small():
+    tangent = jnp.array([[0.0, 1.0], [-1.0, 0.0]])
+    pin = sl.PinRadius(layout="oi")
+    np.testing.assert_allclose(jnp.linalg.norm(W + pin.update(tangent, None, W)[0]), 5, rtol=1e-6)
+    small, _ = pin.update(1e-6 * tangent, None, W)
+    np.testing.assert_allclose(small, 1e-6 * tangent, rtol=1e-5, atol=1e-11)
+    np.testing.assert_array_equal(pin.update(tangent, None, 0 * W)[0], tangent)
+
+
+def test_a_floor_is_for_each_row_or_for_each_matrix():
+    w = np.array([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8]], np.float32)
+    u = np.array([[0.1, 0.0], [0.2, 0.0], [5.0, 0.0]], np.float32)
+    rows, _ = sl.UpdateFloor(0.5, layout="oi").update(jnp.asarray(u), None, jnp.asarray(w))
+    np.testing.assert_allclose(rows, [[2.5, 0.0], [0.2, 0.0], [5.0, 0.0]], rtol=1e-6)
+    floor = sl.UpdateFloor(2.0, per="matrix", layout="soi")
+    found, _ = floor.update(jnp.stack([u, 0 * u]), None, jnp.stack([w, w]))
+    wanted = u * 2 * np.linalg.norm(w) / np.linalg.norm(u)
+    np.testing.assert_allclose(found, np.stack([wanted, 0 * u]), rtol=1e-6)
+
+
+def test_sizes_may_be_extreme():
+    for tx in (sl.RadialBrake(layout="oi"), sl.PinRadius(layout="oi"), sl.UpdateFloor(9.0)):
+        update = jax.jit(lambda u, w, tx=tx: tx.update(u, None, w)[0])
+        for scale in (1e-30, 1e30):
+            wanted = scale * update(OUTWARD, W)
+            np.testing.assert_allclose(update(scale * OUTWARD, scale * W), wanted, rtol=1e-5)
+
+
+# --- constraints inside wrappers -----------------------------------------------------------
+
+CONSTRAINTS = {
+    type(part).__name__: part
+    for tx in EVERYTHING.values()
+    for part in transforms_in(tx)
+    if part.constrains
+}
+TERMS = sl.combine.Terms(jnp.array([1.0, 2.0]), jnp.array([[2.0, -1.0], [-1.0, 3.0]]))
+AROUND = {
+    "average": lambda tx: tx.average(),
+    "combine": lambda tx: tx.combine(sl.combine.UPGrad(), ("first", "second")),
+    "every_k": lambda tx: tx.every_k(2).every_k(1),
+    "graft": lambda tx: sl.ScaleByAdam().graft(sl.Identity()) | tx,
+    "if_finite": lambda tx: tx.if_finite(check="both").record(),
+    "maximize": lambda tx: tx.maximize(),
+    "mechanize": lambda tx: sl.sgd(1.0).mechanize(s_init=0.1) | tx[sl.KeepInitialNorm],
+    "partition": lambda tx: tx.partition({sl.where.path("w"): sl.Trace(0.9) | tx}).when(
+        lambda context, updates: context.step != 1, otherwise="zero"
+    ),
+    "scale_loss": lambda tx: tx.skip_spikes().scale_loss(4.0),
+    "split_complex": lambda tx: tx.split_complex(),
+    "store": lambda tx: (sl.Trace(0.9) | tx).store("int8", min_size=1),
+    "write": lambda tx: tx.write("kahan"),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(AROUND, "partition"))
+def test_a_norm_is_kept_inside_of_every_wrapper_that_takes_it(name):
+    params = {"w": jnp.arange(1.0, 7).reshape(2, 3), "b": jnp.ones(3)}
+    opt = sl.Optimizer(AROUND[name](sl.sgd(0.5) | sl.KeepInitialNorm()), params)
+    model = params
+    for i in range(4):
+        grads = jax.tree.map(lambda x, i=i: jnp.cos(x * (i + 1)), params)
+        model, opt = opt.step(model, grads, value=jnp.ones(()), terms=TERMS)
+    assert not jnp.allclose(model["w"], params["w"], atol=0.1)
+    for before, after in zip(*map(jax.tree.leaves, (params, model)), strict=True):
+        np.testing.assert_allclose(*map(jnp.linalg.norm, (after, before)), rtol=1e-6)
+
+
+def test_wrappers_that_add_other_updates_refuse_constraints():
+    assert {*CONSTRAINTS} == {"KeepInitialNorm", "KeepParamsNonnegative", "PinRadius", "QKClip"}
+    for constraint in CONSTRAINTS.values():
+        tx = sl.sgd(0.1) | constraint
+        for wrap in (
+            lambda tx: tx.schedule_free(),
+            lambda tx: tx.every_k(2).mechanize(),
+            lambda tx: tx.graft(sl.sgd(0.1)),
+            lambda tx: sl.sgd(0.1).graft(tx.only(sl.where.everything())),
+        ):
+            with pytest.raises(ValueError, match="cannot be inside"):
+                wrap(tx)

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import known, slow_except
-from slalom._core.state.walk import transforms
+from helpers import known, sampled, transforms_in, unoptimized
 from slalom.where.layout import as_layout
-from table import EVERYTHING, RECIPES, WITH_GRADIENT
+from table import EVERYTHING, RECIPES, WITH_GRADIENT, rows
 
 OF_A_LEAF = {
     *("novograd", "novograd, decay_where", "lamb", "lars", "fromage", "mars", "stable_adamw"),
@@ -23,26 +22,21 @@ OF_A_LEAF = {
 }
 """Their docstrings speak of the norm, the root mean square or the axes of one leaf."""
 
-OF_ALL = {
-    *("lbfgs", "ss_broyden", "polyak_sgd", "dog", "dowg", "momo", "momo_adam"),
-}
+OF_ALL = {"lbfgs", "ss_broyden", "polyak_sgd", "dog", "dowg", "momo", "momo_adam"}
 """One number for all parameters together."""
 
 GROWS_LATER = {"prodigy", "dadapt_adamw"}
 """The number for all parameters stays as it is in the first steps."""
 
-DRAWN = {"noisy_sgd", "apollo", "ivon", "dion"}
+DRAWN = {"noisy_sgd", "apollo", "ivon", "dion", "kron"}
 """Random numbers, which are other ones for another shape."""
-
-
-def is_elementwise(tx):
-    return all(part.module.elementwise for part in transforms(tx))
-
 
 NAMES = [
     name
     for name, tx in RECIPES.items()
-    if name in WITH_GRADIENT and name not in GROWS_LATER and not is_elementwise(tx)
+    if name in WITH_GRADIENT
+    and name not in GROWS_LATER
+    and not all(part.elementwise for part in transforms_in(tx))
 ]
 
 
@@ -70,36 +64,22 @@ def apart(tx):
     return float(jnp.max(jnp.abs(together - each) / moved))
 
 
-@pytest.fixture
-def same_noise(monkeypatch):
-    """The same noise for each matrix of a shape."""
-
-    def noise(_, like):
-        return jnp.asarray(np.random.default_rng(5).standard_normal(like.shape), like.dtype)
-
-    monkeypatch.setattr("slalom.transforms.matrices.kron._noise", noise)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_stack_is_its_layers(name, same_noise):
-    if name in OF_A_LEAF | OF_ALL | DRAWN:
-        assert apart(RECIPES[name]) > 1e-3
+@rows(0, NAMES, everyday=(), ci=("muon", "norm_muon", "scion", "adafactor", "dog", "dion"))
+@unoptimized()
+def test_a_stack_is_its_layers(row):
+    if row.name in OF_A_LEAF | OF_ALL | DRAWN:
+        assert apart(row.tx) > 1e-3
     else:
         # The outer products of few gradients are singular, so their roots multiply rounding errors.
-        assert apart(RECIPES[name]) < (2e-3 if name == "shampoo" else 1e-4)
+        assert apart(row.tx) < (2e-3 if row.name == "shampoo" else 1e-4)
 
 
-@pytest.mark.slow
-def test_a_stack_that_a_layout_states_is_its_matrices(same_noise):
-    tx = sl.kron(0.1, update_probability=1.0, layout="soi")
-    random = np.random.default_rng(0)
-    params = jnp.asarray(random.standard_normal((2, 6, 4)), jnp.float32)
-    grads = params * jnp.array([10.0, 0.1])[:, None, None]
-    together, _ = sl.Optimizer(tx, params).step(params, grads)
-    for p, g, stepped in zip(params, grads, together, strict=True):
-        alone, _ = sl.Optimizer(sl.kron(0.1, update_probability=1.0, layout="oi"), p).step(p, g)
-        np.testing.assert_allclose(stepped, alone, rtol=1e-5, atol=1e-6)
+WITH_LAYOUT = {
+    type(part).__name__: part
+    for tx in EVERYTHING.values()
+    for part in transforms_in(tx)
+    if hasattr(part, "layout") and not isinstance(part, sl.QKClip)
+}
 
 
 def reading(rule, layout):
@@ -109,25 +89,22 @@ def reading(rule, layout):
     return rule
 
 
-WITH_LAYOUT = {
-    type(part.module).__name__: part.module
-    for tx in EVERYTHING.values()
-    for part in transforms(tx)
-    if hasattr(part.module, "layout") and not isinstance(part.module, sl.QKClip)
-}
-
-
-@pytest.mark.parametrize("name", slow_except(WITH_LAYOUT, "ScaleByGalore", "ScaleByApollo"))
+@pytest.mark.parametrize("name", sampled(WITH_LAYOUT, "ScaleByGalore", "Orthogonalize"))
+@unoptimized()
 def test_unequal_blocks_are_matrices_of_their_own_or_one_matrix_as_equal_ones_are(name):
     random = np.random.default_rng(0)
     w, g = (jnp.asarray(random.standard_normal((12, 5)), jnp.float32) for _ in range(2))
 
     def update(layout, cuts=()):
         rule, names = reading(WITH_LAYOUT[name], layout), [f"w{i}" for i in range(len(cuts) + 1)]
-        params, grads = (dict(zip(names, jnp.split(x, cuts), strict=True)) for x in (w, g))
-        context = sl.Context(step=0)
-        updates, _ = rule.update(grads, rule.init(params), params, context)
-        return np.concatenate(list(updates.values()))
+
+        @jax.jit
+        def run(w, g):
+            params, grads = (dict(zip(names, jnp.split(x, cuts), strict=True)) for x in (w, g))
+            updates, _ = rule.update(grads, rule.init(params), params, sl.Context(step=0))
+            return jnp.concatenate([updates[name] for name in names])
+
+        return run(w, g)
 
     def close(one, other):
         return np.allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -22,18 +22,23 @@ pytestmark = [
 ]
 
 
-def diagnostics(path):
-    """What the checker says of each line of a file: (severity, message)."""
+@pytest.fixture(scope="module")
+def diagnostics(tmp_path_factory):
+    """What the checker says of each line of each file: (severity, message)."""
+    unknown = tmp_path_factory.mktemp("types") / "unknown.py"
+    unknown.write_text("# pyright: strict\nfrom jaxtyping import PyTree\n\ntree: PyTree = {}\n")
+    files = [*FOLDER.glob("*.py"), unknown]
     done = subprocess.run(
-        [sys.executable, "-m", "basedpyright", "--outputjson", str(path)],
+        [sys.executable, "-m", "basedpyright", "--outputjson", *map(str, files)],
         capture_output=True,
         text=True,
         check=False,
         cwd=FOLDER.parents[1],
     )
-    found = {}
+    found = {path.name: {} for path in files}
     for each in json.loads(done.stdout)["generalDiagnostics"]:
-        found.setdefault(each["range"]["start"]["line"], (each["severity"], each["message"]))
+        lines = found[Path(each["file"]).name]
+        lines.setdefault(each["range"]["start"]["line"], (each["severity"], each["message"]))
     return found
 
 
@@ -44,24 +49,15 @@ def expected(path):
     return {n: above.strip()[2:] for n, (above, _) in pairs if above.strip().startswith("# ")}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["training", "optimizer"],
-)
-def test_revealed_types_are_those_of_the_comments(name):
-    path = FOLDER / f"{name}.py"
+@pytest.mark.parametrize("name", ["training.py", "optimizer.py"])
+def test_revealed_types_are_those_of_the_comments(name, diagnostics):
     inferred = {}
-    for number, (severity, message) in diagnostics(path).items():
+    for number, (severity, message) in diagnostics[name].items():
         revealed = REVEALED.search(message)
         inferred[number] = revealed[2] if revealed else severity
-    assert inferred == expected(path)
+    assert inferred == expected(FOLDER / name)
 
 
-def test_a_strict_file_of_a_user_has_no_error():
-    assert diagnostics(FOLDER / "strict.py") == {}
-
-
-def test_an_unknown_type_in_a_strict_file_is_found(tmp_path):
-    path = tmp_path / "strict.py"
-    path.write_text("# pyright: strict\nfrom jaxtyping import PyTree\n\ntree: PyTree = {}\n")
-    assert diagnostics(path)
+def test_only_unknown_types_are_errors_in_strict_files_of_users(diagnostics):
+    assert diagnostics["strict.py"] == {}
+    assert diagnostics["unknown.py"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, slalom_trajectory
+from helpers import slalom_trajectory
 
 nesterov = sl.sgd(0.7, momentum=0.9, nesterov=True)
 
@@ -71,17 +71,11 @@ def test_a_name_without_a_path_is_that_of_the_inner_transform():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_observing_and_policies_change_no_slow_weight(dtype):
-    params = {"w": jnp.linspace(-1, 1, 6).astype(dtype)}
-    tx = sl.adam(0.1).every_k(2).outer(nesterov, every=2)
-    grads = {"w": jnp.stack([jnp.cos(jnp.arange(6.0) + i) for i in range(9)]).astype(dtype)}
-    plain, opt = slalom_trajectory(tx, params, grads)
-    seen, opt_seen = slalom_trajectory(tx.record(), params, grads)
-    assert_same_bits(seen, plain)
-    assert_same_bits(opt_seen.eval_params(params), opt.eval_params(params))
-    if dtype == "bfloat16":
-        full, opt = slalom_trajectory(tx.write("master"), params, grads)
-        held = opt.eval_params({"w": full["w"][-1]}, full_precision=True)["w"]
-        assert held.dtype == jnp.float32
-        np.testing.assert_allclose(held.astype(dtype), full["w"][7], rtol=1e-2)
+def test_a_master_copy_changes_no_slow_weight():
+    params = {"w": jnp.linspace(-1, 1, 6).astype("bfloat16")}
+    tx = sl.adam(0.1).every_k(2).outer(nesterov, every=2).write("master")
+    grads = {"w": jnp.stack([jnp.cos(jnp.arange(6.0) + i) for i in range(9)]).astype("bfloat16")}
+    full, opt = slalom_trajectory(tx, params, grads)
+    held = opt.eval_params({"w": full["w"][-1]}, full_precision=True)["w"]
+    assert held.dtype == jnp.float32
+    np.testing.assert_allclose(held.astype("bfloat16"), full["w"][7], rtol=1e-2)

@@ -128,11 +128,19 @@ def test_a_forked_process_knows_nothing_of_the_save(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_save_that_the_program_does_not_wait_for_is_finished(tmp_path):
-    code = (
-        "import numpy as np, slalom as sl, sys\n"
-        "sl.checkpoint.save(sys.argv[1], x=np.arange(5e6), background=True)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
+def test_saves_that_the_program_does_not_wait_for_are_finished_and_their_errors_printed(tmp_path):
+    (tmp_path / "file").touch()
+    code = """
+import numpy as np, slalom as sl, sys
+assert not {"safetensors", "orbax"} & {*sys.modules}
+sl.checkpoint.save(sys.argv[1] + "/file/run", n=1, background=True)
+sl.checkpoint.save(sys.argv[1] + "/run", x=np.arange(5e6), background=True)
+print("trained")
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "trained\n"
+    assert "NotADirectoryError: " in done.stderr
+    assert "in the background" in done.stderr
     loaded = sl.checkpoint.load(tmp_path / "run", x=np.zeros(5_000_000))
     assert loaded["x"][-1] == 5e6 - 1

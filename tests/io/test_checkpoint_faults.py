@@ -110,7 +110,7 @@ def test_training_that_is_killed_again_and_again_ends_where_it_would_have(tmp_pa
         import jax, jax.numpy as jnp, sys, slalom as sl
 
         model = {"w": jax.random.normal(jax.random.key(0), (300, 300))}
-        schedule = sl.schedules.linear(1e-2, 1e-3, transition_steps=30)
+        schedule = sl.schedules.linear(1e-2, 1e-3, transition_steps=15)
         opt = sl.Optimizer((sl.AddNoise(1e-3, 0.5) | sl.adam(schedule)).every_k(2), model)
         step = sl.train_step(lambda model, x: jnp.mean((x @ model["w"] - 1.0) ** 2))
         rolling = sl.checkpoint.Rolling(sys.argv[1], keep=2, background=True)
@@ -118,7 +118,7 @@ def test_training_that_is_killed_again_and_again_ends_where_it_would_have(tmp_pa
         if rolling.latest():
             loaded = rolling.load(model=model, opt=opt, n=n, key=key, hyperparams="file")
             model, opt, n, key = (loaded[name] for name in ("model", "opt", "n", "key"))
-        while n < 80:
+        while n < 40:
             key, now = jax.random.split(key)
             model, opt, loss = step(model, opt, jax.random.normal(now, (8, 300)))
             n += 1
@@ -134,7 +134,7 @@ def test_training_that_is_killed_again_and_again_ends_where_it_would_have(tmp_pa
     moment = random.Random(2)
     with start(tmp_path / "whole") as whole:
         whole.communicate()
-    for kill in (True, True, True, False):
+    for kill in (True, True, False):
         with start(tmp_path / "killed") as training:
             training.stdout.readline()  # every run gets at least one step further
             if kill:
@@ -142,7 +142,7 @@ def test_training_that_is_killed_again_and_again_ends_where_it_would_have(tmp_pa
                 training.kill()
             training.communicate()
     ends = [sl.checkpoint.Rolling(tmp_path / name).latest() for name in ("whole", "killed")]
-    assert [end.name for end in ends] == ["step-00000080.safetensors"] * 2
+    assert [end.name for end in ends] == ["step-00000040.safetensors"] * 2
     assert ends[0].read_bytes() == ends[1].read_bytes()
 
 
@@ -409,21 +409,3 @@ def test_a_full_disk_in_the_background(tiny_disk):
     assert rolling.steps == (1,)
     rolling.save(3, x=np.zeros(10)).wait()
     assert rolling.steps == (1, 3)
-
-
-@pytest.mark.slow
-def test_an_error_that_nobody_waits_for_is_printed_at_the_end(tmp_path):
-    (tmp_path / "file").touch()
-    code = (
-        "import slalom as sl, sys\nsl.checkpoint.save(sys.argv[1], n=1, background=True)\n"
-        "print('trained')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "file" / "run")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "trained\n"
-    assert "NotADirectoryError: " in done.stderr
-    assert "in the background" in done.stderr

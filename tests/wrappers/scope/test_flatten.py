@@ -1,6 +1,7 @@
 """Buffers for small leaves: the same steps as leaf by leaf."""
 
-import sys
+import cProfile
+import pstats
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +10,14 @@ import pytest
 
 import slalom as sl
 from helpers import (
-    assert_same_path,
+    compiled_step,
     gradients,
     kernels,
-    mlp,
     nested_dict,
-    params_of,
-    slalom_trajectory,
+    transforms_in,
+    unchecked,
+    unoptimized,
 )
-from slalom._core.state.walk import transforms
-from slalom.wrappers.scope import flatten
 from table import RULES
 
 KEY = jax.random.key(0)
@@ -33,9 +32,7 @@ MIXED = {
 }
 
 ELEMENTWISE = {
-    name: tx
-    for name, tx in RULES.items()
-    if all(part.module.elementwise for part in transforms(tx))
+    name: tx for name, tx in RULES.items() if all(part.elementwise for part in transforms_in(tx))
 }
 
 
@@ -43,20 +40,17 @@ BY_SUMS = {
     name: tx
     for name, tx in RULES.items()
     if name not in ELEMENTWISE
-    and all(part.module.elementwise or part.module.over == "sums" for part in transforms(tx))
-    and not any(part.module.selectors() for part in transforms(tx))
+    and all(part.elementwise or part.over == "sums" for part in transforms_in(tx))
+    and not any(part.selectors() for part in transforms_in(tx))
 }
 
 
-def test_every_rule_that_sums_over_all_numbers_says_so():
+def test_every_rule_that_acts_on_single_numbers_or_sums_over_all_says_so():
     assert {name.split(",")[0] for name in BY_SUMS} == {
         *("ClipByGlobalNorm", "NormalizeByUpdateNorm", "ScaleByDAdaptAdam", "ScaleByDog"),
         *("ScaleByDowg", "ScaleByMomo", "ScaleByMomoAdam", "ScaleByPolyak", "ScaleByProdigy"),
         "ZClip",
     }
-
-
-def test_every_rule_that_acts_on_single_numbers_says_so():
     assert {name.split(",")[0] for name in ELEMENTWISE} == {
         *("AddDecayToInitialParams", "AddDecayedWeights", "ApplyEvery", "Clip", "Ema"),
         *("Identity", "KeepParamsNonnegative", "Scale", "ScaleByAcprop", "ScaleByAdadelta"),
@@ -71,25 +65,28 @@ def test_every_rule_that_acts_on_single_numbers_says_so():
 
 
 @pytest.mark.slow
+@unoptimized()
 def test_every_rule_gives_in_buffers_what_it_gives_in_leaves():
     model, grads = nested_dict(KEY), gradients(nested_dict(KEY), 3)
     allowed = ELEMENTWISE | BY_SUMS
 
-    @jax.jit
-    def together(model, grads):
-        paths = {}
-        for name, tx in allowed.items():
-            for form, rule in (("leaves", tx), ("buffers", tx.flatten())):
-                state, made = rule.init(model), []
-                for n in range(3):
-                    now = sl.Context(step=jnp.int32(n), value=jnp.float32(0.7))
-                    g = jax.tree.map(lambda x, n=n: x[n], grads)
-                    updates, state = rule.update(g, state, model, now)
-                    made.append(updates)
-                paths[name, form] = made
-        return paths
+    def updates_of(rule):
+        def step(state, given):
+            g, n = given
+            now = sl.Context(step=n, value=jnp.float32(0.7))
+            return rule.update(g, state, model, now)[::-1]
 
-    paths = together(model, grads)
+        steps = jnp.arange(3, dtype=jnp.int32)
+        return jax.lax.scan(step, rule.init(model), (grads, steps))[1]
+
+    forms = {"leaves": lambda tx: tx, "buffers": lambda tx: tx.flatten()}
+    paths = jax.jit(
+        lambda: {
+            (name, form): updates_of(wrap(tx))
+            for name, tx in allowed.items()
+            for form, wrap in forms.items()
+        }
+    )()
     for name in allowed:
         pairs = (jax.tree.leaves(paths[name, form]) for form in ("leaves", "buffers"))
         for a, b in zip(*pairs, strict=True):
@@ -97,66 +94,53 @@ def test_every_rule_gives_in_buffers_what_it_gives_in_leaves():
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-def assert_steps_as(tx, opt):
-    """The optimizer takes three steps from `MIXED` as one of this transform does."""
-    model, expected, plain = MIXED, MIXED, sl.Optimizer(tx, MIXED)
-    grads = jax.tree.map(lambda p: p * 0.5, MIXED)
-    for _ in range(3):
-        model, opt = opt.step(model, grads)
-        expected, plain = plain.step(expected, grads)
-    for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+def shapes_in(buffers):
+    return {name: (x.dtype.name, x.shape) for name, x in buffers.together.items()}
 
 
-@pytest.mark.slow
-def test_dtypes_are_kept_and_each_has_one_buffer():
+@pytest.mark.parametrize("max_size", [None, 3])
+def test_dtypes_are_kept_and_each_has_one_buffer_beside_large_leaves(max_size):
     tx = sl.adamw(0.1, weight_decay=0.1)
-    opt = sl.Optimizer(tx.flatten(), MIXED)
+    flat = tx.flatten() if max_size is None else tx.flatten(max_size=max_size)
+    opt, plain = sl.Optimizer(flat, MIXED), sl.Optimizer(tx, MIXED)
     mu, nu = opt.state_of("scale_by_adam").mu, opt.state_of("scale_by_adam").nu
-    kinds = {name: (x.dtype.name, x.shape) for name, x in mu.together.items()}
-    assert kinds == {
-        "bfloat16": ("bfloat16", (5,)),
+    assert shapes_in(mu) == {
+        "bfloat16": ("bfloat16", (5,) if max_size is None else (1,)),
         "complex64": ("complex64", (2,)),
         "float16": ("float32", (0,)),
         "float32": ("float32", (3,)),
     }
     assert {x.dtype.name for x in nu.together.values()} == {"float32"}
-    assert_steps_as(tx, opt)
+    if max_size is not None:
+        assert jax.tree.leaves(jax.tree.map(jnp.shape, mu.apart)) == [2, 2]
+        assert mu.apart["a"].dtype == jnp.bfloat16
+
+    def both(models, opts, grads):
+        return [opt.step(model, grads) for model, opt in zip(models, opts, strict=True)]
+
+    grads = jax.tree.map(lambda p: p * 0.5, MIXED)
+    models, opts, step = (MIXED, MIXED), (opt, plain), jax.jit(both)
+    for _ in range(3):
+        models, opts = zip(*step(models, opts, grads), strict=True)
+    for a, b in zip(*map(jax.tree.leaves, models), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_large_leaves_stay_as_they_are():
-    tx = sl.adamw(0.1, weight_decay=0.1)
-    opt = sl.Optimizer(tx.flatten(max_size=3), MIXED)
-    mu = opt.state_of("scale_by_adam").mu
-    assert {name: x.shape for name, x in mu.together.items()} == {
-        "bfloat16": (1,),
-        "complex64": (2,),
-        "float16": (0,),
-        "float32": (3,),
-    }
-    assert jax.tree.leaves(jax.tree.map(jnp.shape, mu.apart)) == [2, 2]
-    assert mu.apart["a"].dtype == jnp.bfloat16
-    assert_steps_as(tx, opt)
-
-
-def test_a_buffer_holds_a_bounded_number_of_leaves(monkeypatch):
+def test_a_buffer_holds_a_bounded_number_of_leaves():
     # XLA compiles a concatenation in a time that grows with the square of its operands.
-    params = {f"w{i:03}": jax.ShapeDtypeStruct((2,), jnp.float32) for i in range(600)}
-    mu = sl.Optimizer(sl.adam(0.1).flatten(), params).state_of("scale_by_adam").mu
-    assert {name: x.shape for name, x in mu.together.items()} == {
-        "float32": (512,),
-        "float32_2": (512,),
-        "float32_3": (176,),
+    params = {f"w{i:03}": jnp.full(2, i, jnp.float32) for i in range(600)}
+    tx = sl.Trace(0.9).flatten()
+    with unchecked(), unoptimized():
+        updates, state = jax.jit(lambda p: tx.update(p, tx.init(p)))(params)
+    assert shapes_in(state.inner.trace) == {
+        "float32": ("float32", (512,)),
+        "float32_2": ("float32", (512,)),
+        "float32_3": ("float32", (176,)),
     }
-    monkeypatch.setattr(flatten, "_MOST_LEAVES", 1)
-    tx = sl.adamw(0.1, weight_decay=0.1)
-    opt = sl.Optimizer(tx.flatten(), MIXED)
-    assert {*opt.state_of("scale_by_adam").mu.together} == {
-        *("bfloat16", "bfloat16_2", "float16", "float32", "complex64")
-    }
-    assert_steps_as(tx, opt)
+    # The first update is the gradient, each in its place.
+    for i, u in enumerate(updates.values()):
+        assert u.tolist() == [i, i]
 
 
 def test_what_is_joined_is_printed_where_it_is_not_the_default():
@@ -196,22 +180,13 @@ def test_leaves_share_kernels_wherever_they_are_in_the_buffer():
 
 
 def clipped(number):
-    """One step of many leaves as a program, and the functions that Python calls to trace it."""
+    """One step of many leaves as a program, and the number of calls in Python that trace it."""
     params = {f"w{i:04}": jax.ShapeDtypeStruct((64,), jnp.float32) for i in range(number)}
     opt = sl.Optimizer((sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).flatten(), params)
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        program = jax.make_jaxpr(lambda p, opt, g: opt.step(p, g))(params, opt, params)
-    finally:
-        sys.setprofile(before)
-    return program, calls
+    profile = cProfile.Profile()
+    step = jax.make_jaxpr(lambda p, opt, g: opt.step(p, g))
+    program = profile.runcall(step, params, opt, params)
+    return program, pstats.Stats(profile).total_calls
 
 
 @pytest.mark.slow
@@ -226,9 +201,8 @@ def test_the_work_of_tracing_grows_no_faster_than_the_number_of_leaves():
 def test_a_compiled_step_has_one_fusion_for_each_further_leaf():
     def fusions(number):
         params = {f"w{i}": jax.ShapeDtypeStruct((8,), jnp.float32) for i in range(number)}
-        opt = sl.Optimizer((sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).flatten(), params)
-        step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
-        return step.lower(params, opt, params).compile().as_text().count(" fusion(")
+        tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).flatten()
+        return compiled_step(tx, params).as_text().count(" fusion(")
 
     assert fusions(40) - fusions(20) == 20
 
@@ -249,37 +223,24 @@ def test_what_the_context_holds_for_each_parameter_is_joined():
     np.testing.assert_allclose(flat["w"], [[10.0, 17.0]])
 
 
-@pytest.mark.slow
-def test_a_whole_model_takes_the_path_of_its_leaves():
-    model = mlp(KEY)
-    grads = gradients(model, 10)
-    tx = sl.adamw(0.05, weight_decay=0.1)
-    ours, opt = slalom_trajectory(sl.ClipByGlobalNorm(1.0) | tx.flatten(), model, grads)
-    plain, _ = slalom_trajectory(sl.ClipByGlobalNorm(1.0) | tx, model, grads)
-    assert_same_path(ours, plain, params_of(model), 1e-6)
-    assert [x.ndim for x in jax.tree.leaves(opt.state)] == [0, 1, 1]
-    assert "flatten.scale_by_learning_rate.learning_rate" in opt.hyperparams
-
-
 def test_each_parameter_is_described_with_what_acts_on_it_in_its_buffer():
     params = nested_dict(KEY)
     tx = sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1, weight_decay=0.25).flatten()
-    row = sl.Optimizer(tx, params).describe(params).to_dict()["dense.weight"]
+    opt = sl.Optimizer(tx, params)
+    assert "flatten.scale_by_learning_rate.learning_rate" in opt.hyperparams
+    row = opt.describe(params).to_dict()["dense.weight"]
     assert row["learning_rate"] == jnp.float32(0.1)
     assert row["weight_decay"] == jnp.float32(0.25)
     assert row["transform"].startswith("clip_by_global_norm | flatten.scale_by_adam | flatten.add")
 
 
-def test_parameters_of_another_size_are_refused():
+def test_parameters_of_another_shape_are_refused():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"'w' has shape \(2, 2\), but .* for shape \(2, 3\)"):
-        opt.step({"w": jnp.ones((2, 2))}, {"w": jnp.ones((2, 2))})
-
-
-def test_parameters_of_another_shape_and_equal_size_are_refused():
-    opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"'w' has shape \(3, 2\), but .* for shape \(2, 3\)"):
-        opt.step({"w": jnp.ones((3, 2))}, {"w": jnp.ones((3, 2))})
+    # Also of equal size.
+    for shape in ((2, 2), (3, 2)):
+        message = rf"'w' has shape \({shape[0]}, 2\), but .* for shape \(2, 3\)"
+        with pytest.raises(ValueError, match=message):
+            opt.step({"w": jnp.ones(shape)}, {"w": jnp.ones(shape)})
 
 
 def test_bytes_of_a_buffer_are_shared_among_its_parameters():
@@ -307,7 +268,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("culprit", REFUSED)
 def test_what_needs_a_leaf_is_refused_by_name(culprit):
     with pytest.raises(ValueError, match=r"cannot be used under `\.flatten\(\)`") as error:

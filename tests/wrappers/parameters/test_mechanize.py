@@ -8,6 +8,7 @@ import pytest
 import slalom as sl
 from helpers import (
     assert_same_path,
+    compiled_step,
     gradients,
     nested_dict,
     optax_trajectory,
@@ -40,20 +41,6 @@ def test_idle_steps_neither_move_nor_learn():
     assert jnp.all(opt.state.variance == 0)  # nothing has moved yet when the first update is made
 
 
-@pytest.mark.slow
-def test_it_finds_a_rate_of_its_own():
-    @sl.train_step
-    def step(w):
-        return jnp.sum(w**2)
-
-    w = jnp.ones(3)
-    opt = sl.Optimizer(sl.sgd(1.0).mechanize(), w)
-    for _ in range(200):
-        w, opt, loss = step(w, opt)
-    assert loss < 1e-2
-    assert jnp.sum(opt.state.scales) > 1e-4
-
-
 def test_it_learns_what_only_a_master_copy_can_hold():
     # The steps from s₀ = 1e-6 are far below half a unit in the last place of bfloat16.
     def learned(dtype, wrap):
@@ -78,10 +65,5 @@ def test_it_learns_what_only_a_master_copy_can_hold():
 def test_scratch_is_a_number_broadcast_to_one_leaf():
     # Rules that square their gradients included. In a sum, XLA keeps a broadcast in memory.
     params = {name: jnp.ones((128, 256)) for name in "abc"}
-
-    def step(params, opt, grads):
-        return opt.step(params, grads)
-
-    opt = sl.Optimizer(sl.adamw(1.0).mechanize(), params)
-    program = jax.jit(step, donate_argnums=(0, 1)).lower(params, opt, params).compile()
-    assert program.memory_analysis().temp_size_in_bytes <= 1.02 * params["a"].nbytes
+    memory = compiled_step(sl.adamw(1.0).mechanize(), params).memory_analysis()
+    assert memory.temp_size_in_bytes <= 1.02 * params["a"].nbytes

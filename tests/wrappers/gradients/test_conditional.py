@@ -8,6 +8,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    assert_close,
     assert_same_bits,
     gradients,
     lenient,
@@ -69,7 +70,7 @@ def assert_idle(opt, model, grads):
 
 INNER = sl.ClipByGlobalNorm(1.0) | sl.adamw(halving, weight_decay=0.1)
 LEFT_OUT = {
-    "if_finite": (INNER.if_finite(), [jnp.nan, -jnp.inf], 2),
+    "if_finite": (INNER.if_finite(1), [jnp.nan, -jnp.inf], 2),
     "when": (INNER.when(odd, otherwise="zero"), [1.0], 1),
     "scale_loss": (INNER.scale_loss(), [jnp.nan, -jnp.inf], 2),
     "skip_spikes": (INNER.skip_spikes(window=2, by="grad_norm"), [jnp.nan, 1e3], 2),
@@ -102,8 +103,7 @@ def test_under_vmap_each_run_has_its_own_condition(name):
     opt = jax.vmap(lambda m: sl.Optimizer(tx, m))(model)
     together, opt = jax.jit(jax.vmap(lambda m, o, g: o.step(m, g)))(model, opt, grads)
     alone, _ = sl.Optimizer(tx, MODEL).step(MODEL, at(grads, 0))
-    for a, b in zip(jax.tree.leaves(at(together, 0)), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(at(together, 0), alone, rtol=1e-6)
     assert_same_bits(at(together, 1), MODEL)
     assert opt.has_updated.tolist() == [True, False]
     if name == "scale_loss":
@@ -122,7 +122,10 @@ def test_if_finite_is_apply_if_finite_also_around_the_limit(limit, x64):
     inner = sl.ZeroNans() | sl.adam(0.1)
     theirs = optax.apply_if_finite(optax.chain(optax.zero_nans(), optax.adam(0.1)), limit)
 
-    history, seen = after_each(inner.if_finite(limit), model, grads, lambda opt: dict(opt.metrics))
+    def look(opt):
+        return dict(opt.metrics), opt.has_updated
+
+    history, (metrics, updated) = after_each(inner.if_finite(limit), model, grads, look)
 
     def body(carry, grads):
         params, state = carry
@@ -132,11 +135,11 @@ def test_if_finite_is_apply_if_finite_also_around_the_limit(limit, x64):
 
     with lenient():
         _, (expected, state) = jax.lax.scan(body, (model, theirs.init(model)), grads)
-    for a, b in zip(jax.tree.leaves(history), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9)
-    names = ("notfinite_count", "last_finite", "total_notfinite")
-    for name in names:
-        np.testing.assert_array_equal(seen[f"if_finite.{name}"], getattr(state, name))
+    assert_close(history, expected, rtol=1e-9)
+    for name in ("notfinite_count", "last_finite", "total_notfinite"):
+        np.testing.assert_array_equal(metrics[f"if_finite.{name}"], getattr(state, name))
+    accepted = state.last_finite | (state.notfinite_count > limit)
+    np.testing.assert_array_equal(updated, accepted)
 
 
 @pytest.mark.slow
@@ -255,8 +258,7 @@ def test_updates_pass_through_when_the_condition_does_not_hold():
         results = both_verbs(opt, MODEL, at(GRADS, 0))
     for verb, (made, after) in results.items():
         made = made if verb == "step" else sl.apply_updates(MODEL, made)
-        for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert_close(made, expected, rtol=1e-6)
         assert_same_bits(after.state[1].inner, opt.state[1].inner)
         assert bool(after.has_updated)
 
@@ -265,8 +267,7 @@ def test_a_condition_sees_the_updates_and_a_nan_stays_where_it_is():
     tx = sl.ClipByGlobalNorm(1.5).when(large) | sl.sgd(0.1)
     history, _ = slalom_trajectory(tx, MODEL, GRADS)
     plain, _ = slalom_trajectory(sl.ClipByGlobalNorm(1.5) | sl.sgd(0.1), MODEL, GRADS)
-    for a, b in zip(jax.tree.leaves(history), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(history, plain, rtol=1e-6)
 
 
 def test_half_precision_passes_unrounded():

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import transforms_in, unoptimized
 
 
 def grafted(tx, grads, params=None):
     params = jax.tree.map(jnp.ones_like, grads) if params is None else params
-    return tx.update(grads, tx.init(params), params, sl.Context(step=0))[0]
+    update = jax.jit(lambda g, p: tx.update(g, tx.init(p), p, sl.Context(step=0))[0])
+    with unoptimized():
+        return update(grads, params)
 
 
 def drawn(shape, dtype=np.float32):
@@ -47,12 +50,18 @@ def test_blocks_are_those_that_a_masked_rule_inside_reads():
     np.testing.assert_allclose(u["b"], g["b"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("magnitude", [sl.Identity(), sl.SetToZero()])
-def test_zeros_stay_zeros(magnitude):
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sl.Identity().graft(sl.Identity()),
+        sl.Identity().graft(sl.SetToZero()),
+        sl.ScaleByShampoo(layout="io").graft(sl.Identity()),
+    ],
+)
+def test_zeros_stay_zeros(tx):
     zeros = {"w": jnp.zeros((2, 3)), "empty": jnp.zeros((0, 2))}
-    for rule in (sl.Identity(), sl.ScaleByShampoo(layout="io")):
-        for u in jax.tree.leaves(grafted(rule.graft(magnitude), zeros)):
-            np.testing.assert_array_equal(u, 0)
+    for u in jax.tree.leaves(grafted(tx, zeros)):
+        np.testing.assert_array_equal(u, 0)
 
 
 @pytest.mark.parametrize(("direction", "size"), [(1e-30, 1e30), (1e30, 1e-30), (3e38, 1e-36)])
@@ -82,12 +91,7 @@ def test_both_transforms_have_state_and_hyperparameters():
     assert repr(tx).startswith("sl.ScaleByLion(b1=0.8).graft(")
 
 
-@pytest.mark.slow
 def test_the_recipe_is_the_wrapper():
-    params, g = {"w": jnp.asarray(drawn((4, 3)))}, {"w": jnp.asarray(drawn((4, 3))) + 1}
     parts = sl.ScaleByShampoo().graft(sl.ScaleByRms(0.999, bias_correction=True, eps_in_sqrt=False))
     parts = parts | sl.Ema(0.9) | sl.ScaleByLearningRate(0.1)
-    for a, b in zip(
-        *(jax.tree.leaves(grafted(tx, g, params)) for tx in (sl.shampoo(0.1), parts)), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    assert parts in list(transforms_in(sl.shampoo(0.1), type(parts)))

@@ -11,6 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    assert_close,
     assert_same_bits,
     gradients,
     nested_dict,
@@ -74,8 +75,7 @@ def test_same_path_as_optax(name, k, mean, x64):
     )
     exact, state = optax_trajectory(reference, params, rough)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(path))
-    for a, b in zip(jax.tree.leaves(path), jax.tree.leaves(exact), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+    assert_close(path, exact, rtol=1e-9, atol=1e-13)
     said = opt.metrics
     assert int(said["mini_step"]) == int(state.mini_step)
     assert int(said["gradient_step"]) == int(state.gradient_step)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import distance, mean_square, mlp, params_of
+from helpers import assert_close, distance, mean_square, mlp, params_of, slow_except
 
 random = np.random.default_rng(0)
 X = jnp.asarray(random.standard_normal((12, 2)), jnp.float32)
@@ -28,14 +28,20 @@ def stepped(loss_fn, *args, tx=TX, model=MODEL, context=None, keywords=None, **o
     return params_of(model), opt, loss
 
 
+def in_parts(loss_fn, *args, number=3, batch_args=None, **options):
+    """The results of the step over the whole batch and of that over parts: of equal parameters."""
+    whole = stepped(loss_fn, *args, **options)
+    parts = stepped(loss_fn, *args, microbatches=number, batch_args=batch_args, **options)
+    assert distance(parts[0], whole[0]) <= 1e-6
+    return whole, parts
+
+
 # --- equal to the whole batch ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", slow_except([1, 3], 3))
 def test_equal_to_the_whole_batch(number):
-    whole, opt, loss = stepped(mean_square, X, Y)
-    parts, by_parts, mean = stepped(mean_square, X, Y, microbatches=number)
-    assert distance(parts, whole) <= 1e-6
+    (_, opt, loss), (_, by_parts, mean) = in_parts(mean_square, X, Y, number=number)
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
     assert distance(by_parts.arrays, opt.arrays) <= 1e-6
 
@@ -47,38 +53,27 @@ def test_equal_to_the_whole_batch_in_double_precision(x64):
     )
     whole, _, loss = stepped(mean_square, x, y, model=model)
     parts, _, mean = stepped(mean_square, x, y, model=model, microbatches=4)
-    np.testing.assert_allclose(mean, loss, rtol=1e-12)
-    for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert_close((parts, mean), (whole, loss), rtol=1e-12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_args", [("x", "y"), ["x", 1], None])
-def test_batch_arguments_by_name_or_position(batch_args):
+def test_batch_arguments_by_name_or_position():
     # A table that belongs to no example, a keyword and something static are passed whole.
     def loss_fn(model, x, y, table=None, *, scale=1.0, kind):
         assert kind == "mean"
         bias = 0.0 if table is None else jnp.sum(table)
         return scale * jnp.mean((jax.vmap(model)(x) - y + bias) ** 2)
 
-    table = () if batch_args is None else (jnp.ones(5),)
-    keywords = {"kind": "mean", "scale": 2.0}
-    whole, _, _ = stepped(loss_fn, X, Y, *table, keywords=keywords)
-    options = {"microbatches": 3, "batch_args": batch_args}
-    parts, _, _ = stepped(loss_fn, X, Y, *table, keywords=keywords, **options)
-    assert distance(parts, whole) <= 1e-6
-
-
-@pytest.mark.slow
-def test_a_batch_argument_given_by_keyword_and_one_that_is_a_tree():
-    def loss_fn(model, batch, scale):
+    def of_tree(model, batch, scale):
         return scale * mean_square(model, batch["x"], batch["y"])
 
-    batch = {"x": X, "y": Y, "name": "train"}
-    whole, _, _ = stepped(loss_fn, keywords={"batch": batch, "scale": jnp.float32(2.0)})
-    keywords = {"batch": batch, "scale": jnp.float32(2.0)}
-    parts, _, _ = stepped(loss_fn, keywords=keywords, microbatches=4, batch_args=0)
-    assert distance(parts, whole) <= 1e-6
+    same = {"kind": "mean", "scale": 2.0}
+    tree = {"batch": {"x": X, "y": Y, "name": "train"}, "scale": jnp.float32(2.0)}
+    table = jnp.ones(5)
+    in_parts(loss_fn, X, Y, table, keywords=same, batch_args=("x", "y"))
+    in_parts(loss_fn, X, Y, table, keywords=same, batch_args=["x", 1])
+    in_parts(loss_fn, X, Y, keywords=same)
+    in_parts(of_tree, keywords=tree, batch_args=0)
 
 
 def weighted(model, x, y, mask):
@@ -90,7 +85,7 @@ def weighted(model, x, y, mask):
 MASK = jnp.asarray([[1, 0, 1], [1, 0, 0], [1, 0, 1], [0, 0, 0]], jnp.float32).reshape(12, 1)
 
 
-class Weight(eqx.Module):
+class Seen(eqx.Module):
     seen: jax.Array
 
 
@@ -98,39 +93,48 @@ class SeeWeight(sl.AbstractTransform):
     """Passes updates on, and notes the weight."""
 
     def init(self, params):
-        return Weight(jnp.zeros(()))
+        return Seen(jnp.zeros(()))
 
     def update(self, updates, state, params=None, context=None):
-        return updates, Weight(jnp.asarray(context.weight, jnp.float32))
+        return updates, Seen(jnp.asarray(context.weight, jnp.float32))
 
 
-@pytest.mark.slow
-def test_unequal_weights_equal_the_whole_batch():
-    tx = SeeWeight() | TX
-    whole, opt, (loss, weight) = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True)
-    options = {"has_weight": True, "microbatches": 3}
-    parts, by_parts, (mean, total) = stepped(weighted, X, Y, MASK, tx=tx, **options)
-    assert distance(parts, whole) <= 1e-6
-    np.testing.assert_allclose(mean, loss, rtol=1e-6)
-    assert float(weight) == float(total) == 5.0
-    assert float(opt.state_of(SeeWeight).seen) == float(by_parts.state_of(SeeWeight).seen) == 5.0
+class SeeValue(sl.AbstractTransform):
+    """Passes updates on, and notes the loss as `value_fn` evaluates it, and its slopes."""
+
+    needs = ("params", "value_fn", "grad")
+
+    def init(self, params):
+        return Seen(jnp.zeros(3))
+
+    def update(self, updates, state, params=None, context=None):
+        value, grad = jax.value_and_grad(context.value_fn)(params)
+        slopes = map(sl.tree.global_norm, (grad, context.grad))
+        return updates, Seen(jnp.stack([value, *slopes]))
 
 
-@pytest.mark.slow
-def test_weight_and_aux_are_returned_in_the_order_of_the_loss():
+def assert_value_seen(opt, loss):
+    value, own, given = opt.state_of(SeeValue).seen
+    np.testing.assert_allclose([value, own], [loss, given], rtol=1e-6)
+
+
+def test_unequal_weights_equal_the_whole_batch_and_aux_is_stacked():
     def loss_fn(model, x, y, mask):
-        return *weighted(model, x, y, mask), x
+        return *weighted(model, x, y, mask), {"x": x, "kind": "train"}
 
-    _, _, (loss, weight, aux) = stepped(loss_fn, X, Y, MASK, has_weight=True, has_aux=True)
-    options = {"has_weight": True, "has_aux": True, "microbatches": 3}
-    _, opt, (mean, total, stacked) = stepped(loss_fn, X, Y, MASK, tx=SeeWeight() | TX, **options)
+    options = {"tx": SeeWeight() | SeeValue() | TX, "has_weight": True, "has_aux": True}
+    results = in_parts(loss_fn, X, Y, MASK, **options)
+    for _, opt, (loss, weight, aux) in results:
+        assert float(weight) == float(opt.state_of(SeeWeight).seen) == 5.0
+        assert aux["kind"] == "train"
+        assert_value_seen(opt, loss)
+    (_, _, (loss, _, aux)), (_, _, (mean, _, stacked)) = results
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
-    assert float(weight) == float(total) == float(opt.state_of(SeeWeight).seen) == 5.0
-    np.testing.assert_array_equal(aux, X)
-    np.testing.assert_array_equal(stacked, np.stack([X[i::3] for i in range(3)]))
+    np.testing.assert_array_equal(aux["x"], X)
+    # Part i holds the examples i, i + 3, i + 6, i + 9.
+    np.testing.assert_array_equal(stacked["x"], np.stack([X[i::3] for i in range(3)]))
 
 
-@pytest.mark.slow
 def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
     # The second of three parts holds the examples 1, 4, 7, 10.
     def loss_fn(model, x, y, mask):
@@ -160,18 +164,6 @@ def test_mini_batches_of_unequal_weight_equal_the_whole_batch_under_every_k():
     assert distance(params_of(model), exact) <= 1e-6
 
 
-@pytest.mark.slow
-def test_aux_is_stacked_over_the_microbatches():
-    def loss_fn(model, x, y):
-        return mean_square(model, x, y), {"x": x, "kind": "train"}
-
-    _, _, (loss, aux) = stepped(loss_fn, X, Y, has_aux=True, microbatches=3)
-    assert loss.shape == ()
-    assert aux["kind"] == "train"
-    # Part i holds the examples i, i + 3, i + 6, i + 9.
-    np.testing.assert_array_equal(aux["x"], np.stack([X[i::3] for i in range(3)]))
-
-
 def test_half_precision_gradients_are_averaged_in_float32():
     # One part pulls with 1, 63 parts with 2⁻¹²: in bfloat16 each of the small ones would be lost.
     pull = np.full(64, 2**-12, np.float32)
@@ -195,31 +187,7 @@ def test_microbatches_of_complex_parameters_equal_the_whole_batch():
 
     z = jnp.array([1 + 2j, 0.5j], jnp.complex64)
     targets = jnp.asarray(random.standard_normal((6, 2)) + 1j, jnp.complex64)
-    whole, _, _ = stepped(loss_fn, targets, model=z)
-    parts, _, _ = stepped(loss_fn, targets, model=z, microbatches=3)
-    np.testing.assert_allclose(parts, whole, rtol=1e-6)
-
-
-class LookAround(sl.AbstractTransform):
-    """Scales updates by the loss at the parameters, as a line search would ask for it."""
-
-    needs = ("params", "value_fn", "grad", "value")
-
-    def init(self, params):
-        return None
-
-    def update(self, updates, state, params=None, context=None):
-        value, grad = jax.value_and_grad(context.value_fn)(params)
-        scale = value + sl.tree.global_norm(grad) - sl.tree.global_norm(context.grad)
-        return jax.tree.map(lambda u: u * (scale - context.value + 1), updates), state
-
-
-@pytest.mark.slow
-def test_value_fn_is_the_mean_over_microbatches_too():
-    tx = LookAround() | sl.sgd(0.1)
-    whole, _, _ = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True)
-    parts, _, _ = stepped(weighted, X, Y, MASK, tx=tx, has_weight=True, microbatches=3)
-    assert distance(parts, whole) <= 1e-6
+    in_parts(loss_fn, targets, model=z)
 
 
 @pytest.mark.slow
@@ -274,10 +242,11 @@ def noisy(model, x, y, key, scale=1.0):
 @pytest.mark.slow
 def test_each_microbatch_draws_from_a_key_of_its_own():
     key = jax.random.key(7)
-    options = {"has_aux": True, "microbatches": 3}
-    parts, _, (loss, keep) = stepped(noisy, X, Y, key, **options)
+    options = {"has_aux": True, "microbatches": 3, "tx": SeeValue() | TX}
+    parts, opt, (loss, keep) = stepped(noisy, X, Y, key, **options)
     by_hand = [jax.random.bernoulli(k, 0.5, (4, 2)) for k in jax.random.split(key, 3)]
     np.testing.assert_array_equal(keep, by_hand)
+    assert_value_seen(opt, loss)
 
     # The step is that of the whole batch with the same masks: part i holds i, i + 3, i + 6, i + 9.
     mask = jnp.swapaxes(jnp.stack(by_hand), 0, 1).reshape(12, 2)
@@ -285,103 +254,53 @@ def test_each_microbatch_draws_from_a_key_of_its_own():
     assert distance(parts, whole) <= 1e-6
     np.testing.assert_allclose(loss, exact, rtol=1e-6)
 
-    named, _, _ = stepped(noisy, X, Y, key, batch_args=("x", "y", "key"), **options)
-    unnamed, _, _ = stepped(noisy, X, Y, key, batch_args=("x", "y"), **options)
-    assert distance(named, parts) == distance(unnamed, parts) == 0
+    for names in (("x", "y", "key"), ("x", "y")):
+        named, _, _ = stepped(noisy, X, Y, key, batch_args=names, **options)
+        assert distance(named, parts) == 0, names
 
-
-@pytest.mark.slow
-def test_an_array_of_keys_is_divided_like_any_array():
-    keys = jax.random.split(jax.random.key(7), 12)
-
-    def loss_fn(model, x, y, keys):
+    # An array of keys is divided like any array.
+    def of_keys(model, x, y, keys):
         keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (2,)))(keys)
         return mean_square(model, jnp.where(keep, x, 0), y)
 
-    whole, _, loss = stepped(loss_fn, X, Y, keys)
-    parts, _, mean = stepped(loss_fn, X, Y, keys, microbatches=3)
-    assert distance(parts, whole) <= 1e-6
+    keys = jax.random.split(key, 12)
+    (_, _, loss), (_, _, mean) = in_parts(of_keys, X, Y, keys)
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_value_fn_draws_the_masks_of_the_gradient():
-    def loss_fn(model, x, y, key):
-        return noisy(model, x, y, key)[0]
-
-    _, opt, loss = stepped(loss_fn, X, Y, jax.random.key(1), tx=SeeValue() | TX, microbatches=3)
-    np.testing.assert_allclose(opt.state_of(SeeValue).seen, loss, rtol=1e-6)
-
-
-class SeeValue(sl.AbstractTransform):
-    """Passes updates on, and notes the loss as `value_fn` evaluates it."""
-
-    needs = ("params", "value_fn")
-
-    def init(self, params):
-        return Weight(jnp.zeros(()))
-
-    def update(self, updates, state, params=None, context=None):
-        return updates, Weight(context.value_fn(params))
-
-
-# --- what the transforms are told -----------------------------------------------------------
+# --- what the transforms are told, and what is between gradient and update ------------------
 
 
 class ScaleByTemperature(sl.AbstractTransform):
-    needs = ("temperature", "key")
+    """Adds the gradient of the loss, and scales by what only this transform is told."""
+
+    needs = ("temperature", "key", "grad")
 
     def init(self, params):
         return None
 
     def update(self, updates, state, params=None, context=None):
         scale = context.extra["temperature"] * jax.random.uniform(context.key)
-        return jax.tree.map(lambda u: u * scale, updates), state
+        return jax.tree.map(lambda u, g: (u + g) * scale, updates, context.grad), state
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [None, 3])
-def test_context_reaches_the_transforms(number):
-    key = jax.random.key(3)
+def test_transforms_are_told_of_the_context_and_of_transformed_gradients_only(number):
+    def clear_biases(grads):
+        return eqx.tree_at(lambda m: m.layers[0].bias, grads, replace_fn=jnp.zeros_like)
+
     tx = ScaleByTemperature() | SeeWeight() | sl.sgd(0.1)
-    grads = eqx.filter_grad(mean_square)(MODEL, X, Y)
-    known = {"key": key, "weight": 2, "temperature": jnp.float32(3.0)}
-    exact, _ = sl.Optimizer(tx, MODEL).step(MODEL, grads, **known)
-    new, opt, _ = stepped(mean_square, X, Y, tx=tx, context=known, microbatches=number)
+    grads = clear_biases(eqx.filter_grad(mean_square)(MODEL, X, Y))
+    known = {"key": jax.random.key(3), "weight": 2, "temperature": jnp.float32(3.0)}
+    exact, _ = sl.Optimizer(tx, MODEL).step(MODEL, grads, grad=grads, **known)
+    options = {"transform_grads": clear_biases, "microbatches": number}
+    new, opt, _ = stepped(mean_square, X, Y, tx=tx, context=known, **options)
     assert distance(new, params_of(exact)) <= 1e-6
     assert float(opt.state_of(SeeWeight).seen) == 2.0
 
 
-# --- between gradient and update ------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [None, 3])
-def test_transformed_gradients_are_all_that_the_optimizer_sees(number):
-    class SeeGradient(sl.AbstractTransform):
-        needs = ("grad",)
-
-        def init(self, params):
-            return None
-
-        def update(self, updates, state, params=None, context=None):
-            return jax.tree.map(lambda u, g: u + g, updates, context.grad), state
-
-    def clear_biases(grads):
-        return eqx.tree_at(lambda m: m.layers[0].bias, grads, replace_fn=jnp.zeros_like)
-
-    tx = SeeGradient() | sl.sgd(0.1)
-    grads = clear_biases(eqx.filter_grad(mean_square)(MODEL, X, Y))
-    exact, _ = sl.Optimizer(tx, MODEL).step(MODEL, grads, grad=grads)
-    options = {"transform_grads": clear_biases, "microbatches": number}
-    new, _, _ = stepped(mean_square, X, Y, tx=tx, **options)
-    assert distance(new, params_of(exact)) <= 1e-6
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_gradients_are_averaged_over_devices_under_shard_map(check_vma):
-    # Without the check, a norm would be refused: JAX does not say that the gradients are averaged.
-    tx = TX if check_vma else sl.sgd(0.1, 0.9)
+def test_gradients_are_averaged_over_devices_under_shard_map():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     params, static = eqx.partition(MODEL, eqx.is_array)
 
@@ -398,17 +317,10 @@ def test_gradients_are_averaged_over_devices_under_shard_map(check_vma):
         return params_of(model), opt, loss
 
     whole, split = PartitionSpec(), PartitionSpec("data")
-    on_all = jax.jit(
-        jax.shard_map(
-            on_each_device,
-            mesh=mesh,
-            in_specs=(whole, whole, split, split),
-            out_specs=whole,
-            check_vma=check_vma,
-        )
-    )
-    new, opt, loss = on_all(params, sl.Optimizer(tx, MODEL), X, Y)
-    exact, by_one, mean = stepped(mean_square, X, Y, tx=tx)
+    in_specs = (whole, whole, split, split)
+    on_all = jax.shard_map(on_each_device, mesh=mesh, in_specs=in_specs, out_specs=whole)
+    new, opt, loss = jax.jit(on_all)(params, sl.Optimizer(TX, MODEL), X, Y)
+    exact, by_one, mean = stepped(mean_square, X, Y)
     assert distance(new, exact) <= 1e-6
     assert distance(opt.arrays, by_one.arrays) <= 1e-6
     np.testing.assert_allclose(loss, mean, rtol=1e-6)
@@ -437,117 +349,71 @@ NAME_THEM = (
 )
 
 
-def run(*args, context=None, keywords=None, **options):
+def run(*args, **options):
     def loss_fn(model, x, y, scale=1.0):
         return mean_square(model, x, y) * scale
 
-    return stepped(loss_fn, *args, context=context, keywords=keywords, **options)
+    return stepped(loss_fn, *args, **options)
 
 
 def returning(result, **options):
     def loss_fn(model, x):
         return result(jnp.mean(jax.vmap(model)(x)), x)
 
-    return stepped(loss_fn, X, **options)
+    return stepped(loss_fn, X, has_weight=True, **options)
 
 
-REFUSED = {
-    "no part": (
-        lambda: run(X, Y, microbatches=0),
-        ValueError,
-        "train_step.microbatches must be at least 1, got 0.",
+TYPES = {
+    "The argument 'scale' contains no arrays, so it cannot be divided into microbatches. Remove it "
+    "from `batch_args`.": lambda: run(X, Y, 2.0, microbatches=3, batch_args="scale"),
+    "There are no arrays among the arguments after `opt` to divide into microbatches. Pass the "
+    "batch to the step: `step(model, opt, x, y)`.": (
+        lambda: stepped(lambda model: jnp.sum(model.layers[0].weight), microbatches=3)
     ),
-    "uneven parts": (
-        lambda: run(X, Y, microbatches=5),
-        ValueError,
-        "The batch has 12 examples, which cannot be divided into 5 microbatches of equal size. "
-        "Pass a multiple of 5, or pad the batch and let the loss return a weighted mean and its "
-        "weight, with `has_weight=True`.",
+    "With `has_weight=True` the loss must return a pair (loss, weight), got an array of shape "
+    "().": lambda: returning(lambda loss, x: loss),
+    "The weight that the loss returns must be a scalar, got a NoneType.": (
+        lambda: returning(lambda loss, x: (loss, None))
     ),
-    "no leading axis": (
-        lambda: run(X, Y, jnp.float32(2.0), microbatches=3),
-        ValueError,
-        "The argument 'scale' has no leading axis, so it cannot be divided into microbatches."
-        + NAME_THEM,
+    "The training step passes 'value' itself. Remove it from `context`.": (
+        lambda: run(X, Y, context={"value": 1.0})
     ),
-    "other lengths": (
-        lambda: run(X, Y[:6], microbatches=3),
-        ValueError,
-        "The leading axis of the argument 'y' has 6 entries and that of 'x' has 12, so they "
-        "cannot be divided into the same microbatches." + NAME_THEM,
+    "The training step passes 'weight' itself. Remove it from `context`.": (
+        lambda: returning(lambda loss, x: (loss, 1), context={"weight": 1.0})
     ),
-    "unknown name": (
-        lambda: run(X, Y, microbatches=3, batch_args=("x", "z")),
-        ValueError,
-        "`batch_args` names 'z', but the step was called without such an argument. Arguments "
-        "after `opt`: 'x', 'y'.",
+    "No transform uses 'temperature'. These keywords are always accepted: value, grad, value_fn, "
+    "key, weight, per_param.": lambda: run(X, Y, context={"temperature": 1.0}),
+}
+VALUES = {
+    "train_step.microbatches must be at least 1, got 0.": lambda: run(X, Y, microbatches=0),
+    "The batch has 12 examples, which cannot be divided into 5 microbatches of equal size. "
+    "Pass a multiple of 5, or pad the batch and let the loss return a weighted mean and its "
+    "weight, with `has_weight=True`.": lambda: run(X, Y, microbatches=5),
+    "The argument 'scale' has no leading axis, so it cannot be divided into microbatches."
+    + NAME_THEM: lambda: run(X, Y, jnp.float32(2.0), microbatches=3),
+    "The leading axis of the argument 'y' has 6 entries and that of 'x' has 12, so they cannot be "
+    "divided into the same microbatches." + NAME_THEM: lambda: run(X, Y[:6], microbatches=3),
+    "`batch_args` names 'z', but the step was called without such an argument. Arguments after "
+    "`opt`: 'x', 'y'.": lambda: run(X, Y, microbatches=3, batch_args=("x", "z")),
+    "`batch_args` names 2, but the step was called without such an argument. Arguments after "
+    "`opt`: 'x', 'y'.": lambda: run(X, Y, microbatches=3, batch_args=2),
+    "`batch_args` names the arguments that are divided into microbatches or examples, but this "
+    "step does not divide the batch. Pass `microbatches=` too, or remove `batch_args`.": (
+        lambda: run(X, Y, batch_args=("x", "y"))
     ),
-    "unknown position": (
-        lambda: run(X, Y, microbatches=3, batch_args=2),
-        ValueError,
-        "`batch_args` names 2, but the step was called without such an argument. Arguments after "
-        "`opt`: 'x', 'y'.",
-    ),
-    "nothing to cut": (
-        lambda: run(X, Y, 2.0, microbatches=3, batch_args="scale"),
-        TypeError,
-        "The argument 'scale' contains no arrays, so it cannot be divided into microbatches. "
-        "Remove it from `batch_args`.",
-    ),
-    "nothing to divide": (
-        lambda: run(X, Y, batch_args=("x", "y")),
-        ValueError,
-        "`batch_args` names the arguments that are divided into microbatches or examples, but this "
-        "step does not divide the batch. Pass `microbatches=` too, or remove `batch_args`.",
-    ),
-    "no batch": (
-        lambda: stepped(lambda model: jnp.sum(model.layers[0].weight), microbatches=3),
-        TypeError,
-        "There are no arrays among the arguments after `opt` to divide into microbatches. "
-        "Pass the batch to the step: `step(model, opt, x, y)`.",
-    ),
-    "no pair": (
-        lambda: returning(lambda loss, x: loss, has_weight=True),
-        TypeError,
-        "With `has_weight=True` the loss must return a pair (loss, weight), got an array of shape "
-        "().",
-    ),
-    "a weight for each": (
-        lambda: returning(lambda loss, x: (loss, x[:, 0]), has_weight=True),
-        ValueError,
-        "The weight that the loss returns must be a real scalar, got an array of shape (12,) and "
-        "dtype float32.",
-    ),
-    "no weight": (
-        lambda: returning(lambda loss, x: (loss, None), has_weight=True),
-        TypeError,
-        "The weight that the loss returns must be a scalar, got a NoneType.",
-    ),
-    "its own value": (
-        lambda: run(X, Y, context={"value": 1.0}),
-        TypeError,
-        "The training step passes 'value' itself. Remove it from `context`.",
-    ),
-    "its own weight": (
-        lambda: returning(lambda loss, x: (loss, 1), has_weight=True, context={"weight": 1.0}),
-        TypeError,
-        "The training step passes 'weight' itself. Remove it from `context`.",
-    ),
-    "undeclared": (
-        lambda: run(X, Y, context={"temperature": 1.0}),
-        TypeError,
-        "No transform uses 'temperature'. These keywords are always accepted: value, grad, "
-        "value_fn, key, weight, per_param.",
-    ),
+    "The weight that the loss returns must be a real scalar, got an array of shape (12,) and "
+    "dtype float32.": lambda: returning(lambda loss, x: (loss, x[:, 0])),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_done_is_refused(name):
-    bad, error, message = REFUSED[name]
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(error, m) for error, cases in ((TypeError, TYPES), (ValueError, VALUES)) for m in cases],
+)
+def test_what_cannot_be_done_is_refused(error, message):
     # JAX may put a note of its own under the message.
     with pytest.raises(error, match=rf"\A{re.escape(message)}(\n-+\n|\Z)"):
-        bad()
+        (TYPES | VALUES)[message]()
 
 
 def test_a_step_prints_as_the_code_that_makes_it():

@@ -73,37 +73,6 @@ def test_all_numbers_are_leaves():
         assert all(np.isfinite(slope[0]) for slope in jax.tree.leaves(slopes[name])), name
 
 
-@pytest.mark.slow
-def test_factors_are_traced():
-    traces = []
-
-    @jax.jit
-    def first(schedule):
-        traces.append(schedule)
-        return schedule(1)
-
-    s = S.linear(0.0, 1.0, 2)
-    assert [float(first(factor * s)) for factor in (2.0, 3, jnp.array(4.0))] == [1.0, 1.5, 2.0]
-    # A Python float is weakly typed under jit where an array is not.
-    assert len(traces) <= 2
-    many = jax.vmap(lambda factor: (factor * s)(1))(jnp.arange(3.0))
-    np.testing.assert_array_equal(many, [0, 0.5, 1])
-    assert jax.grad(lambda factor: (factor * s)(1))(3.0) == 0.5
-
-
-@pytest.mark.slow
-def test_a_schedule_can_be_made_of_traced_numbers():
-    def values(peak):
-        return S.warmup_cosine_decay(0.0, peak, 3, 9).values(9)
-
-    peaks = jnp.array([0.1, 0.2, 0.3])
-    made, total = jax.vmap(values)(peaks), jax.grad(lambda peak: jnp.sum(values(peak)))(peaks[0])
-    for row, peak in zip(made, peaks, strict=True):
-        np.testing.assert_allclose(row, values(float(peak)), rtol=1e-6)
-    # The values are the peak times those of a peak of 1.
-    np.testing.assert_allclose(total, float(jnp.sum(values(1.0))), rtol=1e-5)
-
-
 # --- changed in an optimizer ----------------------------------------------------------------
 
 

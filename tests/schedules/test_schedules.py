@@ -192,72 +192,65 @@ def test_ends_are_exact(dtype):
 
 
 BEGIN = 2**24  # 2²⁴ + 1 is no float32: the beginning of a late line must not be rounded away
-LATE_LINE = S.linear(0.0, 1.0, 2, transition_begin=BEGIN)
-FIRST = {
-    "a constant, without warm-up": (S.warmup_constant(0.1, 0.9, 0), [0.9] * 5),
-    "a decay by 1, without warm-up": (S.warmup_exponential_decay(0.1, 0.9, 0, 10, 1.0), [0.9] * 5),
-    "a jump at step 0": (S.piecewise_constant(1.0, {0: 0.5}), [0.5] * 3),
-    "a line from step 0 to step 0": (S.piecewise_interpolate("linear", 1.0, {0: 0.5}), [0.5] * 3),
-    "a wave from step 0 to step 0": (S.piecewise_interpolate("cosine", 1.0, {0: 0.5}), [0.5] * 3),
-    "a line to nowhere": (S.piecewise_interpolate("linear", 0.7), [0.7] * 3),
-    "a wave to nowhere": (S.piecewise_interpolate("cosine", 0.7), [0.7] * 3),
-    "parts": (
+EXACT = [
+    # Without warm-up the peak is all there is.
+    (S.warmup_constant(0.1, 0.9, 0), [0.9] * 5),
+    (S.warmup_exponential_decay(0.1, 0.9, 0, 10, 1.0), [0.9] * 5),
+    # A jump at step 0 counts from there.
+    (S.piecewise_constant(1.0, {0: 0.5}), [0.5] * 3),
+    (S.piecewise_interpolate("linear", 1.0, {0: 0.5}), [0.5] * 3),
+    (S.piecewise_interpolate("cosine", 1.0, {0: 0.5}), [0.5] * 3),
+    (S.piecewise_interpolate("linear", 0.7), [0.7] * 3),
+    (S.piecewise_interpolate("cosine", 0.7), [0.7] * 3),
+    (
         S.join([S.constant(1.0), S.linear(5.0, 6.0, 2), S.constant(9.0)], [2, 5]),
         [1, 1, 5, 5.5, 6, 9, 9],
     ),
-    "functions": (S.join([lambda n: 10 * n, lambda n: 20 * n], [3]), [0, 10, 20, 0, 20, 40]),
-    "numbers, and a function after them": (
-        S.constant(0.5).then(0.25, at=1).then(lambda n: 10 * n, at=3),
-        [0.5, 0.25, 0.25, 0, 10],
+    (S.join([lambda n: 10 * n, lambda n: 20 * n], [3]), [0, 10, 20, 0, 20, 40]),
+    (S.constant(0.5).then(0.25, at=1).then(lambda n: 10 * n, at=3), [0.5, 0.25, 0.25, 0, 10]),
+    (S.constant(2.0) * (lambda n: n + 1), [2, 4, 6]),
+    *(
+        (S.cosine_decay(0.3, 9, alpha=a), {0: 0.3, 9: np.float32(0.3) * np.float32(a)})
+        for a in (0.1, 0.2, 0.25, 0.3, 0.7, 1.0)
     ),
-    "a function as a factor": (S.constant(2.0) * (lambda n: n + 1), [2, 4, 6]),
-}
-AT = {
-    **{
-        f"a wave down to {alpha}": (
-            S.cosine_decay(0.3, 9, alpha=alpha),
-            {0: 0.3, 9: np.float32(0.3) * np.float32(alpha)},
-        )
-        for alpha in (0.1, 0.2, 0.25, 0.3, 0.7, 1.0)
-    },
     # In a dict from steps to factors the corners at step 10 would be one.
-    "a cycle without a last part": (
+    (
         S.linear_onecycle(10, 1.0, pct_final=1.0, div_factor=4.0, final_div_factor=2.0),
         {10: 1 / 8},
     ),
-    "a cycle of a last part": (S.linear_onecycle(10, 1.0, pct_start=0, pct_final=0), {0: 1 / 25}),
-    "a wave up": (S.cosine_onecycle(10, 1.0, pct_start=1.0, final_div_factor=2.0), {10: 1 / 50}),
-    "a wave down": (S.cosine_onecycle(10, 1.0, pct_start=0.0), {0: 1.0}),
-    "restarts": (S.sgdr(CYCLES), {0: 0.0, 5: 0.9, 20: 0.5, 50: 0.1, 53: 0.2, 59: 0.0, 69: 0.0}),
-    "a root of as many timescales": (S.inverse_sqrt(0.0, 1.0, 10), {40: 0.5}),
-    "a root of another timescale": (S.inverse_sqrt(0.0, 1.0, 10, timescale=7), {31: 0.5}),
-    "a root without warm-up": (S.inverse_sqrt(0.0, 1.0, 0), {3: 0.5}),
-    "a late line": (LATE_LINE, {BEGIN: 0, BEGIN + 1: 0.5, BEGIN + 2: 1, BEGIN + 3: 1}),
-    "a late jump": (
-        S.piecewise_constant(1.0, {BEGIN + 1: 0.5}),
-        {BEGIN: 1.0, BEGIN + 1: 0.5, BEGIN + 2: 0.5},
-    ),
-    "a late part": (
+    (S.linear_onecycle(10, 1.0, pct_start=0.0, pct_final=0.0), {0: 1 / 25}),
+    (S.cosine_onecycle(10, 1.0, pct_start=1.0, final_div_factor=2.0), {10: 1 / 50}),
+    (S.cosine_onecycle(10, 1.0, pct_start=0.0), {0: 1.0}),
+    # Restarts are at the ends of the cycles.
+    (S.sgdr(CYCLES), {0: 0.0, 5: 0.9, 20: 0.5, 50: 0.1, 53: 0.2, 59: 0.0, 69: 0.0}),
+    # The inverse root halves after three timescales.
+    (S.inverse_sqrt(0.0, 1.0, 10), {40: 0.5}),
+    (S.inverse_sqrt(0.0, 1.0, 10, timescale=7), {31: 0.5}),
+    (S.inverse_sqrt(0.0, 1.0, 0), {3: 0.5}),
+    (S.linear(0.0, 1.0, 2, BEGIN), {BEGIN: 0, BEGIN + 1: 0.5, BEGIN + 2: 1, BEGIN + 3: 1}),
+    (S.piecewise_constant(1.0, {BEGIN + 1: 0.5}), {BEGIN: 1, BEGIN + 1: 0.5, BEGIN + 2: 0.5}),
+    (
         S.constant(0.0).then(S.linear(0.0, 1.0, 2), at=BEGIN + 1),
         {BEGIN: 0, BEGIN + 1: 0, BEGIN + 2: 0.5, BEGIN + 3: 1},
     ),
-    "a late stair": (
-        S.exponential_decay(1.0, BEGIN + 1, 0.5, staircase=True),
-        {BEGIN: 1.0, BEGIN + 1: 0.5},
-    ),
-}
+    (S.exponential_decay(1.0, BEGIN + 1, 0.5, staircase=True), {BEGIN: 1.0, BEGIN + 1: 0.5}),
+]
+"""Schedules, and their first values or those at some steps."""
 
 
 def test_values_at_corners_are_exact():
-    cases = {name: (made, dict(enumerate(exact))) for name, (made, exact) in FIRST.items()} | AT
+    cases = [
+        (made, exact if isinstance(exact, dict) else dict(enumerate(exact)))
+        for made, exact in EXACT
+    ]
 
     @jax.jit
     def values(steps):
-        return {name: jax.vmap(cases[name][0])(at) for name, at in steps.items()}
+        return [jax.vmap(made)(at) for (made, _), at in zip(cases, steps, strict=True)]
 
-    found = values({name: jnp.array([*exact]) for name, (_, exact) in cases.items()})
-    for name, (_, exact) in cases.items():
-        np.testing.assert_array_equal(found[name], np.float32([*exact.values()]), err_msg=name)
+    found = values([jnp.array([*exact]) for _, exact in cases])
+    for value, (made, exact) in zip(found, cases, strict=True):
+        np.testing.assert_array_equal(value, np.float32([*exact.values()]), err_msg=repr(made))
 
 
 def test_without_warm_up_a_wave_begins_at_its_peak_and_falls():

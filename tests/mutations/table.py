@@ -43,7 +43,7 @@ MUTATIONS = {
         "_core/fields/hyperparams.py",
         "lost = bool(kept == 0) and bool(given != 0)",
         "lost = False",
-        "core/test_hyperparams.py",
+        "core/test_hyperparams.py refusals",
     ),
     "a reset of some parameters restarts what belongs to all": Mutation(
         "_core/state/slots.py",
@@ -115,7 +115,7 @@ MUTATIONS = {
         "transforms/low_memory/rms.py",
         "now.keep = jnp.where(first, now.decay / (1 - now.decay), rest)",
         "now.keep = rest",
-        "rules/test_adaptive.py rules/test_plain_rules.py",
+        "rules/test_numerics.py rules/test_adaptive.py",
     ),
     "a skipped step at the limit counts as an update": Mutation(
         "wrappers/gradients/if_finite.py",

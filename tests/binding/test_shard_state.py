@@ -211,11 +211,8 @@ def test_steps_and_changes_of_an_optimizer_keep_its_state_partitioned():
         assert [x.sharding for x in jax.tree.leaves(after)] == before
     params, opt = by_hand
     spec = opt.state_of("scale_by_adam").mu["w"].sharding.spec
-    for other in (
-        opt.with_hyperparams(learning_rate=0.1),
-        opt.reset(params),
-        opt.rebind(params)[0],
-    ):
+    others = opt.with_hyperparams(learning_rate=0.1), opt.reset(params), opt.rebind(params)[0]
+    for other in others:
         assert other.binding.sharding == opt.binding.sharding
         assert other.state_of("scale_by_adam").mu["w"].sharding.spec == spec
     # A pickled optimizer knows no devices.

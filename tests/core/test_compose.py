@@ -183,6 +183,8 @@ WRITES = [
     (sl.Identity().every_k(2) | sl.sgd(0.1), [False, True, False, True]),
     (sl.adam(0.1).every_k(2).partition({B: sl.sgd(0.1).every_k(3)}), [False, True, True, True]),
     (sl.sgd(0.1).every_k(2).mask(W) | sl.sgd(0.1).mask(~W), [True] * 4),
+    # A group without parameters has nothing to write.
+    (sl.sgd(0.1).partition({W | B: sl.sgd(0.1).every_k(2)}), [False, True, False, True]),
     (sl.adam(0.1), [True] * 4),
     (sl.adam(0.1).every_k(2), [False, True, False, True]),
     (sl.Identity().every_k(2) | sl.adam(0.1), [True] * 4),
@@ -199,7 +201,7 @@ WRITES = [
 """Transforms, and after which steps each has written a parameter."""
 
 
-@pytest.mark.parametrize("case", sampled(WRITES, *WRITES[:4]), ids=lambda case: repr(case[0]))
+@pytest.mark.parametrize("case", sampled(WRITES, *WRITES[:5]), ids=lambda case: repr(case[0]))
 @pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 @pytest.mark.filterwarnings("ignore:'clip_by_global_norm' comes after")
 @unoptimized()

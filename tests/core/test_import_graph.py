@@ -44,7 +44,7 @@ def at_module_level(node):
     """What runs when a module is imported: no function bodies, nothing for type checkers only."""
     for child in ast.iter_child_nodes(node):
         for_types = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
             continue
         if for_types and not ast.unparse(child.test).startswith("not "):
             continue
@@ -126,8 +126,9 @@ def late(node, inside=False):
     for child in ast.iter_child_nodes(node):
         if inside and isinstance(child, ast.ImportFrom) and child.level:
             yield inside, child
-        is_function = isinstance(child, ast.FunctionDef)
-        yield from late(child, child.name if is_function else inside)
+        if not isinstance(child, ast.expr):
+            is_function = isinstance(child, ast.FunctionDef)
+            yield from late(child, child.name if is_function else inside)
 
 
 def test_only_fluent_methods_and_arithmetic_import_late():

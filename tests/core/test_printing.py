@@ -162,7 +162,8 @@ def test_long_schedule_arithmetic_is_broken_into_lines():
     s = sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=100)
     schedule = 0.1 * s - (s - s / 2.0) * s
     assert len(repr(schedule).splitlines()) > 1
-    assert eval(repr(schedule), NAMES) == schedule
+    for each in (schedule, s - (s - s / 2.0), s - (2.0 - s), s / (s / 2.0)):
+        assert eval(repr(each), NAMES) == each
 
 
 def test_a_tree_with_an_optimizer_prints_it_as_the_optimizer_prints_itself():

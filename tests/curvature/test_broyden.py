@@ -17,14 +17,14 @@ SCALED = [[0.347080, 0.065879], [0.065879, 0.093353]]
 def walk(family, steps):
     """Matrices, positions and differences after steps of 0.9 times the exact length."""
     tx, x = sl.ScaleBySelfScaledBroyden(family), jnp.ones(2)
-    diagonal = jnp.asarray(DIAGONAL)
-    direction, state = tx.update(diagonal * x, tx.init(x), x)
+    update, diagonal = jax.jit(tx.update), jnp.asarray(DIAGONAL)
+    direction, state = update(diagonal * x, tx.init(x), x)
     found = []
     for _ in range(steps):
         g = diagonal * x
         rate = 0.9 * jnp.vdot(g, direction) / jnp.vdot(direction, diagonal * direction)
         s, x = -rate * direction, x - rate * direction
-        direction, state = tx.update(diagonal * x, state, x)
+        direction, state = update(diagonal * x, state, x)
         found.append((state.inverse, x, s, direction))
     return found
 

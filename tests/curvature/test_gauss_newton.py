@@ -1,7 +1,5 @@
 """Gauss–Newton and Levenberg–Marquardt: equations, failures, memory, and other mechanisms."""
 
-import functools
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import slalom as sl
+from helpers import assert_close, sampled
 
 FORMS = ("residuals", "parameters")
 
@@ -28,54 +27,63 @@ def problem(dtype=None):
     return p, (x, y)
 
 
-def dense(p, x, y):
-    """ρ and its first and second derivatives, in the order of the leaves."""
-
+@jax.jit
+def derivatives(p, x, y):
     def rho(flat):
         p = {"b": flat[:2], "w": flat[2:].reshape(2, 3)}
         r = jax.vmap(lambda x, y: residual(p, x, y))(x, y)
         return r.reshape(-1) * jnp.sqrt(2 / r.size)
 
     flat = jnp.concatenate([p["b"], p["w"].reshape(-1)])
-    return tuple(map(np.asarray, (rho(flat), jax.jacfwd(rho)(flat), jax.hessian(rho)(flat))))
+    return rho(flat), jax.jacfwd(rho)(flat), jax.hessian(rho)(flat)
+
+
+def dense(p, x, y):
+    """ρ and its first and second derivatives, in the order of the leaves."""
+    return tuple(map(np.asarray, derivatives(p, x, y)))
 
 
 def flat_updates(u):
     return np.concatenate([np.asarray(u["b"]), np.asarray(u["w"]).reshape(-1)])
 
 
-def updates_of(tx, p, data, steps=1):
+LEAST_SQUARES = sl.LeastSquares(residual)
+
+
+def updates_of(tx, p, data, steps=1, loss_fn=LEAST_SQUARES):
     """The updates of several steps at the same parameters."""
-    loss_fn, state, found = sl.LeastSquares(residual), tx.init(p), []
+    state, found, update = tx.init(p), [], eqx.filter_jit(tx.update)
     zeros = jax.tree.map(jnp.zeros_like, p)
     for i in range(steps):
         # Parameters that move a little, as under a learning rate.
         here = jax.tree.map(lambda x, i=i: x + 0.01 * i, p)
-        context = sl.Context(step=i, residuals=loss_fn.on(*data))
-        u, state = tx.update(zeros, state, here, context)
+        context = sl.Context(step=jnp.int32(i), residuals=loss_fn.on(*data))
+        u, state = update(zeros, state, here, context)
         found.append(flat_updates(u))
     return found, state
 
 
-def custom(matrix, rhs):
-    return jnp.linalg.solve(matrix, rhs)
+SOLVERS = {"auto": "auto", "cholesky": "cholesky", "qr": "qr", "a function": jnp.linalg.solve}
+WAYS = [f"{form}, {solver}" for solver in SOLVERS for form in FORMS]
+
+
+def in_way(way):
+    form, _, solver = way.partition(", ")
+    return {"form": form, "solver": SOLVERS[solver]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("solver", ["auto", "cholesky", "qr", custom])
-def test_a_step_is_the_damped_solution(x64, form, solver):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_is_the_damped_solution(x64, way):
     p, data = problem(jnp.float64)
     rho, jacobian, _ = dense(p, *data)
-    (u,), _ = updates_of(sl.ScaleByGaussNewton(0.03, None, form, solver), p, data)
+    (u,), _ = updates_of(sl.ScaleByGaussNewton(0.03, None, **in_way(way)), p, data)
     expected = np.linalg.solve(jacobian.T @ jacobian + 0.03 * np.eye(8), jacobian.T @ rho)
     np.testing.assert_allclose(u, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("solver", ["auto", "cholesky", "qr", custom])
-def test_a_try_of_levenberg_marquardt_follows_the_bend_of_the_residuals(x64, form, solver):
+@pytest.mark.parametrize("way", sampled(WAYS, "residuals, auto", turn=1))
+def test_a_try_of_levenberg_marquardt_follows_the_bend_of_the_residuals(x64, way):
     p, data = problem(jnp.float64)
     rho, jacobian, second = dense(p, *data)
     matrix = jacobian.T @ jacobian
@@ -85,9 +93,7 @@ def test_a_try_of_levenberg_marquardt_follows_the_bend_of_the_residuals(x64, for
     a = -np.linalg.solve(matrix, jacobian.T @ (second @ d @ d))
     size = np.linalg.norm(a) / np.linalg.norm(d)
     for acceleration, expected in ((None, d), (1.01 * size, d + a / 2), (0.99 * size, 0 * d)):
-        tx = sl.levenberg_marquardt(
-            0.1, acceleration=acceleration, max_tries=1, form=form, solver=solver
-        )
+        tx = sl.levenberg_marquardt(0.1, acceleration=acceleration, max_tries=1, **in_way(way))
         (u,), state = updates_of(tx, p, data)
         np.testing.assert_allclose(u, expected, rtol=1e-9, atol=1e-12)
         assert bool(state.accepted) == bool(np.any(expected))
@@ -123,27 +129,6 @@ def test_momentum_is_that_of_spring(x64, form):
         kernel = jacobian @ jacobian.T + 1e-3 * np.eye(rho.size)
         phi = jacobian.T @ np.linalg.solve(kernel, rho - 0.9 * jacobian @ phi) + 0.9 * phi
         np.testing.assert_allclose(u, phi, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_golden_steps_of_spring(x64):
-    j = jnp.array([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]])
-
-    def linear(p, row, target):
-        return (row @ p - target) / jnp.sqrt(1.0)
-
-    loss_fn = sl.LeastSquares(linear)  # ρ = √(2/2)·r
-    tx = sl.ScaleByGaussNewton(1e-3, 0.99, "residuals")
-    p, state, found = jnp.zeros(3), tx.init(jnp.zeros(3)), []
-    for i, r in enumerate(([1.0, -1.0], [0.5, 0.5])):
-        p = p + 1.0  # so that it moves
-        targets = j @ p - jnp.array(r)
-        u, state = tx.update(
-            jnp.zeros(3), state, p, sl.Context(step=i, residuals=loss_fn.on(j, targets))
-        )
-        found.append(np.asarray(u))
-    np.testing.assert_allclose(found[0], [0.666056, 0.166639, -1.165473], atol=1e-6)
-    np.testing.assert_allclose(found[1], [0.000687, 0.249986, 0.248612], atol=1e-6)
 
 
 @pytest.mark.slow
@@ -183,12 +168,11 @@ def test_a_failed_factorization_raises_the_damping():
 
 @pytest.mark.slow
 def test_a_failed_search_raises_the_damping():
-    loss_fn = sl.LeastSquares(residual)
     p, data = problem()
     opt = sl.Optimizer(sl.ScaleByGaussNewton(1e-2) | sl.Scale(0.0), p)  # a search that finds 0
     dampings = []
     for _ in range(4):
-        p, opt = opt.step(p, p, residuals=loss_fn.on(*data))
+        p, opt = opt.step(p, p, residuals=LEAST_SQUARES.on(*data))
         dampings.append(float(opt.metrics["scale_by_gauss_newton.damping"]))
     np.testing.assert_allclose(dampings, [1e-2, 1e-1, 1, 10], rtol=1e-5)
     assert opt.metrics["scale_by_gauss_newton.stuck"]
@@ -197,17 +181,15 @@ def test_a_failed_search_raises_the_damping():
 @pytest.mark.slow
 def test_a_loop_of_ones_own_needs_the_residuals_only(x64):
     p, data = problem(jnp.float64)
-    loss_fn = sl.LeastSquares(residual)
     tx = (
         sl.ScaleByGaussNewton(1e-6)
         | sl.Scale(-1.0)
         | sl.ScaleByBacktrackingLinesearch(25, decrease_factor=0.5)
     )
-    by_step = sl.train_step(loss_fn, donate=False)(p, sl.Optimizer(tx, p), *data)
-    grads = jax.grad(loss_fn)(p, *data)
-    by_hand, _ = sl.Optimizer(tx, p).step(p, grads, residuals=loss_fn.on(*data))
-    for a, b in zip(jax.tree.leaves(by_step[0]), jax.tree.leaves(by_hand), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
+    by_step = sl.train_step(LEAST_SQUARES, donate=False)(p, sl.Optimizer(tx, p), *data)
+    grads = jax.grad(LEAST_SQUARES)(p, *data)
+    by_hand, _ = sl.Optimizer(tx, p).step(p, grads, residuals=LEAST_SQUARES.on(*data))
+    assert_close(by_step[0], by_hand, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -222,7 +204,7 @@ def test_only_and_partition_see_their_own_columns(x64):
     for tx in (rule.only(bias), sl.sgd(0.1).partition({bias: rule})):
         (u,), _ = updates_of(tx, p, data)
         np.testing.assert_allclose(u[:2], expected, rtol=1e-9)
-    step = sl.train_step(sl.LeastSquares(residual))
+    step = sl.train_step(LEAST_SQUARES)
     tx = rule | sl.Scale(-1.0)
     new, _, _ = step(p, sl.Optimizer(tx, p, trainable=bias), *data)
     np.testing.assert_allclose(p["b"] - new["b"], expected, rtol=1e-9)
@@ -230,12 +212,12 @@ def test_only_and_partition_see_their_own_columns(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", [sl.ScaleByGaussNewton, sl.ScaleByLevenbergMarquardt])
-def test_chunks_give_the_same_step(x64, form, rule):
+def test_chunks_give_the_same_step(x64, form):
     p, data = problem(jnp.float64)
-    (whole,), _ = updates_of(rule(0.1, form=form), p, data)
-    (chunks,), _ = updates_of(rule(0.1, form=form, chunk=4), p, data)
-    np.testing.assert_allclose(whole, chunks, rtol=1e-9)
+    for rule in (sl.ScaleByGaussNewton, sl.ScaleByLevenbergMarquardt):
+        (whole,), _ = updates_of(rule(0.1, form=form), p, data)
+        (chunks,), _ = updates_of(rule(0.1, form=form, chunk=4), p, data)
+        np.testing.assert_allclose(whole, chunks, rtol=1e-9, err_msg=rule.__name__)
 
 
 def scratch(tx, examples, size=40):
@@ -257,53 +239,51 @@ def scratch(tx, examples, size=40):
 @pytest.mark.parametrize("rule", [sl.ScaleByGaussNewton, sl.ScaleByLevenbergMarquardt])
 def test_chunks_bound_the_memory_of_the_parameter_form(rule):
     """Memory for the vectors of length N grows, but none for N·P."""
-    tx = rule(0.1, form="parameters", solver="cholesky", chunk=50)
-    small, large = scratch(tx, 2_000), scratch(tx, 8_000)
-    assert large - small < 6_000 * 4 * 12
+    chunked = rule(0.1, form="parameters", solver="cholesky", chunk=50)
     whole = rule(0.1, form="parameters", solver="cholesky")
+    assert scratch(chunked, 8_000) - scratch(chunked, 2_000) < 6_000 * 4 * 12
     assert scratch(whole, 8_000) - scratch(whole, 2_000) > 6_000 * 4 * 40
 
 
 @pytest.mark.slow
 def test_chunks_bound_the_memory_of_the_residual_form():
-    tx = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky", chunk=10)
-    assert scratch(tx, 100, 8_000) - scratch(tx, 100, 4_000) < 4_000 * 4 * 60
+    chunked = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky", chunk=10)
     whole = sl.ScaleByGaussNewton(0.1, form="residuals", solver="cholesky")
+    assert scratch(chunked, 100, 8_000) - scratch(chunked, 100, 4_000) < 4_000 * 4 * 60
     assert scratch(whole, 100, 8_000) - scratch(whole, 100, 4_000) >= 4_000 * 4 * 100
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize(
-    "tx",
-    [sl.gauss_newton(1e-3), sl.levenberg_marquardt(), sl.levenberg_marquardt(scaling="columns")],
-    ids=["gauss_newton", "levenberg_marquardt", "columns"],
-)
-def test_a_mesh_takes_the_steps_of_one_device(x64, kind, tx):
+MESHES = {
+    "gauss_newton, auto": (sl.gauss_newton(1e-3), AxisType.Auto),
+    "gauss_newton, explicit": (sl.gauss_newton(1e-3), AxisType.Explicit),
+    "levenberg_marquardt, auto": (sl.levenberg_marquardt(), AxisType.Auto),
+    "columns, explicit": (sl.levenberg_marquardt(scaling="columns"), AxisType.Explicit),
+    "levenberg_marquardt, explicit": (sl.levenberg_marquardt(), AxisType.Explicit),
+    "columns, auto": (sl.levenberg_marquardt(scaling="columns"), AxisType.Auto),
+}
+
+
+@pytest.mark.parametrize("name", sampled(MESHES))
+def test_a_mesh_takes_the_steps_of_one_device(x64, name):
+    tx, kind = MESHES[name]
     p, _ = problem(jnp.float64)
-    x = jax.random.normal(jax.random.key(5), (8, 3))
-    y = jax.random.normal(jax.random.key(6), (8, 2))
-
-    def edge(p, x):
-        return p["b"] * x[0]
-
-    loss_fn = sl.LeastSquares({"fit": residual, "edge": edge})
-    step = sl.train_step(loss_fn, donate=False)
+    x, y = (jax.random.normal(jax.random.key(5 + i), (8, 3 - i)) for i in (0, 1))
+    residuals = {"fit": residual, "edge": lambda p, x: p["b"] * x[0]}
+    step = sl.train_step(sl.LeastSquares(residuals), donate=False)
     batch = {"fit": (x, y), "edge": x[:4]}
-    alone, opt = p, sl.Optimizer(tx, p)
-    for _ in range(2):
-        alone, opt, loss = step(alone, opt, batch)
+
+    def two_steps(p, batch):
+        opt = sl.Optimizer(tx, p)
+        p, opt, _ = step(p, opt, batch)
+        p, _, loss = step(p, opt, batch)
+        return p, loss
+
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
         rows = NamedSharding(mesh, PartitionSpec("data"))
         spread = jax.tree.map(lambda a: jax.device_put(a, rows), batch)
-        many = jax.device_put(p, NamedSharding(mesh, PartitionSpec()))
-        opt = sl.Optimizer(tx, many)
-        for _ in range(2):
-            many, opt, same = step(many, opt, spread)
-    np.testing.assert_allclose(loss, same, rtol=1e-10)
-    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(many), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10)
+        many = two_steps(jax.device_put(p, NamedSharding(mesh, PartitionSpec())), spread)
+    assert_close(many, two_steps(p, batch), rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -361,9 +341,8 @@ def test_cross_entropy_has_the_generalized_gauss_newton_matrix(x64):
     expected = np.linalg.solve(hessian + 0.1 * np.eye(8), grad)
     for form in FORMS:
         tx = sl.ScaleByGaussNewton(0.1, form=form)
-        context = sl.Context(step=0, residuals=loss_fn.on(x, labels))
-        u, _ = tx.update(p, tx.init(p), p, context)
-        np.testing.assert_allclose(flat_updates(u), expected, rtol=1e-9)
+        (u,), _ = updates_of(tx, p, (x, labels), loss_fn=loss_fn)
+        np.testing.assert_allclose(u, expected, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -395,27 +374,8 @@ def test_scores_give_stochastic_reconfiguration(x64, complex_psi):
     np.testing.assert_allclose(flat_updates(jax.grad(loss_fn)(p, s, energies)), force, rtol=1e-9)
     for form in FORMS:
         tx = sl.ScaleByGaussNewton(0.01, form=form)
-        u, _ = tx.update(p, tx.init(p), p, sl.Context(step=0, residuals=loss_fn.on(s, energies)))
-        np.testing.assert_allclose(flat_updates(u), expected, rtol=1e-9)
-
-
-@pytest.mark.slow
-def test_ensembles_under_vmap_are_the_runs(x64):
-    p, data = problem(jnp.float64)
-    loss_fn = sl.LeastSquares(residual)
-
-    def run(scale, tx):
-        q = jax.tree.map(lambda x: x * scale, p)
-        opt = sl.Optimizer(tx, q)
-        for _ in range(2):
-            q, opt = opt.step(q, q, residuals=loss_fn.on(*data))
-        return q
-
-    for tx in (sl.gauss_newton(), sl.levenberg_marquardt(scaling="columns")):
-        together = jax.jit(jax.vmap(functools.partial(run, tx=tx)))(jnp.array([1.0, 2.0]))
-        alone = jax.jit(functools.partial(run, 2.0, tx))()
-        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-            np.testing.assert_allclose(a[1], b, rtol=1e-8)
+        (u,), _ = updates_of(tx, p, (s, energies), loss_fn=loss_fn)
+        np.testing.assert_allclose(u, expected, rtol=1e-9)
 
 
 def test_two_linearizations_in_a_partition_get_a_warning():

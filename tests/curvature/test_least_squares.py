@@ -8,7 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import slalom as sl
-from slalom._core.protocol.residuals import from_vector, to_vector
+from helpers import assert_close
 
 
 def model_of(key=0):
@@ -51,39 +51,31 @@ def dense(model, data, weights=(1.0, 5.0)):
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_sum_of_weighted_means(x64):
-    model, data = model_of(), batch(jnp.float64)
-    x, y = data["fit"]
-    first = np.mean((jax.vmap(model)(x) - y) ** 2)
-    second = np.mean(jax.vmap(lambda x: edge(model, x))(data["edge"]) ** 2)
-    np.testing.assert_allclose(BLOCKS(model, data), first + 5 * second, rtol=1e-14)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 7])
-def test_the_linearization_is_that_of_all_residuals_at_once(x64, chunk):
+def test_the_linearization_is_that_of_all_residuals_at_once(x64):
     model, data = model_of(), batch(jnp.float64)
     params = eqx.filter(model, eqx.is_inexact_array)
     linear = BLOCKS.on(data).of(lambda p: eqx.combine(p, model)).at(params)
     rho, jacobian = dense(model, data)
     v, y = np.linspace(-1, 1, jacobian.shape[1]), np.linspace(-1, 1, rho.size)
     close = {"rtol": 1e-11, "atol": 1e-12}
+    np.testing.assert_allclose(BLOCKS(model, data), rho @ rho / 2, rtol=1e-14)
     np.testing.assert_allclose(linear.value, rho @ rho / 2, **close)
     np.testing.assert_allclose(linear.vector, rho, **close)
     np.testing.assert_allclose(linear.gradient, jacobian.T @ rho, **close)
-    np.testing.assert_allclose(linear.jacobian(chunk), jacobian, **close)
     np.testing.assert_allclose(linear.push(jnp.asarray(v)), jacobian @ v, **close)
     np.testing.assert_allclose(linear.pull(jnp.asarray(y)), jacobian.T @ y, **close)
     np.testing.assert_allclose(linear.product(jnp.asarray(v)), jacobian.T @ jacobian @ v, **close)
-    np.testing.assert_allclose(linear.kernel(chunk), jacobian @ jacobian.T, **close)
-    gram, rhs = linear.fold(
-        lambda carry, rows, part: (carry[0] + rows.T @ rows, carry[1] + rows.T @ part),
-        (jnp.zeros((v.size, v.size)), jnp.zeros(v.size)),
-        linear.vector,
-        chunk,
-    )
-    np.testing.assert_allclose(gram, jacobian.T @ jacobian, **close)
-    np.testing.assert_allclose(rhs, jacobian.T @ rho, **close)
+    for chunk in (None, 1, 2, 7):
+        np.testing.assert_allclose(linear.jacobian(chunk), jacobian, **close)
+        np.testing.assert_allclose(linear.kernel(chunk), jacobian @ jacobian.T, **close)
+        gram, rhs = linear.fold(
+            lambda carry, rows, part: (carry[0] + rows.T @ rows, carry[1] + rows.T @ part),
+            (jnp.zeros((v.size, v.size)), jnp.zeros(v.size)),
+            linear.vector,
+            chunk,
+        )
+        np.testing.assert_allclose(gram, jacobian.T @ jacobian, **close)
+        np.testing.assert_allclose(rhs, jacobian.T @ rho, **close)
 
 
 @pytest.mark.slow
@@ -112,8 +104,6 @@ def test_complex_residuals_and_parameters_count_as_pairs(x64):
     expected = jax.tree.map(jnp.conj, jax.grad(lambda p: loss_fn(p, z))(params))
     found = linear.updates(linear.gradient)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)
-    again = from_vector(to_vector(params, np.dtype(float)), params)
-    assert eqx.tree_equal(again, params)
 
 
 @pytest.mark.slow
@@ -177,9 +167,7 @@ def test_microbatches_of_several_blocks_are_the_whole_batch(x64):
         a = whole(model_of(), opt, data, example_weights=weights)
         b = parts(model_of(), opt, data, example_weights=weights)
         np.testing.assert_allclose(a[2], b[2], rtol=1e-12)
-        models = (jax.tree.leaves(eqx.filter(m[0], eqx.is_array)) for m in (a, b))
-        for x, y in zip(*models, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-10)
+        assert_close(a[0], b[0], rtol=1e-10)
 
 
 def test_per_example_gradients_of_one_block_are_those_of_its_examples():

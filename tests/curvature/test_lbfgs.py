@@ -1,0 +1,202 @@
+"""L-BFGS: where it arrives, on which parameters, and the pairs that it remembers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_linesearch import all_problems, rosenbrock, run, run_optax
+
+import slalom as sl
+from helpers import assert_close
+
+# --- where it arrives -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_lbfgs_arrives_by_the_path_of_optax(x64):
+    ours = all_problems(run, sl.lbfgs())
+    theirs = all_problems(run_optax, optax.lbfgs())
+    for (function, minimum, history, (_, metrics)), (_, _, path, (tried,)) in zip(
+        ours, theirs, strict=True
+    ):
+        np.testing.assert_allclose(history, path, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(history[-1], minimum, atol=1e-8)
+        assert function(history[-1]) < 1e-8
+        assert np.sum(metrics["num_linesearch_steps"]) <= np.sum(tried)
+
+
+@pytest.mark.slow
+def test_lbfgs_arrives_in_single_precision():
+    for _, minimum, history, (_, metrics) in all_problems(run, sl.lbfgs(), 60):
+        np.testing.assert_allclose(history[-1], minimum, atol=1e-4)
+        assert np.all(np.isfinite(history))
+        assert np.max(metrics["num_linesearch_steps"]) <= 20
+
+
+def test_lbfgs_is_the_dense_formula(x64):
+    hessian = jnp.array([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 2.0]])
+    tx = sl.ScaleByLbfgs(2)
+    step = jax.jit(tx.update)
+    params = jnp.array([1.0, -2.0, 0.5])
+    state = tx.init(params)
+    pairs, before = [], None
+    for _ in range(5):
+        grad = hessian @ params
+        update, state = step(grad, state, params)
+        if before is not None:
+            pairs.append((params - before[0], grad - before[1]))
+        inverse = np.eye(3) * min(1, 1 / np.linalg.norm(grad))
+        for s, y in pairs[-2:]:
+            inverse = np.eye(3) * (s @ y) / (y @ y)
+        for s, y in pairs[-2:]:
+            project = np.eye(3) - np.outer(y, s) / (s @ y)
+            inverse = project.T @ inverse @ project + np.outer(s, s) / (s @ y)
+        np.testing.assert_allclose(update, inverse @ grad, rtol=1e-12)
+        before = (params, grad)
+        params = params - 0.3 * update
+
+
+# --- on some of the parameters ----------------------------------------------------------------
+
+
+def bowl(p):
+    return rosenbrock(jnp.stack([p["a"][0], p["b"]])) + jnp.sum(p["a"][1] ** 2) + p["c"] ** 4
+
+
+BOWL = {"a": (jnp.array(-0.5), jnp.array([1.0, 2.0])), "b": jnp.array(2.0), "c": jnp.array(3.0)}
+FIRST = sl.where.path("a.**")
+SHORT = sl.lbfgs(memory_size=1, linesearch=sl.ScaleByBacktrackingLinesearch(30, store_grad=True))
+
+
+@functools.cache
+def alone(tx=SHORT):
+    """The path of "a" where nothing else is there."""
+    return run(lambda a: bowl(BOWL | {"a": a}), BOWL["a"], tx, 3)[0]
+
+
+WRAPPED = {
+    "only": SHORT.only(FIRST),
+    "nested": SHORT.only(FIRST | sl.where.path("b")).only(~sl.where.path("b")).only(FIRST),
+    "mask": SHORT.mask(FIRST) | sl.SetToZero().mask(~FIRST),
+    "partition": sl.SetToZero().partition({FIRST: SHORT}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_search_on_some_parameters_sees_the_others_stand_still(name):
+    history, opt, _ = run(bowl, BOWL, WRAPPED[name], 3)
+    assert_close(history["a"], alone(), rtol=1e-5)
+    assert np.all(history["b"] == BOWL["b"])
+    assert np.all(history["c"] == BOWL["c"])
+    assert jax.tree.leaves(opt.state_of(sl.ScaleByLbfgs).updates["b"]) == []
+
+
+@pytest.mark.slow
+def test_two_groups_search_each_by_itself():
+    others = sl.sgd(0.01) | sl.ScaleByBacktrackingLinesearch(9)
+    history, _, _ = run(bowl, BOWL, others.partition({FIRST: SHORT}), 1)
+    assert_close(history["a"], jax.tree.map(lambda x: x[:1], alone()), rtol=1e-6)
+    assert history["c"][0] != BOWL["c"]
+
+
+@pytest.mark.slow
+def test_a_search_in_a_window_is_the_search_with_its_mean():
+    expected, _, _ = run(rosenbrock, jnp.zeros(2), SHORT, 4)
+    history, _, _ = run(rosenbrock, jnp.zeros(2), SHORT.every_k(2), 8)
+    np.testing.assert_allclose(history[1::2], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(history[:-1:2][1:], history[1:-1:2])
+
+
+# --- its memory ---------------------------------------------------------------------------------
+
+
+@jax.jit
+def walk(params, grads):
+    """The state of L-BFGS, and its direction, after parameters and gradients."""
+    tx = sl.ScaleByLbfgs(3)
+
+    def body(state, given):
+        update, state = tx.update(given[1], state, given[0])
+        return state, update
+
+    state, updates = jax.lax.scan(body, tx.init(params[0]), (params, grads))
+    return state, updates[-1]
+
+
+def pairs_of(path):
+    return walk(*(jnp.array(x) for x in zip(*path, strict=True)))
+
+
+def test_lbfgs_stores_no_pair_of_negative_curvature():
+    up, down = [([0.0, 0.0], [1.0, 1.0]), ([1.0, 0.0], [2.0, 1.0])], ([2.0, 0.0], [1.0, 1.0])
+    state, update = pairs_of([*up, down])
+    assert int(state.count) == 1
+    np.testing.assert_array_equal(state.products, [1.0, 0.0, 0.0])
+    assert jnp.vdot(update, jnp.array([1.0, 1.0])) > 0
+
+
+def test_lbfgs_begins_anew_where_nothing_moved():
+    path = [([4.0, 3.0], [4.0, 30.0]), ([2.0, 2.0], [2.0, 20.0]), ([1.0, 1.0], [1.0, 10.0])]
+    state, _ = pairs_of(path)
+    assert int(state.count) == 2
+    # The search found nothing: the same place again.
+    state, update = pairs_of([*path, path[-1]])
+    assert int(state.count) == 0
+    np.testing.assert_allclose(update, np.array([1.0, 10.0]) / np.sqrt(101), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_lbfgs_after_a_reset_of_some_parameters_goes_on_with_the_others():
+    def loss_fn(p):
+        return jnp.sum(p["a"] ** 2 * jnp.array([1.0, 5.0])) + p["b"] ** 2
+
+    params = {"a": jnp.array([1.0, 1.0]), "b": jnp.array(1.0)}
+    opt = sl.Optimizer(sl.lbfgs(memory_size=3), params)
+    step = sl.train_step(loss_fn, donate=False)
+    for _ in range(3):
+        params, opt, _ = step(params, opt)
+    opt = opt.reset(params, where=sl.where.path("b"))
+    state = opt.state_of(sl.ScaleByLbfgs)
+    assert np.all(state.diff_params["b"] == 0)
+    assert np.all(state.diff_params["a"][:2] != 0)
+    after, opt, _ = step(params, opt)
+    assert loss_fn(after) < loss_fn(params)
+    # Nothing was seen of "b" before, so it has no part in the newest pair.
+    state = opt.state_of(sl.ScaleByLbfgs)
+    assert int(state.count) == 3
+    assert np.all(state.diff_params["a"] != 0)
+    assert np.all(state.diff_params["b"] == 0)
+    assert np.all(state.diff_updates["b"] == 0)
+    empty = opt.reset(after).state_of(sl.ScaleByLbfgs)
+    grad = jax.grad(loss_fn)(after)
+    update, _ = sl.ScaleByLbfgs(3).update(grad, empty, after)
+    norm = jnp.maximum(sl.tree.global_norm(grad), 1)
+    np.testing.assert_allclose(update["a"], grad["a"] / norm, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_lbfgs_keeps_no_buffer_of_its_caller():
+    params, grads = jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0])
+    tx = sl.ScaleByLbfgs(2)
+    _, state = tx.update(grads, tx.init(params), params)
+    theirs = {params.unsafe_buffer_pointer(), grads.unsafe_buffer_pointer()}
+    assert theirs.isdisjoint(x.unsafe_buffer_pointer() for x in jax.tree.leaves(state))
+
+
+def test_lbfgs_of_half_precision_remembers_in_single():
+    state = sl.ScaleByLbfgs(2).init(jnp.ones(2, jnp.bfloat16))
+    assert {x.dtype for x in jax.tree.leaves(state) if x.ndim} == {jnp.dtype("float32")}
+
+
+@pytest.mark.slow
+def test_lbfgs_needs_little_beside_its_memory():
+    params = jnp.zeros(100_000)
+    opt = sl.Optimizer(sl.lbfgs(), params)
+    step = sl.train_step(lambda x: jnp.sum((x - 1.0) ** 2))
+    scratch = step.lower(params, opt).compile().memory_analysis().temp_size_in_bytes
+    # The direction, the trial, its gradient, and the gradient at the start; not the memories.
+    assert scratch <= 8 * params.nbytes

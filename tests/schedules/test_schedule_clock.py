@@ -35,7 +35,6 @@ def made_with(cls, name, value):
 
 # What must be given besides hyperparameters.
 OTHERS = {
-    sl.wrappers.Average: {"inner": sl.sgd(0.1)},
     sl.DifferentiallyPrivateAggregate: {"key": 0},
     sl.MeasureWithEma: {"measure": sl.tree.global_norm},
     sl.QKClip: {"heads": 1, "where": {sl.where.everything(): "q:k"}, "layout": "oi"},
@@ -45,10 +44,6 @@ OTHERS = {
     sl.ScaleBySoap: {"precondition_frequency": 2},
     sl.ScaleByShampoo: {"precondition_frequency": 2},
     sl.ScaleBySophia: {"clip_threshold": None, "update_interval": 2},
-    sl.wrappers.ScheduleFree: {"inner": sl.sgd(0.1)},
-    sl.wrappers.Sam: {"inner": sl.sgd(0.1)},
-    sl.wrappers.SkipSpikes: {"inner": sl.sgd(0.1), "by": "grad_norm"},
-    sl.wrappers.Mechanize: {"inner": sl.sgd(0.1)},
 }
 
 
@@ -81,8 +76,7 @@ STARTS = """
 # Fields that the loop is too short or too coarse for, by the reason.
 INSENSITIVE = {
     "It changes no update: a mean that is only looked at, a tolerance for what rounding hides.": (
-        "Average.decay MeasureWithEma.decay MeasureGradientNoise.decay "
-        "ScaleByZoomLinesearch.approx_dec_rtol"
+        "MeasureWithEma.decay MeasureGradientNoise.decay ScaleByZoomLinesearch.approx_dec_rtol"
     ),
     "RAdam never rectifies with this decay, and its degrees of freedom pass all thresholds.": (
         "ScaleByRadam.b2 ScaleByRadam.threshold"
@@ -100,7 +94,6 @@ INSENSITIVE = {
     ),
     "The gradients are larger, and G + L than α·L.": "ScaleByCocob.eps ScaleByCocob.alpha",
     "It measures more steps before it clips.": "ZClip.threshold ZClip.decay ZClip.eps",
-    "It enters once a reward is positive, as in `test_mechanize.py`.": "Mechanize.weight_decay",
 }
 
 

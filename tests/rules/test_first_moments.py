@@ -1,5 +1,8 @@
 """The dtype in which means of updates are stored, and decays that it cannot hold."""
 
+import contextlib
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,22 +17,19 @@ def means_of(state):
     return [x for f in fields if hasattr(state, f) for x in jax.tree.leaves(getattr(state, f))]
 
 
-FIRST_MOMENTS = {
-    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByAdam, sl.ScaleByAmsgrad, sl.ScaleByAdamax)},
-    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByYogi, sl.ScaleByRadam, sl.ScaleByAdan)},
-    **{f"{cls.__name__}": cls() for cls in (sl.ScaleByNovograd, sl.ScaleBySm3, sl.ScaleByLion)},
-    "Trace": sl.Trace(0.9),
-    "Ema": sl.Ema(0.9),
-    "ScaleByOptimisticGradient": sl.ScaleByOptimisticGradient(),
-}
+FIRST_MOMENTS = (
+    *(sl.ScaleByAdam(), sl.ScaleByAmsgrad(), sl.ScaleByAdamax(), sl.ScaleByYogi()),
+    *(sl.ScaleByRadam(), sl.ScaleByAdan(), sl.ScaleByNovograd(), sl.ScaleBySm3()),
+    *(sl.ScaleByLion(), sl.Trace(0.9), sl.Ema(0.9), sl.ScaleByOptimisticGradient()),
+)
 
 
-@pytest.mark.parametrize("tx", FIRST_MOMENTS.values(), ids=FIRST_MOMENTS.keys())
-def test_first_moments_of_float16_parameters_are_float32(tx):
-    for own, stored in ((jnp.float16, jnp.float32), (jnp.bfloat16, jnp.bfloat16)):
-        means = means_of(tx.init(jnp.ones(2, own)))
-        assert means
-        assert all(x.dtype == stored for x in means)
+def test_first_moments_of_float16_parameters_are_float32():
+    for tx in FIRST_MOMENTS:
+        for own, stored in ((jnp.float16, jnp.float32), (jnp.bfloat16, jnp.bfloat16)):
+            means = means_of(jax.eval_shape(tx.init, jnp.ones(2, own)))
+            assert means, tx
+            assert all(x.dtype == stored for x in means), tx
 
 
 def test_a_float16_parameter_comes_to_rest_after_its_last_gradient():
@@ -48,54 +48,30 @@ def test_a_float16_parameter_comes_to_rest_after_its_last_gradient():
     np.testing.assert_allclose(run(params, opt), 0.996, atol=5e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("g", [1e-6, 1.2e-7])
-def test_small_constant_float16_gradients_are_not_lost(g):
-    tx, grad = sl.Ema(0.9), jnp.asarray(g, jnp.float16)
-    state = tx.init(grad)
-    for _ in range(50):
-        updates, state = tx.update(grad, state)
-    np.testing.assert_allclose(updates, float(grad), rtol=1e-6)
-
-
-def test_a_momentum_of_float16_gradients_does_not_overflow():
-    tx, grad = sl.Trace(0.9), jnp.asarray(1e4, jnp.float16)
-    state = tx.init(grad)
-    for _ in range(50):
-        updates, state = tx.update(grad, state)
-    np.testing.assert_allclose(updates, float(grad) * (1 - 0.9**50) / 0.1, rtol=1e-5)
-
-
-@pytest.mark.parametrize("decay", [0.99, 0.996, 0.9965, 0.998])
-def test_a_bfloat16_mean_decays_wherever_it_is_not_refused(decay):
+def test_a_bfloat16_mean_decays_wherever_it_is_not_refused():
     starts = jnp.asarray(1 + np.arange(128) / 128, jnp.bfloat16)
-    decayed = jnp.asarray(jnp.float32(decay) * starts.astype(jnp.float32), jnp.bfloat16)
-    stalls = bool(jnp.any(decayed == starts))
-    try:
-        sl.Ema(decay).init(starts)
-    except ValueError:
-        assert stalls
-    else:
-        assert not stalls
+    for decay in (0.99, 0.996, 0.9965, 0.998):
+        decayed = jnp.asarray(jnp.float32(decay) * starts.astype(jnp.float32), jnp.bfloat16)
+        stalls = bool(jnp.any(decayed == starts))
+        with pytest.raises(ValueError, match=r"is 0\.99") if stalls else contextlib.nullcontext():
+            sl.Ema(decay).init(starts)
 
 
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [
-        (lambda **kw: sl.ScaleByAdam(b1=0.999, **kw), "mu_dtype"),
-        (lambda **kw: sl.ScaleByLion(b2=0.999, **kw), "mu_dtype"),
-        (lambda **kw: sl.ScaleByAdan(b2=0.999, **kw), "mu_dtype"),
-        (lambda **kw: sl.Ema(0.999, **kw), "accumulator_dtype"),
-        (lambda **kw: sl.Trace(0.999, **kw), "accumulator_dtype"),
-    ],
-)
-def test_a_decay_too_slow_for_the_dtype_of_the_mean_is_refused_by_name(make, field):
+def test_a_decay_too_slow_for_the_dtype_of_the_mean_is_refused_by_name():
     params = {"w": jnp.ones(2, jnp.bfloat16)}
-    with pytest.raises(ValueError, match=rf"is 0\.999.* bfloat16, .*'w'.*Write `{field}=\"float32"):
-        sl.Optimizer(make(), params)
-    with pytest.raises(ValueError, match=r"is 0\.999"):
-        sl.Optimizer(make(**{field: "bfloat16"}), {"w": jnp.ones(2)})
-    sl.Optimizer(make(**{field: "float32"}), params)
+    for make, field in (
+        (functools.partial(sl.ScaleByAdam, b1=0.999), "mu_dtype"),
+        (functools.partial(sl.ScaleByLion, b2=0.999), "mu_dtype"),
+        (functools.partial(sl.ScaleByAdan, b2=0.999), "mu_dtype"),
+        (functools.partial(sl.Ema, 0.999), "accumulator_dtype"),
+        (functools.partial(sl.Trace, 0.999), "accumulator_dtype"),
+    ):
+        message = rf"is 0\.999.* bfloat16, .*'w'.*Write `{field}=\"float32"
+        with pytest.raises(ValueError, match=message):
+            sl.Optimizer(make(), params)
+        with pytest.raises(ValueError, match=r"is 0\.999"):
+            sl.Optimizer(make(**{field: "bfloat16"}), {"w": jnp.ones(2)})
+        sl.Optimizer(make(**{field: "float32"}), params)
 
 
 def test_a_decay_that_is_not_known_is_not_refused():

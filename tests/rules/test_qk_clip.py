@@ -1,6 +1,7 @@
 """`sl.QKClip` against attention whose logits are computed again, and against its formula."""
 
 import functools
+import itertools
 
 import equinox as eqx
 import jax
@@ -19,7 +20,8 @@ LOGITS = jnp.array([50.0, 200.0, 400.0, 90.0])
 def clipped(model, logits, **options):
     """The model after a step that only clips."""
     opt = sl.Optimizer(STILL | sl.QKClip(100.0, **options), model)
-    return opt.step(model, jax.tree.map(jnp.zeros_like, model), max_logits=logits)[0]
+    grads = jax.tree.map(jnp.zeros_like, model)
+    return jax.jit(lambda opt: opt.step(model, grads, max_logits=logits)[0])(opt)
 
 
 def test_the_published_factors():
@@ -29,6 +31,10 @@ def test_the_published_factors():
     for name in "qk":
         np.testing.assert_allclose(after[name][:, 0], [1, 0.707107, 0.5, 1], rtol=1e-6)
     np.testing.assert_array_equal(after["v"], model["v"])
+    # Other shares than halves.
+    after = clipped(model, LOGITS, heads=4, where=where, layout="oi", alpha=0.25)
+    np.testing.assert_allclose(after["q"][2, 0], 0.25**0.25, rtol=1e-6)
+    np.testing.assert_allclose(after["k"][2, 0], 0.25**0.75, rtol=1e-6)
     # Two heads share keys: the larger logit counts for both.
     after = clipped(model | {"k": jnp.ones((2, 3))}, LOGITS, heads=4, where=where, layout="oi")
     roots = np.sqrt([0.5, 0.5, 0.25, 0.25])
@@ -82,11 +88,12 @@ ATTENTION = {
         {path("**.q"): "4(2q:r)", path("**.kv"): "4(2k:3v)"},
     ),
 }
+CASES = [*itertools.product(ATTENTION, (False, True))]
 
 
-@pytest.mark.parametrize("stacked", slow_except([False, True], True))
-@pytest.mark.parametrize("name", ATTENTION)
-def test_logits_scale_by_exactly_the_factor_of_their_head(name, stacked):
+@pytest.mark.parametrize("case", slow_except(CASES, ("latent", True), ("grouped", False)))
+def test_logits_scale_by_exactly_the_factor_of_their_head(case):
+    name, stacked = case
     logits_of, shapes, where = ATTENTION[name]
     random = np.random.default_rng(0)
 
@@ -105,7 +112,8 @@ def test_logits_scale_by_exactly_the_factor_of_their_head(name, stacked):
     clip = sl.QKClip(limit, heads=4, where=where, layout=layout, alpha=0.3)
     opt = sl.Optimizer(STILL | clip, layers)
     given = jnp.stack(largest) if stacked else list(map(jnp.asarray, largest))
-    after, _ = opt.step(layers, jax.tree.map(jnp.zeros_like, layers), max_logits=given)
+    grads = jax.tree.map(jnp.zeros_like, layers)
+    after, _ = jax.jit(lambda opt, s: opt.step(layers, grads, max_logits=s))(opt, given)
     for i in range(3):
         own = jax.tree.map(lambda x, i=i: x[i], after) if stacked else after[i]
         found = logits_of(jax.tree.map(np.asarray, own), x)

@@ -1,5 +1,7 @@
 """Gauss–Newton and Levenberg–Marquardt: equations, failures, memory, and other mechanisms."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -376,6 +378,25 @@ def test_scores_give_stochastic_reconfiguration(x64, complex_psi):
         tx = sl.ScaleByGaussNewton(0.01, form=form)
         (u,), _ = updates_of(tx, p, (s, energies), loss_fn=loss_fn)
         np.testing.assert_allclose(u, expected, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_ensembles_under_vmap_are_the_runs(x64):
+    p, data = problem(jnp.float64)
+    loss_fn = sl.LeastSquares(residual)
+
+    def run(scale, tx):
+        q = jax.tree.map(lambda x: x * scale, p)
+        opt = sl.Optimizer(tx, q)
+        for _ in range(2):
+            q, opt = opt.step(q, q, residuals=loss_fn.on(*data))
+        return q
+
+    for tx in (sl.gauss_newton(), sl.levenberg_marquardt(scaling="columns")):
+        together = jax.jit(jax.vmap(functools.partial(run, tx=tx)))(jnp.array([1.0, 2.0]))
+        alone = jax.jit(functools.partial(run, 2.0, tx))()
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[1], b, rtol=1e-8)
 
 
 def test_two_linearizations_in_a_partition_get_a_warning():

@@ -66,6 +66,32 @@ def test_combined_gradients_are_those_of_torchjd():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_upgrad_solves_its_quadratic_programs(seed, x64):
+    random = np.random.default_rng(seed)
+    jacobian = random.standard_normal((5, 4)) + 0.3
+    weights = np.asarray(weights_of(sl.combine.UPGrad(), jacobian, jnp.ones(5)))
+    gram = jacobian @ jacobian.T
+    gram = gram / np.trace(gram) + 1e-4 * np.eye(5)
+    total = 0
+    for i in range(5):
+        least = np.eye(5)[i] / 5
+        # Of all sets of numbers that are at their bounds, the one that is optimal.
+        for free in itertools.product([False, True], repeat=5):
+            free, v = np.array(free), least.copy()
+            if free.any():
+                rest = -(gram @ least)[free]
+                v[free] += np.linalg.solve(gram[np.ix_(free, free)], rest)
+            slope = gram @ v
+            if (v >= least - 1e-12).all() and (slope[~free] >= -1e-12).all():
+                total = total + v
+                break
+    np.testing.assert_allclose(weights, total, rtol=1e-9)
+    # No term rises, up to the regularization.
+    assert (jacobian @ (jacobian.T @ weights) >= -1e-3 * np.linalg.norm(jacobian) ** 2).all()
+
+
+@pytest.mark.slow
 def test_pcgrad_projects_in_a_random_order():
     jacobian = np.random.default_rng(1).standard_normal((3, 3)) - 0.4
     found = np.asarray(weights_of(sl.combine.PCGrad(), jacobian))

@@ -3,7 +3,6 @@
 Another port is `examples/dqn.py`.
 """
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,63 +10,38 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import lenient
+from helpers import (
+    assert_same_bits,
+    gradients,
+    mlp,
+    optax_trajectory,
+    params_of,
+    slalom_trajectory,
+    trajectory,
+)
 
 # All of them compare with Optax.
 pytestmark = pytest.mark.slow
 STEPS = 5
 
 
-def grads_of(params, n):
-    """Some gradients that differ from leaf to leaf and from step to step."""
-    leaves, structure = jax.tree.flatten(params)
-    waves = [
-        jnp.cos(jnp.arange(x.size, dtype=x.dtype) + i + n).reshape(x.shape)
-        for i, x in enumerate(leaves)
-    ]
-    return structure.unflatten(waves)
+def last(history):
+    return jax.tree.map(lambda h: h[-1], history)
 
 
-def by_optax(tx, params):
-    """The original: a functional loop, under the promotion that optax is written for."""
+def by_function(tx, params, grads):
+    """The loop of the original in the functional core."""
 
-    @jax.jit
-    def step(params, state, grads):
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    with lenient():
-        state = tx.init(params)
-        for n in range(STEPS):
-            params, state = step(params, state, grads_of(params, n))
-    return params
-
-
-def by_function(tx, params):
-    """The same loop in the functional core, in a plain `jax.jit`."""
-
-    @jax.jit
     def step(params, state, grads, n):
         updates, state = tx.update(grads, state, params, sl.Context(step=n))
         return sl.apply_updates(params, updates), state
 
-    state = tx.init(params)
-    for n in range(STEPS):
-        params, state = step(params, state, grads_of(params, n), n)
-    return params
-
-
-def by_optimizer(tx, params):
-    """The same loop with an optimizer."""
-    opt = sl.Optimizer(tx, params)
-    for n in range(STEPS):
-        params, opt = opt.step(params, grads_of(params, n))
-    return params
+    return trajectory(step, params, tx.init(params), (grads, jnp.arange(STEPS)))[0]
 
 
 def assert_moves_as(original, start, params):
     assert jax.tree.structure(params) == jax.tree.structure(original)
-    columns = zip(*map(jax.tree.leaves, (params, original, start)), strict=True)
+    columns = zip(*map(jax.tree.leaves, (last(params), last(original), start)), strict=True)
     for ours, theirs, begin in columns:
         assert ours.dtype == theirs.dtype
         distance = float(jnp.max(jnp.abs(theirs - begin)))
@@ -110,7 +84,7 @@ bias_or_weight = label_fn(LAYERS)
 bias_tx, weight_tx = sl.Scale(-0.01), sl.Scale(-0.001)
 only_biases = sl.where.regex("bias$")
 
-# What the page computes, on which parameters, and the forms in which Slalom has it.
+# What a page computes, on which parameters, and the forms in which Slalom has it.
 EXAMPLES = {
     "custom optimizer with chaining": (
         optax.chain(
@@ -121,12 +95,10 @@ EXAMPLES = {
         ),
         {"w": jnp.ones((10, 5)), "b": jnp.zeros((5,))},
         [
-            sl.chain(
-                sl.ClipByGlobalNorm(1.0),
-                sl.AddDecayedWeights(weight_decay=1e-4),
-                sl.ScaleByAdam(b1=0.9, b2=0.999),
-                sl.Scale(-0.001),
-            )
+            sl.ClipByGlobalNorm(1.0)
+            | sl.AddDecayedWeights(weight_decay=1e-4)
+            | sl.ScaleByAdam(b1=0.9, b2=0.999)
+            | sl.Scale(-0.001)
         ],
     ),
     "Adam for the weights, gradient descent for the biases": (
@@ -199,33 +171,22 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_moves_as_the_original(name):
     original, params, forms = EXAMPLES[name]
-    moved = by_optax(original, params)
-    assert_moves_as(moved, params, by_function(forms[0], params))
+    grads = gradients(params, STEPS)
+    moved, _ = optax_trajectory(original, params, grads)
+    assert_moves_as(moved, params, by_function(forms[0], params, grads))
     for tx in forms:
-        assert_moves_as(moved, params, by_optimizer(tx, params))
+        assert_moves_as(moved, params, slalom_trajectory(tx, params, grads)[0])
 
 
 # --- what else the pages show -----------------------------------------------------------------
 
 
-def pair():
-    generator, discriminator = jax.random.split(jax.random.key(0))
-    return (
-        eqx.nn.MLP(2, 3, 4, 1, key=generator),
-        eqx.nn.MLP(3, "scalar", 4, 1, key=discriminator),
-    )
-
-
 def test_a_prefix_of_labels_over_a_pair_of_models():
     original, _, (ours,) = EXAMPLES["a prefix of labels"]
-    models = pair()
-    params = eqx.filter(models, eqx.is_inexact_array)
-    opt = sl.Optimizer(ours, models)
-    for n in range(STEPS):
-        models, opt = opt.step(models, grads_of(params, n))
-    moved = eqx.filter(models, eqx.is_inexact_array)
-    assert_moves_as(by_optax(original, params), params, moved)
-    assert models[0].activation is pair()[0].activation
+    models = (mlp(0), mlp(1))
+    params, grads = params_of(models), gradients(models, STEPS)
+    moved, opt = slalom_trajectory(ours, models, grads)
+    assert_moves_as(optax_trajectory(original, params, grads)[0], params, moved)
     rates = opt.hyperparams
     assert rates["generator.scale_by_learning_rate.learning_rate"] == np.float32(0.1)
     assert rates["discriminator.scale_by_learning_rate.learning_rate"] == 0.5
@@ -233,26 +194,15 @@ def test_a_prefix_of_labels_over_a_pair_of_models():
 
 def test_some_parameters_are_not_optimized_at_all():
     # The page wraps `partition` with `masked`, which would add raw gradients to the others.
-    params = {
-        "linear_1": {"w": jnp.ones((5, 6)), "b": jnp.ones(5)},
-        "linear_2": {"w": jnp.ones((6, 1)), "b": jnp.ones(1)},
-    }
-    by_name = sl.partition(
-        {"w": sl.adam(1.0), "b": sl.sgd(1.0)},
-        {sl.where.path("**.w"): "w", sl.where.path("**.b"): "b"},
-    )
-    whole = by_optax(
-        optax.partition(
-            {"w": optax.adam(1.0), "b": optax.sgd(1.0)},
-            {"w": "w", "b": "b"},
-        ),
-        params["linear_1"],
-    )
-    stepped, opt = params, sl.Optimizer(by_name.only(sl.where.path("linear_1.**")), params)
-    for n in range(STEPS):
-        grads = {"linear_1": grads_of(params["linear_1"], n), "linear_2": params["linear_2"]}
-        stepped, opt = opt.step(stepped, grads)
-    assert_moves_as(whole, params["linear_1"], stepped["linear_1"])
-    np.testing.assert_array_equal(stepped["linear_2"]["w"], params["linear_2"]["w"])
-    np.testing.assert_array_equal(stepped["linear_2"]["b"], params["linear_2"]["b"])
+    params = {name: {"w": jnp.ones((5, 6)), "b": jnp.ones(5)} for name in ("linear_1", "linear_2")}
+    grads = gradients(params, STEPS)
+    first, second = params.values()
+    labels = {sl.where.path("**.w"): "w", sl.where.path("**.b"): "b"}
+    by_name = sl.partition({"w": sl.adam(1.0), "b": sl.sgd(1.0)}, labels)
+    original = optax.partition({"w": optax.adam(1.0), "b": optax.sgd(1.0)}, {"w": "w", "b": "b"})
+    whole, _ = optax_trajectory(original, first, grads["linear_1"])
+    only = by_name.only(sl.where.path("linear_1.**"))
+    stepped, opt = slalom_trajectory(only, params, grads)
+    assert_moves_as(whole, first, stepped["linear_1"])
+    assert_same_bits(last(stepped["linear_2"]), second)
     assert opt.state_of("partition.w.scale_by_adam").mu["linear_2"]["w"] is None

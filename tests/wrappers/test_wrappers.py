@@ -5,6 +5,7 @@ walk, no clocks handed on by a context.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,11 +13,19 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import EXHAUSTIVE, SLOW, gradients, sampled, transforms_in, unoptimized
+from helpers import (
+    EXHAUSTIVE,
+    SLOW,
+    assert_close,
+    gradients,
+    sampled,
+    trajectory,
+    transforms_in,
+    unoptimized,
+)
 from table import RULES
 
 PARAMS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[1.0, -0.5], [0.25, 2.0]])}
@@ -46,16 +55,9 @@ def select(condition, a, b):
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
-def zeros(tree):
-    return jax.tree.map(jnp.zeros_like, tree)
-
-
-def plus(a, b):
-    return jax.tree.map(lambda x, y: x + y, a, b)
-
-
-def minus(a, b):
-    return jax.tree.map(lambda x, y: x - y, a, b)
+zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+plus = functools.partial(jax.tree.map, jnp.add)
+minus = functools.partial(jax.tree.map, jnp.subtract)
 
 
 def on(keys, inner, elsewhere):
@@ -271,32 +273,21 @@ def assert_is_its_plain_form(row, wrappers, verb):
     if "if_finite" in wrappers:
         grads = jax.tree.map(lambda g: g.at[BAD].set(jnp.nan), grads)
 
-    def ours(carry, given):
-        params, state = carry
-        g, value, t = given
-        context = sl.Context(step=t, value=value)
-        result, state = getattr(tx, verb)(g, state, params, context)
-        params = result if verb == "step" else plus(params, result)
-        return (params, state), params
+    def ours(params, state, g, value, t):
+        result, state = getattr(tx, verb)(g, state, params, sl.Context(step=t, value=value))
+        return result if verb == "step" else plus(params, result), state
 
-    def theirs(carry, given):
-        params, state = carry
-        g, value, t = given
+    def theirs(params, state, g, value, t):
         updates, state = expected.update(g, state, params, t, value)
-        params = plus(params, updates)
-        return (params, state), params
+        return plus(params, updates), state
 
     @jax.jit
     def both():
         inputs = (grads, LOSSES, jnp.arange(STEPS, dtype=jnp.int32))
-        return (
-            jax.lax.scan(ours, (PARAMS, tx.init(PARAMS)), inputs)[1],
-            jax.lax.scan(theirs, (PARAMS, expected.init(PARAMS)), inputs)[1],
-        )
+        path, _ = trajectory(ours, PARAMS, tx.init(PARAMS), inputs)
+        return path, trajectory(theirs, PARAMS, expected.init(PARAMS), inputs)[0]
 
-    a, b = both()
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+    assert_close(*both(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("row", "pair"), list(pairs()))

@@ -161,6 +161,20 @@ def lenient():
         yield
 
 
+def updates_of(tx, grads, params=None):
+    """The updates of a transform for gradients stacked on a first axis; parameters stay."""
+    if params is None:
+        params = jax.tree.map(lambda g: jnp.zeros_like(g[0]), grads)
+
+    def step(state, given):
+        n, g = given
+        updates, state = tx.update(g, state, params, sl.Context(step=n))
+        return state, updates
+
+    clock = jnp.arange(len(jax.tree.leaves(grads)[0]))
+    return jax.lax.scan(step, tx.init(params), (clock, grads))[1]
+
+
 def optax_trajectory(tx, model, grads, **known):
     """The parameters after each update and `optax.apply_updates`, and the last state.
 

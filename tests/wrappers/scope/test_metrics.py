@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import compiled_step, gradients, nested_dict
+from helpers import assert_same_bits, compiled_step, gradients, nested_dict
 
 MODEL = nested_dict(jax.random.key(0))
 GRADS = gradients(MODEL, 6)
@@ -45,33 +45,34 @@ def test_metrics_are_a_flat_dict_that_takes_suffixes():
     with pytest.raises(KeyError, match=r"'norm' is not known. Candidates: 'record.grad_norm'"):
         metrics["norm"]
 
-
-def test_metrics_of_twins_are_told_apart():
+    # Those of twins are told apart.
     opt = sl.Optimizer(sl.Clip(1.0).record() | sl.sgd(0.1).record(), MODEL)
     assert {"record.grad_norm", "record_2.grad_norm"} <= set(opt.metrics)
     with pytest.raises(KeyError, match=r"'grad_norm' is ambiguous. Candidates: 'record.grad"):
         opt.metrics["grad_norm"]
-
-
-def test_metrics_outlive_the_donation_of_the_state():
-    def loss_fn(model):
-        return sum(jnp.sum(x**2) for x in jax.tree.leaves(model))
-
-    model = jax.tree.map(jnp.copy, MODEL)
-    opt = sl.Optimizer(sl.sgd(0.1).record(), model)
-    step = sl.train_step(loss_fn)
-    logged = []
-    for _ in range(3):
-        model, opt, _ = step(model, opt)
-        logged.append(opt.metrics)
-    assert all(float(metrics["grad_norm"]) > 0 for metrics in logged)
-
-
-def test_a_transform_without_anything_to_report_reports_nothing():
+    # Most transforms have nothing to report.
     metrics = sl.Optimizer(sl.adamw(0.1), MODEL).metrics
     assert metrics == {}
     with pytest.raises(KeyError, match=r"tx\.record\(\)"):
         metrics["grad_norm"]
+
+
+def test_what_was_read_from_an_optimizer_outlives_its_donation():
+    model = jax.tree.map(jnp.copy, MODEL)
+    opt = sl.Optimizer(sl.sgd(0.1).record().lookahead(2, 0.5), model)
+    step = sl.train_step(lambda model: sum(jnp.sum(x**2) for x in jax.tree.leaves(model)))
+    evaluated, logged = opt.eval_params(model), []
+    for _ in range(3):
+        model, opt, _ = step(model, opt)
+        logged.append(opt.metrics)
+    assert all(float(metrics["grad_norm"]) > 0 for metrics in logged)
+    assert_same_bits(evaluated, MODEL)
+    opt = sl.Optimizer(sl.sgd(0.1).scale_loss(), model)
+    before = opt.loss_scale
+    step(model, opt)
+    assert float(before) == 2.0**15
+    with pytest.raises(ValueError, match="donated"):
+        _ = opt.loss_scale
 
 
 # --- record ---------------------------------------------------------------------------------

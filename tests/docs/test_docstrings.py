@@ -72,16 +72,11 @@ SCHEDULES = (sl.schedules.AbstractSchedule, sl.schedules.AbstractStatefulSchedul
 def public_names():
     """Every public class and function by its name, and every method that it defines anew."""
     names = [(sl, name) for name in vars(sl) if name[0] != "_"]
-    names += [
-        (sl.schedules, name)
-        for name, value in vars(sl.schedules).items()
-        if isinstance(value, type) and issubclass(value, SCHEDULES)
-    ]
-    for module in (
-        *(sl.where, sl.projections, sl.codecs, sl.checkpoint),
-        *(sl.combine, sl.fields, sl.wrappers),
-    ):
-        names += [(module, name) for name in module.__all__]
+    for name, value in vars(sl.schedules).items():
+        if isinstance(value, type) and issubclass(value, SCHEDULES):
+            names.append((sl.schedules, name))
+    for module in ("where", "projections", "codecs", "checkpoint", "combine", "fields", "wrappers"):
+        names += [(getattr(sl, module), name) for name in getattr(sl, module).__all__]
     for module, name in names:
         value = getattr(module, name)
         own = getattr(value, "__module__", "").startswith("slalom")
@@ -143,8 +138,10 @@ def described(value, owner):
     return names
 
 
-def test_every_public_name_has_a_docstring():
+def test_every_public_name_and_module_has_a_docstring():
     assert [name for name, value in PUBLIC.items() if not own_docstring(value).strip()] == []
+    modules = map(module_name, sorted(SOURCE.rglob("*.py")))
+    assert [name for name in modules if name not in DOCSTRINGS] == []
 
 
 def test_docstrings_are_their_own_and_say_what_is_returned():
@@ -169,8 +166,3 @@ def test_every_argument_is_described():
         if owner is None or "**Arguments:**" in own_docstring(value):
             left_out[name] = parameters(value) - described(value, owner)
     assert {name: missing for name, missing in left_out.items() if missing} == {}
-
-
-def test_every_module_has_a_docstring():
-    modules = map(module_name, sorted(SOURCE.rglob("*.py")))
-    assert [name for name in modules if name not in DOCSTRINGS] == []

@@ -17,16 +17,8 @@ from slalom._core.methods.fluent import FLUENT
 ROOT = Path(__file__).parents[2]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
 MODULES = [
-    "checkpoint",
-    "codecs",
-    "combine",
-    "fields",
-    "interop",
-    "projections",
-    "schedules",
-    "tree",
-    "where",
-    "wrappers",
+    *("checkpoint", "codecs", "combine", "fields", "interop"),
+    *("projections", "schedules", "tree", "where", "wrappers"),
 ]
 
 
@@ -53,11 +45,12 @@ def public_names():
                 yield f"{module.__name__}.{name}"
 
 
-def entries():
-    """(name, page) of every entry of the reference."""
-    for page in API:
-        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
-            yield name, page.name
+# (name, options, page) of every entry of the reference.
+ENTRIES = [
+    (*entry, page.name)
+    for page in API
+    for entry in re.findall(r"^::: (\S+)\n((?: +.*\n)*)", page.read_text(), re.MULTILINE)
+]
 
 
 def value_of(name):
@@ -73,44 +66,29 @@ def test_every_public_module_can_be_imported_by_its_name():
         assert importlib.import_module(f"slalom.{name}") is getattr(sl, name)
 
 
-def test_every_public_name_is_on_one_page():
-    count = Counter(name for name, _ in entries())
-    assert not [name for name in public_names() if count[name] == 0], "not in docs/api"
+def test_every_public_name_and_every_method_that_wraps_is_on_one_page():
+    count = Counter(name for name, *_ in ENTRIES)
+    methods = [f"slalom.AbstractTransform.{name}" for name in FLUENT if name[0] != "_"]
+    assert not [name for name in (*public_names(), *methods) if count[name] == 0], "not in docs/api"
     assert not [name for name, times in count.items() if times > 1], "several times in docs/api"
 
 
-def test_every_entry_exists():
-    assert [(page, name) for name, page in entries() if value_of(name) is None] == []
-
-
-def test_every_listed_member_exists():
+def test_every_entry_and_every_listed_member_exists():
     missing = []
-    for page in API:
-        listed = re.findall(r"^::: (\S+)\n((?: +.*\n)*)", page.read_text(), re.MULTILINE)
-        for name, options in listed:
-            owner = value_of(name)
-            known = {*dir(owner), *getattr(owner, "__dataclass_fields__", {})}
-            members = re.findall(r"^ +- (\w+)$", options.partition("members:\n")[2], re.MULTILINE)
-            missing += [
-                f"{page.name}: {name}.{member}" for member in members if member not in known
-            ]
+    for name, options, page in ENTRIES:
+        owner = value_of(name)
+        known = {*dir(owner), *getattr(owner, "__dataclass_fields__", {})}
+        members = re.findall(r"^ +- (\w+)$", options.partition("members:\n")[2], re.MULTILINE)
+        missing += [f"{page}: {name}.{member}" for member in members if member not in known]
+        missing += [f"{page}: {name}"] if owner is None else []
     assert missing == []
 
 
 def test_every_method_of_an_optimizer_is_listed():
-    _, _, options = (ROOT / "docs/api/training.md").read_text().partition("slalom.Optimizer\n")
-    listed = set(re.findall(r"^ +- (\w+)$", options.partition("\n\n")[0], re.MULTILINE))
+    (options,) = [options for name, options, _ in ENTRIES if name == "slalom.Optimizer"]
+    listed = set(re.findall(r"^ +- (\w+)$", options, re.MULTILINE))
     public = {name for name in dir(sl.Optimizer) if name[0] != "_"}
     assert listed == public - {*dir(eqx.Module), "binding", "arrays"}
-
-
-def test_every_method_that_wraps_a_transform_has_an_entry():
-    there = {name for name, _ in entries()}
-    assert not [
-        name
-        for name in FLUENT
-        if name[0] != "_" and f"slalom.AbstractTransform.{name}" not in there
-    ]
 
 
 # --- the navigation -------------------------------------------------------------------------
@@ -195,7 +173,7 @@ GOOD = {
 def faults(folder, **changed):
     names = {"home": "index.html", "page": "b/index.html", "style": "site.css"}
     for name, text in {**GOOD, **{names[key]: text for key, text in changed.items()}}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "search").mkdir()
     index = {"docs": [{"location": ""}, {"location": "b/#here"}]}
@@ -203,26 +181,24 @@ def faults(folder, **changed):
     return tool("check_site").check(folder)
 
 
-def test_a_good_site_has_no_faults(tmp_path):
-    assert faults(tmp_path) == []
+FAULTS = [
+    ("page", '<script src="https://cdn.org/x.js"></script>', "from another host"),
+    ("page", '<img src="//cdn.org/x.png">', "from another host"),
+    ("page", "<style>@import 'https://cdn.org/x.css'</style>", "from another host"),
+    ("style", "a { background: url(https://cdn.org/x.png) }", "from another host"),
+    ("page", '<link rel="stylesheet" href="https://cdn.org/x.css">', "from another host"),
+    ("style", "a { background: url(no.png) }", "loads no.png, which does not exist"),
+    ("page", '<h2 id="here"></h2><a href="../no/">no</a>', "which does not exist"),
+    ("page", "<h2>B</h2>", "no such anchor"),
+    ("home", "<h1>A</h1>", "is not in the navigation"),
+]
 
 
-@pytest.mark.parametrize(
-    ("place", "text", "fault"),
-    [
-        ("page", '<script src="https://cdn.org/x.js"></script>', "from another host"),
-        ("page", '<img src="//cdn.org/x.png">', "from another host"),
-        ("page", "<style>@import 'https://cdn.org/x.css'</style>", "from another host"),
-        ("style", "a { background: url(https://cdn.org/x.png) }", "from another host"),
-        ("page", '<link rel="stylesheet" href="https://cdn.org/x.css">', "from another host"),
-        ("style", "a { background: url(no.png) }", "loads no.png, which does not exist"),
-        ("page", '<h2 id="here"></h2><a href="../no/">no</a>', "which does not exist"),
-        ("page", "<h2>B</h2>", "no such anchor"),
-        ("home", "<h1>A</h1>", "is not in the navigation"),
-    ],
-)
-def test_a_fault_is_found(tmp_path, place, text, fault):
-    assert any(fault in line for line in faults(tmp_path, **{place: text}))
+def test_a_good_site_has_no_faults_and_each_fault_is_found(tmp_path):
+    assert faults(tmp_path / "good") == []
+    for i, (place, text, fault) in enumerate(FAULTS):
+        found = faults(tmp_path / str(i), **{place: text})
+        assert any(fault in line for line in found), text
 
 
 def test_queries_lead_to_pages_that_exist():
@@ -275,9 +251,8 @@ def test_a_notebook_shows_what_its_cells_show():
     assert "fill: currentColor" in shown
     assert notebooks.INK not in shown
 
-
-def test_a_notebook_can_be_downloaded():
-    made = json.loads(tool("notebooks").ipynb("A page", NOTEBOOK))
+    # And as a download.
+    made = json.loads(notebooks.ipynb("A page", NOTEBOOK))
     kinds = [cell["cell_type"] for cell in made["cells"]]
     assert kinds == ["markdown", "code", "markdown", "code"]
     outputs = made["cells"][-1]["outputs"]
@@ -286,10 +261,8 @@ def test_a_notebook_can_be_downloaded():
 
 
 def test_three_examples_are_notebooks():
-    pages = [path.read_text() for path in (ROOT / "docs/examples").glob("*.md")]
-    scripts = [
-        name for page in pages for name in re.findall(r"^notebook: (\S+)$", page, re.MULTILINE)
-    ]
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs/examples").glob("*.md"))
+    scripts = re.findall(r"^notebook: (\S+)$", pages, re.MULTILINE)
     assert len(scripts) >= 3
     for script in scripts:
         assert len(tool("notebooks").cells((ROOT / script).read_text())) > 5

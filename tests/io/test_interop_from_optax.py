@@ -11,6 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    assert_close,
     assert_same_bits,
     gradients,
     lenient,
@@ -20,6 +21,7 @@ from helpers import (
     sampled,
     slalom_trajectory,
     slow_except,
+    trajectory,
     unoptimized,
 )
 from slalom.interop import from_optax
@@ -30,7 +32,6 @@ params = {
     "b": (jnp.linspace(0.5, 1, 3, dtype=jnp.float32), jnp.asarray(0.25, jnp.float32)),
 }
 ones = jax.tree.map(jnp.ones_like, params)
-
 
 schedule = optax.linear_schedule(0.1, 0.0, 10)
 decayed = {"w": True, "b": (False, True)}
@@ -71,42 +72,30 @@ EVERYTHING = ALIASES | OTHERS
 TIERS = [*sampled(ALIASES), *slow_except(OTHERS, "adamw, masked and scheduled")]
 
 
-def known_at(grads):
-    """What the rules of Optax may ask for: one loss for each step."""
-    count = jax.tree.leaves(grads)[0].shape[0]
-    return {"value": jnp.linspace(1.0, 2.0, count)}
-
-
 @pytest.mark.parametrize("name", TIERS)
 def test_every_transform_steps_as_in_optax(name):
     gt = EVERYTHING[name]
     # The SM3 of Optax has no rule for numbers.
     start = params["w"] if name == "sm3" else params
-    grads = gradients(start, 4)
-    known = known_at(grads)
     tx = from_optax(gt)
     if isinstance(gt, optax.MultiSteps):
         gt = gt.gradient_transformation()
     gt = optax.with_extra_args_support(gt)
-    searches = {"value_fn"} & set(tx.needs)
 
-    def ours(params, opt, grads, known):
-        more = {"grad": grads, "value_fn": loss_of_any} if searches else {}
-        with lenient():
-            return opt.step(params, grads, **known, **more)
+    def known(grads, value):
+        more = {"grad": grads, "value_fn": loss_of_any} if "value_fn" in tx.needs else {}
+        return {"value": value, **more}
 
-    def theirs(params, state, grads, known):
-        more = {"grad": grads, "value_fn": loss_of_any} if searches else {}
-        with lenient():
-            updates, state = gt.update(grads, state, params, **known, **more)
-            return optax.apply_updates(params, updates), state
+    def ours(params, opt, grads, value):
+        return opt.step(params, grads, **known(grads, value))
+
+    def theirs(params, state, grads, value):
+        updates, state = gt.update(grads, state, params, **known(grads, value))
+        return optax.apply_updates(params, updates), state
 
     def run(step, state):
-        def body(carry, given):
-            carry = step(*carry, *given)
-            return carry, carry[0]
-
-        return jax.jit(lambda s: jax.lax.scan(body, (start, s), (grads, known))[1])(state)
+        inputs = (gradients(start, 4), jnp.linspace(1.0, 2.0, 4))
+        return jax.jit(lambda state: trajectory(step, start, state, inputs)[0])(state)
 
     with lenient():
         expected = run(theirs, jax.tree.map(jnp.asarray, gt.init(start)))
@@ -120,9 +109,9 @@ def test_half_precision_steps_as_in_optax(dtype):
     ours, _ = slalom_trajectory(from_optax(optax.sgd(0.1, momentum=0.9)), half, grads)
     theirs, _ = optax_trajectory(optax.sgd(0.1, momentum=0.9), half, grads)
     # XLA may keep more digits between two operations in half precision.
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        assert a.dtype == dtype
-        np.testing.assert_allclose(*map(np.float32, (a, b)), rtol=float(jnp.finfo(dtype).eps))
+    assert {x.dtype for x in jax.tree.leaves(ours)} == {jnp.dtype(dtype)}
+    wide = (jax.tree.map(np.float32, each) for each in (ours, theirs))
+    assert_close(*wide, rtol=float(jnp.finfo(dtype).eps))
 
 
 # --- what Slalom adds -----------------------------------------------------------------------
@@ -174,12 +163,9 @@ def test_wrappers_treat_it_as_a_transform_of_slalom(name):
     wrap = WRAPPED[name]
     left, opt = slalom_trajectory(wrap(from_optax(theirs)), params, grads)
     right, rival = slalom_trajectory(wrap(ours), params, grads)
-    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(left, right, rtol=1e-6)
     assert opt.has_updated == rival.has_updated
-    averages = opt.eval_params(params), rival.eval_params(params)
-    for a, b in zip(*map(jax.tree.leaves, averages), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(opt.eval_params(params), rival.eval_params(params), rtol=1e-6)
 
 
 def test_extra_arguments_are_declared_by_name_or_by_the_signature():
@@ -328,8 +314,7 @@ def test_both_directions_undo_each_other():
     there = from_optax(sl.interop.to_optax(sl.adamw(0.1)))
     left, opt = slalom_trajectory(there, params, grads)
     right, _ = slalom_trajectory(sl.adamw(0.1), params, grads)
-    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(left, right, rtol=1e-6)
     assert sl.interop.hyperparams(opt.state)["learning_rate"] == np.float32(0.1)
 
 

@@ -1,5 +1,6 @@
 """`sl.interop.to_optax` in the libraries that accept a transform of Optax."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, lenient
+from helpers import assert_close, assert_same_bits, lenient
 from slalom.interop import to_optax
 
 x = jnp.linspace(-1, 1, 8).reshape(4, 2)
@@ -43,16 +44,6 @@ def nnx_loss(model):
     return jnp.mean((model(x) - y) ** 2)
 
 
-def nnx_step(nnx):
-    @nnx.jit
-    def step(model, optimizer):
-        loss, grads = nnx.value_and_grad(nnx_loss)(model)
-        optimizer.update(model, grads, value=loss)
-        return loss
-
-    return step
-
-
 def arrays_of(nnx, model):
     return nnx.as_pure(nnx.state(model, nnx.Param))
 
@@ -64,25 +55,22 @@ def test_an_nnx_optimizer_steps_as_an_optimizer_of_slalom():
     params = arrays_of(nnx, model)
     graph, _ = nnx.split(model)
     optimizer = nnx.Optimizer(model, to_optax(tx), wrt=nnx.Param)
-    step = nnx_step(nnx)
-    for _ in range(3):
-        step(model, optimizer)
 
-    @jax.jit
-    def ours(params, opt):
-        grads = jax.grad(lambda params: nnx_loss(nnx.merge(graph, params)))(params)
-        return opt.step(params, grads)
+    @nnx.jit
+    def step(model, optimizer):
+        loss, grads = nnx.value_and_grad(nnx_loss)(model)
+        optimizer.update(model, grads, value=loss)
 
+    ours = sl.train_step(lambda params: nnx_loss(nnx.merge(graph, params)), donate=False)
     opt = sl.Optimizer(tx, params)
     for _ in range(3):
-        params, opt = ours(params, opt)
-    for a, b in zip(*map(jax.tree.leaves, (arrays_of(nnx, model), params)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+        step(model, optimizer)
+        params, opt, _ = ours(params, opt)
+    assert_close(arrays_of(nnx, model), params, rtol=1e-5)
 
     state = optimizer.opt_state
     average = sl.interop.eval_params(state, nnx.state(model, nnx.Param))
-    for a, b in zip(*map(jax.tree.leaves, (average, opt.eval_params(params))), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert_close(nnx.as_pure(average), opt.eval_params(params), rtol=1e-5)
     # The state has variables, so it is sharded as the parameters are.
     assert isinstance(state.inner_state.average["first"]["kernel"], nnx.OptVariable)
     assert sl.interop.hyperparams(state)["learning_rate"] == np.float32(0.1)
@@ -132,8 +120,7 @@ def test_a_train_state_steps_as_an_optimizer_of_slalom():
     for _ in range(3):
         params, opt = opt.step(params, linen_grads(state, params))
         state = step(state)
-    for a, b in zip(*map(jax.tree.leaves, (state.params, params)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert_close(state.params, params, rtol=1e-5)
     assert sl.interop.hyperparams(state)["learning_rate"] == opt.hyperparams["learning_rate"]
 
 
@@ -155,9 +142,7 @@ def test_flax_saves_and_restores_the_state_by_name():
 
 
 def test_orbax_saves_and_restores_the_state(tmp_path):
-    ocp = pytest.importorskip(
-        "orbax.checkpoint", reason="needs orbax: pip install orbax-checkpoint"
-    )
+    ocp = pytest.importorskip("orbax.checkpoint", reason="needs orbax-checkpoint")
     params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
     tx = to_optax(sl.adamw(0.1))
     _, state = tx.update(params, tx.init(params), params)
@@ -175,7 +160,6 @@ def test_orbax_saves_and_restores_the_state(tmp_path):
 @pytest.mark.parametrize("jit", [True, False])
 def test_optimistix_minimizes(jit):
     optx = pytest.importorskip("optimistix", reason="needs optimistix: pip install optimistix")
-    equinox = pytest.importorskip("equinox")
 
     def fn(point, args):
         return jnp.sum((point["a"] - 1.0) ** 2) + (point["b"] + 2.0) ** 2
@@ -185,11 +169,8 @@ def test_optimistix_minimizes(jit):
         start = {"a": jnp.zeros(2), "b": jnp.zeros(())}
         return optx.minimise(fn, solver, start, max_steps=300).value
 
-    run = equinox.filter_jit(minimum) if jit else minimum
-    found = run(to_optax(sl.adam(0.1)))
-    expected = run(optax.adam(0.1))
-    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-3)
+    run = eqx.filter_jit(minimum) if jit else minimum
+    assert_close(run(to_optax(sl.adam(0.1))), run(optax.adam(0.1)), atol=1e-3)
     if jit:  # a rule that uses `value`, `grad` and `value_fn`
         found = run(to_optax(sl.lbfgs()))
         np.testing.assert_allclose(found["b"], -2.0, atol=1e-3)
@@ -211,7 +192,4 @@ def test_numpyro_infers():
         result = svi.run(jax.random.key(0), 20, jnp.arange(3.0), progress_bar=False)
         return result.params, result.losses
 
-    for a, b in zip(
-        *map(jax.tree.leaves, map(run, (to_optax(sl.adam(0.1)), optax.adam(0.1)))), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-4)
+    assert_close(run(to_optax(sl.adam(0.1))), run(optax.adam(0.1)), rtol=1e-4)

@@ -56,36 +56,27 @@ def check(tx, rates, betas=(0.9,) * 6, **options):
     return history, opt
 
 
+HALVED = [0.1, 0.05, 0.05, 0.15, 0.15, 0.15]
+from_zero, rising = sl.schedules.warmup_constant(0.0, 0.1, 3), 0.5 + 0.1 * np.arange(6)
+OPTIONS = {"power": 1.0, "r": 2.0, "betas": (0.5,) * 6}
 BOOK = {
     "constant": (sl.sgd(0.1).schedule_free(), [0.1] * 6, {}),
     # A rate of zero moves nothing, and weighs nothing.
-    "from zero": (
-        sl.sgd(sl.schedules.warmup_constant(0.0, 0.1, 3)).schedule_free(),
-        [0, 0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1],
-        {},
-    ),
-    "down and up": (
-        sl.sgd(halving).schedule_free(0.5, 1.0, 2.0),
-        [0.1, 0.05, 0.05, 0.15, 0.15, 0.15],
-        {"power": 1.0, "r": 2.0, "betas": (0.5,) * 6},
-    ),
+    "from zero": (sl.sgd(from_zero).schedule_free(), [0, 0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1], {}),
+    "down and up": (sl.sgd(halving).schedule_free(0.5, 1.0, 2.0), HALVED, OPTIONS),
     "average after": (
         sl.sgd(halving).schedule_free(r=1.0, average_after=2),
-        [0.1, 0.05, 0.05, 0.15, 0.15, 0.15],
+        HALVED,
         {"r": 1.0, "after": 2},
     ),
     # With the b1 of each step's y, x is what it is with any other.
     "scheduled b1": (
         sl.sgd(0.1).schedule_free(lambda n: 0.5 + 0.1 * n.astype(float)),
         [0.1] * 6,
-        {"betas": [0.5 + 0.1 * n for n in range(6)]},
+        {"betas": rising},
     ),
-    "every_k inside": (sl.sgd(halving).every_k(2).schedule_free(), [0.1, 0.05, 0.05], {"every": 2}),
-    "every_k outside": (
-        sl.sgd(halving).schedule_free().every_k(2),
-        [0.1, 0.05, 0.05],
-        {"every": 2},
-    ),
+    "every_k inside": (sl.sgd(halving).every_k(2).schedule_free(), HALVED[:3], {"every": 2}),
+    "every_k outside": (sl.sgd(halving).schedule_free().every_k(2), HALVED[:3], {"every": 2}),
 }
 
 
@@ -99,8 +90,7 @@ def test_y_and_x_are_those_of_the_textbook(name):
 def test_each_leaf_is_weighed_by_the_rate_of_its_own_group():
     vectors = sl.where.ndim(1)
     tx = sl.sgd(halving).partition({vectors: sl.sgd(0.1), sl.where.ndim(0): sl.SetToZero()})
-    changing = [0.1, 0.05, 0.05, 0.15, 0.15, 0.15]
-    history, opt = check(tx.schedule_free(), {0: [0.0] * 6, 1: [0.1] * 6, 2: changing})
+    history, opt = check(tx.schedule_free(), {0: [0.0] * 6, 1: [0.1] * 6, 2: HALVED})
     assert opt.state.weight_sum.shape == (3,)
     assert jnp.all(history["scales"][0] == MODEL["scales"][0])
 
@@ -176,32 +166,25 @@ def test_the_authors_package_takes_the_same_steps(which, r, x64):
 # --- refusals -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tx", "message"),
-    [
-        (
-            sl.Trace(0.0) | sl.Scale(-0.1),
-            r"weights 'dense\.bias'.*no link inside sets one",
-        ),
-        (
-            sl.sgd(0.1) | sl.ScaleByLearningRate(0.5, flip_sign=False),
-            r"both 'scale_by_learning_rate' and 'scale_by_learning_rate_2' set one",
-        ),
-        (sl.sgd(0.1).average(), r"`tx\.schedule_free\(\)\.average\(\.\.\.\)`"),
-    ],
-)
-def test_leaves_need_one_learning_rate_and_one_writer(tx, message):
-    with pytest.raises(ValueError, match=message):
-        sl.Optimizer(tx.schedule_free(), MODEL)
+TWO_RATES = sl.sgd(0.1) | sl.ScaleByLearningRate(0.5, flip_sign=False)
+REFUSED = {
+    r"weights 'dense\.bias'.*no link inside sets one": sl.Trace(0.0) | sl.Scale(-0.1),
+    r"both 'scale_by_learning_rate' and 'scale_by_learning_rate_2' set one": TWO_RATES,
+    r"`tx\.schedule_free\(\)\.average\(\.\.\.\)`": sl.sgd(0.1).average(),
+}
+WARNED = {
+    r"b1=0\.9.*`b1=0\.0`": sl.adam(0.1),
+    r"decay=0\.9.*Remove": sl.sgd(0.1, momentum=0.9),
+}
 
 
-@pytest.mark.parametrize(
-    ("tx", "advice"),
-    [(sl.adam(0.1), r"b1=0\.9.*`b1=0\.0`"), (sl.sgd(0.1, momentum=0.9), r"decay=0\.9.*Remove")],
-)
-def test_momentum_inside_is_warned_of(tx, advice):
-    with pytest.warns(UserWarning, match=advice):
-        sl.Optimizer(tx.schedule_free(), MODEL)
+def test_leaves_need_one_learning_rate_and_one_writer_and_no_momentum_inside():
+    for message, tx in REFUSED.items():
+        with pytest.raises(ValueError, match=message):
+            sl.Optimizer(tx.schedule_free(), MODEL)
+    for advice, tx in WARNED.items():
+        with pytest.warns(UserWarning, match=advice):
+            sl.Optimizer(tx.schedule_free(), MODEL)
 
 
 def test_a_warmup_of_a_schedule_is_refused():
@@ -241,13 +224,8 @@ def plus_by_the_book(y, loss_and_grad, decay, steps, *, beta, r, polyak_beta, af
 def test_schedule_free_plus_gives_known_numbers():
     # From the equations of Defazio, 2026: θ²/2 from 2, without decay.
     opt = sl.Optimizer(sl.adam(1.0, b2=0.95).schedule_free(polyak=True), jnp.array(2.0))
-    known = [
-        (1.202115, 1.202115, 1.202115),
-        (0.740084, 0.971100, 0.947998),
-        (0.540953, 0.827717, 0.799041),
-    ]
-    y = jnp.array(2.0)
-    for z, x, wanted in known:
+    y, zs, xs = jnp.array(2.0), (1.202115, 0.740084, 0.540953), (1.202115, 0.971100, 0.827717)
+    for z, x, wanted in zip(zs, xs, (1.202115, 0.947998, 0.799041), strict=True):
         y, opt = opt.step(y, y, value=y**2 / 2)
         np.testing.assert_allclose(y, wanted, rtol=2e-6)
         np.testing.assert_allclose(opt.eval_params(y), x, rtol=2e-6)
@@ -278,26 +256,13 @@ def test_schedule_free_plus_with_a_decay_follows_the_book():
 
     # 1 − β goes from 0.1 to 0.035 in equal factors, as the authors raise it.
     raised = 1 - sl.schedules.exponential_decay(0.1, 4, 0.35, end_value=0.035)
-    tx = sl.adam(1.0, b2=0.95).schedule_free(
-        raised,
-        polyak=True,
-        weight_decay=2.0,
-        decay_where=sl.where.ndim(2),
-        r=1.0,
-        average_after=2,
-        polyak_beta=0.5,
-    )
+    decayed = {"weight_decay": 2.0, "decay_where": sl.where.ndim(2)}
+    polyak = {"polyak": True, "polyak_beta": 0.5, "r": 1.0, "average_after": 2}
+    tx = sl.adam(1.0, b2=0.95).schedule_free(raised, **decayed, **polyak)
     params, opt = plus_steps(tx, 4)
-    x, y = plus_by_the_book(
-        [PLUS["b"], PLUS["w"]],
-        loss_and_grad,
-        (0.0, 2.0),
-        4,
-        beta=lambda n: 1 - 0.1 ** (1 - n / 4) * 0.035 ** (n / 4),
-        r=1.0,
-        polyak_beta=0.5,
-        after=2,
-    )
+    beta = lambda n: 1 - 0.1 ** (1 - n / 4) * 0.035 ** (n / 4)  # noqa: E731
+    options = {"beta": beta, "r": 1.0, "polyak_beta": 0.5, "after": 2}
+    x, y = plus_by_the_book([PLUS["b"], PLUS["w"]], loss_and_grad, (0.0, 2.0), 4, **options)
     for i, name in enumerate("bw"):
         np.testing.assert_allclose(params[name], y[i], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(opt.eval_params(params)[name], x[i], rtol=1e-5, atol=1e-6)

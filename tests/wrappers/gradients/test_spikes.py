@@ -74,11 +74,8 @@ CASES = {
     "lasting": (with_changes(a60_140=7.0 + 0.1 * random.standard_normal(140)), 4),
     "nan": (with_changes(a3=np.nan, a50_9=np.nan, a70=9.0, a71=np.inf, a72=9.0), 13),
     "constant": (np.full(200, 0.25), 0),
-    "a small rise of a constant": (
-        np.where(np.arange(200) < 100, 0.25, 0.25 * (1 + 1e-7)),
-        0,
-    ),
-    "zero": (np.where(np.arange(200) < 100, 0.0, 1e-7), 0),
+    "a small rise of a constant": (np.repeat([0.25, 0.25 * (1 + 1e-7)], 100), 0),
+    "zero": (np.repeat([0.0, 1e-7], 100), 0),
     "huge": (with_changes(a50=9.0) * 3e37, 1),
     "tiny": (with_changes(a50=9.0) * 1e-35, 1),
 }

@@ -109,13 +109,9 @@ def test_typed_keys_survive_with_their_implementation(path):
 def test_batch_norm_frozen_layers_and_a_loader_come_back(path):
     def make(seed):
         key = jax.random.key(seed)
-        net, state = eqx.nn.make_with_state(eqx.nn.Sequential)(
-            [
-                eqx.nn.Linear(2, 3, key=key),
-                eqx.nn.BatchNorm(3, axis_name="batch", mode="batch"),
-                eqx.nn.Dropout(0.1 + 0.1 * seed),
-            ]
-        )
+        norm = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
+        layers = [eqx.nn.Linear(2, 3, key=key), norm, eqx.nn.Dropout(0.1 + 0.1 * seed)]
+        net, state = eqx.nn.make_with_state(eqx.nn.Sequential)(layers)
         return net, state, sl.Optimizer(sl.adam(0.1), net, trainable=sl.where.path("layers.1.**"))
 
     @eqx.filter_jit
@@ -126,17 +122,9 @@ def test_batch_norm_frozen_layers_and_a_loader_come_back(path):
     net, state, opt = make(0)
     _, state = apply(net, state, jnp.arange(8.0).reshape(4, 2))
     bits = np.random.default_rng(5)
-    loader = {
-        "epoch": 3,
-        "fraction": 0.1,
-        "shuffle": True,
-        "name": "digits",
-        "best": float("inf"),
-        "none": None,
-        "phase": 1 + 2j,
-        "generator": bits.bit_generator.state,
-        "order": np.arange(4),
-    }
+    loader = {"epoch": 3, "fraction": 0.1, "shuffle": True, "name": "digits", "none": None}
+    loader |= {"best": float("inf"), "phase": 1 + 2j, "order": np.arange(4)}
+    loader |= {"generator": bits.bit_generator.state}
     sl.checkpoint.save(path, model=net, opt=opt, state=state, loader=loader)
 
     net2, state2, opt2 = make(1)
@@ -147,8 +135,7 @@ def test_batch_norm_frozen_layers_and_a_loader_come_back(path):
     assert_same_bits(jax.tree.leaves(loaded["state"]), jax.tree.leaves(state))
     np.testing.assert_array_equal(loaded["loader"].pop("order"), loader.pop("order"))
     assert loaded["loader"] == loader
-    found = jax.tree.map(type, loaded["loader"])
-    assert found == jax.tree.map(type, loader)
+    assert jax.tree.map(type, loaded["loader"]) == jax.tree.map(type, loader)
     assert json.loads(sl.checkpoint.header(path)["values"])["loader.epoch"] == 3
 
 
@@ -164,12 +151,6 @@ def test_several_optimizers_in_one_tree(path, adam):
     assert_same_bits(loaded["opt"], {"gen": opt, "disc": other})
     assert_same_bits(loaded["ema"], (model, opt))
     assert sl.checkpoint.header(path)["count"] == "opt.disc: 0\nopt.gen: 3\nema.1: 3"
-
-
-def test_names_that_coincide_are_told_apart(path):
-    tree = {"a.b": jnp.ones(1), "a": {"b": jnp.zeros(1)}}
-    sl.checkpoint.save(path, model=tree)
-    assert_same_bits(sl.checkpoint.load(path, model=blank(tree))["model"], tree)
 
 
 def test_only_what_is_asked_for_is_loaded(path):
@@ -239,10 +220,7 @@ def test_arrays_are_put_where_those_of_the_program_are(path, adam):
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))
     whole = NamedSharding(mesh, PartitionSpec())
-    sharded = {
-        "w": jax.device_put(blank(MODEL)["w"], split),
-        "b": jax.device_put(MODEL["b"], whole),
-    }
+    sharded = jax.device_put(blank(MODEL), {"w": split, "b": whole})
     opt = sl.Optimizer(sl.adam(0.1), sharded)
     loaded = sl.checkpoint.load(adam.path, model=sharded, opt=opt)
     assert loaded["model"]["w"].sharding == split
@@ -341,24 +319,20 @@ def test_what_cannot_be_saved_is_refused_by_name(path):
     model = {"w": jnp.ones(2)}
     opt = sl.Optimizer(sl.adam(0.1), model)
     sl.train_step(lambda m: jnp.sum(m["w"] ** 2), donate="all")(model, opt)
-    with pytest.raises(ValueError, match="This optimizer was donated"):
-        sl.checkpoint.save(path, opt=opt)
-    with pytest.raises(ValueError, match=r"'model[.]w' was donated to a training step"):
-        sl.checkpoint.save(path, model=model)
-    with pytest.raises(TypeError, match=r"'model[.]w' is abstract"):
-        sl.checkpoint.save(path, model={"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
+    for tree, message in (
+        ({"opt": opt}, "This optimizer was donated"),
+        ({"model": model}, r"'model[.]w' was donated to a training step"),
+        ({"model": {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}}, r"'model[.]w' is abstract"),
+        ({"x": np.array([{}])}, "'x' is an array of dtype object, which cannot be saved"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            sl.checkpoint.save(path, **tree)
     with pytest.raises(TypeError, match=r"'x' is being traced"):
         jax.jit(lambda x: sl.checkpoint.save(path, x=x))(1.0)
-    with pytest.raises(TypeError, match="'x' is an array of dtype object, which cannot be saved"):
-        sl.checkpoint.save(path, x=np.array([{}]))
     assert not path.exists()
     sl.checkpoint.save(path, x=jnp.ones(()))
     with pytest.raises(TypeError, match=r"'x' is being traced: a checkpoint cannot be loaded"):
         jax.jit(lambda x: sl.checkpoint.load(path, x=x))(1.0)
-
-
-def test_wrong_arguments_are_refused(path):
-    sl.checkpoint.save(path, n=1)
     with pytest.raises(TypeError, match="nothing to save or load"):
         sl.checkpoint.save(path)
     with pytest.raises(ValueError, match="`hyperparams` must be"):

@@ -11,23 +11,23 @@ from helpers import assert_same_bits, sampled
 
 
 def test_every_difference_is_reported_by_path(path):
-    tree = {"same": jnp.ones(2), "grown": jnp.ones(2), "cast": jnp.ones(2), "old": jnp.ones(2)}
+    tree = dict.fromkeys(("same", "grown", "cast", "old"), jnp.ones(2))
     sl.checkpoint.save(path, model=tree, n=1.5)
-    mine = {
-        "same": jnp.zeros(2),
-        "grown": jnp.zeros(3),
-        "cast": jnp.zeros(2, "float16"),
-        "new": jnp.zeros(2),
-    }
+    mine = dict.fromkeys(("same", "new"), jnp.zeros(2))
+    mine |= {"grown": jnp.zeros(3), "cast": jnp.zeros(2, "float16")}
+    shapes = "model.grown is (2,) in the file and (3,) here"
+    dtypes = (
+        "model.cast is float32 in the file and float16 here, "
+        "n is a Python float in the file and a Python int here"
+    )
     with pytest.raises(sl.checkpoint.MismatchError) as caught:
         sl.checkpoint.load(path, model=mine, n=1)
     assert str(caught.value) == (
         f"The checkpoint '{path}' does not fit this program:\n"
         "  only in the program: model.new\n"
         "  only in the file: model.old\n"
-        "  other shapes: model.grown is (2,) in the file and (3,) here\n"
-        "  other dtypes: model.cast is float32 in the file and float16 here, "
-        "n is a Python float in the file and a Python int here\n"
+        f"  other shapes: {shapes}\n"
+        f"  other dtypes: {dtypes}\n"
         "Pass the same model and optimizer as when it was saved, or `strict=False` to load what "
         "fits and keep the program's values for the rest."
     )
@@ -38,9 +38,8 @@ def test_every_difference_is_reported_by_path(path):
         "loaded:      model.same\n"
         "missing:     model.new\n"
         "unexpected:  model.old\n"
-        "reshaped:    model.grown is (2,) in the file and (3,) here\n"
-        "retyped:     model.cast is float32 in the file and float16 here, "
-        "n is a Python float in the file and a Python int here\n"
+        f"reshaped:    {shapes}\n"
+        f"retyped:     {dtypes}\n"
         "hyperparams: –"
     )
 

@@ -204,10 +204,10 @@ def test_files_are_written_and_read_without_jax(tmp_path):
 # --- damaged --------------------------------------------------------------------------------
 
 
-def refused(path):
-    """The message of the error for a damaged file."""
-    with pytest.raises(sl.checkpoint.DamagedError) as caught:
-        read(path)
+def refused(call, *args, error=sl.checkpoint.DamagedError, **known):
+    """The message of the error of a call."""
+    with pytest.raises(error) as caught:
+        call(*args, **known)
     return str(caught.value)
 
 
@@ -216,19 +216,18 @@ def test_what_is_damaged_is_named(path):
     whole = path.read_bytes()
     for length in (0, 7, 8, 100, *range(0, len(whole), 97), len(whole) - 1):
         path.write_bytes(whole[:length])
-        assert f"'{path}' is damaged" in refused(path)
-    assert refused(path).startswith(f"'{path}' is damaged: its arrays have ")
+        assert f"'{path}' is damaged" in refused(read, path)
+    assert refused(read, path).startswith(f"'{path}' is damaged: its arrays have ")
     path.write_bytes(whole + b"\0")
-    refused(path)
-    path.write_bytes(whole.replace(b"sl.Trace", b"os.Trace"))
-    assert refused(path) == (
-        f"'{path}' is damaged: its header does not match its checksum. {DAMAGED}"
-    )
+    refused(read, path)
     at = whole.rindex(np.ones(2, np.float32).tobytes())
-    path.write_bytes(whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :])
-    assert refused(path) == (
-        f"'{path}' is damaged: the array 'model.w' does not match its checksum. {DAMAGED}"
-    )
+    for changed, what in (
+        (whole.replace(b"sl.Trace", b"os.Trace"), "its header"),
+        (whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :], "the array 'model.w'"),
+    ):
+        path.write_bytes(changed)
+        message = f"'{path}' is damaged: {what} does not match its checksum. {DAMAGED}"
+        assert refused(read, path) == message
     # What is not asked for is not read.
     assert_same_bits(sl.checkpoint.load(path, opt=opt)["opt"], opt)
 
@@ -246,20 +245,13 @@ def test_a_flipped_bit_anywhere_is_noticed(path, every):
 
 
 def test_foreign_files_are_refused(path):
-    foreign = [
-        b"",
-        b"\0" * 100,
-        b"PK\x03\x04 a zip file",
-        b"text " * 50,
-        pickle.dumps({"w": np.ones(3)}),
-        np.random.default_rng(0).bytes(1000),
-        b"\xff" * 8,
-    ]
+    foreign = [b"", b"\0" * 100, b"PK\x03\x04 a zip file", b"text " * 50, b"\xff" * 8]
+    foreign += [pickle.dumps({"w": np.ones(3)}), np.random.default_rng(0).bytes(1000)]
     for data in foreign:
         path.write_bytes(data)
-        assert f"'{path}' is damaged, or is not a safetensors file (" in refused(path)
+        assert f"'{path}' is damaged, or is not a safetensors file (" in refused(read, path)
     safetensors.numpy.save_file({"w": np.ones(3)}, path)
-    assert refused(path) == (
+    assert refused(read, path) == (
         f"'{path}' is a safetensors file, but not a checkpoint that Slalom wrote. Read it with "
         "`safetensors.numpy.load_file`."
     )
@@ -269,9 +261,7 @@ def test_a_file_of_a_newer_format_is_refused(path, monkeypatch):
     monkeypatch.setattr(_format, "VERSION", 2)
     small(path)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="format version 2") as caught:
-        read(path)
-    assert str(caught.value) == (
+    assert refused(read, path, error=ValueError) == (
         f"'{path}' has format version 2, but this version of Slalom reads up to 1. Upgrade Slalom "
         "to load it."
     )
@@ -283,36 +273,28 @@ def test_a_file_of_a_newer_format_is_refused(path, monkeypatch):
 def test_paths_that_lead_to_no_file(tmp_path):
     missing, below = tmp_path / "missing", tmp_path / "file" / "run"
     (tmp_path / "file").touch()
-    cases = {
-        missing: (FileNotFoundError, f"There is no checkpoint '{missing}'."),
-        below: (
-            NotADirectoryError,
-            f"There is no checkpoint '{below}': a part of this path is a file.",
-        ),
-        tmp_path: (
+    there_is_none = "There is no checkpoint"
+    for path, error, message in (
+        (missing, FileNotFoundError, f"{there_is_none} '{missing}'."),
+        (below, NotADirectoryError, f"{there_is_none} '{below}': a part of this path is a file."),
+        (
+            tmp_path,
             IsADirectoryError,
             f"'{tmp_path}' is a directory. To load its newest checkpoint, write "
             f"`sl.checkpoint.Rolling('{tmp_path}').load(...)`.",
         ),
-    }
-    for path, (error, message) in cases.items():
-        with pytest.raises(error) as caught:
-            sl.checkpoint.load(path, n=0)
-        assert str(caught.value) == message
+    ):
+        assert refused(sl.checkpoint.load, path, n=0, error=error) == message
 
 
 def test_paths_where_nothing_can_be_written(tmp_path):
     file, below = tmp_path / "file", tmp_path / "file" / "deep" / "run"
     file.write_text("old")
-    with pytest.raises(NotADirectoryError) as caught:
-        small(below)
-    assert str(caught.value) == (
+    assert refused(small, below, error=NotADirectoryError) == (
         f"[Errno {errno.ENOTDIR}] The checkpoint '{below}' cannot be written: '{file}' is a file, "
         "not a directory. Choose another path."
     )
-    with pytest.raises(IsADirectoryError) as caught:
-        small(tmp_path)
-    assert str(caught.value) == (
+    assert refused(small, tmp_path, error=IsADirectoryError) == (
         f"[Errno {errno.EISDIR}] The checkpoint '{tmp_path}' cannot be written: it is a directory. "
         "Add the name of a file, or use `sl.checkpoint.Rolling`."
     )

@@ -118,23 +118,15 @@ def test_half_precision_steps_as_in_optax(dtype):
 
 
 @pytest.mark.slow
-def test_a_whole_model_trains():
-    model, x = mlp(), jnp.ones((4, 2))
-    step = sl.train_step(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))
-    opt = sl.Optimizer(sl.ClipByGlobalNorm(1.0) | from_optax(optax.adamw(0.01)), model)
-    model, opt, before = step(model, opt)
-    model, opt, after = step(model, opt)
-    assert after < before
-
-
-@pytest.mark.slow
-def test_a_training_step_passes_what_a_line_search_needs():
-    tx = from_optax(optax.lbfgs())
-    assert tx.needs == ("value", "grad", "value_fn")
-    step = sl.train_step(loss_of_any)
-    model, opt, before = step(params, sl.Optimizer(tx, params))
-    model, opt, after = step(model, opt)
-    assert after < before
+def test_a_training_step_takes_a_whole_model_and_passes_what_a_line_search_needs():
+    search = from_optax(optax.lbfgs())
+    assert search.needs == ("value", "grad", "value_fn")
+    clipped = sl.ClipByGlobalNorm(1.0) | from_optax(optax.adamw(0.01))
+    for tx, model in ((clipped, mlp()), (search, params)):
+        step = sl.train_step(loss_of_any)
+        model, opt, before = step(model, sl.Optimizer(tx, model))
+        model, opt, after = step(model, opt)
+        assert after < before
     with pytest.raises(TypeError, match=r"FromOptax \('from_optax'\) needs 'value'"):
         opt.step(model, ones)
 
@@ -215,8 +207,7 @@ def test_injected_hyperparameters_are_live():
     assert_same_bits(half, jax.tree.map(lambda u: u / 2, updates))
     assert after.state_of("from_optax").hyperparams["learning_rate"] == np.float32(0.05)
 
-
-def test_an_injected_number_may_become_a_schedule():
+    # They may become schedules.
     gt = optax.inject_hyperparams(optax.sgd)(0.1)
     tx = from_optax(gt).drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.2, patience=1)})
     updates, _ = sl.Optimizer(tx, params).update(params, ones, value=jnp.asarray(1.0))
@@ -257,10 +248,9 @@ def test_arrays_with_the_shapes_of_parameters_are_moments():
 
 
 def test_describe_shows_state_and_injected_learning_rates():
-    rows = fresh(optax.inject_hyperparams(optax.adam)(0.1)).describe(params).to_dict()
-    assert rows["w"]["state_bytes"] == 2 * params["w"].nbytes
-    assert rows["w"]["transform"] == "from_optax"
-    assert rows["w"]["learning_rate"] == np.float32(0.1)
+    row = fresh(optax.inject_hyperparams(optax.adam)(0.1)).describe(params).to_dict()["w"]
+    found = row["state_bytes"], row["transform"], row["learning_rate"]
+    assert found == (2 * params["w"].nbytes, "from_optax", np.float32(0.1))
 
 
 def test_reset_restarts_moments_and_their_count_and_no_schedule():

@@ -70,16 +70,10 @@ def is_bias(path, param):
     return "bias" in path
 
 
-def map_nested_fn(fn):
-    """Recursively apply `fn` to key-value pairs of a nested dict."""
-
-    def map_fn(nested_dict):
-        return {k: (map_fn(v) if isinstance(v, dict) else fn(k, v)) for k, v in nested_dict.items()}
-
-    return map_fn
+def label_fn(params):
+    return jax.tree.map_with_path(lambda path, _: path[-1].key, params)
 
 
-label_fn = map_nested_fn(lambda k, _: k)
 bias_or_weight = label_fn(LAYERS)
 bias_tx, weight_tx = sl.Scale(-0.01), sl.Scale(-0.001)
 only_biases = sl.where.regex("bias$")

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, gradients, lenient, nested_dict, sampled
+from helpers import assert_same_bits, gradients, lenient, sampled
 from slalom._core.fields.declare import hyperparameter_fields
 
 S = sl.schedules
@@ -152,14 +152,6 @@ def test_update_n_uses_the_schedule_at_n(rule):
     assert differs or rule in " ".join(INSENSITIVE.values()).split()
 
 
-@pytest.mark.slow
-def test_a_schedule_changes_no_state():
-    params = nested_dict(jax.random.key(0))
-    number = sl.Optimizer(sl.adamw(1e-3), params)
-    scheduled = sl.Optimizer(sl.adamw(S.cosine_decay(1e-3, 10), b2=S.constant(0.99)), params)
-    assert_same_bits(number.state, scheduled.state)
-
-
 def test_functional_use_must_be_told_the_time():
     tx = sl.sgd(S.linear(1.0, 0.0, 4))
     g = jnp.ones(())
@@ -174,12 +166,15 @@ def test_functional_use_must_be_told_the_time():
 
 def test_a_function_is_a_schedule():
     opt = sl.Optimizer(sl.sgd(lambda n: 1 / (n + 1)), jnp.ones(()))
-    rates = []
-    with lenient():
-        for _ in range(3):
-            rates.append(float(opt.hyperparams["learning_rate"]))
+    for rate in (1, 1 / 2, 1 / 3):
+        np.testing.assert_allclose(opt.hyperparams["learning_rate"], rate, rtol=1e-7)
+        with lenient():
             _, opt = opt.step(jnp.ones(()), jnp.ones(()))
-    np.testing.assert_allclose(rates, [1, 1 / 2, 1 / 3], rtol=1e-7)
+    # What it returns becomes a float.
+    for value in (1, 0.5, np.float32(0.5), True):
+        tx = sl.sgd(lambda n, value=value: value)
+        rate = sl.Optimizer(tx, jnp.ones(())).hyperparams["learning_rate"]
+        assert (rate.dtype, rate.weak_type, float(rate)) == (jnp.float32, False, value)
 
 
 @pytest.mark.slow
@@ -190,21 +185,3 @@ def test_a_schedule_of_another_library_is_a_schedule():
         opt = sl.Optimizer(tx, jnp.ones(()))
         _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, jnp.ones(12))
     np.testing.assert_allclose(-used, S.cosine_decay(0.3, 10).values(12), rtol=1e-6, atol=1e-7)
-
-
-def test_what_a_function_returns_becomes_a_float():
-    for value in (1, 0.5, np.float32(0.5), True):
-        tx = sl.sgd(lambda n, value=value: value)
-        rate = sl.Optimizer(tx, jnp.ones(())).hyperparams["learning_rate"]
-        assert rate.dtype == jnp.float32, value
-        assert not rate.weak_type, value
-        assert float(rate) == float(value)
-
-
-def test_a_function_that_branches_in_python_is_told_how_to():
-    def drop(step):
-        return 0.1 if step < 10 else 0.01
-
-    opt = sl.Optimizer(sl.sgd(drop), jnp.ones(()))
-    with pytest.raises(TypeError, match=r"drop.*jnp\.where\(step < n, a, b\)"):
-        opt.step(jnp.ones(()), jnp.ones(()))

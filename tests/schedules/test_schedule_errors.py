@@ -12,6 +12,7 @@ import slalom as sl
 
 S = sl.schedules
 
+ONE, STABLE = S.constant(1.0), functools.partial(S.warmup_stable_decay, 0.0, 1.0, 5)
 # Messages, as expressions, and what they refuse.
 BAD = {
     r"linear\.transition_steps.*got 0": lambda: S.linear(1.0, 0.0, 0),
@@ -24,13 +25,11 @@ BAD = {
     r"cosine_decay\.exponent.*got 0": lambda: S.cosine_decay(1.0, 10, exponent=0.0),
     r"decay_steps.*warmup_steps=10.*got 10": lambda: S.warmup_cosine_decay(0.0, 1.0, 10, 10),
     r"warmup_cosine_decay.*warmup_steps.*got -1": lambda: S.warmup_cosine_decay(0.0, 1.0, -1, 10),
-    r"increasing.*\[5, 2\]": lambda: S.join([S.constant(1.0)] * 3, [5, 2]),
-    r"increasing.*\[5, 5\]": lambda: S.join([S.constant(1.0)] * 3, [5, 5]),
-    r"non-negative.*\[-1\]": lambda: S.join([S.constant(1.0)] * 2, [-1]),
-    r"boundaries must be .*increasing.*\[9, 5\]": (
-        lambda: S.constant(1.0).then(0.5, at=9).then(0.1, at=5)
-    ),
-    r"3 schedules and 1 boundaries": lambda: S.join([S.constant(1.0)] * 3, [5]),
+    r"increasing.*\[5, 2\]": lambda: S.join([ONE] * 3, [5, 2]),
+    r"increasing.*\[5, 5\]": lambda: S.join([ONE] * 3, [5, 5]),
+    r"non-negative.*\[-1\]": lambda: S.join([ONE] * 2, [-1]),
+    r"boundaries must be .*increasing.*\[9, 5\]": lambda: ONE.then(0.5, at=9).then(0.1, at=5),
+    r"3 schedules and 1 boundaries": lambda: S.join([ONE] * 3, [5]),
     r"0 schedules": lambda: S.join([], []),
     r"polynomial\.transition_steps.*got 0": lambda: S.polynomial(1.0, 0.0, 2.0, 0),
     r"polynomial\.power.*got 0": lambda: S.polynomial(1.0, 0.0, 0.0, 9),
@@ -58,14 +57,14 @@ BAD = {
     r"cosine_kwargs\[1\]: .*warmup_steps=5.*got 5": (
         lambda: S.sgdr([CYCLES[0], CYCLES[0] | {"decay_steps": 5}])
     ),
-    r"stable_steps.*got -1": lambda: S.warmup_stable_decay(0.0, 1.0, 5, -1, 9),
-    r"warmup_stable_decay\.decay_steps.*got 0": lambda: S.warmup_stable_decay(0.0, 1.0, 5, 5, 0),
+    r"stable_steps.*got -1": lambda: STABLE(-1, 9),
+    r"warmup_stable_decay\.decay_steps.*got 0": lambda: STABLE(5, 0),
     r"decay_type must be 'linear' or 'cosine' or 'sqrt', got 'exp'": (
-        lambda: S.warmup_stable_decay(0.0, 1.0, 5, 5, 5, decay_type="exp")
+        lambda: STABLE(5, 5, decay_type="exp")
     ),
     r"timescale.*got 0": lambda: S.inverse_sqrt(0.0, 1.0, 5, timescale=0),
     r"symbol must be one of '\+', '-', '\*', '/', got '%'": (
-        lambda: S.CombinedSchedule("%", 1.0, S.constant(1.0))
+        lambda: S.CombinedSchedule("%", 1.0, ONE)
     ),
 }
 
@@ -76,30 +75,16 @@ def test_bad_arguments_are_refused(message):
         BAD[message]()
 
 
-NO_NUMBERS = ("fast", None, 1j, True, jnp.ones(2))
+NO_NUMBERS, NO_STEPS = ("fast", None, 1j, True, jnp.ones(2)), (2.5, "ten", None, True)
+NO_FACTORS = ({2.5: 0.1}, {"ten": 0.1}, {True: 0.1}, {3: "half"}, [3, 0.1])
 # What makes a schedule of one value, the message, and the values that are refused.
 NO_VALUES = {
-    r"cosine_decay\.init_value must be": (lambda value: S.cosine_decay(value, 10), NO_NUMBERS),
-    r"cosine_decay\.decay_steps must be": (
-        lambda value: S.cosine_decay(0.1, value),
-        (2.5, "ten", None, True),
-    ),
-    r"CombinedSchedule\.right must be": (
-        lambda value: S.constant(1.0) * value,
-        (*NO_NUMBERS, np.ones(2)),
-    ),
-    r"CombinedSchedule\.left must be": (
-        lambda value: value * S.constant(1.0),
-        (*NO_NUMBERS, np.ones(2)),
-    ),
-    "boundaries_and_scales": (
-        lambda value: S.piecewise_constant(1.0, value),
-        ({2.5: 0.1}, {"ten": 0.1}, {True: 0.1}, {3: "half"}, [3, 0.1]),
-    ),
-    r"boundaries|'at'": (
-        lambda value: S.constant(1.0).then(0.1, at=value),
-        (2.5, "ten", None, True),
-    ),
+    r"cosine_decay\.init_value must be": (lambda x: S.cosine_decay(x, 10), NO_NUMBERS),
+    r"cosine_decay\.decay_steps must be": (lambda x: S.cosine_decay(0.1, x), NO_STEPS),
+    r"CombinedSchedule\.right must be": (lambda x: S.constant(1.0) * x, (*NO_NUMBERS, np.ones(2))),
+    r"CombinedSchedule\.left must be": (lambda x: x * S.constant(1.0), (*NO_NUMBERS, np.ones(2))),
+    "boundaries_and_scales": (lambda x: S.piecewise_constant(1.0, x), NO_FACTORS),
+    r"boundaries|'at'": (lambda x: S.constant(1.0).then(0.1, at=x), NO_STEPS),
     "cosine_kwargs": (S.sgdr, (3, [3], [{"peak_value": 1.0}], [{"speed": 1.0}])),
 }
 
@@ -114,13 +99,10 @@ def test_values_of_another_type_are_refused(message, value):
         make(value)
 
 
-def test_a_schedule_divided_by_zero_is_refused():
-    with pytest.raises(ZeroDivisionError, match=r"constant\(1\.0\) is divided by zero"):
-        S.constant(1.0) / 0
-
-
-def test_a_schedule_in_a_numbers_place_is_told_how_to():
+def test_schedules_in_the_wrong_place_are_refused():
     s = S.constant(1.0)
+    with pytest.raises(ZeroDivisionError, match=r"constant\(1\.0\) is divided by zero"):
+        s / 0
     with pytest.raises(TypeError, match=r"linear\.init_value must be a number.*`s \* t`"):
         S.linear(s, 0.0, 4)
     with pytest.raises(TypeError, match=r"boundaries_and_scales\[3\] must be a number"):
@@ -133,12 +115,10 @@ def test_a_schedule_that_closes_over_a_tracer_is_refused_when_it_is_made():
 
     @jax.jit
     def sweep(lr):
-        with pytest.raises(TypeError, match="closes over a traced value"):
-            sl.adam(lambda step: lr / (step + 1))
-        with pytest.raises(TypeError, match="closes over a traced value"):
-            sl.adam(helper(lr))
-        with pytest.raises(TypeError, match="closes over a traced value"):
-            sl.adam(functools.partial(lambda step, lr: lr / (step + 1), lr=lr))
+        partial = functools.partial(lambda step, lr: lr / (step + 1), lr=lr)
+        for schedule in (lambda step: lr / (step + 1), helper(lr), partial):
+            with pytest.raises(TypeError, match="closes over a traced value"):
+                sl.adam(schedule)
         return lr
 
     sweep(0.1)
@@ -151,8 +131,7 @@ def test_any_callable_tree_keeps_its_arrays_as_leaves():
     @jax.jit
     def first_rates(lr):
         tx = sl.adam(jax.tree_util.Partial(decaying, lr=lr))
-        opt = sl.Optimizer(tx, jnp.ones(2))
-        return opt.hyperparams["learning_rate"]
+        return sl.Optimizer(tx, jnp.ones(2)).hyperparams["learning_rate"]
 
     assert float(first_rates(0.5)) == 0.5
     assert len(jax.tree.leaves(sl.sgd(jax.tree_util.Partial(decaying, lr=jnp.float32(0.1))))) == 1

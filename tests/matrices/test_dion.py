@@ -115,10 +115,9 @@ def test_zeros_stay_zeros_and_keep_the_basis():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exact", [True, False], ids=["ones", "products"])
-def test_an_update_has_no_larger_rank_than_the_momentum(exact):
-    g = drawn(48, 3) @ drawn(3, 32, seed=1)
-    g, rank = (np.ones((48, 32)), 1) if exact else (g, 3)
+@pytest.mark.parametrize("rank", [1, 3])
+def test_an_update_has_no_larger_rank_than_the_momentum(rank):
+    g = np.ones((48, 32)) if rank == 1 else drawn(48, 3) @ drawn(3, 32, seed=1)
     tx = sl.ScaleByDion(0.5, scale=None, layout="oi")
     g = jnp.asarray(g, jnp.float32)
     before = tx.init(g)

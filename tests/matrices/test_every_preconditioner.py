@@ -3,14 +3,14 @@
 import functools
 import re
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from known_matrix import drawn_matrix
 
 import slalom as sl
-from helpers import kind_of, sampled, slalom_trajectory, slow_except
+from helpers import compiled_step, kind_of, sampled, slalom_trajectory, slow_except
 
 EACH = {
     "soap": functools.partial(sl.ScaleBySoap, precondition_frequency=2),
@@ -30,16 +30,9 @@ def descent(name, **options):
     return EACH[name](**options) | sl.Scale(-0.1)
 
 
-def drawn_matrix(shape, steps, dtype=jnp.float32):
-    """A matrix, and a gradient for each step."""
-    random = np.random.default_rng(0)
-    drawn = random.standard_normal(shape), random.standard_normal((steps, *shape))
-    return tuple(jnp.asarray(x, dtype) for x in drawn)
-
-
 @each
 def test_a_stack_of_two_and_their_transposes_walk_the_paths_of_the_two(name, same_noise):
-    start, grads = drawn_matrix((2, 4, 3), 6)
+    start, grads = drawn_matrix((2, 4, 3), 6, jnp.float32)
     stacked, _ = slalom_trajectory(descent(name, layout="sio"), start, grads)
     alone = jax.jit(lambda p, g: slalom_trajectory(descent(name), p, g)[0])
     for i in range(2):
@@ -70,7 +63,7 @@ def test_extreme_gradients_stay_finite(case):
 @each
 def test_a_reset_parameter_starts_again_and_the_others_go_on(name, same_noise):
     model = {"a": jnp.ones((3, 2)), "b": jnp.ones((3, 2))}
-    _, grads = drawn_matrix((3, 2), 5)
+    _, grads = drawn_matrix((3, 2), 5, jnp.float32)
     step = jax.jit(lambda model, opt, g: opt.step(model, {"a": g, "b": g}))
     opt = sl.Optimizer(descent(name), model)
     for g in grads[:4]:
@@ -124,29 +117,15 @@ def test_all_refreshes_are_in_one_conditional_that_idle_steps_skip(name):
         assert linalg not in outside
 
 
-def compiled_step(rule, shape, number):
-    """The program of a step on matrices of this shape."""
-    params = {str(i): jnp.ones(shape) for i in range(number)}
-    opt = sl.Optimizer(rule() | sl.Scale(-0.1), params)
-    arrays, static = eqx.partition(opt, eqx.is_array)
-
-    def step(params, arrays, grads):
-        stepped, new = eqx.combine(arrays, static).step(params, grads)
-        return stepped, eqx.filter(new, eqx.is_array)
-
-    return jax.jit(step, donate_argnums=(0, 1)).lower(params, arrays, params).compile()
+def program(rule, shape, number):
+    """Of a step on matrices of this shape."""
+    return compiled_step(rule() | sl.Scale(-0.1), {str(i): jnp.ones(shape) for i in range(number)})
 
 
-on_a_cpu = pytest.mark.skipif(
-    jax.default_backend() != "cpu", reason="counts what XLA does on a CPU"
-)
-
-
-@on_a_cpu
 @each
 def test_scratch_grows_slower_than_the_number_of_matrices_and_other_steps_copy_no_factor(name):
-    one, four = (compiled_step(LARGE[name], (264, 256), number) for number in (1, 4))
-    scratch = [program.memory_analysis().temp_size_in_bytes for program in (one, four)]
+    one, four = (program(LARGE[name], (264, 256), number) for number in (1, 4))
+    scratch = [p.memory_analysis().temp_size_in_bytes for p in (one, four)]
     assert scratch[1] <= 3.3 * scratch[0]
     assert scratch[1] <= 5 * 4 * (4 * 264 * 256)
 
@@ -157,8 +136,7 @@ def test_scratch_grows_slower_than_the_number_of_matrices_and_other_steps_copy_n
     assert len(re.findall(size, outside)) == (0 if name == "kron" else 4 * 4)
 
 
-@on_a_cpu
 @pytest.mark.parametrize("name", sampled(EACH, turn=1))
 def test_small_matrices_of_equal_shape_are_refreshed_by_the_same_calls(name):
-    one, four = (compiled_step(EACH[name], (8, 6), number).as_text() for number in (1, 4))
+    one, four = (program(EACH[name], (8, 6), number).as_text() for number in (1, 4))
     assert one.count("custom_call_target=") == four.count("custom_call_target=")

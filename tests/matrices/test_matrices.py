@@ -1,5 +1,6 @@
 """Muon and its relatives: against singular values and textbooks, and what users read of them."""
 
+import itertools
 import math
 
 import equinox as eqx
@@ -10,7 +11,15 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import distance, gradients, optax_trajectory, params_of, sampled, slalom_trajectory
+from helpers import (
+    compiled_step,
+    distance,
+    gradients,
+    optax_trajectory,
+    params_of,
+    sampled,
+    slalom_trajectory,
+)
 from slalom.transforms.matrices._newton_schulz import MARGINS, iteration
 
 STEPS = {"standard": 5, "tuned": 5, "polar_express": 5, "ten_steps": 10}
@@ -26,9 +35,6 @@ def polynomial(sigma, name, steps):
 
 def apply(tx, x):
     return jax.jit(tx.update)({"w": x}, None)[0]["w"]
-
-
-# --- Newton–Schulz --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -79,13 +85,10 @@ def test_the_coefficients_of_polar_express_are_those_of_its_derivation():
     np.testing.assert_allclose(mapped, [0.8589, 1.0271, 1.0592, 0.9106, 0.9035], atol=5e-5)
 
 
-def test_the_numbers_of_the_original_code():
+def test_the_numbers_of_the_original_code_and_one_step_of_keras():
     x = jnp.array([[0.2499, 0.9105], [0.2655, 0.8824]])
     got = apply(sl.Orthogonalize(), x)
     np.testing.assert_allclose(got, [[-0.4419, 0.6456], [0.7282, 0.2970]], atol=1e-4)
-
-
-def test_one_step_of_keras():
     params, grads = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 6.0], [7.0, 2.0]])
     tx = sl.muon(0.5, scale="match_rms_adamw", layout="oi")
     after, _ = sl.Optimizer(tx, params).step(params, grads)
@@ -93,13 +96,8 @@ def test_one_step_of_keras():
 
 
 EXTREME = [0.0, 1e-30, 1e-3, 1e4, 1e30]
-
-
-DTYPES = [
-    (dtype, compute)
-    for dtype in ("bfloat16", "float16", "float32")
-    for compute in (None, "bfloat16", "float16")
-]
+HALF = ("bfloat16", "float16")
+DTYPES = [*itertools.product((*HALF, "float32"), (None, *HALF))]
 
 
 @pytest.mark.parametrize("case", sampled(DTYPES, turn=2), ids=str)
@@ -130,9 +128,6 @@ def test_complex_matrices_become_unitary():
     np.testing.assert_allclose(got @ got.conj().T, np.eye(3), atol=1e-3)
     u, _, v = np.linalg.svd(x, full_matrices=False)
     np.testing.assert_allclose(got, u @ v, atol=1e-3)
-
-
-# --- layouts --------------------------------------------------------------------------------
 
 
 class Turned(eqx.Module):
@@ -167,9 +162,6 @@ def test_a_weight_that_is_stored_the_other_way_round_walks_the_transposed_path(n
     ours, _ = slalom_trajectory(LAYOUTS[name], layer, grads)
     turned, _ = slalom_trajectory(LAYOUTS[name], flip(layer), flip(grads))
     np.testing.assert_allclose(flip(turned).weight, ours.weight, atol=1e-6)
-
-
-# --- against other implementations ----------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -222,10 +214,7 @@ def test_a_debiased_mean_in_front_follows_optax(theirs, ours):
 
 def nor_muon(params, grads, lr, b1, b2, eps=1e-10):
     """NorMuon as in its paper's code, in double precision."""
-    p, trace, v = (
-        np.asarray(x, np.float64) for x in (params, 0 * params, np.zeros((len(params), 1)))
-    )
-    history = []
+    p, trace, v, history = np.asarray(params, np.float64), 0.0, 0.0, []
     for g in np.asarray(grads, np.float64):
         trace = b1 * trace + g
         x = g + b1 * trace
@@ -271,9 +260,6 @@ def test_scion_is_steepest_descent_in_each_norm():
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-# --- routing, printing and refusals ---------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_everything_goes_where_it_belongs():
     keys = jax.random.split(jax.random.key(0), 4)
@@ -288,10 +274,8 @@ def test_everything_goes_where_it_belongs():
     opt = sl.Optimizer(tx, model)
     rows = opt.describe(model).to_dict()
     shown = {path: (row["group"], row["notes"]) for path, row in rows.items()}
-    assert {path for path, (group, _) in shown.items() if group == "muon"} == {
-        "conv.weight",
-        "layers.weight",
-    }
+    muon = {path for path, (group, _) in shown.items() if group == "muon"}
+    assert muon == {"conv.weight", "layers.weight"}
     assert shown["conv.weight"][1] == "6 × 12"
     assert shown["layers.weight"][1] == "4 of 4 × 4"
     assert {group for path, (group, _) in shown.items() if "head" in path} == {"rest"}
@@ -301,13 +285,9 @@ def test_everything_goes_where_it_belongs():
 
 def test_an_option_that_differs_is_printed():
     tx = sl.Orthogonalize([(1.5, -0.5, 0), (1, 2, 3)], 2, compute_dtype="bfloat16")
-    assert repr(tx) == (
-        "sl.Orthogonalize(\n"
-        "    ns_coeffs=((1.5, -0.5, 0.0), (1.0, 2.0, 3.0)),\n"
-        "    ns_steps=2,\n"
-        "    compute_dtype='bfloat16'\n"
-        ")"
-    )
+    coefficients = "ns_coeffs=((1.5, -0.5, 0.0), (1.0, 2.0, 3.0))"
+    options = coefficients, "ns_steps=2", "compute_dtype='bfloat16'"
+    assert repr(tx) == "sl.Orthogonalize(\n    " + ",\n    ".join(options) + "\n)"
     assert eval(repr(tx), {"sl": sl}) == tx
 
 
@@ -339,10 +319,7 @@ ERRORS = {
         "another rule: `sl.adamw(1e-3).partition({sl.where.matrix(): sl.ScaleByRowRms(...) | "
         "sl.ScaleByLearningRate(1e-3)})`.",
     ),
-    "no set": (
-        lambda: sl.Orthogonalize(ns_coeffs="best"),
-        f"{COEFFICIENTS}'best'.",
-    ),
+    "no set": (lambda: sl.Orthogonalize(ns_coeffs="best"), f"{COEFFICIENTS}'best'."),
     "two numbers": (
         lambda: sl.Orthogonalize(ns_coeffs=((1, 2), (3, 4))),
         f"{COEFFICIENTS}((1.0, 2.0), (3.0, 4.0)).",
@@ -380,9 +357,7 @@ def test_a_module_of_unknown_layout_is_named_where_it_counts():
 @pytest.mark.slow
 def test_one_matrix_after_the_other_is_in_memory():
     params = {f"w{i}": jnp.zeros((384, 384 if i % 2 else 768)) for i in range(6)}
-    opt = sl.Optimizer(sl.muon(0.02), params)
-    step = jax.jit(lambda params, opt, grads: opt.step(params, grads), donate_argnums=(0, 1))
-    memory = step.lower(params, opt, params).compile().memory_analysis()
+    memory = compiled_step(sl.muon(0.02), params).memory_analysis()
     # The products of all matrices together are three times the parameters.
     assert memory.temp_size_in_bytes < sum(x.nbytes for x in params.values())
 

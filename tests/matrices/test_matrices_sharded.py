@@ -119,14 +119,9 @@ def test_no_more_devices_take_part_than_finish_earlier():
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     place = Placement(mesh, ())
     free = {n: distribution(place, (None, None), n) for n in (1, 2, 4, 8, 12, 16)}
-    assert {n: (d.over, d.size) for n, d in free.items()} == {
-        1: ((), 1),
-        2: (("model",), 4),
-        4: (("model",), 4),
-        8: (("data", "model"), 8),
-        12: (("data", "model"), 16),
-        16: (("data", "model"), 16),
-    }
+    one, both = ("model",), ("data", "model")
+    sizes = {1: ((), 1), 2: (one, 4), 4: (one, 4), 8: (both, 8), 12: (both, 16), 16: (both, 16)}
+    assert {n: (d.over, d.size) for n, d in free.items()} == sizes
     assert free[12].busy == 0.75
     assert distribution(place, ("model", None), 3) == (("data",), 8, 3 / 8)
 

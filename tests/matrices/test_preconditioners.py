@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from known_matrix import GRADS, START
+from known_matrix import GRADS, START, drawn_matrix
 
 import slalom as sl
-from helpers import EXHAUSTIVE, SLOW, slalom_trajectory
-
-# --- Cautious, and its decay ------------------------------------------------------------------
+from helpers import EXHAUSTIVE, SLOW, slalom_trajectory, updates_of
 
 
 def cautious(updates, grads, **options):
@@ -25,16 +23,10 @@ def test_cautious_drops_what_points_against_the_gradient_and_scales_up_the_rest(
     u, g = random.standard_normal((2, 3, 5)).astype(np.float32)
     g[0, 0] = 0
     keep = u * g > 0
-    np.testing.assert_allclose(
-        cautious(jnp.asarray(u), jnp.asarray(g)), u * keep / keep.mean(), rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        cautious(jnp.asarray(u), jnp.asarray(g), min_fraction=1.0), u * keep, rtol=1e-6
-    )
-
-
-@pytest.mark.slow
-def test_cautious_without_any_agreement_is_zero():
+    for options, wanted in (({}, u * keep / keep.mean()), ({"min_fraction": 1.0}, u * keep)):
+        found = cautious(jnp.asarray(u), jnp.asarray(g), **options)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    # Without any agreement it is zero.
     x = jnp.array([1.0, -2.0])
     assert jnp.all(cautious(x, -x) == 0)
     assert jnp.all(cautious(0 * x, x) == 0)
@@ -43,16 +35,13 @@ def test_cautious_without_any_agreement_is_zero():
     np.testing.assert_allclose(cautious(one, jnp.ones(4000))[0], 1000, rtol=1e-6)
 
 
-def test_cautious_compares_tiny_and_huge_numbers():
+def test_cautious_compares_tiny_and_huge_numbers_and_takes_complex_ones_as_vectors():
     for dtype in ("bfloat16", "float16", "float32"):
         limits = jnp.finfo(dtype)
         x = jnp.array([limits.tiny, limits.tiny, limits.max, limits.max], dtype)
         g = x * jnp.array([1, -1, 1, -1], dtype)
         kept = cautious(x, g, min_fraction=1.0)
         assert (kept != 0).tolist() == [True, False, True, False], dtype
-
-
-def test_cautious_takes_a_complex_entry_as_a_vector():
     u = jnp.array([1 + 1j, 1 + 1j, 1e-30j, 1e30 + 1j])
     g = jnp.array([2 - 1j, -2 + 1j, 1e-30j, -1e30 + 0j])
     np.testing.assert_array_equal(cautious(u, g, min_fraction=1.0), u.at[1].set(0).at[3].set(0))
@@ -69,9 +58,6 @@ def test_cautious_decay_shrinks_only_what_the_update_shrinks():
     u, p = jnp.array([1.0, 1.0, 0.0, -1.0]), jnp.array([2.0, -2.0, 2.0, -2.0])
     link = sl.AddDecayedWeights(0.1, cautious=True)
     np.testing.assert_allclose(link.update(u, None, p)[0], [1.2, 1.0, 0.0, -1.2], rtol=1e-6)
-
-
-# --- KeepInitialNorm --------------------------------------------------------------------------
 
 
 def test_a_projection_to_the_norm_is_finite():
@@ -99,12 +85,14 @@ def test_a_reset_takes_the_norm_of_the_present_parameters():
     )
 
 
-# --- SOAP -------------------------------------------------------------------------------------
-
-
 def refreshed_by(sometimes, always):
     """Two rhythms: one with steps in between, and one without, which shows less."""
     return [pytest.param(sometimes, marks=SLOW), pytest.param(always, marks=EXHAUSTIVE)]
+
+
+def assert_walks(rule, start, grads, theirs):
+    ours, _ = slalom_trajectory(rule | sl.ScaleByLearningRate(0.1), start, grads)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def dense_soap(start, grads, f, b1=0.95, b2=0.95, eps=1e-8):
@@ -141,15 +129,8 @@ def dense_soap(start, grads, f, b1=0.95, b2=0.95, eps=1e-8):
 @pytest.mark.parametrize("f", refreshed_by(3, 1))
 def test_soap_is_adam_in_the_dense_eigenbasis(f, x64):
     start, grads = drawn_matrix((4, 3), 12)
-    tx = sl.ScaleBySoap(precondition_frequency=f) | sl.ScaleByLearningRate(0.1)
-    ours, _ = slalom_trajectory(tx, jnp.asarray(start), jnp.asarray(grads))
-    np.testing.assert_allclose(ours, dense_soap(start, grads, f), rtol=1e-9, atol=1e-9)
-
-
-def drawn_matrix(shape, steps, seed=0):
-    """A matrix, and a gradient for each step."""
-    random = np.random.default_rng(seed)
-    return random.standard_normal(shape), random.standard_normal((steps, *shape))
+    theirs = dense_soap(*map(np.asarray, (start, grads)), f)
+    assert_walks(sl.ScaleBySoap(precondition_frequency=f), start, grads, theirs)
 
 
 @pytest.mark.slow
@@ -167,9 +148,6 @@ def test_kl_soap_on_a_hyperball_follows_the_record(x64):
     left, right = opt.state_of(sl.ScaleByKlSoap).variances
     np.testing.assert_allclose(left[0] ** -0.5, [0.700486, 0.975485], atol=6e-7)
     np.testing.assert_allclose(right[0] ** -0.5, [0.599750, 1.119069, 1.803190], atol=6e-7)
-
-
-# --- SPlus ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -193,18 +171,14 @@ def test_splus_with_an_average_gives_known_numbers(x64):
 
 def splus_updates(grads, f, **options):
     tx = sl.ScaleBySplus(precondition_frequency=f, layout="oi", **options)
-    grads = jnp.asarray(grads)
-    run = jax.jit(
-        lambda state, grads: jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], state, grads)
-    )
-    return np.asarray(run(tx.init(grads[0]), grads)[1])
+    return updates_of(tx, jnp.asarray(grads))
 
 
 @pytest.mark.parametrize("f", refreshed_by(3, 1))
 def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
     _, grads = drawn_matrix((4, 3), 9)
     left, right, basis, mean, wanted = 0, 0, (np.eye(4), np.eye(3)), 0, []
-    for t, g in enumerate(grads, 1):
+    for t, g in enumerate(np.asarray(grads), 1):
         mean = 0.9 * mean + 0.1 * g
         left, right = (0.999 * x + 0.001 * y for x, y in ((left, g @ g.T), (right, g.T @ g)))
         wanted.append(2 / 7 * basis[0] @ np.sign(basis[0].T @ mean @ basis[1]) @ basis[1].T)
@@ -220,9 +194,6 @@ def test_splus_does_not_step_along_rounding_errors():
     u = splus_updates(np.stack([g, g]).astype(np.float32), 1)[1]
     lengths = np.linalg.svd(12 * u)[1]
     np.testing.assert_allclose(lengths, [1, 1, 0, 0, 0, 0, 0, 0], atol=1e-5)
-
-
-# --- Kron -------------------------------------------------------------------------------------
 
 
 def dense_kron(start, grads, noise, *, probability, max_size, rate=0.1):
@@ -264,11 +235,9 @@ def dense_kron(start, grads, noise, *, probability, max_size, rate=0.1):
 def test_kron_is_a_dense_preconditioner(max_size, probability, same_noise, x64):
     start, grads = drawn_matrix((4, 3), 12)
     rule = sl.ScaleByKron(probability, max_size=max_size, layout="oi")
-    tx = sl.Ema(0.9) | rule | sl.ScaleByLearningRate(0.1)
-    ours, _ = slalom_trajectory(tx, jnp.asarray(start), jnp.asarray(grads))
-    noise = np.random.default_rng(5).standard_normal((4, 3))
-    theirs = dense_kron(start, grads, noise, probability=probability, max_size=max_size)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+    given = np.asarray(start), np.asarray(grads), np.random.default_rng(5).standard_normal((4, 3))
+    theirs = dense_kron(*given, probability=probability, max_size=max_size)
+    assert_walks(sl.Ema(0.9) | rule, start, grads, theirs)
 
 
 @pytest.mark.slow
@@ -285,9 +254,6 @@ def test_kron_refreshes_by_the_schedule_of_the_authors():
         before = dataclasses.replace(state, since=jnp.asarray(since, jnp.int32))
         wanted = 1 / np.clip(np.exp(-(step - 500) / 1000), 0.03, 1)
         assert (int(refreshes(step, before)) == 0) == (since + 1 >= wanted), step
-
-
-# --- Shampoo ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -329,25 +295,21 @@ def dense_shampoo(start, grads, f, b2, eps):
 def test_shampoo_is_a_dense_kronecker_product_of_roots(b2, x64):
     start, grads = drawn_matrix((4, 3), 7)
     rule = sl.ScaleByShampoo(b2, 1e-4, precondition_frequency=3)
-    ours, _ = slalom_trajectory(
-        rule | sl.ScaleByLearningRate(0.1), jnp.asarray(start), jnp.asarray(grads)
-    )
-    theirs = dense_shampoo(start, grads, 3, b2, 1e-4)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+    theirs = dense_shampoo(*map(np.asarray, (start, grads)), 3, b2, 1e-4)
+    assert_walks(rule, start, grads, theirs)
 
 
 @pytest.mark.slow
 def test_blocks_walk_the_paths_of_separate_matrices(x64):
     start, grads = drawn_matrix((5, 4), 5)
-    rule = sl.ScaleByShampoo(0.9, precondition_frequency=2, block_size=3)
-    ours, _ = slalom_trajectory(rule | sl.Scale(-0.1), jnp.asarray(start), jnp.asarray(grads))
+    blocks, whole = (
+        sl.ScaleByShampoo(0.9, precondition_frequency=2, block_size=size) | sl.Scale(-0.1)
+        for size in (3, 1024)
+    )
+    ours, _ = slalom_trajectory(blocks, start, grads)
     for rows in (slice(0, 3), slice(3, 5)):
         for columns in (slice(0, 2), slice(2, 4)):
-            alone, _ = slalom_trajectory(
-                sl.ScaleByShampoo(0.9, precondition_frequency=2) | sl.Scale(-0.1),
-                jnp.asarray(start[rows, columns]),
-                jnp.asarray(grads[:, rows, columns]),
-            )
+            alone, _ = slalom_trajectory(whole, start[rows, columns], grads[:, rows, columns])
             np.testing.assert_allclose(ours[:, rows, columns], alone, rtol=1e-7, atol=1e-9)
 
 
@@ -360,15 +322,10 @@ def test_shampoo_after_zeros_alone_leaves_gradients_as_they_are():
     np.testing.assert_allclose(updates, g, rtol=1e-6)
 
 
-# --- what users read --------------------------------------------------------------------------
-
-
 def test_a_vector_is_refused_by_name():
     for name in ("ScaleBySoap", "ScaleByKlSoap", "ScaleBySplus", "ScaleByKron", "ScaleByShampoo"):
         with pytest.raises(ValueError, match=f"{name} takes matrices, and 'b' is a vector"):
-            sl.Optimizer(
-                getattr(sl, name)() | sl.Scale(-0.1), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
-            )
+            sl.Optimizer(getattr(sl, name)(), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)})
 
 
 def test_the_frequency_is_a_count_or_a_schedule():

@@ -94,20 +94,16 @@ def test_random_bits_do_not_depend_on_how_an_array_is_cut():
     whole = random_bits(seed, (6, 50))
     assert jnp.array_equal(whole[2:4], random_bits(seed, (2, 50), 100))
     bits = np.unpackbits(np.asarray(whole).view(np.uint8).reshape(-1, 4), axis=1)
-    ones = np.mean(bits, axis=0)
-    np.testing.assert_allclose(ones, 0.5, atol=0.15)
+    np.testing.assert_allclose(np.mean(bits, axis=0), 0.5, atol=0.15)
 
 
-# --- the wrapper ----------------------------------------------------------------------------
-
-PARAMS = {"w": matrix(64, 96) * 0.1, "b": np.ones(96, np.float32)}
-PARAMS = jax.tree.map(jnp.asarray, PARAMS)
+PARAMS = {"w": jnp.asarray(matrix(64, 96) * 0.1), "b": jnp.ones(96)}
 GRADS = jax.tree.map(lambda p: 0.1 * p + 0.01, PARAMS)
 matrices = sl.where.ndim(min=2)
 
 
-def run(tx, steps=4, params=PARAMS):
-    step = jax.jit(lambda params, opt: opt.step(params, GRADS))
+def run(tx, steps=4, params=PARAMS, grads=GRADS):
+    step = jax.jit(lambda params, opt: opt.step(params, grads))
     opt = sl.Optimizer(tx, params)
     for _ in range(steps):
         params, opt = step(params, opt)
@@ -197,12 +193,8 @@ def test_parameters_are_written_the_same_inside_and_outside(policy):
             lambda tx: tx.store({"mu": "int8"}, min_size=1),
             lambda tx: tx.write(policy),
         )
-        params, opt = half, sl.Optimizer(tx, half)
-        step = jax.jit(lambda params, opt: opt.step(params, grads))
-        for _ in range(4):
-            params, opt = step(params, opt)
-        full = opt.eval_params(params, full_precision=True)
-        return jax.tree.leaves((params, full))
+        params, opt = run(tx, params=half, grads=grads)
+        return jax.tree.leaves((params, opt.eval_params(params, full_precision=True)))
 
     pairs = [("inside", "outside"), ("inside", "each group"), ("inside, paced", "outside, paced")]
     if policy != "stochastic":  # its bits follow the clock at the place of `.write`
@@ -251,9 +243,8 @@ def test_rebind_changes_the_codec_and_says_so():
     np.testing.assert_allclose(mu.decode(), before, atol=0.008 * float(jnp.max(jnp.abs(before))))
     again, report = stored.rebind(params)
     assert report.recoded == ()
-    assert jnp.array_equal(
-        again.state_of("scale_by_adam").mu["w"].arrays["codes"], mu.arrays["codes"]
-    )
+    codes = again.state_of("scale_by_adam").mu["w"].arrays["codes"]
+    assert jnp.array_equal(codes, mu.arrays["codes"])
     back, report = stored.rebind(params, tx=sl.adam(0.1))
     assert len(report.recoded) == 2
     assert jnp.array_equal(back.state_of("scale_by_adam").mu["w"], mu.decode())
@@ -327,8 +318,6 @@ def test_state_in_the_memory_of_the_host():
     assert codes.sharding.memory_kind == "pinned_host"
 
 
-# --- training -------------------------------------------------------------------------------
-
 TRAINED = {
     "adamw": lambda rate: sl.adamw(rate * 1e-2),
     "lion": lambda rate: sl.lion(rate * 2e-3),
@@ -336,13 +325,8 @@ TRAINED = {
     "adafactor": lambda rate: sl.adafactor(rate * 3e-2, momentum=0.9),
 }
 # How far the loss may be from that in float32, as a share of it.
-DISTANCES = {
-    "bfloat16": 0.01,
-    "int8": 0.02,
-    "dynamic8": 0.02,
-    "float16": 0.002,
-    "float8_e4m3fn": 0.05,
-}
+DISTANCES = {"bfloat16": 0.01, "float16": 0.002, "float8_e4m3fn": 0.05}
+DISTANCES |= {"int8": 0.02, "dynamic8": 0.02}
 
 
 def regression_loss(model, x, y):
@@ -354,10 +338,8 @@ def final_loss(tx, steps=300):
     """The loss of a small network that is trained on four functions of eight numbers."""
     keys = jax.random.split(jax.random.key(0), 4)
     shapes = {"in": (8, 64), "mid": (64, 64), "out": (64, 4)}
-    model = {
-        name: jax.random.normal(key, shape) / np.sqrt(shape[0])
-        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
-    }
+    named = zip(shapes.items(), keys, strict=False)
+    model = {x: jax.random.normal(key, n) / np.sqrt(n[0]) for (x, n), key in named}
     x = jax.random.normal(keys[3], (8, 32, 8))
     y = jnp.stack([jnp.sin(2 * x[..., 0]), x[..., 1] * x[..., 2], jnp.abs(x[..., 3])], axis=-1)
     y = jnp.concatenate([y, jnp.tanh(x[..., 4:5] + x[..., 5:6])], axis=-1)
@@ -389,8 +371,6 @@ SMALL = {
     "of many widths": [(256, 128 + 32 * i) for i in range(12)],
     "of many ranks": [(384, 384), (3, 3, 32, 128), (8192,), (200, 300)] * 10,
 }
-
-
 PLACES = {"alone": sl.adamw(1e-3), "in a branch": CLIPPED.if_finite()}
 SCALED = [*itertools.product(PLACES, SMALL)]
 
@@ -405,12 +385,9 @@ def test_scratch_of_small_leaves_does_not_grow_with_their_number(case):
     assert memory.temp_size_in_bytes <= 1.1 * 3 * 4 * at_once
 
 
-def test_waiting_for_a_bool_changes_no_number():
+def test_leaves_that_wait_for_each_other_copy_no_scales_and_change_no_number():
     for first in (True, False):
         assert sl.tree.after(jnp.float32(3), [jnp.array([first, True])]) == 3
-
-
-def test_leaves_that_wait_for_each_other_copy_no_scales():
     params = {f"w{i}": jax.ShapeDtypeStruct((1024, 768), jnp.float32) for i in range(3)}
     program = compiled_step(sl.adamw(1e-3).store("int8"), params).as_text()
     assert " while(" in program

@@ -125,7 +125,6 @@ NOT_TYPECHECKED = {
     "test_manifolds",
     "test_matrices",
     "test_maximize",
-    "test_mechanize",
     "test_metrics",
     "test_microbatches",
     "test_minimize",

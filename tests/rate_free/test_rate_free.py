@@ -7,7 +7,19 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_close, lenient, slow_except, trajectory
+from helpers import (
+    assert_close,
+    assert_same_bits,
+    assert_same_path,
+    compiled_step,
+    gradients,
+    lenient,
+    nested_dict,
+    optax_trajectory,
+    slalom_trajectory,
+    slow_except,
+    trajectory,
+)
 
 contrib = pytest.importorskip("optax.contrib", reason="compares with Optax")
 
@@ -49,11 +61,13 @@ def pair(name, *numbers, **options):
     return ours(*numbers, **options), lambda: theirs(*numbers, **options)
 
 
+LOWER_BOUND = {"lower_bound": -3.0, "adapt_lower_bound": True}
+SAFEGUARD = {"estim_lr_coef": 2.0, "safeguard_warmup": True}
 PAIRS = {
     "prodigy": pair("prodigy", weight_decay=0.01),
     "prodigy, safeguard": (
-        sl.prodigy(0.5, b3=0.9, estim_lr_coef=2.0, safeguard_warmup=True),
-        lambda: contrib.prodigy(0.5, beta3=0.9, estim_lr_coef=2.0, safeguard_warmup=True),
+        sl.prodigy(0.5, b3=0.9, **SAFEGUARD),
+        lambda: contrib.prodigy(0.5, beta3=0.9, **SAFEGUARD),
     ),
     "dadapt_adamw": pair("dadapt_adamw", weight_decay=0.01),
     "dog": (sl.dog(init_step=1e-2), lambda: contrib.dog(init_step=("heuristic", 1e-2))),
@@ -67,11 +81,9 @@ PAIRS = {
     ),
     "dowg": pair("dowg", weight_decay=0.1),
     "momo": pair("momo"),
-    "momo, adapt_lower_bound": pair("momo", 0.5, lower_bound=-3.0, adapt_lower_bound=True),
+    "momo, adapt_lower_bound": pair("momo", 0.5, **LOWER_BOUND),
     "momo_adam": pair("momo_adam", 0.1),
-    "momo_adam, adapt_lower_bound": pair(
-        "momo_adam", 0.1, lower_bound=-3.0, adapt_lower_bound=True
-    ),
+    "momo_adam, adapt_lower_bound": pair("momo_adam", 0.1, **LOWER_BOUND),
     "cocob": pair("cocob", weight_decay=0.1),
 }
 
@@ -95,14 +107,8 @@ def test_prodigy_is_that_of_its_authors(x64):
     theirs = torch.nn.Parameter(torch.tensor(start))
     options = {"lr": 0.7, "betas": (0.9, 0.99), "weight_decay": 0.1}
     optimizer = prodigyopt.Prodigy([theirs], **options, d0=1e-3, d_coef=2.0)
-    tx = sl.prodigy(
-        0.7,
-        b2=0.99,
-        weight_decay=0.1,
-        estim_lr0=1e-3,
-        estim_lr_coef=2.0,
-        bias_correction=False,
-    )
+    estimate = {"estim_lr0": 1e-3, "estim_lr_coef": 2.0}
+    tx = sl.prodigy(0.7, b2=0.99, weight_decay=0.1, **estimate, bias_correction=False)
     ours, opt = jnp.asarray(start), sl.Optimizer(tx, jnp.asarray(start))
     step = jax.jit(lambda p, opt: opt.step(p, jnp.cos(p) + p))
     for _ in range(30):
@@ -125,19 +131,13 @@ def by_hand(tx, grads, params):
         yield params, opt
 
 
-RATES = {
-    "prodigy": sl.prodigy(),
-    "dadapt_adamw": sl.dadapt_adamw(),
-    "prodigy, safeguard": sl.prodigy(safeguard_warmup=True, b3=0.5),
-}
+SAFE = sl.prodigy(safeguard_warmup=True, b3=0.5)
+RATES = {"prodigy": sl.prodigy(), "dadapt_adamw": sl.dadapt_adamw(), "prodigy, safeguard": SAFE}
 
 
 @pytest.mark.parametrize("name", slow_except(RATES, "prodigy"))
 def test_the_estimate_grows_to_the_distance_and_never_decreases(name):
-    def loss(p):
-        return jnp.sum(jnp.abs(p - 3.0))
-
-    path, metrics, _ = run(RATES[name], 400, jnp.zeros(4), loss)
+    path, metrics, _ = run(RATES[name], 400, jnp.zeros(4), lambda p: jnp.sum(jnp.abs(p - 3.0)))
     d = np.asarray(metrics["estim_lr"])
     assert np.all(np.diff(d) >= 0)
     assert d[0] == np.float32(1e-6)
@@ -202,35 +202,17 @@ def test_the_first_step_is_as_long_as_the_start_says():
 
 
 def test_it_arrives_at_the_minimum_of_a_parabola_without_a_learning_rate():
-    minimum = jnp.array([1.0, -1.0, 1.0])
-
-    def step(params, opt, _):
-        return opt.step(params, 2 * (params - minimum))
-
-    start = jnp.array([-1.0, 10.0, 1.0])
+    minimum, start = jnp.array([1.0, -1.0, 1.0]), jnp.array([-1.0, 10.0, 1.0])
     tx = sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0)
-    path, _ = trajectory(step, start, sl.Optimizer(tx, start), (jnp.arange(2_000),))
+    path, _, _ = run(tx, 2_000, start, lambda p: jnp.sum((p - minimum) ** 2))
     np.testing.assert_allclose(path[-1], minimum, atol=3e-2)
 
 
-def test_the_start_is_kept_as_it_is_and_counted_in_single_precision():
-    params = {"w": jnp.array([1.0, 257.0], jnp.bfloat16)}
-    state = DESCENT.init(params)[0]
-    assert state.init_params["w"].dtype == jnp.bfloat16
-    assert state.max_dist["w"].dtype == state.grad_sum_of_squares["w"].dtype == jnp.float32
-    wide = sl.ScaleByDistanceOverGradients(param_dtype="float32").init(params)
-    assert wide.init_params["w"].dtype == jnp.float32
-
-
-def test_a_negative_scale_descends_by_itself():
-    params = {"w": jnp.ones(2)}
-    assert sl.ScaleByDistanceOverGradients(global_scale=-1.0).signs(params) == (-1,)
-    assert sl.ScaleByDistanceOverGradients().signs(params) == (1,)
-
-
-def test_complex_distances_are_those_of_absolute_values():
+def test_complex_distances_are_those_of_absolute_values_and_a_negative_scale_descends():
     params = {"w": jnp.array([3.0 + 4.0j], jnp.complex64)}
     tx = sl.ScaleByDistanceOverGradients(0.5)
+    assert tx.signs(params) == (1,)
+    assert sl.ScaleByDistanceOverGradients(global_scale=-1.0).signs(params) == (-1,)
     made, _ = tx.update({"w": jnp.array([2j], jnp.complex64)}, tx.init(params), params)
     np.testing.assert_allclose(made["w"], [3j], rtol=1e-6)
 
@@ -260,12 +242,14 @@ def test_huge_tiny_and_zero_gradients_leave_everything_finite(name):
 def test_bfloat16_parameters_are_measured_in_single_precision():
     # One step is less than half a unit in the last place: what was traveled must add up anyway.
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
-    for name, tx in ALL.items():
+    for name, tx in (ALL | {"distance": DESCENT}).items():
         for path, x in jax.tree_util.tree_leaves_with_path(sl.Optimizer(tx, params).state):
             path = jax.tree_util.keystr(path)
             if ".mu" not in path and ".age" not in path:
                 expected = jnp.bfloat16 if ".init_params" in path else jnp.float32
                 assert x.dtype == expected, (name, path)
+    wide = sl.ScaleByDistanceOverGradients(param_dtype="float32").init(params)
+    assert wide.init_params["w"].dtype == jnp.float32
 
 
 @pytest.mark.slow
@@ -313,9 +297,8 @@ def test_an_estimate_follows_windows_and_survives_what_is_not_finite():
     (*_, (plain, alone)) = by_hand(tx, [grads[2], grads[2]], start)
     assert_close(accumulated, plain, rtol=0)
     assert accumulated["w"].dtype == jnp.bfloat16
-    np.testing.assert_allclose(
-        opt.state_of(sl.ScaleByProdigy).estim_lr, alone.metrics["estim_lr"], rtol=1e-6
-    )
+    estimate = opt.state_of(sl.ScaleByProdigy).estim_lr
+    np.testing.assert_allclose(estimate, alone.metrics["estim_lr"], rtol=1e-6)
 
 
 LEAN = {"prodigy": 0.01, "dog": 0.01, "momo": 0.01, "cocob": 0.01, "momo_adam": 1.1}
@@ -331,3 +314,57 @@ def test_scratch_is_at_most_that_of_optax(name):
     size = sum(p.nbytes for p in params.values())
     # Optax needs 2 copies of the parameters for MoMo-Adam and 1.4 for COCOB.
     assert memory.temp_size_in_bytes <= LEAN[name] * size
+
+
+# --- Mechanic: the learned scale of another rule ------------------------------------------------
+
+
+@pytest.mark.slow
+def test_mechanic_takes_the_steps_of_optax(x64):
+    model = nested_dict(jax.random.key(0), jnp.float64)
+    grads = gradients(model, 8)
+    options = {"s_init": 1e-2, "num_betas": 3}
+    ours, opt = slalom_trajectory(sl.adam(1.0).mechanize(**options), model, grads)
+    mechanic = contrib.mechanize(optax.adam(1.0), **options)
+    theirs, state = optax_trajectory(mechanic, model, grads)
+    assert_same_path(ours, theirs, model, 1e-8)
+    assert jnp.allclose(opt.state.scales, state.s, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_in_idle_steps_mechanic_neither_moves_nor_learns():
+    model = nested_dict(jax.random.key(0))
+    grads = gradients(model, 2)
+    tx = sl.sgd(1.0).every_k(2).mechanize()
+    history, opt = slalom_trajectory(tx, model, grads)
+    assert_same_bits(jax.tree.map(lambda h: h[0], history), model)
+    assert jnp.all(opt.state.variance == 0)  # nothing has moved yet when the first update is made
+
+
+def test_mechanic_learns_what_only_a_master_copy_can_hold():
+    # The steps from s₀ = 1e-6 are far below half a unit in the last place of bfloat16.
+    def learned(dtype, wrap):
+        w = jnp.full(3, 0.75, dtype)
+
+        def body(carry, _):
+            w, opt = carry
+            return opt.step(w, w), None
+
+        tx = wrap(sl.sgd(1.0).mechanize())
+        run = jax.jit(lambda *carry: jax.lax.scan(body, carry, None, 300)[0])
+        w, opt = run(w, sl.Optimizer(tx, w))
+        return opt.eval_params(w, full_precision=True)
+
+    for dtype, wrap in (
+        (jnp.float32, lambda tx: tx),
+        (jnp.bfloat16, lambda tx: tx.write("master")),
+    ):
+        assert jnp.max(jnp.abs(learned(dtype, wrap))) < 1e-3
+
+
+@pytest.mark.slow
+def test_the_scratch_of_mechanic_is_a_number_broadcast_to_one_leaf():
+    # Rules that square their gradients included. In a sum, XLA keeps a broadcast in memory.
+    params = {name: jnp.ones((128, 256)) for name in "abc"}
+    memory = compiled_step(sl.adamw(1.0).mechanize(), params).memory_analysis()
+    assert memory.temp_size_in_bytes <= 1.02 * params["a"].nbytes

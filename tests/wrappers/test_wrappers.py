@@ -187,27 +187,19 @@ def first_number(tx):
     )
 
 
-W = sl.where.path("w")
+W, SGD = sl.where.path("w"), sl.sgd(0.3, 0.5)
 odd = lambda context, updates: context.step % 2 == 1  # noqa: E731
+is_odd = lambda t, g: t % 2 == 1  # noqa: E731
 
 # From a transform to it wrapped, and from the plain form of one to that of the other.
 WRAPPERS = {
     "mask": (lambda tx: tx.mask(W), lambda x: on("w", x, PASS)),
     "only": (lambda tx: tx.only(W), lambda x: on("w", x, ZERO)),
-    "partition": (
-        lambda tx: tx.partition({W: sl.sgd(0.3, 0.5)}),
-        lambda x: on("w", plain(sl.sgd(0.3, 0.5)), x),
-    ),
+    "partition": (lambda tx: tx.partition({W: SGD}), lambda x: on("w", plain(SGD), x)),
     "every_k": (lambda tx: tx.every_k(2), every_2),
     "if_finite": (lambda tx: tx.if_finite(), lambda x: when(finite, x, zeros)),
-    "when zero": (
-        lambda tx: tx.when(odd, otherwise="zero"),
-        lambda x: when(lambda t, g: t % 2 == 1, x, zeros),
-    ),
-    "when pass": (
-        lambda tx: tx.when(odd),
-        lambda x: when(lambda t, g: t % 2 == 1, x, lambda g: g),
-    ),
+    "when zero": (lambda tx: tx.when(odd, otherwise="zero"), lambda x: when(is_odd, x, zeros)),
+    "when pass": (lambda tx: tx.when(odd), lambda x: when(is_odd, x, lambda g: g)),
     "lookahead": (lambda tx: tx.lookahead(2, 0.25), lookahead),
     "average": (lambda tx: tx.average(0.9), lambda x: x),
     "record": (lambda tx: tx.record(), lambda x: x),
@@ -296,11 +288,8 @@ def test_a_pair_of_wrappers_is_its_plain_form(row, pair):
     assert_is_its_plain_form(row, pair, ("step", "update")[sum(map(NAMES.index, pair)) // 2 % 2])
 
 
-ALONE = [
-    (wrapper, row)
-    for wrapper, row in itertools.product(NAMES, MORE_ROWS)
-    if wrapper != "flatten"  # takes only rules that act number by number
-]
+# `flatten` takes only rules that act number by number.
+ALONE = [*itertools.product([name for name in NAMES if name != "flatten"], MORE_ROWS)]
 
 
 @pytest.mark.parametrize("case", sampled(ALONE), ids=" of ".join)

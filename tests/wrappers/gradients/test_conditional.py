@@ -16,6 +16,7 @@ from helpers import (
     lenient,
     nested_dict,
     slalom_trajectory,
+    trajectory,
     unoptimized,
 )
 from table import halving
@@ -43,13 +44,12 @@ def spoilt(grads, *steps, by=jnp.nan):
 def after_each(tx, model, grads, look):
     """What `look(opt)` gives after each step, stacked, and the trajectory, in one scan."""
 
-    def body(carry, grads):
-        params, opt = carry
-        params, opt = opt.step(params, grads)
-        return (params, opt), (params, look(opt))
+    def step(before, opt, grads):
+        params, opt = opt.step(before[0], grads)
+        return (params, look(opt)), opt
 
-    _, seen = jax.lax.scan(body, (model, sl.Optimizer(tx, model)), grads)
-    return seen
+    opt = sl.Optimizer(tx, model)
+    return trajectory(step, (model, look(opt)), opt, (grads,))[0]
 
 
 @jax.jit
@@ -129,14 +129,13 @@ def test_if_finite_is_apply_if_finite_also_around_the_limit(limit, x64):
 
     history, (metrics, updated) = after_each(inner.if_finite(limit), model, grads, look)
 
-    def body(carry, grads):
-        params, state = carry
-        updates, state = theirs.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), (params, state)
+    def step(before, state, grads):
+        updates, state = theirs.update(grads, state, before[0])
+        return (optax.apply_updates(before[0], updates), state), state
 
+    start = theirs.init(model)
     with lenient():
-        _, (expected, state) = jax.lax.scan(body, (model, theirs.init(model)), grads)
+        expected, state = trajectory(step, (model, start), start, (grads,))[0]
     assert_close(history, expected, rtol=1e-9)
     for name in ("notfinite_count", "last_finite", "total_notfinite"):
         np.testing.assert_array_equal(metrics[f"if_finite.{name}"], getattr(state, name))
@@ -243,10 +242,6 @@ def test_asking_takes_nothing_to_the_device_and_leaves_donation_to_others():
 # --- when -------------------------------------------------------------------------------------
 
 
-def large(context, updates):
-    return sl.tree.global_norm(updates) > 1.5
-
-
 def test_updates_pass_through_when_the_condition_does_not_hold():
     # As a last link: the raw update is added outside of the branches.
     opt = sl.Optimizer(sl.Scale(-0.1) | sl.Trace(0.9).when(odd), MODEL)
@@ -261,7 +256,7 @@ def test_updates_pass_through_when_the_condition_does_not_hold():
 
 
 def test_a_condition_sees_the_updates_and_a_nan_stays_where_it_is():
-    tx = sl.ClipByGlobalNorm(1.5).when(large) | sl.sgd(0.1)
+    tx = sl.ClipByGlobalNorm(1.5).when(lambda c, u: sl.tree.global_norm(u) > 1.5) | sl.sgd(0.1)
     history, _ = slalom_trajectory(tx, MODEL, GRADS)
     plain, _ = slalom_trajectory(sl.ClipByGlobalNorm(1.5) | sl.sgd(0.1), MODEL, GRADS)
     assert_close(history, plain, rtol=1e-6)

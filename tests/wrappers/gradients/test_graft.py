@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import transforms_in, unoptimized
+from helpers import assert_same_bits, transforms_in, unoptimized
 
 
 def grafted(tx, grads, params=None):
@@ -50,18 +50,11 @@ def test_blocks_are_those_that_a_masked_rule_inside_reads():
     np.testing.assert_allclose(u["b"], g["b"], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "tx",
-    [
-        sl.Identity().graft(sl.Identity()),
-        sl.Identity().graft(sl.SetToZero()),
-        sl.ScaleByShampoo(layout="io").graft(sl.Identity()),
-    ],
-)
-def test_zeros_stay_zeros(tx):
+def test_zeros_stay_zeros():
     zeros = {"w": jnp.zeros((2, 3)), "empty": jnp.zeros((0, 2))}
-    for u in jax.tree.leaves(grafted(tx, zeros)):
-        np.testing.assert_array_equal(u, 0)
+    for tx in (sl.Identity(), sl.ScaleByShampoo(layout="io")):
+        assert_same_bits(grafted(tx.graft(sl.Identity()), zeros), zeros)
+    assert_same_bits(grafted(sl.Identity().graft(sl.SetToZero()), zeros), zeros)
 
 
 @pytest.mark.parametrize(("direction", "size"), [(1e-30, 1e30), (1e30, 1e-30), (3e38, 1e-36)])

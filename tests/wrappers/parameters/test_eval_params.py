@@ -103,7 +103,7 @@ def test_an_average_changes_no_step():
 
 
 def test_the_first_average_is_the_parameters_to_the_last_bit():
-    for tx in (sl.sgd(0.1).average(0.9999), sl.sgd(0.1).average()):
+    for tx in (sl.sgd(0.1).average(0.9999), sl.Scale(2.0) | sl.sgd(0.1).average()):
         opt = sl.Optimizer(tx, MODEL)
         assert_same_bits(opt.eval_params(MODEL), MODEL)
         model, opt = opt.step(MODEL, at(GRADS, 0))
@@ -183,7 +183,3 @@ def test_bad_input_is_refused_by_name(make, message):
     with pytest.raises(TypeError if "an int" in message else ValueError) as caught:
         make()
     assert str(caught.value) == message
-
-
-def test_a_writer_may_follow():
-    assert sl.Scale(2.0) | sl.sgd(0.1).average()

@@ -19,17 +19,14 @@ PLANE = RANDOM.standard_normal(5)
 CENTER = RANDOM.standard_normal(5)
 WEIGHTS = np.array([3.0, 2.0, 1.0])
 
+OTHERS = ("eigenvector", "components", "columns", "rotation")
 SETS = {
     "eigenvector": projections.sphere(),
     "components": projections.stiefel(),
     "columns": projections.sphere(axis=-2),
     "rotation": projections.stiefel(),
     "plane": projections.hyperplane(
-        {
-            **dict.fromkeys(("eigenvector", "components", "columns", "rotation")),
-            "plane": jnp.asarray(PLANE, jnp.float32),
-        },
-        2.0,
+        dict.fromkeys(OTHERS) | {"plane": jnp.asarray(PLANE, jnp.float32)}, 2.0
     ),
 }
 
@@ -66,13 +63,9 @@ def minima():
 
 def start():
     random = np.random.default_rng(1)
-    return {
-        "eigenvector": jnp.asarray(random.standard_normal(8), jnp.float32),
-        "components": jnp.asarray(random.standard_normal((8, 3)), jnp.float32),
-        "columns": jnp.asarray(random.standard_normal((6, 4)), jnp.float32),
-        "rotation": jnp.eye(4),
-        "plane": jnp.zeros(5),
-    }
+    shapes = {"eigenvector": (8,), "components": (8, 3), "columns": (6, 4)}
+    drawn = {k: jnp.asarray(random.standard_normal(s), jnp.float32) for k, s in shapes.items()}
+    return drawn | {"rotation": jnp.eye(4), "plane": jnp.zeros(5)}
 
 
 RATE = sl.schedules.cosine_decay(0.05, 1500)
@@ -96,20 +89,17 @@ def test_minima_on_smooth_sets_are_those_of_pymanopt(tx):
 
 
 # Of geoopt, with its retractions of the sphere and, by the polar factor, of the Stiefel manifold.
-@pytest.mark.parametrize(
-    ("onto", "point", "gradient", "expected"),
-    [
-        (projections.sphere(), [1, 0, 0], [0.3, 0.4, -0.2], [0.975900, -0.195180, 0.097590]),
-        (
-            projections.stiefel(),
-            [[1, 0], [0, 1], [0, 0]],
-            [[0.1, 0.2], [-0.3, 0.4], [0.5, -0.6]],
-            [[0.960683, -0.086121], [0.153569, 0.956837], [-0.231311, 0.277573]],
-        ),
-    ],
-    ids=["sphere", "stiefel"],
-)
-def test_a_step_is_along_the_tangent(onto, point, gradient, expected):
+ON_SPHERE = [0.975900, -0.195180, 0.097590]
+ORTHONORMAL = [[0.960683, -0.086121], [0.153569, 0.956837], [-0.231311, 0.277573]]
+TANGENTS = [
+    (projections.sphere(), [1, 0, 0], [0.3, 0.4, -0.2], ON_SPHERE),
+    (projections.stiefel(), np.eye(3, 2), [[0.1, 0.2], [-0.3, 0.4], [0.5, -0.6]], ORTHONORMAL),
+]
+
+
+@pytest.mark.parametrize("case", TANGENTS, ids=["sphere", "stiefel"])
+def test_a_step_is_along_the_tangent(case):
+    onto, point, gradient, expected = case
     x, g = jnp.asarray(point, jnp.float32), jnp.asarray(gradient)
     opt = sl.Optimizer(sl.sgd(0.5).project(onto), x)
     np.testing.assert_allclose(opt.step(x, g)[0], expected, atol=1e-6)

@@ -20,10 +20,6 @@ GRADS = gradients(MODEL, 6)
 halving = sl.schedules.piecewise_constant(0.1, {1: 0.5, 3: 3.0})
 
 
-def last(history):
-    return jax.tree.map(lambda x: x[-1], history)
-
-
 def by_the_book(p, grads, rates, betas, power=2.0, r=0.0, every=1, after=0):
     """SGD with x, y and z kept apart, in float64: the ys after each step, and the last x and z."""
     x = z = y = np.asarray(p, np.float64)
@@ -47,7 +43,8 @@ def by_the_book(p, grads, rates, betas, power=2.0, r=0.0, every=1, after=0):
 
 def check(tx, rates, betas=(0.9,) * 6, **options):
     history, opt = slalom_trajectory(tx, MODEL, GRADS)
-    trees = (MODEL, GRADS, history, opt.eval_params(last(history)))
+    evaluated = opt.eval_params(jax.tree.map(lambda x: x[-1], history))
+    trees = (MODEL, GRADS, history, evaluated)
     for p, grads, ours, x in zip(*map(jax.tree.leaves, trees), strict=True):
         of_leaf = rates if isinstance(rates, list) else rates[p.ndim]
         ys, x_book, _ = by_the_book(p, grads, of_leaf, betas, **options)

@@ -17,12 +17,10 @@ from helpers import (
     slalom_trajectory,
 )
 
-
-def model():
-    return {
-        "b": jnp.array([0.5, -1.0]),
-        "w": jnp.array([[1 + 2j, 3 - 1j], [0.5j, -2.0]], jnp.complex64),
-    }
+params = {
+    "b": jnp.array([0.5, -1.0]),
+    "w": jnp.array([[1 + 2j, 3 - 1j], [0.5j, -2.0]], jnp.complex64),
+}
 
 
 def halves(tree):
@@ -48,7 +46,6 @@ TWINS = {
 @pytest.mark.parametrize("name", TWINS)
 def test_same_path_as_optax(name):
     ours, theirs = TWINS[name]
-    params = model()
     grads = gradients(params, 20)
     theirs = optax.contrib.split_real_and_imaginary(theirs)
     path, _ = slalom_trajectory(ours.split_complex(), params, grads)
@@ -72,7 +69,7 @@ ON_HALVES = {
 @pytest.mark.parametrize("name", ON_HALVES)
 def test_it_is_the_inner_transform_on_the_halves(name):
     tx, on_halves = ON_HALVES[name]
-    params, grads = model(), gradients(model(), 3)
+    grads = gradients(params, 3)
     whole, _ = slalom_trajectory(tx.split_complex(), params, grads)
     apart, _ = slalom_trajectory(on_halves, halves(params), halves(grads))
     assert whole["w"].dtype == jnp.complex64
@@ -88,7 +85,6 @@ def test_a_tiny_step_is_added_and_not_subtracted_away():
 
 
 def test_selectors_name_parameters_and_paths_of_the_state_their_halves():
-    params = model()
     tx = sl.adam(0.1).only(sl.where.path("w")).split_complex()
     opt = sl.Optimizer(tx, params)
     assert jax.tree.leaves(opt.state_of("scale_by_adam").mu["b"]) == []
@@ -130,8 +126,6 @@ class Watch(sl.AbstractTransform):
 
 
 def test_the_context_is_split_along():
-    params = model()
-
     def loss(model):
         return jnp.sum(jnp.abs(model["w"]) ** 2) + jnp.sum(model["b"])
 
@@ -142,7 +136,6 @@ def test_the_context_is_split_along():
 
 @pytest.mark.slow
 def test_some_parameters_start_anew_with_both_halves():
-    params = model()
     opt = sl.Optimizer((sl.adam(0.1) | sl.ScaleByNovograd()).split_complex(), params)
     _, opt = opt.step(params, params)
     after = opt.reset(params, sl.where.path("w"))
@@ -154,19 +147,17 @@ def test_some_parameters_start_anew_with_both_halves():
     assert jnp.all(jnp.isfinite(stepped["w"]))
 
 
-@pytest.mark.parametrize(
-    ("tx", "name"),
-    [
-        (lambda: sl.adam(0.1).lookahead(2, 0.5).split_complex(), ("Outer", "outer")),
-        (lambda: sl.adam(0.1).average().every_k(2).split_complex(), ("Average", "average")),
-    ],
-)
-def test_what_writes_parameters_goes_around(tx, name):
-    with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
-        tx()
-    assert str(error.value) == (
-        f"{name[0]} writes parameters itself, so it cannot be used inside `.split_complex()`. "
-        f"Change the order: `tx.split_complex().{name[1]}(...)` instead of "
-        f"`tx.{name[1]}(...).split_complex()`."
-    )
-    sl.Optimizer(sl.adam(0.1).split_complex().lookahead(2, 0.5), model())
+def test_what_writes_parameters_goes_around():
+    writers = {
+        "outer": sl.adam(0.1).lookahead(2, 0.5),
+        "average": sl.adam(0.1).average().every_k(2),
+    }
+    for name, tx in writers.items():
+        with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
+            tx.split_complex()
+        assert str(error.value) == (
+            f"{name.title()} writes parameters itself, so it cannot be used inside "
+            f"`.split_complex()`. Change the order: `tx.split_complex().{name}(...)` instead of "
+            f"`tx.{name}(...).split_complex()`."
+        )
+    sl.Optimizer(sl.adam(0.1).split_complex().lookahead(2, 0.5), params)

@@ -33,7 +33,6 @@ WITHOUT_FORMULA = {
     # Signs, norms, and products of matrices: `test_preconditioners.py` has dense formulas.
     *("Cautious", "KeepInitialNorm", "ScaleBySoap", "ScaleByKlSoap", "ScaleBySplus"),
     *("ScaleByKron", "ScaleByShampoo"),
-    # `test_matrices.py` has theirs.
     # `test_gauss_newton.py` and `test_nist.py` compare with damped solutions and certified values.
     *("ScaleByGaussNewton", "ScaleByLevenbergMarquardt"),
     *("PinRadius", "RadialBrake", "UpdateFloor"),

@@ -110,8 +110,6 @@ def test_a_matrix_rule_returns_nan_for_infinity_in_its_first_step(rule):
     assert jnp.isnan(update(grads, rule.init(params))).any()
 
 
-# --- sizes of gradients -----------------------------------------------------------------------
-
 INDEPENDENT = {
     "Orthogonalize": sl.Orthogonalize() | sl.ScaleByLearningRate(0.1),
     "aol": sl.Orthogonalize(preconditioning="aol") | sl.ScaleByLearningRate(0.1),
@@ -143,9 +141,6 @@ def test_numbers_whose_inverse_is_subnormal_are_orthogonalized():
     for size in (3.4e38, 2.0**127, 2.0**126, 2.0**-100):
         got, _ = jax.jit(sl.Orthogonalize().update)(x * jnp.float32(size), None)
         np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-# --- numbers that belong to a path ------------------------------------------------------------
 
 
 @pytest.mark.slow

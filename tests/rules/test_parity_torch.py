@@ -1,5 +1,7 @@
 """Rules and recipes walk the paths that torch.optim and pytorch-optimizer walk."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import gradients, nested_dict, slalom_trajectory
+from helpers import assert_close, gradients, nested_dict, slalom_trajectory
 
 STEPS = 20
 pytestmark = pytest.mark.slow
@@ -28,12 +30,9 @@ def torch_trajectory(make, options, params, grads):
     return structure.unflatten([np.stack(column) for column in zip(*history, strict=True)])
 
 
-def assert_close(ours, theirs, rtol, atol):
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
-
-
 NAG = sl.sgd(0.1, 0.9, nesterov=True)
+RPROP = sl.rprop(0.1, 0.6, 1.5, 0.05, 0.2)
+rmsprop = functools.partial(sl.rmsprop, 0.01, 0.9, eps_in_sqrt=False)
 TORCH = [
     ("SGD", NAG, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     # Weight decay as a part of the gradient.
@@ -48,21 +47,9 @@ TORCH = [
     ("Adagrad", sl.adagrad(0.1, 0.0, 0.0), {"lr": 0.1}),
     ("Adadelta", sl.adadelta(0.5, 0.8, 1e-5), {"lr": 0.5, "rho": 0.8, "eps": 1e-5}),
     ("Adadelta", sl.adadelta(weight_decay=0.1), {"lr": 1.0, "weight_decay": 0.1}),
-    (
-        "Rprop",
-        sl.rprop(0.1, 0.6, 1.5, 0.05, 0.2),
-        {"lr": 0.1, "etas": (0.6, 1.5), "step_sizes": (0.05, 0.2)},
-    ),
-    (
-        "RMSprop",
-        sl.rmsprop(0.01, 0.9, eps_in_sqrt=False, momentum=0.9),
-        {"lr": 0.01, "alpha": 0.9, "momentum": 0.9},
-    ),
-    (
-        "RMSprop",
-        sl.rmsprop(0.01, 0.9, eps_in_sqrt=False, centered=True),
-        {"lr": 0.01, "alpha": 0.9, "centered": True},
-    ),
+    ("Rprop", RPROP, {"lr": 0.1, "etas": (0.6, 1.5), "step_sizes": (0.05, 0.2)}),
+    ("RMSprop", rmsprop(momentum=0.9), {"lr": 0.01, "alpha": 0.9, "momentum": 0.9}),
+    ("RMSprop", rmsprop(centered=True), {"lr": 0.01, "alpha": 0.9, "centered": True}),
 ]
 
 
@@ -109,7 +96,7 @@ def test_same_path_as_pytorch_optimizer(rule, ours, options, x64):
     expected = torch_trajectory(getattr(package, rule), options, params, grads)
     # The package computes LaProp's step sizes in float32, and corrects the bias of ε in MARS.
     rtol = 1e-6 if rule in ("LaProp", "MARS") else 1e-9
-    assert_close(found, expected, rtol, rtol / 10)
+    assert_close(found, expected, rtol=rtol, atol=rtol / 10)
 
 
 def test_adam_mini_divides_by_heads_as_pytorch_optimizer_does(x64):

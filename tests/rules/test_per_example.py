@@ -1,5 +1,6 @@
 """Rules that take the gradient of each example: their numbers, their place, and `train_step`."""
 
+import functools
 import itertools
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    assert_close,
     assert_same_path,
     distance,
     gradients,
@@ -30,6 +32,7 @@ from table import PER_EXAMPLE
 from table.row import SINGLE, make_params
 
 EXAMPLES, STEPS = 4, 50
+PRIVATE = "DifferentiallyPrivateAggregate"
 PARAMS = nested_dict(jax.random.key(0))
 
 
@@ -46,16 +49,12 @@ def per_example(params, n, scale=1.0):
     return jax.tree.map(stack, grads)
 
 
-# --- the numbers ----------------------------------------------------------------------------
-
-
 def counting(function, **options):
     """A function of Optax as a transform whose state is what it counted in the last step."""
 
     def init(params):
-        return function(
-            jax.tree.map(lambda p: jnp.zeros((1, *p.shape), p.dtype), params), **options
-        )[1]
+        zeros = jax.tree.map(lambda p: jnp.zeros((1, *p.shape), p.dtype), params)
+        return function(zeros, **options)[1]
 
     def update(grads, state, params=None):
         return function(grads, **options)
@@ -63,20 +62,12 @@ def counting(function, **options):
     return optax.GradientTransformation(init, update)
 
 
-by_layer = optax.per_example_layer_norm_clip
+whole = counting(optax.per_example_global_norm_clip, l2_norm_clip=0.7)
+by_layer = functools.partial(counting, optax.per_example_layer_norm_clip, global_l2_norm_clip=0.7)
 PATHS = {
-    "global": (
-        sl.PerExampleGlobalNormClip(0.7),
-        counting(optax.per_example_global_norm_clip, l2_norm_clip=0.7),
-    ),
-    "layer": (
-        sl.PerExampleLayerNormClip(0.7),
-        counting(by_layer, global_l2_norm_clip=0.7, uniform=True),
-    ),
-    "layer by size": (
-        sl.PerExampleLayerNormClip(0.7, uniform=False),
-        counting(by_layer, global_l2_norm_clip=0.7, uniform=False),
-    ),
+    "global": (sl.PerExampleGlobalNormClip(0.7), whole),
+    "layer": (sl.PerExampleLayerNormClip(0.7), by_layer(uniform=True)),
+    "layer by size": (sl.PerExampleLayerNormClip(0.7, uniform=False), by_layer(uniform=False)),
     # The noise is the same.
     "private": (
         sl.DifferentiallyPrivateAggregate(0.7, 0.3, key=5),
@@ -121,8 +112,7 @@ def assert_same_counts(found, expected):
 @pytest.mark.parametrize("name", PATHS)
 def test_same_path_as_optax_in_double_precision(name, x64):
     (path, found), (exact, expected) = both_paths(name, nested_dict(jax.random.key(0), jnp.float64))
-    for a, b in zip(jax.tree.leaves(path), jax.tree.leaves(exact), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
+    assert_close(path, exact, rtol=1e-9, atol=1e-13)
     assert_same_counts(found, expected)
 
 
@@ -193,8 +183,6 @@ def test_noise_is_reproducible_and_new_for_each_step_leaf_and_part():
             assert abs(np.corrcoef(x, y)[0, 1]) < 0.1
 
 
-# --- properties that every rule has ---------------------------------------------------------
-
 MIXED = ("bfloat16", "float32", "float16")
 COMPLEX = ("complex64", "float32", "complex64")
 
@@ -238,17 +226,15 @@ def test_vmap_over_runs_equals_the_runs():
         tx = sl.DifferentiallyPrivateAggregate(limit, 0.5, key=3)
         return sl.Optimizer(tx, params).step(params, grads)[0]
 
-    together, alone = jax.vmap(run)(jnp.array([1.0, 2.0])), run(jnp.float32(2.0))
-    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a[1], b, rtol=1e-6)
+    second = jax.tree.map(lambda x: x[1], jax.vmap(run)(jnp.array([1.0, 2.0])))
+    assert_close(second, run(jnp.float32(2.0)), rtol=1e-6)
 
-
-# --- train_step -----------------------------------------------------------------------------
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((6, 2)), jnp.float32)
 Y = jnp.asarray(np.random.default_rng(1).standard_normal((6, 1)), jnp.float32)
 MODEL = mlp(jax.random.key(0))
 CLIP = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1)
+STEP = sl.train_step(mean_square, donate=False)
 
 
 @pytest.mark.slow
@@ -258,29 +244,22 @@ def test_train_step_differentiates_each_example():
 
     grads = jax.vmap(eqx.filter_grad(of_one), in_axes=(None, 0, 0))(MODEL, X, Y)
     exact, opt = sl.Optimizer(CLIP, MODEL).step(MODEL, grads)
-    step = sl.train_step(mean_square, donate=False)
-    new, by_step, loss = step(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
+    new, by_step, loss = STEP(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
     assert distance(params_of(new), params_of(exact)) <= 1e-6
     np.testing.assert_allclose(loss, mean_square(MODEL, X, Y), rtol=1e-6)
     assert int(by_step.metrics["num_clipped"]) == int(opt.metrics["num_clipped"]) > 0
-
-
-@pytest.mark.slow
-def test_without_clipping_the_mean_is_that_of_the_batch():
-    step = sl.train_step(mean_square, donate=False)
-    exact, _, _ = step(MODEL, sl.Optimizer(sl.adam(0.1), MODEL), X, Y)
+    # Without clipping, the mean is that of the batch.
+    exact, _, _ = STEP(MODEL, sl.Optimizer(sl.adam(0.1), MODEL), X, Y)
     tx = sl.DifferentiallyPrivateAggregate(1e6, 0.0, 0) | sl.adam(0.1)
-    new, _, _ = step(MODEL, sl.Optimizer(tx, MODEL), X, Y)
+    new, _, _ = STEP(MODEL, sl.Optimizer(tx, MODEL), X, Y)
     assert distance(params_of(new), params_of(exact)) <= 1e-5
 
 
 @pytest.mark.slow
 def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
     def with_table(model, batch, table):
-        return mean_square(model, batch["x"], batch["y"]) * jnp.sum(table), {
-            "y": batch["y"],
-            "a": 1,
-        }
+        loss = mean_square(model, batch["x"], batch["y"]) * jnp.sum(table)
+        return loss, {"y": batch["y"], "a": 1}
 
     step = sl.train_step(with_table, has_aux=True, batch_args="batch", donate=False)
     opt = sl.Optimizer(CLIP, MODEL)
@@ -291,9 +270,7 @@ def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["PerExampleLayerNormClip, by size", "DifferentiallyPrivateAggregate"]
-)
+@pytest.mark.parametrize("name", ["PerExampleLayerNormClip, by size", PRIVATE])
 def test_microbatches_gather_what_the_whole_batch_gives(name):
     tx = PER_EXAMPLE[name] | sl.Scale(-0.1)
 
@@ -325,8 +302,7 @@ def test_each_example_draws_from_a_key_of_its_own(number):
 
     # The clip of example n sees the mask that was drawn from key n, in microbatches too.
     keep = jax.vmap(lambda k: jax.random.bernoulli(k, 0.5, (1, 2))[0])(jax.random.split(key, 6))
-    step = sl.train_step(mean_square, donate=False)
-    exact, _, mean = step(MODEL, sl.Optimizer(CLIP, MODEL), jnp.where(keep, X, 0), Y)
+    exact, _, mean = STEP(MODEL, sl.Optimizer(CLIP, MODEL), jnp.where(keep, X, 0), Y)
     step = sl.train_step(dropped, donate=False, microbatches=number)
     new, _, loss = step(MODEL, sl.Optimizer(CLIP, MODEL), X, Y, key)
     np.testing.assert_allclose(loss, mean, rtol=1e-6)
@@ -376,18 +352,13 @@ def test_conjugation_and_what_links_behind_are_told(number):
 @pytest.mark.slow
 def test_accumulation_after_a_clip_averages_clipped_sums():
     tx = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1).every_k(2)
-    step = sl.train_step(mean_square, donate=False)
     model, opt = MODEL, sl.Optimizer(tx, MODEL)
     for rows in (slice(0, 3), slice(3, 6)):
-        model, opt, _ = step(model, opt, X[rows], Y[rows])
-    exact, _, _ = step(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
-    moved, right = params_of(model), params_of(exact)
+        model, opt, _ = STEP(model, opt, X[rows], Y[rows])
+    exact, _, _ = STEP(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
     # The mean of two sums is half of the whole sum.
-    half = jax.tree.map(lambda p, q: (p + q) / 2, right, params_of(MODEL))
-    assert distance(moved, half) <= 1e-6
-
-
-# --- what is refused ------------------------------------------------------------------------
+    half = jax.tree.map(lambda p, q: (p + q) / 2, params_of(exact), params_of(MODEL))
+    assert distance(params_of(model), half) <= 1e-6
 
 
 def test_only_the_first_link_aggregates_examples():
@@ -399,47 +370,35 @@ def test_only_the_first_link_aggregates_examples():
         ((private | step).every_k(2), "every_k.differentially_private_aggregate", code),
         (clip.mask(sl.where.ndim(2)) | step, "mask.per_example_global_norm_clip", repr(clip)),
     ):
-        with refused(
-            ValueError,
-            f"'{name}' aggregates per-example gradients, so it must be the first link",
-            f"Write `{link} | rest`, and wrap only the rest",
-        ):
+        later = f"'{name}' aggregates per-example gradients, so it must be the first link"
+        with refused(ValueError, later, f"Write `{link} | rest`, and wrap only the rest"):
             sl.Optimizer(tx, PARAMS)
 
 
 def test_examples_must_be_told_apart_and_count_alike():
     params = {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}
     opt = sl.Optimizer(CLIP, params)
-    with refused(
-        ValueError,
-        "The gradient at 'b' has shape (2,) … per-example gradients of shape (examples, 2)",
-        "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`",
-    ):
+    shape = "The gradient at 'b' has shape (2,) … per-example gradients of shape (examples, 2)"
+    remedy = "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`"
+    with refused(ValueError, shape, remedy):
         opt.update(params, params)
-    with refused(
-        ValueError,
-        "The gradient at 'w' has 5 examples, but the gradient at 'b' has 4",
-        "must all come from one batch",
-    ):
+    unequal = "The gradient at 'w' has 5 examples, but the gradient at 'b' has 4"
+    with refused(ValueError, unequal, "must all come from one batch"):
         opt.update(params, {"b": jnp.zeros((4, 2)), "w": jnp.zeros((5, 2, 3))})
     opt = sl.Optimizer(CLIP, MODEL)
     with refused(ValueError, "The batch has 6 examples … 4 microbatches", "Pass a multiple of 4"):
         sl.train_step(mean_square, microbatches=4)(MODEL, opt, X, Y)
     with refused(ValueError, "weights all examples equally", "Remove `has_weight`"):
         sl.train_step(mean_square, has_weight=True)(MODEL, opt, X, Y)
-    with refused(
-        ValueError,
-        "DifferentiallyPrivateAggregate.key must be in [0, 2**31), got -1",
-        "Pass `jax.random.key(-1)`",
-    ):
+    negative = "DifferentiallyPrivateAggregate.key must be in [0, 2**31), got -1"
+    with refused(ValueError, negative, "Pass `jax.random.key(-1)`"):
         sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=-1)
 
 
 def test_an_option_is_refused_after_a_step_without_it():
     # Steps that differ only in `transform_grads` share a program.
     opt = sl.Optimizer(CLIP, MODEL)
-    sl.train_step(mean_square, donate=False)(MODEL, opt, X, Y)
-    with refused(
-        ValueError, "there is no single gradient to transform", "Remove `transform_grads`"
-    ):
+    STEP(MODEL, opt, X, Y)
+    no_gradient = "there is no single gradient to transform"
+    with refused(ValueError, no_gradient, "Remove `transform_grads`"):
         sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)

@@ -15,6 +15,8 @@ from test_parity import ROWS
 
 import slalom as sl
 from helpers import (
+    EXHAUSTIVE,
+    SLOW,
     distance,
     drawn,
     gradients,
@@ -103,9 +105,7 @@ def filled(model, seed):
     return jax.tree.map(fill, model)
 
 
-ANY = (MODELS, CHAINS, st.integers(0, 9))
-# No shrinking: each try compiles two programs, and the chains are short as they are.
-GENERATE = {"phases": [hypothesis.Phase.generate]}
+TIERS = [2, pytest.param(20, marks=SLOW), pytest.param(60, marks=EXHAUSTIVE)]
 
 
 @unoptimized()
@@ -147,24 +147,9 @@ def assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed):
     assert distance(mine, others) <= 1e-4 * distance(others, start) + 1e-6
 
 
-allowed = pytest.mark.filterwarnings("ignore:.*together they ascend", "ignore:.* comes after '")
-
-
-@allowed
-@drawn(*ANY, examples=2, **GENERATE)
-def test_any_chain_on_any_tree(shapes, rows, seed):
-    assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)
-
-
-@pytest.mark.slow
-@allowed
-@drawn(*ANY, examples=20, **GENERATE)
-def test_more_chains_on_more_trees(shapes, rows, seed):
-    assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)
-
-
-@pytest.mark.exhaustive
-@allowed
-@drawn(*ANY, examples=60, **GENERATE)
-def test_many_chains_on_many_trees(shapes, rows, seed):
-    assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed)
+@pytest.mark.filterwarnings("ignore:.*together they ascend", "ignore:.* comes after '")
+@pytest.mark.parametrize("examples", TIERS)
+def test_any_chain_on_any_tree(examples):
+    # No shrinking: each try compiles two programs, and the chains are short as they are.
+    options = {"examples": examples, "phases": [hypothesis.Phase.generate]}
+    drawn(MODELS, CHAINS, st.integers(0, 9), **options)(assert_keeps_kinds_and_walks_as_optax)()

@@ -66,14 +66,10 @@ def test_every_factor_is_a_live_hyperparameter():
 def test_bad_input_is_refused_in_words():
     with pytest.raises(ValueError, match=r"sl.where.path\('tail.\*\*'\) matches no parameter"):
         sl.Optimizer(sl.sgd(0.1) | sl.ScaleBy({sl.where.path("tail.**"): 0.1}), PARAMS)
-    with pytest.raises(
-        TypeError,
-        match=r"^The factor of sl.where.path\('layers.0.\*\*'\) in ScaleBy must be a real number, "
-        r"a 0-d array or a schedule, got True of type bool.$",
-    ):
+    culprit = r"^The factor of sl.where.path\('layers.0.\*\*'\) in ScaleBy must be a real number, "
+    rest = r"a 0-d array or a schedule, got True of type bool.$"
+    with pytest.raises(TypeError, match=culprit + rest):
         sl.ScaleBy({layer[0]: True})
-    with pytest.raises(
-        TypeError,
-        match=r"^A string is not a selector, got 'head'. Write `sl.where.path\('head'\)`.$",
-    ):
+    message = r"^A string is not a selector, got 'head'. Write `sl.where.path\('head'\)`.$"
+    with pytest.raises(TypeError, match=message):
         sl.ScaleBy({"head": 0.1})

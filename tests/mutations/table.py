@@ -157,7 +157,7 @@ MUTATIONS = {
         "_loop/binding/names.py",
         "(*part.path, dotted(key_path))",
         "(*part.path[-1:], dotted(key_path))",
-        "binding/test_arrays.py io/test_checkpoint.py",
+        "binding/test_binding.py io/test_checkpoint.py",
     ),
     "a microbatch of padding alone makes the loss NaN": Mutation(
         "_loop/training/loss.py",

@@ -43,32 +43,18 @@ def test_links_are_reached_by_position_name_and_class():
     assert tx[-1] == tx["scale"] == tx[sl.Scale] == sl.Scale(0.5)
     assert tx["rule"] == sl.adam(0.1)
     assert tx["rule.scale_by_adam"] == tx["scale_by_adam"] == tx[sl.ScaleByAdam] == ADAM
-
-
-def test_a_part_is_asked_for_by_what_names_one():
+    one = sl.named_chain(clip=CLIP)
+    assert one["clip"] == (one | RATE)["clip"] == CLIP
     for which in (slice(0, 1), sl.ScaleByAdam(), None):
         with pytest.raises(TypeError, match="named by its path or its class, in a chain also by"):
             sl.adam(0.1)[which]
 
 
-def test_one_named_link_keeps_its_name():
-    tx = sl.named_chain(clip=CLIP)
-    assert tx["clip"] == CLIP
-    assert (tx | RATE)["clip"] == CLIP
-
-
-def test_repeated_links_are_numbered():
+def test_repeated_links_are_numbered_but_a_given_name_is_never_taken():
     tx = sl.Scale(1.0) | sl.Scale(2.0) | ADAM | sl.Scale(3.0)
-    assert tx["scale"] == sl.Scale(1.0)
-    assert tx["scale_2"] == sl.Scale(2.0)
-    assert tx["scale_3"] == sl.Scale(3.0)
-    assert list(sl.Optimizer(tx, params()).hyperparams)[:2] == [
-        "scale.step_size",
-        "scale_2.step_size",
-    ]
-
-
-def test_a_given_name_is_never_taken_by_a_number():
+    assert [tx[name].step_size for name in ("scale", "scale_2", "scale_3")] == [1.0, 2.0, 3.0]
+    paths = list(sl.Optimizer(tx, params()).hyperparams)
+    assert paths[:2] == ["scale.step_size", "scale_2.step_size"]
     tx = sl.named_chain(scale=sl.Scale(1.0)) | sl.Scale(2.0)
     assert (tx["scale"], tx["scale_2"]) == (sl.Scale(1.0), sl.Scale(2.0))
     tx = sl.Scale(1.0) | sl.Scale(2.0) | sl.named_chain(scale_2=sl.Scale(3.0))

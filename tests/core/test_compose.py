@@ -5,20 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_chains import B, W, grads, params
 
 import slalom as sl
-from helpers import assert_same_bits, sampled, unoptimized
+from helpers import assert_close, assert_same_bits, sampled, unoptimized
 
-W, B = sl.where.path("**.w"), sl.where.path("**.b")
 CLIP, LINEAR = sl.ClipByGlobalNorm(1.0), sl.schedules.linear(0.1, 0.0, 10)
-
-
-def params():
-    return {"b": jnp.array([1.0, -0.0]), "w": jnp.array([[2.0, -3.0], [0.5, 4.0]])}
-
-
-def grads(step=0):
-    return jax.tree.map(lambda p: 0.5 * p + 0.25 * (1 + step), params())
 
 
 # --- masks and partitions ---------------------------------------------------------------------
@@ -136,9 +128,7 @@ def test_a_scan_and_the_functional_core_take_the_same_steps():
     for n in range(3):
         model, opt = opt.step(model, grads(n))
     for found, expected in ((scanned, (model, opt)), (core, (model, opt.state))):
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert_close(found, expected, rtol=1e-6)
     np.testing.assert_allclose(rates, LINEAR.values(3), rtol=1e-6)
 
 
@@ -289,9 +279,7 @@ def test_describe_tells_the_numbers_that_the_next_step_uses_at_each_parameter():
     assert float(table["b"]["learning_rate"]) == np.float32(0.2)
     assert table["b"]["weight_decay"] is None
     assert table["b"]["state_bytes"] == 0
-
-
-def test_describe_follows_masks():
+    # Masks are followed.
     tx = sl.Trace(0.9).mask(W) | sl.sgd(0.1)
     table = sl.Optimizer(tx, params()).describe(params()).to_dict()
     assert table["b"]["transform"] == "scale_by_learning_rate"

@@ -61,7 +61,20 @@ TYPES = {
     ),
 }
 
+# A number outside of its interval.
+OUTSIDE = [
+    (sl.ScaleByBacktrackingLinesearch, "decrease_factor", 1.0, "(0, 1)"),
+    (sl.ScaleByBacktrackingLinesearch, "increase_factor", 0.5, "[1, inf]"),
+    (sl.ScaleByZoomLinesearch, "increase_factor", 1.0, "(1, inf)"),
+    (sl.ScaleByZoomLinesearch, "slope_rtol", -0.1, "[0, 1)"),
+    (sl.ScaleByZoomLinesearch, "approx_dec_rtol", -1.0, "[0, inf)"),
+]
 VALUES = {
+    f"{search.__name__}.{field} must be in {interval}, got {number}.": (
+        lambda search=search, field=field, number=number: search(9, **{field: number})
+    )
+    for search, field, number, interval in OUTSIDE
+} | {
     "The `value_fn` passed to ScaleByZoomLinesearch must return a scalar, got an array of "
     "shape (3,). Average it over the batch, for example with `jnp.mean`.": (
         lambda: step(value_fn=lambda x: x**2)
@@ -72,21 +85,6 @@ VALUES = {
     ),
     "ScaleByZoomLinesearch.max_linesearch_steps must be at least 1, got 0.": (
         lambda: sl.ScaleByZoomLinesearch(0)
-    ),
-    "ScaleByBacktrackingLinesearch.decrease_factor must be in (0, 1), got 1.0.": (
-        lambda: sl.ScaleByBacktrackingLinesearch(9, decrease_factor=1.0)
-    ),
-    "ScaleByBacktrackingLinesearch.increase_factor must be in [1, inf], got 0.5.": (
-        lambda: sl.ScaleByBacktrackingLinesearch(9, increase_factor=0.5)
-    ),
-    "ScaleByZoomLinesearch.increase_factor must be in (1, inf), got 1.0.": (
-        lambda: sl.ScaleByZoomLinesearch(9, increase_factor=1.0)
-    ),
-    "ScaleByZoomLinesearch.slope_rtol must be in [0, 1), got -0.1.": (
-        lambda: sl.ScaleByZoomLinesearch(9, slope_rtol=-0.1)
-    ),
-    "ScaleByZoomLinesearch.approx_dec_rtol must be in [0, inf), got -1.0.": (
-        lambda: sl.ScaleByZoomLinesearch(9, approx_dec_rtol=-1.0)
     ),
     "ScaleByZoomLinesearch.initial_guess_strategy must be 'one' or 'keep', got 'two'.": (
         lambda: sl.ScaleByZoomLinesearch(9, initial_guess_strategy="two")

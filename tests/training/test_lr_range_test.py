@@ -138,11 +138,14 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
     assert 56 <= np.searchsorted(noisy.learning_rates, noisy.suggestion) <= 64
 
 
-def test_a_fall_after_the_minimum_is_no_suggestion():
-    losses = np.concatenate(
-        [np.ones(40), np.linspace(1, 0, 20), np.linspace(0, 9, 20), np.linspace(9, 2, 21)]
-    )
-    assert 40 <= np.searchsorted(result(losses).learning_rates, result(losses).suggestion) <= 60
+def test_neither_falls_after_the_minimum_nor_infinities_change_the_suggestion():
+    falling = [np.ones(40), np.linspace(1, 0, 20)]
+    later = result(np.concatenate([*falling, np.linspace(0, 9, 20), np.linspace(9, 2, 21)]))
+    infinite = result(np.concatenate([*falling, [5.0, np.inf]]), diverged=True)
+    for found in (later, infinite):
+        assert found.learning_rates[40] <= found.suggestion <= found.learning_rates[60]
+    assert np.isnan(infinite.smoothed[-1])
+    assert "diverged, suggestion" in repr(infinite)
 
 
 def test_without_a_fall_there_is_no_suggestion():
@@ -150,14 +153,6 @@ def test_without_a_fall_there_is_no_suggestion():
         found = result(losses)
         assert found.suggestion is None, losses
         assert "no suggestion" in repr(found), losses
-
-
-def test_losses_that_are_not_finite_do_not_hide_the_suggestion():
-    losses = np.concatenate([np.ones(40), np.linspace(1, 0, 20), [5.0, np.inf]])
-    found = result(losses, diverged=True)
-    assert found.learning_rates[40] <= found.suggestion <= found.learning_rates[60]
-    assert np.isnan(found.smoothed[-1])
-    assert "diverged, suggestion" in repr(found)
 
 
 @pytest.mark.slow
@@ -200,11 +195,7 @@ def test_a_progress_bar_on_demand_and_in_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert "10/10" in said()
     assert said(progress=False) == ""
-
-
-def test_a_progress_bar_without_tqdm_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    search(lr_max=1e-3)
+    assert "10/10" not in said()
     with pytest.raises(ImportError, match=r"`progress=True` needs tqdm: pip install tqdm\."):
-        search(lr_max=1e-3, progress=True)
+        said(progress=True)

@@ -20,8 +20,6 @@ from helpers import (
     updates_of,
 )
 
-# --- closed forms ---------------------------------------------------------------------------
-
 
 def test_adamw_moves_by_a_constant_gradient_over_itself_and_lion_by_the_learning_rate():
     g = jnp.array([1e-6, -1e-3, 0.3, -1.0, 7.0, 1e4], jnp.float32)
@@ -64,8 +62,6 @@ def test_an_update_is_computed_in_single_precision_from_the_mean_as_it_is_stored
         np.testing.assert_allclose(updates[t - 1], exact, rtol=2e-6, atol=1e-7)
 
 
-# --- constant and traced hyperparameters ----------------------------------------------------
-
 SAME_BITS = {
     "adam": sl.adam(3e-3, eps_root=1e-12),
     "adam-nesterov": sl.adam(3e-3, nesterov=True),
@@ -107,9 +103,6 @@ def test_constant_and_traced_hyperparameters_where_two_products_are_added():
     # knows of η and γ. Each step may so differ by a rounding, the sum by a few.
     constant, traced = constant_and_traced(sl.rmsprop(3e-3, momentum=0.9))
     assert distance(constant, traced) <= 4 * np.finfo(np.float32).eps
-
-
-# --- half precision -------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -174,9 +167,6 @@ def test_a_step_rounds_once_and_between_no_links():
     assert np.any(np.asarray(stepped) != np.asarray(twice))
 
 
-# --- extreme gradients ----------------------------------------------------------------------
-
-
 def updated(tx, grads):
     return sl.Optimizer(tx, grads).update(grads, grads)[0]
 
@@ -221,9 +211,6 @@ def test_what_is_not_finite_shows_after_clipping():
     np.testing.assert_array_equal(updated(sl.SetToZero(), g), np.zeros(4))
     z = jnp.array([3 + 4j, -0.5j], jnp.complex64)
     np.testing.assert_array_equal(updated(sl.Clip(1.0), z), np.array([1 + 1j, -0.5j], np.complex64))
-
-
-# --- complex parameters ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", slow_except(["sgd", "adam"], "adam"))

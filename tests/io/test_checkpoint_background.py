@@ -38,7 +38,7 @@ def test_donation_takes_nothing_from_a_save_and_may_take_what_is_loaded(path, ad
     assert_same_bits(again, stepped)
 
 
-def test_an_error_is_raised_once_by_wait_or_by_the_next_save(tmp_path):
+def test_an_error_is_raised_once_by_wait_or_by_the_next_save_or_load(tmp_path):
     (tmp_path / "file").touch()
     saving = sl.checkpoint.save(tmp_path / "file" / "x", n=1, background=True)
     with pytest.raises(NotADirectoryError, match="is a file") as caught:
@@ -49,6 +49,10 @@ def test_an_error_is_raised_once_by_wait_or_by_the_next_save(tmp_path):
     with pytest.raises(NotADirectoryError) as caught:
         sl.checkpoint.save(tmp_path / "file" / "y", n=1)
     assert "file/x' was saved in the background" in caught.value.__notes__[0]
+    sl.checkpoint.save(tmp_path / "file" / "x", n=1, background=True)
+    for message in ("cannot be written", "There is no checkpoint"):
+        with pytest.raises(NotADirectoryError, match=message):
+            sl.checkpoint.load(tmp_path / "file" / "x", n=0)
 
 
 @pytest.fixture
@@ -75,16 +79,6 @@ def test_a_load_waits_for_the_save_that_is_under_way(through_link, tmp_path):
     assert sl.checkpoint.load(read_from, n=0)["n"] == 2
     sl.checkpoint.save(path, n=3, background=True)
     assert sl.checkpoint.header(read_from)["values"] == '{"n": 3}'
-
-
-def test_a_load_raises_the_error_of_the_save_that_failed(tmp_path):
-    (tmp_path / "file").touch()
-    path = tmp_path / "file" / "run"
-    sl.checkpoint.save(path, n=1, background=True)
-    with pytest.raises(NotADirectoryError, match="cannot be written"):
-        sl.checkpoint.load(path, n=0)
-    with pytest.raises(NotADirectoryError, match="There is no checkpoint"):
-        sl.checkpoint.load(path, n=0)
 
 
 def test_without_another_thread_a_save_is_done_at_once(tmp_path, monkeypatch):

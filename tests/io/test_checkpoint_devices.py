@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from helpers import assert_close, assert_same_bits, kind_of
@@ -59,12 +60,10 @@ def same_on_one_device():
 
 def on_four_devices():
     """A fresh model on half as many devices, along the other axis, and its optimizer."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
-    specs = {"w": jax.sharding.PartitionSpec(None, "x"), "b": jax.sharding.PartitionSpec()}
-    model = {
-        name: jax.device_put(jnp.zeros(shape), jax.sharding.NamedSharding(mesh, specs[name]))
-        for name, shape in {"w": (8, 4), "b": (4,)}.items()
-    }
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    specs = {"w": PartitionSpec(None, "x"), "b": PartitionSpec()}
+    homes = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    model = jax.device_put({"w": np.zeros((8, 4), np.float32), "b": np.zeros(4, np.float32)}, homes)
     return model, sl.Optimizer(sl.adam(0.1), model)
 
 
@@ -148,8 +147,7 @@ def test_two_processes_share_checkpoints_with_one(tmp_path):
     model, opt = same_on_one_device()
     sl.checkpoint.save(whole, model=model, opt=opt)
     before = whole.read_bytes()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     commands = [

@@ -100,34 +100,22 @@ def with_place(**changes):
     return lambda text, layout: layout["model.w"].update(changes)
 
 
+TEXTS = {
+    "checksums": ("{", "{}", "[1]"),
+    "count": (3,),
+    "format": ("x",),
+    "format_version": ("0", "-1", "x", "²", "9" * 5000),
+    "layouts": ("[1]", '{"opt": 3}'),
+}
+PLACES = {
+    "dtype": ("F16", "X", []),
+    "shape": ([3], [-2, -1], [2.0], [2**70], 2),
+    "data_offsets": ([10**12, 10**12 + 8], []),
+}
 MALFORMED = {
-    "no checksums": without("checksums"),
-    "no dtypes": without("dtypes"),
-    "no layouts": without("layouts"),
-    "bad JSON": with_text(checksums="{"),
-    "checksums of nothing": with_text(checksums="{}"),
-    "checksums as a list": with_text(checksums="[1]"),
-    "a number as text": with_text(count=3),
-    "no format": without("format"),
-    "another format": with_text(format="x"),
-    "no version": without("format_version"),
-    "version 0": with_text(format_version="0"),
-    "version -1": with_text(format_version="-1"),
-    "version x": with_text(format_version="x"),
-    "version ²": with_text(format_version="²"),
-    "huge version": with_text(format_version="9" * 5000),
-    "layouts as a list": with_text(layouts="[1]"),
-    "layouts of numbers": with_text(layouts='{"opt": 3}'),
-    "another dtype": with_place(dtype="F16"),
-    "unknown dtype": with_place(dtype="X"),
-    "a dtype that is a list": with_place(dtype=[]),
-    "another shape": with_place(shape=[3]),
-    "negative shape": with_place(shape=[-2, -1]),
-    "float shape": with_place(shape=[2.0]),
-    "huge shape": with_place(shape=[2**70]),
-    "a shape that is a number": with_place(shape=2),
-    "outside": with_place(data_offsets=[10**12, 10**12 + 8]),
-    "no offsets": with_place(data_offsets=[]),
+    **{f"no {key}": without(key) for key in ("dtypes", *TEXTS) if key != "count"},
+    **{f"{key} = {x!r}": with_text(**{key: x}) for key in TEXTS for x in TEXTS[key]},
+    **{f"{key} = {x!r}": with_place(**{key: x}) for key in PLACES for x in PLACES[key]},
     "overlapping": lambda text, layout: layout.update(z=dict(layout["model.w"])),
     "no place": lambda text, layout: layout.update({"model.w": {}}),
     "a place that is a number": lambda text, layout: layout.update({"model.w": 3}),
@@ -175,12 +163,9 @@ def test_codecs_in_a_file_are_never_run(path):
     sl.checkpoint.save(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), model))
     texts = ["__import__('os').abort()", "sl.codecs.int8(x=1)", "sl.codecs.offload()", "(", "x" * 9]
     texts += ["sl.codecs.__dir__()", "sl.codecs.cast('nonsense')", "sl.codecs.int8(*[1] * 9)"]
+    layouts, whole = sl.checkpoint.header(path)["layouts"], path.read_bytes()
     for text in texts:
-        swap = lambda t, layout, text=text: t.update(  # noqa: E731
-            layouts=t["layouts"].replace("sl.codecs.int8()", text)
-        )
-        whole = path.read_bytes()
-        forged(path, swap)
+        forged(path, with_text(layouts=layouts.replace("sl.codecs.int8()", text)))
         loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.lion(0.1), model), strict=False)
         assert loaded.report.retyped == {"opt.scale_by_lion.mu.w": (text, "float32")}
         path.write_bytes(whole)

@@ -39,8 +39,10 @@ def test_a_power_average_weighs_steps_by_a_power():
     np.testing.assert_allclose(power(0.1).newest_weight(age), exact, rtol=1e-6)
 
 
-def train(directory, tx, steps=64, every=8):
-    model = {"w": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.bfloat16)}
+MODEL = {"w": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.bfloat16)}
+
+
+def train(directory, tx, steps=64, every=8, model=MODEL):
     opt = sl.Optimizer(tx, model)
     snapshots = sl.checkpoint.Rolling(directory, keep=None)
     grads = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), model)
@@ -66,9 +68,7 @@ def test_a_width_that_was_not_tracked_is_made_from_checkpoints(tmp_path):
         expected = one.eval_params(alone)
         np.testing.assert_allclose(made["w"], expected["w"], rtol=2e-4)
         assert made["b"].dtype == jnp.bfloat16
-        np.testing.assert_allclose(
-            made["b"].astype(np.float32), expected["b"].astype(np.float32), rtol=0.01
-        )
+        np.testing.assert_allclose(*map(np.float32, (made["b"], expected["b"])), rtol=0.01)
     earlier = sl.checkpoint.synthesize(tmp_path / "run", model, sigma_rel=0.1, step=32)
     alone, one = train(tmp_path / "short", sl.sgd(rate).average(power(0.1)), steps=32)
     np.testing.assert_allclose(earlier["w"], one.eval_params(alone)["w"], rtol=2e-5)
@@ -88,12 +88,8 @@ def test_stored_averages_are_decoded(tmp_path):
 
 
 def test_a_model_may_be_one_array(tmp_path):
-    model = jnp.zeros(3)
-    opt = sl.Optimizer(sl.sgd(0.1).average(power(0.1)), model)
-    snapshots = sl.checkpoint.Rolling(tmp_path, keep=None)
-    for _ in range(3):
-        model, opt = opt.step(model, jnp.ones(3))
-        snapshots.save(opt=opt)
+    tx = sl.sgd(0.1).average(power(0.1))
+    model, opt = train(tmp_path, tx, steps=3, every=1, model=jnp.zeros(3))
     made = sl.checkpoint.synthesize(tmp_path, model, sigma_rel=0.1)
     np.testing.assert_allclose(made, opt.eval_params(model), rtol=1e-6)
 

@@ -25,16 +25,16 @@ def test_it_takes_the_steps_of_a_loop():
     assert int(found.opt.count) == 5
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"tol": 1e-2}, "gradient"),
-        ({"rtol": 1e-3}, "change"),
-        ({"stop": lambda p, loss: loss < 5}, "function"),
-    ],
-)
-def test_minimize_says_why_it_stops(options, reason):
-    found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=100, **options)
+REASONS = {
+    "gradient": {"tol": 1e-2},
+    "change": {"rtol": 1e-3},
+    "function": {"stop": lambda p, loss: loss < 5},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_minimize_says_why_it_stops(reason):
+    found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=100, **REASONS[reason])
     assert found.reason == reason
     assert found.stopped
     steps = int(found.steps)
@@ -79,13 +79,6 @@ def test_restarts_under_vmap_stop_at_their_own_steps():
 
 def test_reports_come_every_few_steps():
     seen = []
-    sl.minimize(
-        bowl,
-        sl.sgd(0.1),
-        jnp.zeros(2),
-        max_steps=7,
-        callback=lambda step, loss: seen.append((step, loss)),
-        every=3,
-        progress=False,
-    )
-    assert sorted(step for step, _ in seen) == [0, 3, 6]
+    reports = {"callback": lambda step, loss: seen.append(step), "every": 3, "progress": False}
+    sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=7, **reports)
+    assert sorted(seen) == [0, 3, 6]

@@ -67,18 +67,13 @@ def test_a_class_freezes_what_it_states():
         assert trained(model) == expected, name
 
 
-def test_an_explicit_selection_overrides_the_marks():
-    everything = {"trainable": sl.where.everything()}
-    assert trained(normalized(), **everything) == WEIGHTS | {"mean", "scale.std"}
-    assert trained(normalized(), trainable=sl.where.path("mean")) == {"mean"}
-
-
-def test_describe_says_what_is_marked():
-    model = normalized()
+def test_an_explicit_selection_overrides_the_marks_which_describe_notes():
+    model, everything = normalized(), sl.where.everything()
+    assert trained(model, trainable=everything) == WEIGHTS | {"mean", "scale.std"}
+    assert trained(model, trainable=sl.where.path("mean")) == {"mean"}
     rows = sl.Optimizer(sl.sgd(0.1), model).describe(model).to_dict()
-    marked = {path for path, row in rows.items() if row["notes"] == "marked"}
-    assert marked == {"mean", "scale.std"}
-    chosen = sl.Optimizer(sl.sgd(0.1), model, trainable=sl.where.everything())
+    assert {k for k, row in rows.items() if row["notes"] == "marked"} == {"mean", "scale.std"}
+    chosen = sl.Optimizer(sl.sgd(0.1), model, trainable=everything)
     assert not any(row["notes"] for row in chosen.describe(model).to_dict().values())
 
 

@@ -56,10 +56,8 @@ def test_the_command_writes_what_was_measured_and_a_page(written, tmp_path):
     made = json.loads(file.read_text())
     assert made["schema"] == report.SCHEMA
     assert set(made["machine"]["versions"]) >= {"jax", "jaxlib", "optax", "equinox", "slalom"}
-    assert [entry["row"] for entry in made["steps"]] == [
-        "AdamW every 4",
-        "AdamW every 4, idle step",
-    ]
+    measured = [entry["row"] for entry in made["steps"]]
+    assert measured == ["AdamW every 4", "AdamW every 4, idle step"]
     for entry in made["steps"]:
         assert set(entry) == ENTRY
         assert set(entry["contenders"]) == {"slalom", "optax"}
@@ -74,11 +72,13 @@ def test_the_command_writes_what_was_measured_and_a_page(written, tmp_path):
     assert page.read_text() == text
 
 
-def test_a_page_without_marks_is_refused(tmp_path):
+def test_what_makes_no_sense_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(ValueError, match="must have one line"):
         docs.write({}, page, "page.png")
+    with pytest.raises(SystemExit):
+        main.arguments(["--repetitions", "6"])  # no whole windows
 
 
 @pytest.mark.slow
@@ -277,13 +277,12 @@ ENTRY %main (a: f32[4,8]) -> (f32[4,8], s32[]) {
 """
 
 
-def test_fusions_and_copies_are_counted_in_the_text_of_a_program():
+def test_fusions_and_copies_are_counted():
     assert measure.fusions(HLO) == 2
     assert measure.copies(HLO, {(4, 8), ()}) == 2
     assert measure.copies(HLO, {(32,), ()}) == 0
 
-
-def test_fusions_and_copies_are_counted_in_a_program_of_a_known_form():
+    # In programs of a known form.
     params = {"w": jnp.ones((16, 8))}
 
     def swap(params, state, grads):
@@ -339,25 +338,12 @@ def test_results_of_two_days_are_compared():
 # --- what is asked for ----------------------------------------------------------------------
 
 
-def test_repetitions_are_whole_windows():
-    with pytest.raises(SystemExit):
-        main.arguments(["--repetitions", "6"])
-
-
 def test_shapes_have_the_leaves_they_are_named_for():
-    leaves = {key: jax.eval_shape(shape.make) for key, shape in (FULL | QUICK | TINY).items()}
-    sizes = {key: len(jax.tree.leaves(tree)) for key, tree in leaves.items()}
-    assert sizes == {
-        "gpt2": 148,
-        "bf16": 148,
-        "leaves": 1000,
-        "mlp": 10,
-        "one": 1,
-        "gpt2/8": 148,
-        "tiny": 2,
-    }
-    total = sum(x.size for x in jax.tree.leaves(leaves["gpt2"]))
-    assert total == 124_439_808
-    assert all(
-        row in ROWS or row == "flatten(AdamW)" for s in FULL.values() for row in s.rows or ()
-    )
+    shapes = (FULL | QUICK | TINY).items()
+    leaves = {key: jax.tree.leaves(jax.eval_shape(shape.make)) for key, shape in shapes}
+    models = dict.fromkeys(("gpt2", "bf16", "gpt2/8"), 148)
+    others = {"leaves": 1000, "mlp": 10, "one": 1, "tiny": 2}
+    assert {key: len(arrays) for key, arrays in leaves.items()} == models | others
+    assert sum(x.size for x in leaves["gpt2"]) == 124_439_808
+    asked = {row for shape in FULL.values() for row in shape.rows or ()}
+    assert asked <= {*ROWS, "flatten(AdamW)"}

@@ -9,29 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from newcomer import environment, run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS, DISTRIBUTED = EXAMPLES / "digits.py", EXAMPLES / "distributed.py"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 PAGES = EXAMPLES.parent / "docs" / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def without_strictness():
-    """The environment of a newcomer: without the strictness of the tests."""
-    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
-    return {name: value for name, value in os.environ.items() if name not in strict}
-
-
-def run(*command):
-    """Runs Python as a newcomer does."""
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=without_strictness(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def quick(name, folder):
@@ -173,13 +157,12 @@ def worker(process, port, log):
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**without_strictness(), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
+            env=environment(JAX_PLATFORMS="cpu", PYTHONUNBUFFERED="1"),
         )
 
 
 def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
 
 
@@ -224,9 +207,8 @@ def test_a_process_whose_peer_dies_ends_within_the_heartbeat_timeout(tmp_path, s
 @pytest.mark.slow
 def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     command = [sys.executable, DISTRIBUTED, "--epochs", "10000", "--out", tmp_path / "plot.png"]
-    launcher = subprocess.Popen(
-        list(map(str, command)), env=without_strictness(), stdout=subprocess.DEVNULL
-    )
+    command = list(map(str, command))
+    launcher = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
     try:
         path = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
         assert wait_for(lambda: len(path.read_text().split()) == 2, 60)

@@ -9,12 +9,10 @@ import ast
 import contextlib
 import doctest
 import io
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import newcomer
 import pytest
 
 from helpers import lenient
@@ -116,32 +114,25 @@ def test_readme_names_both_commands_on_the_first_screen():
     assert 'pip install -e ".[test]" && pytest' in first_screen
 
 
-def outside(code, **variables):
-    """Runs code in a Python of its own, without the strictness of the tests."""
-    strict = ("SLALOM_TYPECHECK", "XLA_FLAGS")
-    environment = {k: v for k, v in os.environ.items() if k not in strict} | variables
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 def test_typecheck_refuses_a_wrong_shape_with_the_message_shown():
     ((code, shown),) = [
         (code, shown) for _, code, shown in blocks("README.md") if code.startswith("# wrong.py")
     ]
-    done = outside(code, SLALOM_TYPECHECK="1")
+    done = newcomer.run("-c", code, SLALOM_TYPECHECK="1")
     assert done.returncode == 1
     _, *said = re.split(
         r"^(?=jaxtyping\.TypeCheckError: Type-check)", done.stderr, flags=re.MULTILINE
     )
     assert matches(shown, without_arguments(said[-1])), done.stderr
-    done = outside(code, SLALOM_TYPECHECK="0")
+    done = newcomer.run("-c", code, SLALOM_TYPECHECK="0")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_readme_runs_outside_of_the_strict_world():
-    done = outside("\n".join(code for _, code, shown in blocks("README.md") if not is_error(shown)))
+    code = "\n".join(code for _, code, shown in blocks("README.md") if not is_error(shown))
+    done = newcomer.run("-c", code)
     assert done.returncode == 0, done.stderr
 
 

@@ -141,11 +141,9 @@ LINK = f'<autoref identifier="slalom.schedules.linear" optional>{NAME}</autoref>
 
 def test_the_hooks_link_public_names_and_let_lines_break():
     convert = tool("hooks").on_page_content
-    for before, after in (
-        (f"<p>{NAME}</p>", f"<p>{LINK}</p>"),
-        ("<td><code>a.b_c</code> d.e</td>", "<td><code>a.<wbr>b_<wbr>c</code> d.e</td>"),
-    ):
-        assert convert(before) == after
+    assert convert(f"<p>{NAME}</p>") == f"<p>{LINK}</p>"
+    broken = "<td><code>a.<wbr>b_<wbr>c</code> d.e</td>"
+    assert convert(broken.replace("<wbr>", "")) == broken
     for kept in (
         f'<a href="x">{NAME}</a>',
         "<code>sl.nothing</code>",

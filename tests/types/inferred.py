@@ -1,4 +1,4 @@
-"""What a type checker infers of training steps. Read by `tests/core/test_types.py`, never run.
+"""What a type checker infers. Read by `tests/core/test_types.py`, never run.
 
 The comment above a line is what the checker says of it.
 """
@@ -37,9 +37,29 @@ def unannotated(model, x):
     return jnp.sum(x), {"x": 1}
 
 
-plain = sl.train_step(loss_fn)(model, opt, x, y)
+# tuple[MLP, Optimizer]
+reveal_type(opt.step(model, model))
+# Optimizer
+reveal_type(opt.update(model, model)[1])
+# MLP
+reveal_type(opt.eval_params(model))
+# MLP
+reveal_type(sl.apply_updates(model, model))
+# Optimizer
+reveal_type(opt.reset(model))
+# Optimizer
+reveal_type(opt.with_hyperparams(learning_rate=1e-3))
+# ScaleByAdam
+reveal_type(sl.adam(1e-3)[sl.ScaleByAdam])
+# ClipByGlobalNorm
+reveal_type((sl.ClipByGlobalNorm(1.0) | sl.adam(1e-3))[sl.ClipByGlobalNorm])
+# AbstractTransform[Any]
+reveal_type(sl.adam(1e-3)[0])
+# EveryK
+reveal_type(sl.adam(1e-3).every_k(2))
+
 # tuple[MLP, Optimizer, Array]
-reveal_type(plain)
+reveal_type(sl.train_step(loss_fn)(model, opt, x, y))
 # tuple[MLP, Optimizer, tuple[Array, dict[str, Array]]]
 reveal_type(sl.train_step(aux_fn, has_aux=True)(model, opt, x))
 # tuple[MLP, Optimizer, tuple[Array, Array]]

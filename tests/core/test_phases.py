@@ -120,7 +120,7 @@ def test_a_rule_that_only_measures_is_finished_before_it_advances():
     np.testing.assert_array_equal(state.mu["a"], updates["a"])
 
 
-def test_a_rule_without_state_may_reduce():
+def test_sums_of_a_rule_without_state_and_without_leaves():
     class Mean(sl.AbstractRule):
         def reduce(self, now, g, leaf):
             return {"sum": jnp.sum(g), "size": jnp.asarray(g.size, g.dtype)}
@@ -134,9 +134,6 @@ def test_a_rule_without_state_may_reduce():
     updates, _ = Mean().update({"a": jnp.array([1.0, 2.0]), "b": jnp.array([6.0])}, None)
     np.testing.assert_array_equal(updates["a"], [-2, -1])
     np.testing.assert_array_equal(updates["b"], [3])
-
-
-def test_sums_are_zero_without_leaves():
     (updates, state), empty = Counting().update({}, Counting().init({}), {}), {}
     assert updates == empty
     assert state.last == 0

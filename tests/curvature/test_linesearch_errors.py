@@ -1,5 +1,7 @@
 """What a user of a line search reads when something is wrong: the whole message of each."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import pytest
 
@@ -70,10 +72,8 @@ OUTSIDE = [
     (sl.ScaleByZoomLinesearch, "approx_dec_rtol", -1.0, "[0, inf)"),
 ]
 VALUES = {
-    f"{search.__name__}.{field} must be in {interval}, got {number}.": (
-        lambda search=search, field=field, number=number: search(9, **{field: number})
-    )
-    for search, field, number, interval in OUTSIDE
+    f"{search.__name__}.{field} must be in {interval}, got {x}.": partial(search, 9, **{field: x})
+    for search, field, x, interval in OUTSIDE
 } | {
     "The `value_fn` passed to ScaleByZoomLinesearch must return a scalar, got an array of "
     "shape (3,). Average it over the batch, for example with `jnp.mean`.": (

@@ -241,12 +241,10 @@ def test_values_at_corners_are_exact():
     found = values([jnp.array([*exact]) for _, exact in cases])
     for value, (made, exact) in zip(found, cases, strict=True):
         np.testing.assert_array_equal(value, np.float32([*exact.values()]), err_msg=repr(made))
-
-
-def test_without_warm_up_a_wave_begins_at_its_peak_and_falls():
-    values = S.warmup_cosine_decay(0.0, 0.3, 0, 10).values(11)
-    assert values[0] == np.float32(0.3)
-    assert np.all(np.diff(values) < 0)
+    # Without warm-up a wave begins at its peak and falls.
+    wave = S.warmup_cosine_decay(0.0, 0.3, 0, 10).values(11)
+    assert wave[0] == np.float32(0.3)
+    assert np.all(np.diff(wave) < 0)
 
 
 def test_the_corners_of_a_cycle_are_not_rounded_away(dtype):

@@ -170,8 +170,7 @@ def test_a_run_finds_a_learning_rate_that_works():
 
 def test_the_plot_shows_losses_and_suggestion():
     pytest.importorskip("matplotlib")
-    losses = np.concatenate([np.ones(40), np.linspace(1, 0, 20), [500.0, np.inf]])
-    found = result(losses, diverged=True)
+    found = result([*np.ones(40), *np.linspace(1, 0, 20), 500.0, np.inf], diverged=True)
     (axes,) = found.plot().axes
     each, smoothed, suggestion = axes.lines
     np.testing.assert_array_equal(each.get_xdata(), found.learning_rates)

@@ -139,12 +139,10 @@ def test_a_loss_with_aux_keys_and_the_state_of_a_model():
     batches = [(jnp.ones(()), key) for key in keys]
     grid = {"learning_rate": jnp.array([0.0, 0.1])}
     state = {"n": jnp.zeros(())}
-    found = sl.sweep(
-        loss_fn, sl.sgd(0.1), jnp.zeros(()), batches, grid, steps=STEPS, model_state=state
-    )
-    np.testing.assert_allclose(found.losses[0], 1 + 0.1 * np.arange(STEPS), rtol=1e-5)
+    options = {"steps": STEPS, "model_state": state}
+    found = sl.sweep(loss_fn, sl.sgd(0.1), jnp.zeros(()), batches, grid, **options)
     n = np.arange(STEPS)
-    np.testing.assert_allclose(found.losses[1], 0.64**n + 0.1 * n, rtol=1e-5)
+    np.testing.assert_allclose(found.losses, [1 + 0.1 * n, 0.64**n + 0.1 * n], rtol=1e-5)
 
 
 # --- memory -----------------------------------------------------------------------------------

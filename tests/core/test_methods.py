@@ -127,7 +127,7 @@ def test_a_wrapper_of_a_user_prints_as_its_constructor():
         def init(self, params):
             return self.inner.init(params)
 
-        def run(self, write, updates, state, params, context):
-            return self.inner_part(state, context, params).run(write, updates)
+        def run(self, here, write, updates):
+            return self.inner_part(here).run(write, updates)
 
     assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")

@@ -7,7 +7,7 @@ still names the field and the parameter.
 
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
@@ -230,9 +230,15 @@ def encoded_form(x: Any, codec: Any, nonnegative: bool) -> Encoded:
     return Encoded({}, codec, np.shape(x), np.dtype(x.dtype), nonnegative)
 
 
-def decoded(tree: PyTree) -> PyTree:
-    """The tree with an array in place of each leaf."""
-    return jax.tree.map(lambda x: x.decode() if rests(x) else x, tree, is_leaf=rests)
+def _nothing(_: Any) -> bool:
+    return False
+
+
+def decoded(tree: PyTree, kept: Callable[[Any], bool] = _nothing) -> PyTree:
+    """The tree with an array in place of each encoded leaf, except in subtrees that are `kept`."""
+    return jax.tree.map(
+        lambda x: x.decode() if rests(x) else x, tree, is_leaf=lambda x: rests(x) or kept(x)
+    )
 
 
 def decoded_again(tree: PyTree) -> PyTree:
@@ -250,7 +256,13 @@ def decoded_again(tree: PyTree) -> PyTree:
     return decoded(structure.unflatten(again))
 
 
-def encoded_again(before: PyTree, after: PyTree, clock: Any, name: str = "") -> PyTree:
+def encoded_again(
+    before: PyTree,
+    after: PyTree,
+    clock: Any,
+    name: str = "",
+    kept: Callable[[Any], bool] = _nothing,
+) -> PyTree:
     """New values in the codecs of the old ones.
 
     **Arguments:**
@@ -259,8 +271,11 @@ def encoded_again(before: PyTree, after: PyTree, clock: Any, name: str = "") -> 
     - `after`: the same tree with arrays in their places.
     - `clock`: the number of steps, for stochastic rounding.
     - `name`: the name of the tree, so that different ones are rounded differently.
+    - `kept`: whether a subtree of `before` was not decoded.
     """
-    named, structure = jax.tree_util.tree_flatten_with_path(before, is_leaf=is_encoded)
+    named, structure = jax.tree_util.tree_flatten_with_path(
+        before, is_leaf=lambda x: is_encoded(x) or kept(x)
+    )
     names = [f"{name}.{dotted(path)}" for path, _ in named]
     coded = [name for name, (_, old) in zip(names, named, strict=True) if is_encoded(old)]
     seeds = seeds_of(coded, clock)

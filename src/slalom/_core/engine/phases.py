@@ -86,7 +86,7 @@ def at_leaf(
     leaf = SimpleNamespace(**fields, **others, plan=plan)
     # Under strict promotion, which users may choose, real times complex would be refused.
     promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
-    with jax.named_scope("/".join(part.path)), promoting:
+    with part.scope(), promoting:
         yield now, u, leaf, wide
 
 
@@ -186,7 +186,7 @@ def finish(
         setattr(now, name, cast(x, dtype) if _is_float(x) else x)
     for name, x in old.items():
         setattr(state, name, cast(x, dtype))
-    with jax.named_scope("/".join(part.path)):
+    with part.scope():
         part.module.finish(now, Sums(found, again, dtype), state)
     for name, x in old.items():
         setattr(state, name, cast(getattr(state, name), x.dtype))

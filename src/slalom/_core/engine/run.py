@@ -75,7 +75,7 @@ def run_rules(
     **Returns:** the result of `write`, and the new states of the rules.
     """
     leaves, structure = jax.tree.flatten(updates, is_leaf=rests)
-    runs = [_Run(rule, updates) for rule in rules]
+    runs = [_Run(rule, updates, outer) for rule in rules]
     place = None
     if outer.params is not None and (write is ADD or any(in_blocks(run.columns) for run in runs)):
         # Elsewhere a policy has its own way to split a sum in place.
@@ -112,7 +112,8 @@ def run_rules(
 def factor(part: Part, updates: PyTree) -> tuple[Any, Any]:
     """The number by which a rule that only `scales` multiplies all updates, and its new state."""
     part.refuse_parts(updates)
-    run = _Run(RuleAt(part, tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))), updates)
+    leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))
+    run = _Run(RuleAt(part, leaves), updates, part)
     run.measure(updates, [])
     return run.now.factor, run.new_state()
 
@@ -143,7 +144,7 @@ def _over_leaves(
     results: list[Any] = []
     queue = Queue()
     coded = [
-        f"{run.part.name}.{name}.{paths[i]}"
+        f"{run.name}.{name}.{paths[i]}"
         for run in runs
         for name, column in run.columns.items()
         for i, n in run.positions.items()
@@ -157,8 +158,7 @@ def _over_leaves(
         plan = _Plan(does, tuple(active), tuple(run.plan[n] for run, n in own), adds)
         fields = [run.fields_of(n) for run, n in own]
         seeds = [
-            [seed_of.get(f"{run.part.name}.{name}.{paths[i]}") for name in run.columns]
-            for run, _ in own
+            [seed_of.get(f"{run.name}.{name}.{paths[i]}") for name in run.columns] for run, _ in own
         ]
         after = queue.turn(u.shape)
         if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
@@ -192,8 +192,10 @@ class _Plan(NamedTuple):
 class _Run:
     """One step of a rule: its numbers, and its state by fields and leaves."""
 
-    def __init__(self, at: RuleAt, updates: PyTree):
-        part = at.part
+    def __init__(self, at: RuleAt, updates: PyTree, outer: Part):
+        self.name = at.part.name
+        # A rule by itself runs in a scope of its name already.
+        part = at.part._replace(path=()) if at.part is outer else at.part
         self.part, self.rule = part, part.module
         self.positions = {leaf: n for n, leaf in enumerate(at.leaves)}
         inside = jax.tree.structure(updates, is_leaf=rests)
@@ -219,14 +221,15 @@ class _Run:
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})
-        self.now = self.rule.at(context)
-        if "value" in self.rule.needs:
-            value = self.rule.demand("value", None if context is None else context.value)
-            self.now.value = as_float(value)
+        with part.scope():
+            self.now = self.rule.at(context)
+            if "value" in self.rule.needs:
+                value = self.rule.demand("value", None if context is None else context.value)
+                self.now.value = as_float(value)
+            self.rule.begin(self.now, self.scalars)
         self.grads: list[Any] = [None] * len(at.leaves)
         if "grad" in needed:
             self.grads = inside.flatten_up_to(needed["grad"])
-        self.rule.begin(self.now, self.scalars)
         self.shapes = as_if_decoded(updates) if whole else part.params
         if self.rule.over == "matrix":
             self.plan = matrices(self.rule, self.shapes)

@@ -50,7 +50,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
     nameless: ClassVar[bool] = True
     over: ClassVar[str] = "number"
-    reads_rest: ClassVar[bool] = True
+    reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")
 
     links: tuple[AbstractTransform, ...]
     names: tuple[str | None, ...] = eqx.field(static=True)
@@ -102,40 +102,23 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
     def init(self, params: Params) -> tuple[Any, ...]:
         return tuple(link.init(params) for link in self.links)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, tuple[Any, ...]]:
-        *before, last = self.children(state, context, params)
-        states = []
-        for part in before:
-            updates, new = part.run(write.returning, updates)
-            states.append(new)
-        result, new = last.run(write, updates)
-        return result, (*states, new)
-
-    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, tuple[Any, ...]]:
-        links = self.children(part.state, part.context, part.params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, tuple[Any, ...]]:
+        links = here.children()
         states: list[Any] = []
-        computed = False
+        in_pieces, computed = has_rest((here.state, updates)), False
         while len(states) < len(links):
             link, rest = links[len(states)], links[len(states) :]
-            if rest[1:] and isinstance(link.module, AbstractRule) and link.module.scales:
+            scales = isinstance(link.module, AbstractRule) and link.module.scales
+            if in_pieces and rest[1:] and scales:
                 number, state = factor(link, updates)
                 updates = scaled(updates, number)
                 states.append(state)
                 continue
             group = _leafwise(rest, updates)
-            if not has_rest((updates, [one.part.state for own in group for one in own.rules])):
-                group = []
             own = write if len(rest) == max(1, len(group)) else write.returning
             if group:
                 rules = [rule for one in group for rule in one.rules]
-                updates, new = run_rules(rules, own, updates, part, computed=computed)
+                updates, new = run_rules(rules, own, updates, here, computed=computed)
                 for one in group:
                     states.append(one.join(new[: len(one.rules)]))
                     new = new[len(one.rules) :]
@@ -145,11 +128,10 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
             computed = True
         return updates, tuple(states)
 
-    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
-        links = self.children(part.state, part.context, part.params)
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
         found = [
-            link.module.leafwise(link._replace(path=part.path + link.path), leaves)
-            for link in links
+            link.module.leafwise(link._replace(path=here.path + link.path), leaves)
+            for link in here.children()
         ]
         if any(own is None for own in found):
             return None
@@ -160,10 +142,8 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
         return Leafwise([rule for own in found for rule in own.rules], join)
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        states = (None,) * len(self.links) if state is None else state
+    def children(self, here: Part) -> tuple[Part, ...]:
+        states = (None,) * len(self.links) if here.state is None else here.state
         if not isinstance(states, tuple | list) or len(states) != len(self.links):
             raise TypeError(
                 f"The state of this chain is a tuple of {len(self.links)}, which `init` or the "
@@ -171,7 +151,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 "is `tx.update(grads, state, params)`."
             )
         return tuple(
-            Part(path, link, s, context, params, lambda chain, i=i: chain.links[i])
+            here.child(path, link, lambda chain, i=i: chain.links[i], s)
             for i, (path, link, s) in enumerate(zip(self._paths(), self.links, states, strict=True))
         )
 

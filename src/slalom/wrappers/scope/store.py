@@ -14,7 +14,6 @@ from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
 from ..._core.engine.manual_axes import refuse_shards
 from ..._core.fields.declare import count_field
 from ..._core.methods.fluent import AbstractFluent
-from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
@@ -74,7 +73,7 @@ class Store(AbstractWrapper[StoreState]):
 
     over: ClassVar[str] = "number"
     passes_gradients: ClassVar[bool] = True
-    reads_rest: ClassVar[bool] = True
+    reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")
 
     inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)
@@ -108,24 +107,16 @@ class Store(AbstractWrapper[StoreState]):
             leaves[i] = _stored(places[i], leaves[i], codec)
         return StoreState(structure.unflatten(leaves), tree.fresh_count())
 
-    def run(
-        self,
-        write: Writer,
-        updates: PyTree,
-        state: StoreState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, StoreState]:
+    def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
+        here = here.with_context()
+        state = here.state
         if has_encoded(state.inner):
-            refuse_shards("Store", updates if params is None else params)
+            refuse_shards("Store", updates if here.params is None else here.params)
         count = tree.increment(state.count)
-        known = (Context() if context is None else context).replace(stored_clock=count)
-        part = self.inner_part(state, known, params)._replace(state=to_device(state.inner))
+        here = here._replace(context=here.context.replace(stored_clock=count))
+        part = self.inner_part(here)._replace(state=to_device(state.inner))
         result, inner = part.run(write, updates)
         return result, StoreState(to_memory_of(state.inner, inner), count)
-
-    def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
-        return self.run(write, updates, part.state, part.params, part.context)
 
     def _chosen(self, params: Params, leaves: list[Any], places: list[Slot]) -> dict[int, Any]:
         """The codec of each leaf that has one, by position."""

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from ...tree.types import Gradients, Params, Updates
-from ..engine.encoded import has_rest, rests, scaled
-from ..engine.run import Leafwise, factor, run_rules
+from ..engine.encoded import is_encoded
+from ..engine.run import Leafwise, RuleAt, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
 from .context import Context
@@ -105,27 +105,19 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, tuple[Any, ...]]:
         links = here.children()
         states: list[Any] = []
-        in_pieces, computed = has_rest((here.state, updates)), False
         while len(states) < len(links):
-            link, rest = links[len(states)], links[len(states) :]
-            scales = isinstance(link.module, AbstractRule) and link.module.scales
-            if in_pieces and rest[1:] and scales:
-                number, state = factor(link, updates)
-                updates = scaled(updates, number)
-                states.append(state)
-                continue
+            rest = links[len(states) :]
             group = _leafwise(rest, updates)
             own = write if len(rest) == max(1, len(group)) else write.returning
-            if group:
-                rules = [rule for one in group for rule in one.rules]
-                updates, new = run_rules(rules, own, updates, here, computed=computed)
-                for one in group:
-                    states.append(one.join(new[: len(one.rules)]))
-                    new = new[len(one.rules) :]
-            else:
-                updates, state = link.run(own, updates)
+            if not group:
+                updates, state = rest[0].run(own, updates)
                 states.append(state)
-            computed = True
+                continue
+            rules = [rule for one in group for rule in one.rules]
+            updates, new = run_rules(rules, own, updates, here)
+            for one in group:
+                states.append(one.join(new[: len(one.rules)]))
+                new = new[len(one.rules) :]
         return updates, tuple(states)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
@@ -208,9 +200,13 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
 def _leafwise(links: Sequence[Part], updates: Any) -> list[Leafwise]:
     """The first of these links, as far as they can run together leaf by leaf."""
-    leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))
-    found = (link.module.leafwise(link, leaves) for link in links)
-    return list(itertools.takewhile(lambda own: own is not None, found))
+    leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=is_encoded))))
+    first, found = [], links
+    if isinstance(links[0].module, AbstractRule) and links[0].module.leads_leafwise:
+        links[0].refuse_parts(updates)
+        first, found = [Leafwise([RuleAt(links[0], leaves)], lambda states: states[0])], links[1:]
+    others = (link.module.leafwise(link, leaves) for link in found)
+    return [*first, *itertools.takewhile(lambda own: own is not None, others)]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

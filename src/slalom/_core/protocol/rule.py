@@ -72,11 +72,11 @@ class AbstractRule(AbstractTransform[State]):
     """
 
     over: ClassVar[str] = "number"
-    """What a phase needs at once: one `"number"`, so that a leaf may be cut into pieces; a whole
-    `"leaf"`, as for a norm; or a `"matrix"`. For the last one a leaf is read as `sl.where.matrix`
-    describes, with outputs as rows, and the phases see one matrix: the gradient, the parameter, and
-    the fields that are shaped like the parameters. Other fields that belong to a leaf have an axis
-    of matrices in front, which the phases do not see. A rule over numbers whose `finish` only reads
+    """What a phase needs at once: one `"number"`, a whole `"leaf"`, as for a norm, or a `"matrix"`.
+    For the last one a leaf is read as `sl.where.matrix` describes, with outputs as rows, and the
+    phases see one matrix: the gradient, the parameter, and the fields that are shaped like the
+    parameters. Other fields that belong to a leaf have an axis of matrices in front, which the
+    phases do not see. A rule over numbers whose `finish` only reads
     sums over all leaves is over `"sums"`, so that `.flatten()` takes it."""
 
     written_last: ClassVar[tuple[str, ...]] = ()
@@ -89,10 +89,6 @@ class AbstractRule(AbstractTransform[State]):
     refresh_before: ClassVar[str] = "direction"
     """Whether `refresh` sees the new state of the other fields, before `"direction"`, or the old
     one, before `"advance"`."""
-
-    scales: ClassVar[bool] = False
-    """Whether `direction` only multiplies by `now.factor`, a number that `finish` adds. Where a
-    gradient is stored in a codec, the product is then computed piece by piece."""
 
     @property
     def elementwise(self) -> bool:
@@ -268,6 +264,12 @@ class AbstractRule(AbstractTransform[State]):
 
         like = (updates, here.state)
         return on_automatic_axes(run, like, self, *like, here.params, here.context)
+
+    @property
+    def leads_leafwise(self) -> bool:
+        """Whether this can be the first of several rules that run leaf by leaf. It may measure the
+        updates that come in."""
+        return self.over in ("number", "sums") and not (self.reduces or self.refreshes)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
         if not self.elementwise:

@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ... import tree
-from ..._core.engine.encoded import decoded
+from ..._core.engine.encoded import advance_tree, decoded
 from ..._core.engine.manual_axes import refuse_parts
-from ..._core.engine.pieces import advance_tree
 from ..._core.fields.declare import count_or_schedule, dtype_field
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context

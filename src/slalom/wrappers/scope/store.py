@@ -62,8 +62,9 @@ class Store(AbstractWrapper[StoreState]):
     weights, averages, initial parameters, the memory of L-BFGS and of line searches. So do state of
     other shapes, such as Adafactor's factors, and leaves with fewer than `min_size` entries.
 
-    Elementwise rules process large leaves in pieces, in place, so that they need hardly any more
-    memory. Other rules, such as `sl.lamb`, need the memory of a decoded leaf.
+    Rules decode one leaf after the other, so that a step needs scratch memory for the largest one.
+    Matrix rules, rules that sum over their new state, and other transforms decode all leaves at
+    once.
 
     `opt.rebind(model, tx=...)` changes the codec of a running optimizer.
 

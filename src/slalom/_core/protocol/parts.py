@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import tree
 from ...tree.types import Params
-from ..engine.encoded import decoded, encoded_again, has_encoded
+from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
 from ..engine.manual_axes import refuse_parts
 from ..text.advice import check_keywords
 from ..text.printing import AbstractPrinted
@@ -75,7 +75,9 @@ class Part(NamedTuple):
         with self.scope():
             if "updates" not in module.reads_encoded:
                 updates = decoded(updates)
-            if "state" not in module.reads_encoded and has_encoded(self.state):
+            elementwise = "elementwise" in module.reads_encoded
+            coded = blockwise(self.state) if elementwise else has_encoded(self.state)
+            if "state" not in module.reads_encoded and coded:
                 return self._run_decoded(write, updates)
             return module.run(self, write, updates)
 

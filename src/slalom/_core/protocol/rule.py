@@ -252,8 +252,10 @@ class AbstractRule(AbstractTransform[State]):
     @property
     def reads_encoded(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the kind of rule
         """Both, unless the phases need all leaves of the state at once."""
-        at_once = self.over == "matrix" or self.refreshes or self.reduces
-        return () if at_once else ("state", "updates")
+        if self.over == "matrix" or self.refreshes:
+            return ()
+        # XLA would not decode blocks again after a sum over them, but keep all of the new state.
+        return ("elementwise" if self.reduces else "state", "updates")
 
     def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
         if self.over != "matrix" and not self.refreshes:

@@ -96,7 +96,8 @@ class AbstractTraits(AbstractDeclared):
     wrappers may contain `.scale_loss()`."""
 
     reads_encoded: ClassVar[tuple[str, ...]] = ()
-    """What `run` takes without decoding, of `"state"` and `"updates"`. A wrapper that only passes
+    """What `run` takes without decoding: `"state"`, or only `"elementwise"` codes of it, and
+    `"updates"`. A wrapper that only passes
     encoded updates on lets each rule inside decode one leaf at a time."""
 
     nameless: ClassVar[bool] = False

@@ -220,7 +220,14 @@ def test_every_name_stands_in_the_program():
     )
     opt = sl.Optimizer(tx, params())
     lowered = jax.jit(lambda o, m, g: o.step(m, g)).lower(opt, params(), grads())
-    text = lowered.as_text(debug_info=True)
+    # A program from the cache may have the names of an older source.
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    try:
+        text = lowered.compile().as_text()
+    finally:
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
+    # Leaves of equal shape share a trace, whose name stands in between.
+    text = text.replace("jit(at_leaf)/", "")
     for scope in (
         "clip/",
         "partition/rest/scale_by_adam/",

@@ -273,8 +273,8 @@ class Mask(sl.wrappers.AbstractWrapper):
     def init(self, params):
         return self.inner.init(params)
 
-    def run(self, write, updates, state, params, context):
-        return self.inner_part(state, context, params).run(write, updates)
+    def run(self, here, write, updates):
+        return self.inner_part(here).run(write, updates)
 
 
 def test_a_wrapper_of_a_user_prints_as_its_constructor():

@@ -96,7 +96,8 @@ def test_copied_and_pickled_optimizers_are_the_same(row):
 
 @rows(0)
 def test_shapes_alone_are_enough_to_plan(row):
-    shapes = jax.eval_shape(lambda: sl.Optimizer(row.tx, row.params))
+    params = row.params
+    shapes = jax.eval_shape(lambda: sl.Optimizer(row.tx, params))
     assert jax.tree.structure(shapes) == jax.tree.structure(row.opt)
 
 

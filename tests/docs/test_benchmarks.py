@@ -25,6 +25,7 @@ from benchmarks import (
     measure,
     precision,
     report,
+    same_bits,
     several_losses,
     stacked_layers,
     torch_rival,
@@ -347,3 +348,27 @@ def test_shapes_have_the_leaves_they_are_named_for():
     assert sum(x.size for x in leaves["gpt2"]) == 124_439_808
     asked = {row for shape in FULL.values() for row in shape.rows or ()}
     assert asked <= {*ROWS, "flatten(AdamW)"}
+
+
+# --- bits ---------------------------------------------------------------------------------------
+
+
+def test_bits_are_compared_row_by_row(tmp_path, capsys):
+    args = ["--rows", "SetToZero"]
+    before = tmp_path / "before.npz"
+    assert same_bits.main([*args, "--write", str(before)]) == 0
+    assert same_bits.main([*args, "--against", str(before)]) == 0
+    assert "0 rows differ, 0 are missing" in capsys.readouterr().out
+
+    changed = {name: x + 1 for name, x in np.load(before).items()}
+    np.savez(before, **changed)
+    assert same_bits.main([*args, "--against", str(before)]) == 1
+    assert "1 rows differ" in capsys.readouterr().out
+
+
+def test_bits_of_matrices_may_differ_a_little():
+    arrays = {"x": np.array([1.0, 1e-3], np.float32)}
+    near = {"x": np.array([1.0, 1.001e-3], np.float32)}
+    assert same_bits.difference(arrays, near, 1e-5) is None
+    assert same_bits.difference(arrays, near, 0.0) == "x: 1.0e-06 apart"
+    assert same_bits.difference(arrays, {}, 0.0) == "other arrays: ['x']"

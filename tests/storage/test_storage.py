@@ -3,18 +3,17 @@
 import functools
 import itertools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks.shapes import gpt2
 from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import compiled_step, kernels, sampled, slow_except
-from slalom._core.engine import pieces
 from slalom._core.engine.encoded import encoded_form, random_bits, seeds_of
 
 C = sl.codecs
@@ -37,8 +36,8 @@ def matrix(rows=8, width=300, seed=0):
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def round_trip(x, codec, nonnegative, bits=False):
     form = encoded_form(x, codec, nonnegative)
-    random = form.bits(seeds_of(["x"], jnp.int32(1))["x"], form.rows) if bits else None
-    return form.encode(x, random).decode()
+    seed = seeds_of(["x"], jnp.int32(1))["x"] if bits else None
+    return form.encode(x, seed).decode()
 
 
 @CODECS
@@ -89,10 +88,8 @@ def test_zeros_stay_zeros_huge_numbers_are_kept_and_what_is_not_finite_stays_so(
 
 
 @pytest.mark.slow
-def test_random_bits_do_not_depend_on_how_an_array_is_cut():
-    seed = seeds_of(["w"], jnp.int32(7))["w"]
-    whole = random_bits(seed, (6, 50))
-    assert jnp.array_equal(whole[2:4], random_bits(seed, (2, 50), 100))
+def test_random_bits_are_zero_as_often_as_one():
+    whole = random_bits(seeds_of(["w"], jnp.int32(7))["w"], (6, 50))
     bits = np.unpackbits(np.asarray(whole).view(np.uint8).reshape(-1, 4), axis=1)
     np.testing.assert_allclose(np.mean(bits, axis=0), 0.5, atol=0.15)
 
@@ -108,37 +105,6 @@ def run(tx, steps=4, params=PARAMS, grads=GRADS):
     for _ in range(steps):
         params, opt = step(params, opt)
     return params, opt
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "tx",
-    [
-        sl.ClipByGlobalNorm(0.1) | sl.adamw(0.1, decay_where=matrices),
-        sl.lion(0.1),
-        sl.adam(0.1).every_k(2),
-        (sl.ClipByGlobalNorm(0.1) | sl.adam(0.1)).every_k(2).if_finite(),
-        sl.adam(0.1).partition({matrices: sl.sgd(0.1, momentum=0.9)}),
-        # Its norm is that of a whole leaf.
-        sl.mars(0.1),
-    ],
-    ids=repr,
-)
-def test_pieces_give_what_whole_leaves_give(tx, monkeypatch):
-    tx = tx.store("int8", min_size=1)
-    jax.clear_caches()
-    whole = run(tx)
-    monkeypatch.setattr(pieces, "_SIZES", {"cpu": 7 * 96})  # and a shorter last piece
-    jax.clear_caches()
-    cut = run(tx)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
-        np.testing.assert_allclose(
-            np.float32(a),
-            np.float32(b),
-            rtol=1e-5,
-            # At the edge between two codes a last bit decides.
-            atol=1.01 if a.ndim > 0 and a.dtype.itemsize == 1 else 1e-6,
-        )
 
 
 @pytest.mark.slow
@@ -282,26 +248,39 @@ def test_state_is_partitioned_along_the_axes_of_its_parameters():
 
 
 CLIPPED = sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)
-# Of the parameters' memory. A piece of a leaf is 1 % of it here, and 0.1 % in a GPT-2 small.
 SCRATCH = {
-    "block codec": (CLIPPED.store("int8"), 0.12),
-    "cast": (sl.lion(1e-3).store("bfloat16"), 0.01),
-    "inside of every_k": (CLIPPED.store("int8").every_k(4), 0.12),
-    "outside of if_finite": (CLIPPED.if_finite().store("int8"), 0.12),
-    "outside of every_k": (sl.adamw(1e-3).every_k(4).store("int8"), 0.16),
-    "outside of every_k, clipped": (CLIPPED.every_k(4).store("int8"), 0.36),
-    # One of the eight leaves, and pieces.
-    "after other links": (sl.adafactor(1e-3, momentum=0.9).store("int8"), 0.18),
+    "block codec": CLIPPED.store("int8"),
+    "inside of every_k": CLIPPED.store("int8").every_k(4),
+    "outside of if_finite": CLIPPED.if_finite().store("int8"),
+    "outside of every_k": sl.adamw(1e-3).every_k(4).store("int8"),
+    "outside of every_k, clipped": CLIPPED.every_k(4).store("int8"),
+    "after other links": sl.adafactor(1e-3, momentum=0.9).store("int8"),
 }
+EQUAL = [(1536, 1024)] * 8
+
+
+def scratch_per_parameter(tx, shapes):
+    """The bytes of scratch memory of a compiled step for each parameter."""
+    params = {f"w{i:02}": jax.ShapeDtypeStruct(s, jnp.float32) for i, s in enumerate(shapes)}
+    memory = compiled_step(tx, params).memory_analysis()
+    return memory.temp_size_in_bytes / sum(map(math.prod, shapes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRATCH)
-def test_scratch_is_small(name):
-    tx, most = SCRATCH[name]
-    params = {f"w{i}": jax.ShapeDtypeStruct((1536, 1024), jnp.float32) for i in range(8)}
-    memory = compiled_step(tx, params).memory_analysis()
-    assert memory.temp_size_in_bytes <= most * 8 * 1536 * 1024 * 4
+def test_scratch_is_that_of_a_few_leaves(name):
+    assert scratch_per_parameter(SCRATCH[name], EQUAL) <= 3.5
+
+
+@pytest.mark.slow
+def test_an_elementwise_codec_needs_no_scratch():
+    assert scratch_per_parameter(sl.lion(1e-3).store("bfloat16"), EQUAL) <= 0.04
+
+
+@pytest.mark.slow
+def test_scratch_of_gpt2_small():
+    shapes = [x.shape for x in jax.tree.leaves(jax.eval_shape(gpt2))]
+    assert scratch_per_parameter(CLIPPED.store("int8"), shapes) <= 3.5
 
 
 @pytest.mark.slow
@@ -376,22 +355,13 @@ SCALED = [*itertools.product(PLACES, SMALL)]
 
 
 @pytest.mark.parametrize("case", sampled(SCALED, ("alone", "equal")), ids=", ".join)
-def test_scratch_of_small_leaves_does_not_grow_with_their_number(case):
-    tx, shapes = PLACES[case[0]], SMALL[case[1]]
-    params = {f"w{i:02}": jax.ShapeDtypeStruct(s, jnp.float32) for i, s in enumerate(shapes)}
-    memory = compiled_step(tx.store("int8"), params).memory_analysis()
-    # 3·2¹⁶ entries are worked on at once, or one larger leaf, with three numbers in float32 each.
-    at_once = max(3 * 2**16, *map(math.prod, shapes))
-    assert memory.temp_size_in_bytes <= 1.1 * 3 * 4 * at_once
+def test_scratch_of_small_leaves(case):
+    assert scratch_per_parameter(PLACES[case[0]].store("int8"), SMALL[case[1]]) <= 3.5
 
 
-def test_leaves_that_wait_for_each_other_copy_no_scales_and_change_no_number():
+def test_waiting_for_a_bool_changes_no_number():
     for first in (True, False):
         assert sl.tree.after(jnp.float32(3), [jnp.array([first, True])]) == 3
-    params = {f"w{i}": jax.ShapeDtypeStruct((1024, 768), jnp.float32) for i in range(3)}
-    program = compiled_step(sl.adamw(1e-3).store("int8"), params).as_text()
-    assert " while(" in program
-    assert not re.findall(r"\[1024,\d+\]\S* copy\(", program)
 
 
 @pytest.mark.slow

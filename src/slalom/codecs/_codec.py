@@ -19,7 +19,7 @@ class AbstractCodec(AbstractPrinted):
 
     A subclass writes `encode` and `decode`, and `check` if there are arrays that it cannot hold.
     All its fields are static. It works along the last axis only: every array that it returns has
-    the other axes of `x`, so that a large leaf can be processed in pieces and sharded.
+    the other axes of `x`, so that a leaf can be sharded along them.
 
     ```python
     >>> class halves(sl.codecs.AbstractCodec):
@@ -80,7 +80,7 @@ class AbstractCodec(AbstractPrinted):
 
     def is_elementwise(self, spec: Spec) -> bool:
         """Whether each element is stored separately. Updates are then computed from the elements as
-        they are stored, and large leaves need not be cut into pieces. Defaults to `False`.
+        they are stored, and a step needs no scratch memory. Defaults to `False`.
 
         **Arguments:**
 

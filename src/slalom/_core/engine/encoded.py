@@ -5,22 +5,24 @@ arrays have the names that the codec gives them, so a path such as `scale_by_ada
 still names the field and the parameter.
 """
 
-import functools
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from ...tree.dtypes import accumulation_dtype, cast, real_dtype
-from ...tree.fresh import reshaped
+from ...tree.checks import check_same_structure
+from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
+from ...tree.fresh import placed_like, reshaped
 from ...tree.kernels import as_arguments
-from ...tree.leaves import scale
-from ...tree.paths import CodeKey, dotted
+from ...tree.leaves import false_after, map_leaves, once_known, scale
+from ...tree.paths import CodeKey, dotted, leaf_paths
 from ...tree.rounding import hashed, scramble
+from ...tree.types import under_jit
 
 _SHORT = 32
 """The length from which the last axis of an array is long enough for blocks."""
@@ -71,42 +73,37 @@ class Encoded:
         self.nonnegative = nonnegative
 
     @property
-    def rows(self) -> tuple[int, ...]:
-        """The shape that the codec sees: the last axis is long enough for blocks."""
-        return row_shape(self.shape)
-
-    @property
     def form(self) -> tuple[Any, ...]:
         """Everything but the values: two leaves of one form can exchange their arrays."""
         return self.codec, self.shape, self.dtype, self.nonnegative
 
     def decode(self) -> Array:
         """The array."""
-        return reshaped(self.decode_rows(self.arrays, self.rows), self.shape)
+        x = self.codec.decode(self.arrays, self.spec)
+        if self._is_complex:
+            x = jax.lax.complex(*jnp.split(cast(x, real_dtype(self.dtype)), 2, axis=-1))
+        return reshaped(cast(x, self.dtype), self.shape)
 
-    def encode(self, x: Array, bits: UInt32[Array, "..."] | None = None) -> "Encoded":
-        """Another array of the same shape in the same codec."""
-        arrays = self.encode_rows(reshaped(x, self.rows), bits)
-        return Encoded(arrays, *self.form)
+    def encode(self, x: Array, seed: UInt32[Array, ""] | None = None) -> "Encoded":
+        """Another array of the same shape in the same codec.
 
-    def decode_rows(self, arrays: dict[str, Any], shape: tuple[int, ...]) -> Array:
-        """Some rows, whose arrays these are, of this shape."""
-        x = self.codec.decode(arrays, self._spec(shape))
-        if not self._is_complex:
-            return cast(x, self.dtype)
-        real, imag = jnp.split(cast(x, real_dtype(self.dtype)), 2, axis=-1)
-        return jax.lax.complex(real, imag)
+        **Arguments:**
 
-    def encode_rows(self, x: Array, bits: UInt32[Array, "..."] | None) -> dict[str, Any]:
-        """The arrays of some rows."""
-        spec = self._spec(x.shape)
+        - `x`: the array.
+        - `seed`: the seed of the random bits for stochastic rounding. Without it, the codec rounds
+            to the nearest.
+        """
+        x = reshaped(x, row_shape(self.shape))
         if self._is_complex:
             x = jnp.concatenate([x.real, x.imag], axis=-1)
-        return self.codec.encode(cast(x, accumulation_dtype(x.dtype)), spec, bits)
+        bits = None if seed is None else random_bits(seed, self.spec.shape)
+        arrays = self.codec.encode(cast(x, accumulation_dtype(x.dtype)), self.spec, bits)
+        return Encoded(arrays, *self.form)
 
-    def bits(self, seed: UInt32[Array, ""], shape: tuple[int, ...], start: Any = 0) -> Array:
-        """Random bits for the rows of this shape, from the number `start` on."""
-        return random_bits(seed, self._spec(shape).shape, start)
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether the codec needs more than one number at once."""
+        return not self.codec.is_elementwise(self.spec)
 
     @property
     def _is_complex(self) -> bool:
@@ -115,9 +112,7 @@ class Encoded:
     @property
     def spec(self) -> Spec:
         """What the codec knows about the array."""
-        return self._spec(self.rows)
-
-    def _spec(self, shape: tuple[int, ...]) -> Spec:
+        shape = row_shape(self.shape)
         if self._is_complex:
             # The real parts of a row, then its imaginary parts.
             shape = (*shape[:-1], 2 * shape[-1])
@@ -139,67 +134,49 @@ def is_encoded(x: Any) -> TypeGuard[Encoded]:
     return isinstance(x, Encoded)
 
 
-class Scaled:
-    """An array, perhaps encoded, whose multiplication by some numbers is still to be done.
+class _Product:
+    """As a codec: an array times a number, which are multiplied where the product is read.
 
-    Where gradients are unscaled or clipped, XLA would write the products to memory if a loop over
-    pieces of a leaf reads them, or if a norm of them is measured.
-
-    **Arguments:**
-
-    - `leaf`: the array.
-    - `factors`: the numbers, real scalars.
+    XLA would write the product to memory if both a norm and a rule read it.
     """
 
-    __slots__ = ("factors", "leaf")
+    def is_elementwise(self, spec: Spec) -> bool:
+        del spec
+        return True
 
-    def __init__(self, leaf: Any, factors: tuple[Any, ...]):
-        self.leaf = leaf
-        self.factors = factors
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.leaf.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.leaf.dtype
-
-    def decode(self) -> Array:
-        """The product."""
-        return self.times_factors(self.leaf.decode() if is_encoded(self.leaf) else self.leaf)
-
-    def times_factors(self, x: Array) -> Array:
-        """The product of a part of the array and the factors."""
-        return functools.reduce(scale, self.factors, x)
+    def decode(self, arrays: dict[str, Any], spec: Spec) -> Array:
+        del spec
+        return scale(arrays["x"], arrays["factor"])
 
 
-jax.tree_util.register_pytree_node(
-    Scaled, lambda s: ((s.leaf, s.factors), None), lambda _, children: Scaled(*children)
-)
-
-AtRest: TypeAlias = Array | Encoded | Scaled
-"""A leaf as it rests between two uses."""
+_PRODUCT = _Product()
 
 
-def rests(x: Any) -> TypeGuard[Encoded | Scaled]:
-    """Whether this is a leaf that must be decoded."""
-    return isinstance(x, Encoded | Scaled)
+def scaled(tree: PyTree, factor: Any) -> PyTree:
+    """A tree of arrays times a number, which are multiplied where the products are read."""
+
+    def at_leaf(x: Array) -> Any:
+        if jnp.iscomplexobj(x):
+            return scale(x, factor)
+        arrays = {"x": x, "factor": factor}
+        return Encoded(arrays, _PRODUCT, x.shape, accumulation_dtype(x.dtype), False)
+
+    return jax.tree.map(at_leaf, tree)
 
 
-def scaled(tree: PyTree, *factors: Any) -> PyTree:
-    """A tree times some numbers, with the products still to be done."""
+def for_sums(leaves: list[Any]) -> list[Any]:
+    """The same leaves, whose products share nothing with other uses of them or with each other."""
 
-    def at_leaf(x: Any) -> Scaled:
-        before = (x.leaf, x.factors) if isinstance(x, Scaled) else (x, ())
-        return Scaled(before[0], (*before[1], *factors))
+    def is_product(x: Any) -> bool:
+        return is_encoded(x) and x.codec is _PRODUCT
 
-    return jax.tree.map(at_leaf, tree, is_leaf=rests)
-
-
-def has_rest(tree: PyTree) -> bool:
-    """Whether a tree has leaves that must be decoded."""
-    return any(map(rests, jax.tree.leaves(tree, is_leaf=rests)))
+    factors = [x.arrays["factor"] for x in leaves if is_product(x)]
+    # One barrier for all. Equal ones would become one, and the leaves would share a number again.
+    own = iter(jax.lax.optimization_barrier(factors) if factors else [])
+    return [
+        Encoded({"x": x.arrays["x"], "factor": next(own)}, *x.form) if is_product(x) else x
+        for x in leaves
+    ]
 
 
 def has_encoded(tree: PyTree) -> bool:
@@ -207,10 +184,10 @@ def has_encoded(tree: PyTree) -> bool:
     return any(map(is_encoded, jax.tree.leaves(tree, is_leaf=is_encoded)))
 
 
-def in_blocks(state: PyTree) -> bool:
-    """Whether a leaf is in a codec that needs more than one number at once."""
-    leaves = jax.tree.leaves(state, is_leaf=is_encoded)
-    return any(not x.codec.is_elementwise(x.spec) for x in leaves if is_encoded(x))
+def blockwise(tree: PyTree) -> list[Encoded]:
+    """The leaves of a tree that are in a codec of blocks."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_encoded)
+    return [x for x in leaves if is_encoded(x) and x.is_blockwise]
 
 
 def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
@@ -230,27 +207,26 @@ def encoded_form(x: Any, codec: Any, nonnegative: bool) -> Encoded:
     return Encoded({}, codec, np.shape(x), np.dtype(x.dtype), nonnegative)
 
 
-def decoded(tree: PyTree) -> PyTree:
-    """The tree with an array in place of each leaf."""
-    return jax.tree.map(lambda x: x.decode() if rests(x) else x, tree, is_leaf=rests)
+def _nothing(_: Any) -> bool:
+    return False
 
 
-def decoded_again(tree: PyTree) -> PyTree:
-    """As `decoded`, for numbers that are measured while the tree stays at rest.
-
-    Behind a barrier, the products are others than those that are used afterwards, each with a
-    number of its own: XLA would write a number that they share to memory, once per entry.
-    """
-    leaves, structure = jax.tree.flatten(tree, is_leaf=rests)
-    factors = [x.factors if isinstance(x, Scaled) else () for x in leaves]
-    own = jax.lax.optimization_barrier(factors) if any(factors) else factors
-    again = [
-        Scaled(x.leaf, f) if isinstance(x, Scaled) else x for x, f in zip(leaves, own, strict=True)
-    ]
-    return decoded(structure.unflatten(again))
+def decoded(tree: PyTree, kept: Callable[[Any], bool] = _nothing) -> PyTree:
+    """The tree with an array in place of each encoded leaf, except in subtrees that are `kept`."""
+    return jax.tree.map(
+        lambda x: x.decode() if is_encoded(x) else x,
+        tree,
+        is_leaf=lambda x: is_encoded(x) or kept(x),
+    )
 
 
-def encoded_again(before: PyTree, after: PyTree, clock: Any, name: str = "") -> PyTree:
+def encoded_again(
+    before: PyTree,
+    after: PyTree,
+    clock: Any,
+    name: str = "",
+    kept: Callable[[Any], bool] = _nothing,
+) -> PyTree:
     """New values in the codecs of the old ones.
 
     **Arguments:**
@@ -259,17 +235,126 @@ def encoded_again(before: PyTree, after: PyTree, clock: Any, name: str = "") -> 
     - `after`: the same tree with arrays in their places.
     - `clock`: the number of steps, for stochastic rounding.
     - `name`: the name of the tree, so that different ones are rounded differently.
+    - `kept`: whether a subtree of `before` was not decoded.
     """
-    named, structure = jax.tree_util.tree_flatten_with_path(before, is_leaf=is_encoded)
+    named, structure = jax.tree_util.tree_flatten_with_path(
+        before, is_leaf=lambda x: is_encoded(x) or kept(x)
+    )
     names = [f"{name}.{dotted(path)}" for path, _ in named]
     coded = [name for name, (_, old) in zip(names, named, strict=True) if is_encoded(old)]
     seeds = seeds_of(coded, clock)
 
     def again(name: str, old: Any, x: Any) -> Any:
-        return old.encode(x, old.bits(seeds[name], old.rows)) if name in seeds else x
+        return old.encode(x, seeds[name]) if name in seeds else x
 
     triples = zip(names, named, structure.flatten_up_to(after), strict=True)
     return structure.unflatten([again(name, old, x) for name, (_, old), x in triples])
+
+
+def as_if_decoded(updates: PyTree) -> PyTree:
+    """A tree with the structure, shapes and dtypes of the decoded one, for checks."""
+
+    def like(x: Any) -> Any:
+        return np.broadcast_to(np.zeros((), x.dtype), x.shape) if is_encoded(x) else x
+
+    return jax.tree.map(like, updates, is_leaf=is_encoded)
+
+
+def shapes_of(updates: PyTree) -> PyTree:
+    """The updates without their values."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), updates, is_leaf=is_encoded
+    )
+
+
+# --- one leaf after the other ---------------------------------------------------------------
+
+
+def decoded_leaf(x: Any, like: Array | None = None, signal: Bool[Array, ""] | None = None) -> Any:
+    """A leaf as an array.
+
+    **Arguments:**
+
+    - `x`: the leaf, which may be encoded.
+    - `like`: an array with the sharding of the result.
+    - `signal`: what a leaf in blocks waits for, from `signal_of`. XLA would decode all leaves
+        first, each into memory of its own. Where each waits for the one before, they share it.
+    """
+    if not is_encoded(x):
+        return x
+    if signal is not None and x.is_blockwise:
+        x = once_known(x, signal)
+    # A codec may have to keep a sharded axis whole, and JAX selects between equal shardings.
+    return x.decode() if like is None else placed_like(x.decode(), like)
+
+
+def stored_like(old: Any, value: Any, seed: Any = None) -> tuple[Any, Any]:
+    """A new value stored as the old one is, and what later computations read of it.
+
+    **Arguments:**
+
+    - `old`: the old leaf, which may be encoded.
+    - `value`: the new array.
+    - `seed`: the seed of the random bits, if it is rounded stochastically.
+    """
+    if not is_encoded(old):
+        value = cast_like(value, old)
+        return value, value
+    value = cast(value, old.dtype)
+    new = old.encode(value, seed)
+    # What is read from the codes need not be computed again.
+    return new, value if old.is_blockwise else new.decode()
+
+
+def signal_of(new: PyTree, before: Bool[Array, ""] | None) -> Bool[Array, ""] | None:
+    """A signal that the new arrays of a leaf are encoded, or else the signal of the leaf before."""
+    arrays = [x for coded in blockwise(new) for x in jax.tree.leaves(coded) if x.size]
+    # One entry of an array on several devices would be sent to all of them.
+    if not arrays or any(jax.typeof(x).sharding.mesh.size > 1 for x in arrays):
+        return before
+    # The last array holds scales. XLA would compute a code again where it is read.
+    return false_after(arrays[-1])
+
+
+def advance_tree(
+    rule: Callable[..., Any],
+    old: PyTree,
+    new: PyTree,
+    now: SimpleNamespace,
+    context: Any,
+    name: str,
+) -> PyTree:
+    """New values of a tree that a wrapper keeps, stored as the old ones.
+
+    **Arguments:**
+
+    - `rule`: `rule(now, old, new)`, a function of numbers.
+    - `old`: the values before, which may be encoded.
+    - `new`: a tree of arrays like it.
+    - `now`: numbers by name, or vectors with an entry for each leaf.
+    - `context`: the context, which knows the clock of stored state.
+    - `name`: the name of the tree, so that different ones are rounded differently.
+    """
+    check_same_structure(tuple(map(as_if_decoded, (old, new))))
+    leaves, structure = jax.tree.flatten(old, is_leaf=is_encoded)
+
+    def at_leaf(numbers: Any, a: Any, g: Any, seed: Any, signal: Any) -> Any:
+        values = (decoded_leaf(a, g, signal), g)
+        return stored_like(a, map_leaves(rule, values, SimpleNamespace(**numbers)), seed)[0]
+
+    if any(map(under_jit, jax.tree.leaves((old, new)))):
+        at_leaf = jax.jit(at_leaf)
+    paths = leaf_paths(shapes_of(old))
+    coded = [f"{name}.{path}" for path, a in zip(paths, leaves, strict=True) if is_encoded(a)]
+    seed_of = seeds_of(coded, None if context is None else context.stored_clock)
+    results = []
+    signal = jnp.bool_(False) if blockwise(old) else None
+    for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
+        numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
+        seed = seed_of.get(f"{name}.{paths[i]}")
+        results.append(at_leaf(numbers, a, g, seed, signal))
+        signal = signal_of(results[-1], signal)
+    return structure.unflatten(results)
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -300,14 +385,13 @@ def seeds_of(names: Sequence[str], clock: Any) -> dict[str, UInt32[Array, ""]]:
     return {name: seed ^ step for name, seed in zip(names, own, strict=True)}
 
 
-def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...], start: Any = 0) -> Array:
+def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> Array:
     """32 random bits for each entry: a hash of the seed and of the position in the array.
 
-    It is elementwise, so it needs no memory, and gives the same bits however an array is sharded or
-    cut into pieces. JAX's own generator would write them to memory. The high bits are better than
-    the low ones.
+    It is elementwise, so it needs no memory, and gives the same bits however an array is sharded.
+    JAX's own generator would write them to memory. The high bits are better than the low ones.
     """
-    position = jnp.asarray(start, jnp.uint32)
+    position = jnp.uint32(0)
     stride = 1
     for axis in reversed(range(len(shape))):
         along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)

@@ -15,8 +15,9 @@ from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
 from .matrices import OneByOne, Seen, is_number
-from .pieces import Store
 
+Store: TypeAlias = Callable[[str, Any], Any]
+"""Stores a new value of a field, and returns it as later phases see it."""
 Found: TypeAlias = dict[str, Any]
 """What `measure` or `reduce` has found at a leaf: sums, and sums of squares, by name."""
 Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[Found]]
@@ -86,7 +87,7 @@ def at_leaf(
     leaf = SimpleNamespace(**fields, **others, plan=plan)
     # Under strict promotion, which users may choose, real times complex would be refused.
     promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
-    with jax.named_scope("/".join(part.path)), promoting:
+    with part.scope(), promoting:
         yield now, u, leaf, wide
 
 
@@ -108,7 +109,7 @@ def phases(
     - `does`: the phases, `"advance"`, `"direction"` or both.
     - `plan`, `numbers`, `u`, `fields`: as the leaf has them.
     - `others`: what else the rule needs at the leaf, by name.
-    - `store`: stores a field by its number among these.
+    - `store`: stores a field by its name.
     """
     last = part.module.written_last
     rule = _at(part, plan)
@@ -118,10 +119,9 @@ def phases(
             rule.advance(now, g, leaf)
             new = {n: x for n in fields if (x := getattr(leaf, n)) is not old[n]}
             first = [x for n, x in new.items() if n not in last]
-            for i, name in enumerate(fields):
-                if name in new:
-                    value = _written_after(first, new[name]) if name in last else new[name]
-                    setattr(leaf, name, wide(store(i, value)))
+            for name, x in new.items():
+                value = _written_after(first, x) if name in last else x
+                setattr(leaf, name, wide(store(name, value)))
         return rule.direction(now, g, leaf) if "direction" in does else None
 
 
@@ -186,7 +186,7 @@ def finish(
         setattr(now, name, cast(x, dtype) if _is_float(x) else x)
     for name, x in old.items():
         setattr(state, name, cast(x, dtype))
-    with jax.named_scope("/".join(part.path)):
+    with part.scope():
         part.module.finish(now, Sums(found, again, dtype), state)
     for name, x in old.items():
         setattr(state, name, cast(getattr(state, name), x.dtype))

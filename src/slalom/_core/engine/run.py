@@ -1,8 +1,7 @@
 """The phases of rules at every leaf.
 
-Each leaf is decoded, advanced, encoded and asked for its direction before the next one, so that at
-most one of them is in memory in full precision. Rules that follow each other in a chain do so
-together where leaves are encoded: what passes between them is then never written to memory.
+Each leaf is decoded, advanced, encoded and asked for its direction before the next one is decoded.
+Elementwise rules that follow each other in a chain do so together.
 
 A rule that sums over leaves measures all of them before the first one advances. One that sums over
 the new state advances all of them before it is asked for a direction. So does one that refreshes
@@ -10,7 +9,6 @@ a part of its state in between.
 """
 
 import functools
-import itertools
 import operator
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
@@ -30,10 +27,20 @@ from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
-from .encoded import AtRest, decoded, decoded_again, in_blocks, is_encoded, rests, seeds_of
+from .encoded import (
+    as_if_decoded,
+    blockwise,
+    decoded,
+    decoded_leaf,
+    for_sums,
+    is_encoded,
+    seeds_of,
+    shapes_of,
+    signal_of,
+    stored_like,
+)
 from .matrices import Seen, matrices, not_refreshed, refreshed
 from .phases import Found, finish, measured, phases, seen_by_refresh
-from .pieces import Queue, Store, as_if_decoded, run_at_rest, run_whole, shapes_of, waited_for
 
 
 class RuleAt(NamedTuple):
@@ -54,13 +61,13 @@ class Leafwise(NamedTuple):
 
 def run_rule(part: Part, write: Writer, updates: PyTree) -> tuple[Any, Any]:
     """The result of one rule, and its new state."""
-    number = len(jax.tree.leaves(updates, is_leaf=rests))
+    number = len(jax.tree.leaves(updates, is_leaf=is_encoded))
     result, (state,) = run_rules([RuleAt(part, tuple(range(number)))], write, updates, part)
     return result, state
 
 
 def run_rules(
-    rules: Sequence[RuleAt], write: Writer, updates: PyTree, outer: Part, *, computed: bool = False
+    rules: Sequence[RuleAt], write: Writer, updates: PyTree, outer: Part
 ) -> tuple[Any, list[Any]]:
     """Runs rules at every leaf, one rule after the other.
 
@@ -70,14 +77,13 @@ def run_rules(
     - `write`: as for `AbstractTransform.run`.
     - `updates`: the gradients, which may rest in another form.
     - `outer`: the parameters and the context that the rules see.
-    - `computed`: whether other transforms compute the updates. They then do so leaf by leaf, too.
 
     **Returns:** the result of `write`, and the new states of the rules.
     """
-    leaves, structure = jax.tree.flatten(updates, is_leaf=rests)
-    runs = [_Run(rule, updates) for rule in rules]
+    leaves, structure = jax.tree.flatten(updates, is_leaf=is_encoded)
+    runs = [_Run(rule, updates, outer) for rule in rules]
     place = None
-    if outer.params is not None and (write is ADD or any(in_blocks(run.columns) for run in runs)):
+    if outer.params is not None and (write is ADD or any(blockwise(run.columns) for run in runs)):
         # Elsewhere a policy has its own way to split a sum in place.
         place = write.in_place(outer.params)
     params: list[Any] = [None] * len(leaves)
@@ -93,14 +99,14 @@ def run_rules(
     done = [run.refresh(leaves, params) for run in runs if run.refreshes_before == "advance"]
     if any(run.rule.reduces or run.refreshes_before == "direction" for run in runs):
         (run,) = runs
-        _over_leaves(runs, ("advance",), leaves, params, paths, clock, computed, False, ())
+        _over_leaves(runs, ("advance",), leaves, params, paths, clock, False, ())
         if run.rule.reduces:
             run.reduce(updates, params)
         if run.refreshes_before == "direction":
             run.refresh(leaves, params)
         does = ("direction",)
     adds = place is not None
-    results = _over_leaves(runs, does, leaves, params, paths, clock, computed, adds, done)
+    results = _over_leaves(runs, does, leaves, params, paths, clock, adds, done)
     result = structure.unflatten(results)
     if place is not None:
         result = write.from_place(result)
@@ -109,71 +115,22 @@ def run_rules(
     return result, [run.new_state() for run in runs]
 
 
-def factor(part: Part, updates: PyTree) -> tuple[Any, Any]:
-    """The number by which a rule that only `scales` multiplies all updates, and its new state."""
-    part.refuse_parts(updates)
-    run = _Run(RuleAt(part, tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))), updates)
-    run.measure(updates, [])
-    return run.now.factor, run.new_state()
+class _RuleAtLeaf(NamedTuple):
+    """What one rule reads at a leaf."""
+
+    numbers: dict[str, Any]
+    grad: Any
+    fields: dict[str, Any]
+    seeds: dict[str, Any]
+    """The seeds of the random bits of encoded fields."""
 
 
-def _over_leaves(
-    runs: Sequence["_Run"],
-    does: tuple[str, ...],
-    leaves: Sequence[AtRest],
-    params: Sequence[Any],
-    paths: Sequence[str],
-    clock: Any,
-    computed: bool,
-    adds: bool,
-    done: Any,
-) -> list[Any]:
-    """Runs these phases of all rules at one leaf after the other, and after what was `done`."""
+class _Leaf(NamedTuple):
+    """A leaf of the updates, with the parameter and what each rule reads there."""
 
-    def at_leaf(
-        plan: _Plan, numbers: Any, u: Any, p: Any, grads: Any, fields: Any, seeds: Any, after: Any
-    ):
-        return _at_leaf(runs, plan, numbers, u, p, grads, fields, seeds, after)
-
-    if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
-        # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
-        # `inline=True` would copy its equations for every leaf). Outside a trace it would
-        # compile once per call instead, since `at_leaf` is new in every call.
-        at_leaf = jax.jit(at_leaf, static_argnums=0)
-    results: list[Any] = []
-    queue = Queue()
-    coded = [
-        f"{run.part.name}.{name}.{paths[i]}"
-        for run in runs
-        for name, column in run.columns.items()
-        for i, n in run.positions.items()
-        if is_encoded(column[n])
-    ]
-    seed_of = seeds_of(coded, clock)
-    for i, u in enumerate(leaves):
-        active = [k for k, run in enumerate(runs) if i in run.positions]
-        places = [runs[k].positions[i] for k in active]
-        own = [(runs[k], n) for k, n in zip(active, places, strict=True)]
-        plan = _Plan(does, tuple(active), tuple(run.plan[n] for run, n in own), adds)
-        fields = [run.fields_of(n) for run, n in own]
-        seeds = [
-            [seed_of.get(f"{run.part.name}.{name}.{paths[i]}") for name in run.columns]
-            for run, _ in own
-        ]
-        after = queue.turn(u.shape)
-        if computed and any(map(is_encoded, jax.tree.leaves(fields, is_leaf=rests))):
-            u = tree.once_known(u, after)
-        if any(run.rule.over == "matrix" for run, _ in own):
-            u = tree.after(u, done)  # the products of all leaves share scratch memory
-        numbers = [run.numbers_of(n) for run, n in own]
-        grads = [run.grads[n] for run, n in own]
-        result, new, ended = at_leaf(plan, numbers, u, params[i], grads, fields, seeds, after)
-        results.append(result)
-        done = (result, new)
-        queue.add(ended, u.shape)
-        for (run, n), values in zip(own, new, strict="advance" in does):
-            run.take(n, values)
-    return results
+    u: Any
+    p: Any
+    rules: list[_RuleAtLeaf]
 
 
 class _Plan(NamedTuple):
@@ -189,14 +146,78 @@ class _Plan(NamedTuple):
     """Whether the result is the new parameter."""
 
 
+def _over_leaves(
+    runs: Sequence["_Run"],
+    does: tuple[str, ...],
+    leaves: Sequence[Any],
+    params: Sequence[Any],
+    paths: Sequence[str],
+    clock: Any,
+    adds: bool,
+    done: Any,
+) -> list[Any]:
+    """Runs these phases of all rules at one leaf after the other, and after what was `done`."""
+
+    def at_leaf(plan: _Plan, leaf: _Leaf, signal: Any) -> tuple[Any, list[dict[str, Any]]]:
+        return _at_leaf(runs, plan, leaf, signal)
+
+    if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
+        # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
+        # `inline=True` would copy its equations for every leaf). Outside a trace it would
+        # compile once per call instead, since `at_leaf` is new in every call.
+        at_leaf = jax.jit(at_leaf, static_argnums=0)
+    results: list[Any] = []
+    seed_of = seeds_of([name for run in runs for name in run.encoded(paths)], clock)
+    signal = jnp.bool_(False) if blockwise([run.columns for run in runs]) else None
+    for i, u in enumerate(leaves):
+        active = tuple(k for k, run in enumerate(runs) if i in run.positions)
+        own = [runs[k] for k in active]
+        plan = _Plan(does, active, tuple(run.plan[run.positions[i]] for run in own), adds)
+        if any(run.rule.over == "matrix" for run in own):
+            u = tree.after(u, done)  # the products of all leaves share scratch memory
+        rules = [run.inputs(run.positions[i], paths[i], seed_of) for run in own]
+        result, new = at_leaf(plan, _Leaf(u, params[i], rules), signal)
+        results.append(result)
+        done = (result, new)
+        signal = signal_of(new, signal)
+        for run, fields in zip(own, new, strict="advance" in does):
+            run.take(run.positions[i], fields)
+    return results
+
+
+def _at_leaf(
+    runs: Sequence["_Run"], plan: _Plan, leaf: _Leaf, signal: Any
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The result of all rules at one leaf, and their new fields if they advance."""
+    u = home = decoded_leaf(leaf.u, signal=signal)
+    p = decoded_leaf(leaf.p, home)
+    new: list[dict[str, Any]] = []
+    for k, own, at in zip(plan.active, plan.plans, leaf.rules, strict=True):
+        new.append(dict(at.fields))
+
+        def store(name: str, value: Any, at: _RuleAtLeaf = at) -> Any:
+            new[-1][name], seen = stored_like(at.fields[name], value, at.seeds.get(name))
+            return seen
+
+        fields = {name: decoded_leaf(x, home, signal) for name, x in at.fields.items()}
+        others = runs[k].others_of(p, at.grad)
+        u = phases(runs[k].part, plan.does, own, at.numbers, u, others, fields, store)
+    if "direction" not in plan.does:
+        return None, new
+    result = stored_like(leaf.p, tree.add(p, u))[0] if plan.adds else u
+    return result, new if "advance" in plan.does else []
+
+
 class _Run:
     """One step of a rule: its numbers, and its state by fields and leaves."""
 
-    def __init__(self, at: RuleAt, updates: PyTree):
-        part = at.part
+    def __init__(self, at: RuleAt, updates: PyTree, outer: Part):
+        self.name = at.part.name
+        # A rule by itself runs in a scope of its name already.
+        part = at.part._replace(path=()) if at.part is outer else at.part
         self.part, self.rule = part, part.module
         self.positions = {leaf: n for n, leaf in enumerate(at.leaves)}
-        inside = jax.tree.structure(updates, is_leaf=rests)
+        inside = jax.tree.structure(updates, is_leaf=is_encoded)
         whole = len(at.leaves) == inside.num_leaves
         inside = inside if whole else jax.tree.structure(part.params)
         context = part.context
@@ -219,14 +240,15 @@ class _Run:
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})
-        self.now = self.rule.at(context)
-        if "value" in self.rule.needs:
-            value = self.rule.demand("value", None if context is None else context.value)
-            self.now.value = as_float(value)
+        with part.scope():
+            self.now = self.rule.at(context)
+            if "value" in self.rule.needs:
+                value = self.rule.demand("value", None if context is None else context.value)
+                self.now.value = as_float(value)
+            self.rule.begin(self.now, self.scalars)
         self.grads: list[Any] = [None] * len(at.leaves)
         if "grad" in needed:
             self.grads = inside.flatten_up_to(needed["grad"])
-        self.rule.begin(self.now, self.scalars)
         self.shapes = as_if_decoded(updates) if whole else part.params
         if self.rule.over == "matrix":
             self.plan = matrices(self.rule, self.shapes)
@@ -262,14 +284,29 @@ class _Run:
         known = {"params": ("p", p), "grad": ("grad", grad)}
         return dict(known[name] for name in self.rule.needs if name in known)
 
-    def fields_of(self, n: int) -> list[Any]:
+    def fields_of(self, n: int) -> dict[str, Any]:
         """The fields of the state of the leaf at this position."""
-        return [column[n] for column in self.columns.values()]
+        return {name: column[n] for name, column in self.columns.items()}
 
-    def take(self, n: int, values: list[Any]) -> None:
+    def inputs(self, n: int, path: str, seed_of: dict[str, Any]) -> _RuleAtLeaf:
+        """What the rule reads at this position, where the updates have this path."""
+        names = {name: f"{self.name}.{name}.{path}" for name in self.columns}
+        seeds = {name: seed_of[own] for name, own in names.items() if own in seed_of}
+        return _RuleAtLeaf(self.numbers_of(n), self.grads[n], self.fields_of(n), seeds)
+
+    def encoded(self, paths: Sequence[str]) -> list[str]:
+        """The names of encoded leaves of the state, where the updates have these paths."""
+        return [
+            f"{self.name}.{name}.{paths[i]}"
+            for name, column in self.columns.items()
+            for i, n in self.positions.items()
+            if is_encoded(column[n])
+        ]
+
+    def take(self, n: int, fields: dict[str, Any]) -> None:
         """Takes the new state of the leaf at this position."""
-        for column, x in zip(self.columns.values(), values, strict=True):
-            column[n] = x
+        for name, x in fields.items():
+            self.columns[name][n] = x
 
     def measure(self, updates: PyTree, params: Sequence[Any]) -> None:
         """Runs `measure`, and `finish` unless there is more to sum."""
@@ -313,15 +350,7 @@ class _Run:
             others = self.others_of(decoded(p), grad)
             return seen_by_refresh(self.part, self.plan[n], numbers, u, others, fields)
 
-        given = [
-            (
-                leaves[i],
-                params[i],
-                self.grads[n],
-                dict(zip(self.columns, self.fields_of(n), strict=True)),
-            )
-            for i, n in at
-        ]
+        given = [(leaves[i], params[i], self.grads[n], self.fields_of(n)) for i, n in at]
         plans = [self.plan[n] for _, n in at]
         new = refreshed(self.part, self.now.due, common, see, given, plans)
         for (_, n), fields in zip(at, new, strict=True):
@@ -345,7 +374,7 @@ class _Run:
         finish(self.part, self.found, again, self.now, self.scalars)
 
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
-        leaves = jax.tree.leaves(decoded_again(updates), is_leaf=rests)
+        leaves = for_sums(jax.tree.leaves(updates, is_leaf=is_encoded))
         numbers = [self.numbers_of(n) for n in self.positions.values()]
         given = [params[i] if params else None for i in self.positions]
         others = [self.others_of(p, grad) for p, grad in zip(given, self.grads, strict=True)]
@@ -354,8 +383,7 @@ class _Run:
 
         def at_leaf(plan: Any, numbers: Any, factors: Any, u: Any, others: Any, fields: Any):
             u, others, fields = decoded((u, others, fields))
-            values = dict(zip(self.columns, fields, strict=True))
-            return measured(self.part, phase, plan, numbers, u, others, values, factors)
+            return measured(self.part, phase, plan, numbers, u, others, fields, factors)
 
         if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
             at_leaf = jax.jit(at_leaf, static_argnums=0)
@@ -372,60 +400,3 @@ class _Run:
         """The new state."""
         shaped = {name: self.structures[name].unflatten(x) for name, x in self.columns.items()}
         return with_fields(self.part.state, vars(self.scalars) | shaped)
-
-
-def _at_leaf(
-    runs: Sequence[_Run],
-    plan: _Plan,
-    numbers: Sequence[dict[str, Any]],
-    u: AtRest,
-    p: Any,
-    grads: Sequence[Any],
-    fields: Sequence[Sequence[Any]],
-    seeds: Sequence[Sequence[Any]],
-    after: Any,
-) -> tuple[Any, list[list[Any]], Array | None]:
-    """The result of all rules at one leaf, their new fields there, as far as this pass gives
-    them, and what other leaves can wait for."""
-    advances, directs = "advance" in plan.does, "direction" in plan.does
-    counts = [len(values) for values in fields]
-    starts = np.cumsum([0, *counts]).tolist()
-    flat = [x for values in fields for x in values]
-    seen = [] if plan.adds or p is None else [p]
-    known = [x for x in grads if x is not None]
-    read = [u, *seen, *known, *([] if advances else flat)]
-    written = [*([p if plan.adds else None] if directs else []), *(flat if advances else [])]
-    all_seeds = [*([None] if directs else []), *(seed for values in seeds for seed in values)]
-    before = len(written if advances else read) - len(flat)
-
-    def body(read: list[Any], old: list[Any], store: Store) -> None:
-        u: Any = read[0]
-        p = old[0] if plan.adds else (read[1] if seen else None)
-        own_grads = iter(read[1 + len(seen) :])
-        shaped = (old if advances else read)[before:]
-        for n, (k, own, here) in enumerate(zip(plan.active, plan.plans, numbers, strict=True)):
-            start = starts[n]
-            values = dict(zip(runs[k].columns, shaped[start:], strict=False))
-            own_store = functools.partial(_store_from, store, before + start)
-            grad = None if grads[n] is None else next(own_grads)
-            others = runs[k].others_of(p, grad)
-            u = phases(runs[k].part, plan.does, own, here, u, others, values, own_store)
-        if directs:
-            store(0, tree.add(p, u) if plan.adds else u)
-
-    ended = None
-    if not any(map(is_encoded, jax.tree.leaves((read, written), is_leaf=is_encoded))):
-        new = run_whole(body, read, written, all_seeds)
-    elif all(runs[k].rule.over in ("number", "sums") for k in plan.active):
-        new, ended = run_at_rest(body, read, written, all_seeds, after)
-    else:
-        new = run_whole(body, read, tree.once_known(written, after), all_seeds)
-        ended = waited_for(jax.tree.leaves(new[before:], is_leaf=is_encoded))
-    result = new[0] if directs else None
-    own = [new[before + a : before + b] for a, b in itertools.pairwise(starts) if advances]
-    return result, own, ended
-
-
-def _store_from(store: Store, start: int, i: int, value: Any) -> Any:
-    """Stores the field with this number of a rule whose fields start there."""
-    return store(start + i, value)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from ...tree.types import Gradients, Params, Updates
-from ..engine.encoded import has_rest, rests, scaled
-from ..engine.run import Leafwise, factor, run_rules
+from ..engine.encoded import is_encoded
+from ..engine.run import Leafwise, RuleAt, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
 from .context import Context
@@ -50,7 +50,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
     nameless: ClassVar[bool] = True
     over: ClassVar[str] = "number"
-    reads_rest: ClassVar[bool] = True
+    reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")
 
     links: tuple[AbstractTransform, ...]
     names: tuple[str | None, ...] = eqx.field(static=True)
@@ -102,54 +102,28 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
     def init(self, params: Params) -> tuple[Any, ...]:
         return tuple(link.init(params) for link in self.links)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, tuple[Any, ...]]:
-        *before, last = self.children(state, context, params)
-        states = []
-        for part in before:
-            updates, new = part.run(write.returning, updates)
-            states.append(new)
-        result, new = last.run(write, updates)
-        return result, (*states, new)
-
-    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, tuple[Any, ...]]:
-        links = self.children(part.state, part.context, part.params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, tuple[Any, ...]]:
+        links = here.children()
         states: list[Any] = []
-        computed = False
         while len(states) < len(links):
-            link, rest = links[len(states)], links[len(states) :]
-            if rest[1:] and isinstance(link.module, AbstractRule) and link.module.scales:
-                number, state = factor(link, updates)
-                updates = scaled(updates, number)
+            rest = links[len(states) :]
+            group = _leafwise(rest, updates)
+            own = write if len(rest) == max(1, len(group)) else write.returning
+            if not group:
+                updates, state = rest[0].run(own, updates)
                 states.append(state)
                 continue
-            group = _leafwise(rest, updates)
-            if not has_rest((updates, [one.part.state for own in group for one in own.rules])):
-                group = []
-            own = write if len(rest) == max(1, len(group)) else write.returning
-            if group:
-                rules = [rule for one in group for rule in one.rules]
-                updates, new = run_rules(rules, own, updates, part, computed=computed)
-                for one in group:
-                    states.append(one.join(new[: len(one.rules)]))
-                    new = new[len(one.rules) :]
-            else:
-                updates, state = link.run(own, updates)
-                states.append(state)
-            computed = True
+            rules = [rule for one in group for rule in one.rules]
+            updates, new = run_rules(rules, own, updates, here)
+            for one in group:
+                states.append(one.join(new[: len(one.rules)]))
+                new = new[len(one.rules) :]
         return updates, tuple(states)
 
-    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
-        links = self.children(part.state, part.context, part.params)
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
         found = [
-            link.module.leafwise(link._replace(path=part.path + link.path), leaves)
-            for link in links
+            link.module.leafwise(link._replace(path=here.path + link.path), leaves)
+            for link in here.children()
         ]
         if any(own is None for own in found):
             return None
@@ -160,10 +134,8 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
         return Leafwise([rule for own in found for rule in own.rules], join)
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        states = (None,) * len(self.links) if state is None else state
+    def children(self, here: Part) -> tuple[Part, ...]:
+        states = (None,) * len(self.links) if here.state is None else here.state
         if not isinstance(states, tuple | list) or len(states) != len(self.links):
             raise TypeError(
                 f"The state of this chain is a tuple of {len(self.links)}, which `init` or the "
@@ -171,7 +143,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 "is `tx.update(grads, state, params)`."
             )
         return tuple(
-            Part(path, link, s, context, params, lambda chain, i=i: chain.links[i])
+            here.child(path, link, lambda chain, i=i: chain.links[i], s)
             for i, (path, link, s) in enumerate(zip(self._paths(), self.links, states, strict=True))
         )
 
@@ -228,9 +200,13 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
 def _leafwise(links: Sequence[Part], updates: Any) -> list[Leafwise]:
     """The first of these links, as far as they can run together leaf by leaf."""
-    leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=rests))))
-    found = (link.module.leafwise(link, leaves) for link in links)
-    return list(itertools.takewhile(lambda own: own is not None, found))
+    leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=is_encoded))))
+    first, found = [], links
+    if isinstance(links[0].module, AbstractRule) and links[0].module.leads_leafwise:
+        links[0].refuse_parts(updates)
+        first, found = [Leafwise([RuleAt(links[0], leaves)], lambda states: states[0])], links[1:]
+    others = (link.module.leafwise(link, leaves) for link in found)
+    return [*first, *itertools.takewhile(lambda own: own is not None, others)]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

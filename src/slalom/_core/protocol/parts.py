@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from ... import tree
 from ...tree.types import Params
-from ..engine.encoded import has_rest
+from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
 from ..engine.manual_axes import refuse_parts
 from ..text.advice import check_keywords
 from ..text.printing import AbstractPrinted
+from .context import Context
 
 CHECK = "slalom.check"
 """The key of a field's check in its metadata: a function of the field's name and value."""
@@ -25,7 +27,7 @@ class Part(NamedTuple):
 
     **Arguments:**
 
-    - `path`: the segments of its path below the outer module.
+    - `path`: the segments of its path below the outer module, which has none itself.
     - `module`: a transform, a skip condition or a stateful schedule.
     - `state`: its state.
     - `context`: the `Context` that it sees, with its own clock.
@@ -42,10 +44,21 @@ class Part(NamedTuple):
     get: Callable[[Any], Any]
     group: tuple[str, ...] = ()
 
+    @classmethod
+    def root(
+        cls, module: Any, state: Any = None, context: Any = None, params: Params | None = None
+    ) -> "Part":
+        """A module that is inside no other one."""
+        return cls((), module, state, context, params, lambda root: root)
+
     @property
     def name(self) -> str:
         """The dotted path."""
         return ".".join(self.path)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which operations have the name of this part in profiles."""
+        return jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext()
 
     def run(self, write: Any, updates: Any) -> tuple[Any, Any]:
         """Runs this transform, under its name in profiles.
@@ -59,10 +72,54 @@ class Part(NamedTuple):
         """
         module = self.module
         self.refuse_parts(updates)
-        with jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext():
-            if has_rest((self.state, updates)):
-                return module.run_at_rest(self, write, updates)
-            return module.run(write, updates, self.state, self.params, self.context)
+        with self.scope():
+            if "updates" not in module.reads_encoded:
+                updates = decoded(updates)
+            elementwise = "elementwise" in module.reads_encoded
+            coded = blockwise(self.state) if elementwise else has_encoded(self.state)
+            if "state" not in module.reads_encoded and coded:
+                return self._run_decoded(write, updates)
+            return module.run(self, write, updates)
+
+    def _run_decoded(self, write: Any, updates: Any) -> tuple[Any, Any]:
+        """As `run`, for a transform that expects arrays in its state."""
+        # The parts of the transform decode their own states when they run.
+        inside = [child.state for child in self.children() if child.state is not None]
+
+        def is_inside(x: Any) -> bool:
+            return any(x is state for state in inside)
+
+        here = self._replace(state=decoded(self.state, is_inside))
+        result, state = self.module.run(here, write, updates)
+        clock = None if self.context is None else self.context.stored_clock
+        return result, encoded_again(self.state, state, clock, self.name, is_inside)
+
+    def children(self) -> "tuple[Part, ...]":
+        """The direct parts of this one, with what they see."""
+        return self.module.children(self)
+
+    def child(
+        self, path: tuple[str, ...], module: Any, get: Callable[[Any], Any], state: Any = None
+    ) -> "Part":
+        """A part of this one that sees the same context and parameters.
+
+        **Arguments:**
+
+        - `path`: the segments of its path below this part.
+        - `module`: a transform, a skip condition or a stateful schedule.
+        - `get`: from this part's module to the module.
+        - `state`: its state.
+        """
+        return Part(path, module, state, self.context, self.params, get)
+
+    def cut(self, keep: tuple[bool, ...]) -> "Part":
+        """This part on some of its leaves."""
+        context = None if self.context is None else self.context.cut(keep, self.params)
+        return self._replace(context=context, params=tree.cut(self.params, keep))
+
+    def with_context(self) -> "Part":
+        """This part with a context, which is empty if there was none."""
+        return self if self.context is not None else self._replace(context=Context())
 
     def refuse_parts(self, updates: Any) -> None:
         """Raises an error inside a `jax.shard_map` if this needs more than its device has."""
@@ -80,9 +137,7 @@ class AbstractDeclared(AbstractPrinted):
                 check_keywords(cls.__init__, cls.__name__, kwargs)
             return super().__new__(cls)
 
-    def children(
-        self, state: Any = None, context: Any = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
+    def children(self, here: Part) -> tuple[Part, ...]:
         """The parts of this module that have hyperparameters, state or a clock.
 
         Everything that inspects or edits a composition goes through this method: hyperparameters,
@@ -91,11 +146,12 @@ class AbstractDeclared(AbstractPrinted):
 
         **Arguments:**
 
-        - `state`, `context`, `params`: those of this module, if they are known.
+        - `here`: this module with its state, context and parameters, each `None` if it is not
+            known.
 
         **Returns:** the direct parts by name, each with its own state, context and parameters.
         """
-        del state, context, params
+        del here
         return ()
 
     def __check_init__(self):

@@ -9,7 +9,6 @@ from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.types import Params, Updates
-from ..engine.encoded import in_blocks
 from ..engine.matrices import for_each_matrix, on_automatic_axes
 from ..engine.run import Leafwise, RuleAt, run_rule
 from .context import Context
@@ -73,11 +72,11 @@ class AbstractRule(AbstractTransform[State]):
     """
 
     over: ClassVar[str] = "number"
-    """What a phase needs at once: one `"number"`, so that a leaf may be cut into pieces; a whole
-    `"leaf"`, as for a norm; or a `"matrix"`. For the last one a leaf is read as `sl.where.matrix`
-    describes, with outputs as rows, and the phases see one matrix: the gradient, the parameter, and
-    the fields that are shaped like the parameters. Other fields that belong to a leaf have an axis
-    of matrices in front, which the phases do not see. A rule over numbers whose `finish` only reads
+    """What a phase needs at once: one `"number"`, a whole `"leaf"`, as for a norm, or a `"matrix"`.
+    For the last one a leaf is read as `sl.where.matrix` describes, with outputs as rows, and the
+    phases see one matrix: the gradient, the parameter, and the fields that are shaped like the
+    parameters. Other fields that belong to a leaf have an axis of matrices in front, which the
+    phases do not see. A rule over numbers whose `finish` only reads
     sums over all leaves is over `"sums"`, so that `.flatten()` takes it."""
 
     written_last: ClassVar[tuple[str, ...]] = ()
@@ -90,10 +89,6 @@ class AbstractRule(AbstractTransform[State]):
     refresh_before: ClassVar[str] = "direction"
     """Whether `refresh` sees the new state of the other fields, before `"direction"`, or the old
     one, before `"advance"`."""
-
-    scales: ClassVar[bool] = False
-    """Whether `direction` only multiplies by `now.factor`, a number that `finish` adds. Where a
-    gradient is stored in a codec, the product is then computed piece by piece."""
 
     @property
     def elementwise(self) -> bool:
@@ -246,40 +241,39 @@ class AbstractRule(AbstractTransform[State]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, State]:
-        return self.run(RETURN, updates, state, params, context)
+        return self.run(Part.root(self, state, context, params), RETURN, updates)
 
     @advise_inputs
     def step(
         self, grads: Updates, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:
-        return self.run(ADD, grads, state, params, context)
+        return self.run(Part.root(self, state, context, params), ADD, grads)
 
-    def run(
-        self,
-        write: Writer,
-        updates: PyTree,
-        state: State,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, State]:
+    @property
+    def reads_encoded(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the kind of rule
+        """Both, unless the phases need all leaves of the state at once."""
+        if self.over == "matrix" or self.refreshes:
+            return ()
+        # XLA would not decode blocks again after a sum over them, but keep all of the new state.
+        return ("elementwise" if self.reduces else "state", "updates")
+
+    def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
+        if self.over != "matrix" and not self.refreshes:
+            return run_rule(here, write, updates)
+
         def run(rule, updates, state, params, context):
-            part = Part((), rule, state, context, params, lambda rule: rule)
-            return run_rule(part, write, updates)
+            return run_rule(Part.root(rule, state, context, params), write, updates)
 
-        given = self, updates, state, params, context
-        if self.over == "matrix" or self.refreshes:
-            return on_automatic_axes(run, (updates, state), *given)
-        return run(*given)
+        like = (updates, here.state)
+        return on_automatic_axes(run, like, self, *like, here.params, here.context)
 
-    def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
-        if self.over == "matrix" or self.refreshes:
-            return super().run_at_rest(part, write, updates)
-        if self.reduces and in_blocks(part.state):
-            # XLA would not decode what was stored, but keep the new values of all leaves, and more.
-            return super().run_at_rest(part, write, updates)
-        return run_rule(part, write, updates)
+    @property
+    def leads_leafwise(self) -> bool:
+        """Whether this can be the first of several rules that run leaf by leaf. It may measure the
+        updates that come in."""
+        return self.over in ("number", "sums") and not (self.reduces or self.refreshes)
 
-    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
         if not self.elementwise:
             return None
-        return Leafwise([RuleAt(part, leaves)], lambda states: states[0])
+        return Leafwise([RuleAt(here, leaves)], lambda states: states[0])

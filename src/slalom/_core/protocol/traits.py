@@ -95,9 +95,10 @@ class AbstractTraits(AbstractDeclared):
     """Whether a wrapper only passes the gradients on, or linear combinations of them. Only such
     wrappers may contain `.scale_loss()`."""
 
-    reads_rest: ClassVar[bool] = False
-    """Whether `run` of a wrapper takes updates that are still encoded or unscaled, because it only
-    passes them on."""
+    reads_encoded: ClassVar[tuple[str, ...]] = ()
+    """What `run` takes without decoding: `"state"`, or only `"elementwise"` codes of it, and
+    `"updates"`. A wrapper that only passes
+    encoded updates on lets each rule inside decode one leaf at a time."""
 
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""

@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ...tree.types import Gradients, Params, Updates
-from ..engine.decoding import run_decoded
 from ..engine.run import Leafwise
 from ..fields.declare import read_numbers
 from ..fields.schedule import read_number
@@ -172,47 +171,37 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         del state
         return read_number(self, name, context)
 
-    # A transform made of others also replaces `children` (in `parts.py`), the one source for
-    # everything that inspects or edits a composition, and `run` below. Traits, which checks read
-    # when an optimizer is created, are in `traits.py`.
+    # A transform made of others also replaces `run` below and `children` in `parts.py`, from which
+    # everything that inspects or edits a composition finds the parts. The traits in `traits.py` are
+    # read by checks when an optimizer is created.
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: State,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, State]:
-        """`update` and `step` in one: how a transform around this one runs it.
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:
+        """Runs this transform inside another one. It serves both `update` and `step`.
 
         **Arguments:**
 
+        - `here`: this transform with its state, the context and the parameters.
         - `write`: what to do with the updates: return them, or add them to the parameters. A
             policy of `.write` also knows the parameters in full precision, `write.full(params)`.
-        - the others: as for `update`.
+        - `updates`: as for `update`.
 
         **Returns:** the result of `write`, and the new state.
         """
-        if write is ADD and params is not None:
-            return pair(self, self.step(updates, state, params, context))
-        seen = write.full(params)
-        updates, state = pair(self, self.update(updates, state, seen, context))
-        return write(params, updates), state
+        if write is ADD and here.params is not None:
+            return pair(self, self.step(updates, here.state, here.params, here.context))
+        seen = write.full(here.params)
+        updates, state = pair(self, self.update(updates, here.state, seen, here.context))
+        return write(here.params, updates), state
 
-    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, State]:
-        """As `run`, where leaves of the state or of the updates are encoded."""
-        return run_decoded(part, write, updates)
-
-    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
-        """This as rules that can run leaf by leaf, together with others, or `None`.
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        """The rules of this transform, if they can run leaf by leaf together with others.
 
         **Arguments:**
 
-        - `part`: this, and what it sees.
+        - `here`: this transform with its state, the context and the parameters.
         - `leaves`: the positions of its leaves among those of the updates.
         """
-        del part, leaves
+        del here, leaves
         return None
 
     # --- helpers for authors ----------------------------------------------------------------

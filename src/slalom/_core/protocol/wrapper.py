@@ -24,20 +24,11 @@ class AbstractComposite(AbstractTransform[State]):
     """
 
     @abc.abstractmethod
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
+    def children(self, here: Part) -> tuple[Part, ...]:
         """As `AbstractDeclared.children`."""
 
     @abc.abstractmethod
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: State,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, State]:
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:
         """As `AbstractTransform.run`."""
 
     @advise_inputs
@@ -48,13 +39,13 @@ class AbstractComposite(AbstractTransform[State]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, State]:
-        return self.run(RETURN, updates, state, params, context)
+        return self.run(Part.root(self, state, context, params), RETURN, updates)
 
     @advise_inputs
     def step(
         self, grads: Gradients, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:
-        return self.run(ADD, grads, state, params, context)
+        return self.run(Part.root(self, state, context, params), ADD, grads)
 
 
 class AbstractWrapper(AbstractComposite[State]):
@@ -69,9 +60,8 @@ class AbstractWrapper(AbstractComposite[State]):
     ...         return self.inner.init(params)
     ...     def inner_state(self, state):
     ...         return state
-    ...     def run(self, write, updates, state, params, context):
-    ...         part = self.inner_part(state, context, params)
-    ...         return part.run(write, jax.tree.map(lambda u: 2 * u, updates))
+    ...     def run(self, here, write, updates):
+    ...         return self.inner_part(here).run(write, jax.tree.map(lambda u: 2 * u, updates))
     >>> tx = Twice(sl.sgd(0.1))
     >>> tx.step(jnp.ones(()), tx.init(jnp.ones(())), jnp.ones(()))[0]
     Array(0.8, dtype=float32)
@@ -92,25 +82,18 @@ class AbstractWrapper(AbstractComposite[State]):
         # inner state through, and overrides this method.
         return state.inner  # pyright: ignore[reportAttributeAccessIssue]  # every other state has it
 
-    def inner_context(self, state: State, context: Context) -> Context:
-        """The context that the inner transform sees."""
-        del state
-        return context
+    def inner_context(self, here: Part) -> Context:
+        """The context that the inner transform sees, if `here` has one."""
+        return here.context.replace(step=here.state.count) if self.has_clock else here.context
 
-    def inner_part(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> Part:
+    def inner_part(self, here: Part) -> Part:
         """The inner transform with what it sees."""
-        if context is not None:
-            context = self.inner_context(state, context)
-        inner_state = None if state is None else self.inner_state(state)
-        path = segments(self.inner)
-        return Part(path, self.inner, inner_state, context, params, lambda outer: outer.inner)
+        state = None if here.state is None else self.inner_state(here.state)
+        part = here.child(segments(self.inner), self.inner, lambda outer: outer.inner, state)
+        return part if here.context is None else part._replace(context=self.inner_context(here))
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        return (self.inner_part(state, context, params),)
+    def children(self, here: Part) -> tuple[Part, ...]:
+        return (self.inner_part(here),)
 
     def has_updated(self, state: State) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(self.inner_state(state))
@@ -127,9 +110,6 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
     """
 
     has_clock: ClassVar[bool] = True
-
-    def inner_context(self, state: State, context: Context) -> Context:
-        return context.replace(step=state.count)  # pyright: ignore[reportAttributeAccessIssue]  # `State` cannot say that this class promises it
 
 
 def rules_with_clocks() -> frozenset[str]:

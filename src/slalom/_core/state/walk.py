@@ -21,7 +21,8 @@ def parts(
     Transforms, and what they hold that has hyperparameters or state of its own: skip conditions and
     stateful schedules.
     """
-    yield from _walk(Part(segments(root), root, state, context, params, lambda outer: outer))
+    outer = Part.root(root, state, context, params)
+    yield from _walk(outer._replace(path=segments(root)))
 
 
 def transforms(
@@ -36,7 +37,7 @@ def transforms(
 
 def _walk(outer: Part) -> Iterator[Part]:
     yield outer
-    for part in outer.module.children(outer.state, outer.context, outer.params):
+    for part in outer.children():
         yield from _walk(
             part._replace(
                 path=outer.path + part.path,
@@ -54,7 +55,7 @@ def segments(module: AbstractDeclared) -> tuple[str, ...]:
 
 def inner_transforms(module: AbstractDeclared) -> list[Any]:
     """The transforms directly inside another one."""
-    children = (part.module for part in module.children())
+    children = (part.module for part in Part.root(module).children())
     return [child for child in children if isinstance(child, AbstractTraits)]
 
 

@@ -73,7 +73,7 @@ def transform_tree(
     - `state`: its state, to show the size of each part's own.
     - `values`: the next value of each hyperparameter by path, to show next to schedules.
     """
-    root = Part(segments(transform), transform, state, None, None, lambda outer: outer)
+    root = Part.root(transform, state)._replace(path=segments(transform))
     return _node(root, root.path, values or {})
 
 
@@ -89,7 +89,7 @@ def size_of(state: Any) -> tuple[int, int]:
 
 
 def _node(part: Part, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    module, children = part.module, part.module.children(part.state)
+    module, children = part.module, part.children()
     inside = "".join(_node(child, path + child.path, values) for child in _named(children))
     name = ".".join(part.path)
     title = f"<b>{escape(name)}</b> " if name else ""
@@ -111,7 +111,7 @@ def _named(children: Iterable[Part]) -> Iterator[Part]:
         if child.path:
             yield child
         else:
-            yield from _named(child.module.children(child.state))
+            yield from _named(child.children())
 
 
 def _fields(

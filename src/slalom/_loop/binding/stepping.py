@@ -221,7 +221,7 @@ def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
 def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
     """Raises an error for parameters whose shapes are not those that the state was created for."""
     for part in parts(transform, state, params=params):
-        if any(inner.state is part.state for inner in part.module.children(part.state)):
+        if any(inner.state is part.state for inner in part.children()):
             continue  # a mask has no state of its own: its inner transform sees the same one
         for name in params_like_fields(part.state):
             held = getattr(part.state, name)

@@ -123,8 +123,7 @@ def _ascent(transform: AbstractTransform[Any], params: Params) -> str | None:
         culprit = _parts_where(transform, params, {1, -1}.issubset)[-1]
         ascending = f"Raw gradients would be added to {listed}, so these parameters would ascend: "
         if isinstance(culprit.module, Partition):
-            groups = culprit.module.children(params=culprit.params)
-            group = next(g for g in groups if 1 in g.module.signs(g.params))
+            group = next(g for g in culprit.children() if 1 in g.module.signs(g.params))
             return (
                 f"{ascending}their group '{'.'.join((culprit.name, *group.group))}' does not flip "
                 "the sign of the gradients, and other groups do. To descend, end the group with "
@@ -177,8 +176,7 @@ def _chains(transform: AbstractTransform[Any], params: Params) -> Iterator[list[
     """The links of each chain, with their whole paths."""
     for outer in transforms(transform, params=params):
         if isinstance(outer.module, Chain):
-            links = outer.module.children(params=outer.params)
-            yield [link._replace(path=outer.path + link.path) for link in links]
+            yield [link._replace(path=outer.path + link.path) for link in outer.children()]
 
 
 def _inside(link: Part) -> list[Part]:
@@ -342,7 +340,7 @@ def _idle_part(part: Part) -> Part | None:
     if isinstance(part.module, AbstractPacedWrapper):
         return part
     paced: Part | None = None
-    for inner in part.module.children():
+    for inner in part.children():
         if not isinstance(inner.module, AbstractTransform):
             continue
         inner = inner._replace(path=part.path + inner.path)

@@ -178,16 +178,14 @@ class Monitor(_AbstractMonitor):
         context: Context | None = None,
     ) -> tuple[Updates, tuple[Any, ...]]:
         new = []
-        for part in self.children(state, context, params):
+        for part in self.children(Part.root(self, state, context, params)):
             new.append(part.run(RETURN, updates)[1])
         return updates, tuple(new)
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        states = (None,) * len(self.names) if state is None else state
+    def children(self, here: Part) -> tuple[Part, ...]:
+        states = (None,) * len(self.names) if here.state is None else here.state
         return tuple(
-            Part((name,), measure, s, context, params, lambda outer, i=i: outer.measures[i])
+            here.child((name,), measure, lambda outer, i=i: outer.measures[i], s)
             for i, (name, measure, s) in enumerate(
                 zip(self.names, self.measures, states, strict=True)
             )

@@ -77,7 +77,6 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
     delayed: bool = eqx.field(default=False, static=True, kw_only=True)
 
     over: ClassVar[str] = "sums"
-    scales: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 

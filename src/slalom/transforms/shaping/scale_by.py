@@ -68,30 +68,25 @@ class ScaleBy(AbstractTransform[None]):
     ) -> tuple[Updates, None]:
         leaves, structure = jax.tree.flatten(updates)
         by_leaf = labels(self.cases, selected_from(self.cases, updates, params))
-        for part in self.children(state, context):
+        for part in self.children(Part.root(self, state, context)):
             chosen = [i for i, label in enumerate(by_leaf) if str(label) == part.path[0]]
             scaled, _ = part.run(RETURN, [leaves[i] for i in chosen])
             for i, leaf in zip(chosen, scaled, strict=True):
                 leaves[i] = leaf
         return structure.unflatten(leaves), None
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        del state
-        by_leaf = None if params is None else labels(self.cases, params)
-        return tuple(
-            Part(
-                path=(str(i),),
-                module=factor,
-                state=None,
-                context=context,
-                params=None
-                if by_leaf is None
-                else tree.cut(params, tuple(label == i for label in by_leaf)),
-                get=lambda outer, i=i: outer.factors[i],
-            )
+    def children(self, here: Part) -> tuple[Part, ...]:
+        parts = [
+            here.child((str(i),), factor, lambda outer, i=i: outer.factors[i])
             for i, factor in enumerate(self.factors)
+        ]
+        if here.params is None:
+            return tuple(parts)
+        by_leaf = labels(self.cases, here.params)
+        masks = (tuple(label == i for label in by_leaf) for i in range(len(parts)))
+        return tuple(
+            part._replace(params=tree.cut(here.params, keep))
+            for part, keep in zip(parts, masks, strict=True)
         )
 
     def signs(self, params: Params) -> tuple[int | None, ...]:

@@ -62,7 +62,6 @@ class ZClip(AbstractRule[ZClipState]):
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
 
     over: ClassVar[str] = "sums"
-    scales: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
     def init(self, params: Params) -> ZClipState:

@@ -129,17 +129,11 @@ class Combine(AbstractWrapper[CombineState]):
         """The weights of a step, and the combination's new state."""
         return self.combination.at_step(terms, state.combination, context)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: CombineState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, CombineState]:
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, CombineState]:
+        state, context = here.state, here.context
         terms = self.demand("terms", None if context is None else context.terms)
         weights, combination = self.weigh(terms, state, context)
-        result, inner = self.inner_part(state, context, params).run(write, updates)
+        result, inner = self.inner_part(here).run(write, updates)
         return result, CombineState(
             inner=inner,
             combination=combination,
@@ -148,14 +142,10 @@ class Combine(AbstractWrapper[CombineState]):
             gram=None if state.gram is None else tree.cast_like(terms.gram, state.gram),
         )
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        inner = self.inner_part(state, context, params)
+    def children(self, here: Part) -> tuple[Part, ...]:
         path = segments(self.combination)
-        return inner, Part(
-            path, self.combination, None, context, None, lambda outer: outer.combination
-        )
+        combination = here.child(path, self.combination, lambda outer: outer.combination)
+        return self.inner_part(here), combination._replace(params=None)
 
     def metrics(self, state: CombineState) -> dict[str, Array]:
         found = {}

@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ... import tree
-from ..._core.engine.encoded import decoded
+from ..._core.engine.encoded import advance_tree, decoded
 from ..._core.engine.manual_axes import refuse_parts
-from ..._core.engine.pieces import advance_tree
 from ..._core.fields.declare import count_or_schedule, dtype_field
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
@@ -91,6 +90,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)
 
     over: ClassVar[str] = "number"
+    reads_encoded: ClassVar[tuple[str, ...]] = ("state",)
 
     @property
     def passes_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
@@ -165,26 +165,18 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         skip, report = evaluate_skip(self.skip, wide, count, params)
         return report | {"should_skip": skip}
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        inner = self.inner_part(state, context, params)
+    def children(self, here: Part) -> tuple[Part, ...]:
+        inner = self.inner_part(here)
         if not isinstance(self.skip, AbstractSkip):
             return (inner,)
         # A condition is evaluated on the clock of the transform that it holds back.
-        skip = Part(("skip",), self.skip, None, inner.context, params, lambda outer: outer.skip)
-        return inner, skip
+        skip = here.child(("skip",), self.skip, lambda outer: outer.skip)
+        return inner, skip._replace(context=inner.context)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: EveryKState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, EveryKState]:
-        outer = Context() if context is None else context
-        weight, totals = _weights(state, outer)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, EveryKState]:
+        here = here.with_context()
+        state, params = here.state, here.params
+        weight, totals = _weights(state, here.context)
         # Mini-batches of weight 0 leave no trace, also as the first ones of a window.
         first = (state.mini_step == 0) | (state.weight == 0)
         shares = weight / jnp.where(totals == 0, 1, totals)
@@ -194,11 +186,10 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        accumulated = self._accumulate(state.accumulated, updates, now, skip, outer)
-        if outer.grad is not None:
-            outer = outer.replace(grad=decoded(accumulated))
-        part = self.inner_part(state, outer, params)
-        assert part.context is not None
+        accumulated = self._accumulate(state.accumulated, updates, now, skip, here.context)
+        if here.context.grad is not None:
+            here = here._replace(context=here.context.replace(grad=decoded(accumulated)))
+        part = self.inner_part(here)
         value = part.context.value
         logits = None if state.max_logits is None else part.context.max_logits
 
@@ -221,10 +212,8 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
             inner=inner_state,
         )
 
-    def run_at_rest(self, part: Part, write: Writer, updates: Any) -> tuple[Any, EveryKState]:
-        return self.run(write, decoded(updates), part.state, part.params, part.context)
-
-    def inner_context(self, state: EveryKState, context: Context) -> Context:
+    def inner_context(self, here: Part) -> Context:
+        state, context = here.state, here.context
         # Also for what reads the inner hyperparameters from outside: a schedule may follow the loss
         # of the window, and not that of a mini-batch.
         weight, totals = _weights(state, context)
@@ -244,7 +233,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         # The weights are already in a sum: an outer mean must not apply them again.
         weight = total if self.mean else jnp.ones_like(total)
         window = context.replace(value=value, max_logits=logits, weight=weight)
-        return super().inner_context(state, window)
+        return super().inner_context(here._replace(context=window))
 
     def _accumulate(
         self,

@@ -9,7 +9,6 @@ from jaxtyping import Array, Inexact
 
 from ... import tree
 from ..._core.engine.matrices import refuse_unequal
-from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
@@ -67,7 +66,7 @@ class Graft(AbstractWrapper[GraftState]):
     inner: AbstractTransform
     magnitude: AbstractTransform
 
-    reads_rest: ClassVar[bool] = True
+    reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")
 
     def __check_init__(self):
         require_transform("Graft.magnitude", self.magnitude)
@@ -87,24 +86,15 @@ class Graft(AbstractWrapper[GraftState]):
     def init(self, params: Params) -> GraftState:
         return GraftState(self.inner.init(params), self.magnitude.init(params))
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
+    def children(self, here: Part) -> tuple[Part, ...]:
         # The inner transform comes last, as in `Outer`.
-        own = None if state is None else state.magnitude
+        own = None if here.state is None else here.state.magnitude
         path = ("magnitude", *segments(self.magnitude))
-        magnitude = Part(path, self.magnitude, own, context, params, lambda outer: outer.magnitude)
-        return magnitude, self.inner_part(state, context, params)
+        magnitude = here.child(path, self.magnitude, lambda outer: outer.magnitude, own)
+        return magnitude, self.inner_part(here)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: GraftState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, GraftState]:
-        magnitude, inner = self.children(state, context, params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, GraftState]:
+        magnitude, inner = self.children(here)
         sizes, magnitude = magnitude.run(write.returning, updates)
         updates, inner = inner.run(write.returning, updates)
         pairs = zip(*map(jax.tree.leaves, (updates, sizes)), strict=True)
@@ -112,7 +102,7 @@ class Graft(AbstractWrapper[GraftState]):
         for (x, size), layout in zip(pairs, self._layouts(updates), strict=True):
             results.append(_with_norm_of(tree.after(x, results[-1:]), size, layout.split))
         updates = jax.tree.structure(updates).unflatten(results)
-        return write(params, updates), GraftState(inner, magnitude)
+        return write(here.params, updates), GraftState(inner, magnitude)
 
     def _layouts(self, updates: Updates) -> list[Layout]:
         """The layout of each leaf, as the rules inside read it."""

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from ... import tree
 from ..._core.fields.declare import choice_field, count_field
-from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
 from ..._core.protocol.writer import Writer
@@ -73,15 +73,8 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
             inner=self.inner.init(params),
         )
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: IfFiniteState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, IfFiniteState]:
-        part = self.inner_part(state, Context() if context is None else context, params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, IfFiniteState]:
+        state, part = here.state, self.inner_part(here.with_context())
 
         def step(inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
@@ -97,7 +90,7 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
         if self.on_limit == "accept":
             runs = finite | (in_a_row > self.max_consecutive_errors)
 
-        result, inner_state = run_if(runs, step, write, params, state.inner)
+        result, inner_state = run_if(runs, step, write, here.params, state.inner)
         total = state.total_notfinite
         return result, IfFiniteState(
             notfinite_count=in_a_row,

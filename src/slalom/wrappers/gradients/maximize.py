@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import jax
 
 from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
@@ -47,27 +48,19 @@ class Maximize(AbstractWrapper[Any]):
     def inner_state(self, state: Any) -> Any:
         return state
 
-    def inner_context(self, state: Any, context: Context) -> Context:
-        del state
+    def inner_context(self, here: Part) -> Context:
         value, grad, value_fn, grad_fn = (
-            getattr(context, name) for name in ("value", "grad", "value_fn", "grad_fn")
+            getattr(here.context, name) for name in ("value", "grad", "value_fn", "grad_fn")
         )
-        return context.replace(
+        return here.context.replace(
             value=None if value is None else -value,
             grad=None if grad is None else _negative(grad),
             value_fn=None if value_fn is None else lambda params: -value_fn(params),
             grad_fn=None if grad_fn is None else lambda params: _negative(grad_fn(params)),
         )
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
-        return self.inner_part(state, context, params).run(write, _negative(updates))
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
+        return self.inner_part(here).run(write, _negative(updates))
 
 
 def _negative(updates: Updates) -> Updates:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
-from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
@@ -73,16 +73,9 @@ class Sam(AbstractWrapper[Any]):
     def inner_state(self, state: Any) -> Any:
         return state
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
-        params = self.demand("params", params)
-        context = Context() if context is None else context
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
+        here = here.with_context()
+        params, context = self.demand("params", here.params), here.context
         if not context.has("grad_fn"):
             raise TypeError(missing("Sam", "grad_fn"))
         now = self.at(context)
@@ -96,7 +89,7 @@ class Sam(AbstractWrapper[Any]):
         else:
             due = self.demand("step", context.step) % self.every == 0
             updates = jax.lax.cond(due, at_worst_point, lambda same: same, updates)
-        return self.inner_part(state, context, params).run(write, updates)
+        return self.inner_part(here).run(write, updates)
 
     def _perturbation(self, now: SimpleNamespace, grads: Updates, params: Params) -> Updates:
         def scaled(_, g, p):

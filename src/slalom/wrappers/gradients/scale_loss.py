@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ... import tree
 from ..._core.engine.encoded import scaled
 from ..._core.fields.declare import count_field
-from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK
+from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.traits import AbstractTraits
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
@@ -120,15 +119,8 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
             inner=self.inner.init(params),
         )
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: ScaleLossState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, ScaleLossState]:
-        part = self.inner_part(state, Context() if context is None else context, params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScaleLossState]:
+        state, part = here.state, self.inner_part(here.with_context())
         inverse = 1 / state.scale
 
         def step(inner_state: Any) -> tuple[Any, Any]:
@@ -141,7 +133,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
 
         # Gradients that are finite stay so when they are unscaled, unless s < 1.
         finite = tree.all_finite(updates)
-        result, inner_state = run_if(finite, step, write, params, state.inner)
+        result, inner_state = run_if(finite, step, write, here.params, state.inner)
         total = state.total_notfinite
         now = self._next_scale(state, finite)
         return result, ScaleLossState(

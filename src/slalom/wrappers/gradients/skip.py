@@ -165,12 +165,10 @@ class AnySkip(AbstractSkip):
             known |= report
         return skip, known
 
-    def children(
-        self, state: Any = None, context: Any = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        del state, params
+    def children(self, here: Part) -> tuple[Part, ...]:
+        here = here._replace(params=None)
         return tuple(
-            Part((str(i),), condition, None, context, None, lambda outer, i=i: outer.conditions[i])
+            here.child((str(i),), condition, lambda outer, i=i: outer.conditions[i])
             for i, condition in enumerate(self.conditions)
             if isinstance(condition, AbstractSkip)
         )

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, choice_field, count_field, hyperparameter
 from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
 from ..._core.protocol.writer import Writer
@@ -95,28 +96,22 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
             inner=self.inner.init(params),
         )
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: SkipSpikesState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, SkipSpikesState]:
-        context = Context() if context is None else context
-        values = self._values(updates, context)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, SkipSpikesState]:
+        here = here.with_context()
+        state = here.state
+        values = self._values(updates, here.context)
         z = self._deviations(values, state)
         is_finite = jnp.all(jnp.isfinite(values))
-        is_spike = is_finite & jnp.any(z > as_canonical(self.at(context).sigma))
+        is_spike = is_finite & jnp.any(z > as_canonical(self.at(here.context).sigma))
         restarts = is_spike & (state.spikes_in_a_row >= self.max_consecutive)
         runs = is_finite & (~is_spike | restarts)
 
-        part = self.inner_part(state, context, params)
+        part = self.inner_part(here)
 
         def step(inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
 
-        result, inner = run_if(runs, step, write, params, state.inner)
+        result, inner = run_if(runs, step, write, here.params, state.inner)
         before = jnp.where(restarts, 0, state.seen)
         # Where the window is full, the oldest value is replaced.
         taken = state.recent.at[:, before % self.window].set(values)

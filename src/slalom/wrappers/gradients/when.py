@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 from ... import tree
 from ..._core.fields.declare import choice_field
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK
+from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.traits import MIXED
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, run_if
@@ -75,20 +75,10 @@ class When(AbstractWrapper[WhenState]):
             last_ran=jnp.array(False), count=tree.fresh_count(), inner=self.inner.init(params)
         )
 
-    def inner_context(self, state: WhenState, context: Context) -> Context:
-        return context.replace(step=state.count)
-
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: WhenState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, WhenState]:
-        context = Context() if context is None else context
-        holds = self._holds(context, updates)
-        part = self.inner_part(state, context, params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, WhenState]:
+        here = here.with_context()
+        state, part = here.state, self.inner_part(here)
+        holds = self._holds(here.context, updates)
 
         def step(inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
@@ -98,7 +88,7 @@ class When(AbstractWrapper[WhenState]):
             passed = tree.cast_like(updates, shapes)
             result, inner = jax.lax.cond(holds, step, lambda same: (passed, same), state.inner)
         else:
-            result, inner = run_if(holds, step, write, params, state.inner)
+            result, inner = run_if(holds, step, write, here.params, state.inner)
             if self.otherwise == "pass":
                 # Written outside the conditional, because XLA updates the parameters in place
                 # only in a branch that does not change them.

@@ -13,6 +13,7 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
@@ -71,21 +72,14 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             inner=self.inner.init(params),
         )
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: AverageState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, AverageState]:
-        params = self.demand("params", params)
-        result, inner = self.inner_part(state, context, params).run(write, updates)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, AverageState]:
+        params = self.demand("params", here.params)
+        result, inner = self.inner_part(here).run(write, updates)
 
         def new_params() -> Params:
             return write.new_params(params, result)
 
-        return result, self._averaged(new_params, inner, state, context)
+        return result, self._averaged(new_params, inner, here.state, here.context)
 
     def _averaged(
         self,

@@ -12,6 +12,7 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.writer import Writer
@@ -107,17 +108,11 @@ class Mechanize(AbstractWrapper[MechanizeState]):
             init_params=tree.copy(params),
         )
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: MechanizeState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, MechanizeState]:
-        params = self.demand("params", params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, MechanizeState]:
+        state, context = here.state, here.context
+        params = self.demand("params", here.params)
         grads = updates
-        updates, inner = self.inner_part(state, context, params).run(write.returning, grads)
+        updates, inner = self.inner_part(here).run(write.returning, grads)
 
         def advance(updates: Updates, old: tuple[Array, ...]) -> tuple[Any, tuple[Array, ...]]:
             seen = write.full(params)

@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 from ... import tree
 from ..._core.engine.encoded import encoded_as
 from ..._core.fields.declare import Hyperparameter, count_field
-from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
@@ -117,38 +116,29 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             wrote=jnp.array(False) if self.reset_state else None,
         )
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
+    def children(self, here: Part) -> tuple[Part, ...]:
         # The inner transform comes last, so that `opt.describe` shows its learning rate.
-        return self._outer_part(state, context, params), self.inner_part(state, context, params)
+        return self._outer_part(here), self.inner_part(here)
 
-    def _outer_part(
-        self, state: OuterState | None, context: Context | None, params: Params | None
-    ) -> Part:
-        if context is not None and state is not None:
-            context = context.replace(step=state.syncs)
-        own = None if state is None else state.optimizer
+    def _outer_part(self, here: Part) -> Part:
         path = ("optimizer", *segments(self.optimizer))
-        return Part(path, self.optimizer, own, context, params, lambda outer: outer.optimizer)
+        own = None if here.state is None else here.state.optimizer
+        part = here.child(path, self.optimizer, lambda outer: outer.optimizer, own)
+        if here.context is None or here.state is None:
+            return part
+        return part._replace(context=here.context.replace(step=here.state.syncs))
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: OuterState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, OuterState]:
-        params = self.demand("params", params)
-        context = Context() if context is None else context
-        fast, inner = self.inner_part(state, context, params).run(write, updates)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, OuterState]:
+        params = self.demand("params", here.params)
+        here = here.with_context()
+        state = here.state
+        fast, inner = self.inner_part(here).run(write, updates)
         wrote = self.inner.has_updated(inner)
         steps = state.steps_since_sync + jnp.asarray(wrote, jnp.int32)
         due = wrote & (steps >= self.every)
         # Without `reset_state` the inner state needs no branch.
         resets = inner if self.reset_state else None
-        outer = self._outer_part(state, context, state.slow)
+        outer = self._outer_part(here)
 
         def sync(result: Any, slow: Any, own: Any, inner: Any) -> tuple[Any, Any, Any, Any]:
             full = write.full(params)

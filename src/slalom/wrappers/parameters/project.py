@@ -140,23 +140,17 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     def inner_state(self, state: Any) -> Any:
         return state
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
-        params = self.demand("params", params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
+        params = self.demand("params", here.params)
+        context, old = here.context, write.full(params)
         if self._passes_bounds:
             context = Context() if context is None else context
-            context = context.replace(bounds=self._bounds(write.full(params), context))
-        old = write.full(params)
+            context = context.replace(bounds=self._bounds(old, context))
         if self._is_manifold:
             updates = self._along(old, updates, context)
             context = self._tangent_context(old, context)
-        updates, state = self.inner_part(state, context, params).run(write.returning, updates)
+        inner = self.inner_part(here._replace(context=context))
+        updates, state = inner.run(write.returning, updates)
 
         def project(updates: Updates, nothing: None) -> tuple[Any, None]:
             old = write.full(params)
@@ -246,14 +240,12 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
                     f"{must}: at '{dotted(path)}' it received {x.dtype} and returned {y.dtype}."
                 )
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        inner = self.inner_part(state, context, params)
+    def children(self, here: Part) -> tuple[Part, ...]:
+        inner = self.inner_part(here)
         if not isinstance(self.fn, AbstractProjection):
             return (inner,)
-        fn = Part(segments(self.fn), self.fn, None, context, None, lambda outer: outer.fn)
-        return inner, fn
+        fn = here.child(segments(self.fn), self.fn, lambda outer: outer.fn)
+        return inner, fn._replace(params=None)
 
     def eval_params(self, state: Any, params: Params) -> Params:
         return params_to_evaluate(self.inner, state, params)

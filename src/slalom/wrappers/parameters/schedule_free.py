@@ -203,15 +203,9 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             return tree.accumulation_dtype(own)
         return storage_dtype(own, self.state_dtype)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: ScheduleFreeState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, ScheduleFreeState]:
-        params = self.demand("params", params)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScheduleFreeState]:
+        state, context = here.state, here.context
+        params = self.demand("params", here.params)
         now = self.at(context)
         rate = self._rates(state, context, params)
         factor = None
@@ -221,7 +215,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             size = float(np.sqrt(np.pi / 2)) * size
             factor = jnp.where(size > 0, gap / jnp.where(size > 0, size, 1), 0)
             rate = rate * factor
-        updates, inner = self.inner_part(state, context, params).run(write.returning, updates)
+        updates, inner = self.inner_part(here).run(write.returning, updates)
 
         def advance(updates: Any, old: ScheduleFreeState) -> tuple[Any, ScheduleFreeState]:
             if factor is not None:

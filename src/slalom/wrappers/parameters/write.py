@@ -15,7 +15,7 @@ from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
 from ..._core.fields.keys import as_key_data, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter, params_to_evaluate
-from ..._core.protocol.parts import CHECK
+from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
@@ -97,7 +97,7 @@ class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
 
     over: ClassVar[str] = "tree"
     passes_gradients: ClassVar[bool] = True
-    reads_rest: ClassVar[bool] = True
+    reads_encoded: ClassVar[tuple[str, ...]] = ("updates",)
 
     inner: AbstractTransform
     policy: str = eqx.field(static=True, metadata={CHECK: _check_policy})
@@ -131,20 +131,14 @@ class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
             fields[policy.field] = policy.init(tree.cut(params, _are_half(params)))
         return WriteState(inner=self.inner.init(params), **fields)
 
-    def run(
-        self,
-        write: Writer,
-        updates: PyTree,
-        state: WriteState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, WriteState]:
+    def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, WriteState]:
+        state, context, params = here.state, here.context, here.params
         if not self._acts_on(updates if params is None else params):
-            result, inner = self.inner_part(state, context, params).run(write, updates)
+            result, inner = self.inner_part(here).run(write, updates)
             return result, dataclasses.replace(state, inner=inner)
         own = write.onto(self._write(state, params, context))
         seen = None if context is None else _with_rounded_loss(context, params)
-        result, inner = self.inner_part(state, seen, params).run(own, updates)
+        result, inner = self.inner_part(here._replace(context=seen)).run(own, updates)
         result, kept = split(result)
         return result, _with_kept(dataclasses.replace(state, inner=inner), kept)
 

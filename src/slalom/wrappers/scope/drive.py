@@ -87,26 +87,17 @@ class Drive(AbstractWrapper[DriveState]):
             {name: s.init() for name, s in self.schedules.items()}, self.inner.init(params)
         )
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: DriveState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, DriveState]:
-        context = Context() if context is None else context
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, DriveState]:
+        here = here.with_context()
         for name in self.needs:
-            if not context.has(name):
+            if not here.context.has(name):
                 raise TypeError(missing("Drive", name))
-        part, *_ = self.children(state, context, params)
+        part, *_ = self.children(here)
         result, inner = part.run(write, updates)
-        return result, DriveState(self._advanced(state, context), inner)
+        return result, DriveState(self._advanced(here.state, here.context), inner)
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        inner = self.inner_part(state, context, params)
+    def children(self, here: Part) -> tuple[Part, ...]:
+        state, context = here.state, here.context
         values: Mapping[str, Any] = self.schedules
         if state is not None and context is not None:
             advanced = self._advanced(state, context)
@@ -115,11 +106,12 @@ class Drive(AbstractWrapper[DriveState]):
                 for name, s in self.schedules.items()
             }
         states = {} if state is None else state.schedules
+        outer = here._replace(params=None)
         schedules = (
-            Part((n,), s, states.get(n), context, None, lambda outer, n=n: outer.schedules[n])
+            outer.child((n,), s, lambda outer, n=n: outer.schedules[n], states.get(n))
             for n, s in self.schedules.items()
         )
-        return (inner._replace(module=self._with(values)), *schedules)
+        return (self.inner_part(here)._replace(module=self._with(values)), *schedules)
 
     def _advanced(self, state: DriveState, context: Context) -> dict[str, Any]:
         """The states of the schedules for a step with this context. A schedule that needs what the

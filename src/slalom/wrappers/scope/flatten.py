@@ -96,18 +96,13 @@ class Flatten(AbstractWrapper[FlattenState]):
         shapes = tuple(np.shape(x) for x in small)
         return FlattenState(self.inner.init(self._join(params, buffers)), buffers, shapes)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: FlattenState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, FlattenState]:
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, FlattenState]:
+        state, context, params = here.state, here.context, here.params
         if params is not None:
             tree.check_same_structure((updates, params))
         self._check_shapes(updates, state)
-        buffers, links = state.buffers, self._links(state.inner)
+        buffers, inner = state.buffers, self.inner_part(here)
+        links = inner.children() if isinstance(self.inner, Chain) else (inner,)
         stateful = [i for i, link in enumerate(links) if not _is_stateless(link)]
         until = stateful[-1] + 1 if stateful else 0
         joined = self._join(updates, buffers) if until else None
@@ -214,12 +209,6 @@ class Flatten(AbstractWrapper[FlattenState]):
             lambda whole: self._join(whole, buffers),
             lambda joined: self._split(joined, params, buffers),
         )
-
-    def _links(self, state: Any) -> tuple[Part, ...]:
-        """The links of a chain, or the single inner transform."""
-        if isinstance(self.inner, Chain):
-            return self.inner.children(state)
-        return (self.inner_part(FlattenState(state, (), ())),)
 
 
 def _is_stateless(link: Part) -> bool:

@@ -8,7 +8,6 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.engine.run import Leafwise
-from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractComposite
@@ -29,27 +28,18 @@ class _AbstractCut(AbstractComposite[Any]):
     def init(self, params: Params) -> Any:
         return self.inner.init(tree.cut(params, mask(self.where, params)))
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        if params is not None:
-            keep = mask(self.where, params)
-            context = None if context is None else context.cut(keep, params)
-            params = tree.cut(params, keep)
-        path = segments(self.inner)
-        return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
+    def children(self, here: Part) -> tuple[Part, ...]:
+        part = here.child(segments(self.inner), self.inner, lambda outer: outer.inner, here.state)
+        if here.params is None:
+            return (part,)
+        return (part.cut(mask(self.where, here.params)),)
 
     def _run_inside(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
+        self, here: Part, write: Writer, updates: Gradients
     ) -> tuple[Any, tuple[bool, ...], Any]:
         """The result for the selected leaves, which leaves these are, and the new state."""
-        keep = mask(self.where, selected_from(self.where, updates, params))
-        (part,) = self.children(state, context, params)
+        keep = mask(self.where, selected_from(self.where, updates, here.params))
+        (part,) = self.children(here)
         result, state = part.run(write.cut(keep), tree.cut(updates, keep))
         return result, keep, state
 
@@ -67,27 +57,20 @@ class Mask(_AbstractCut):
         """Whether it has the learning rate of some leaves."""
         return any(part.module.sets_learning_rate for part in transforms(self.inner))
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
-        inside, keep, state = self._run_inside(write, updates, state, params, context)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
+        inside, keep, state = self._run_inside(here, write, updates)
         others = tuple(not k for k in keep)
-        rest = None if params is None else tree.cut(params, others)
+        rest = None if here.params is None else tree.cut(here.params, others)
         outside = write.cut(others)(rest, tree.cut(updates, others))
         return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
 
-    def leafwise(self, part: Part, leaves: tuple[int, ...]) -> Leafwise | None:
-        if part.params is None:
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+        if here.params is None:
             return None
-        keep = mask(self.where, part.params)
-        (inner,) = self.children(part.state, part.context, part.params)
+        keep = mask(self.where, here.params)
+        (inner,) = here.children()
         kept = tuple(i for i, k in zip(leaves, keep, strict=True) if k)
-        inner = inner._replace(path=part.path + inner.path)
+        inner = inner._replace(path=here.path + inner.path)
         return inner.module.leafwise(inner, kept) if kept else None
 
     def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
@@ -107,17 +90,10 @@ class Only(_AbstractCut):
 
     passes_gradients: ClassVar[bool] = True
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
-        inside, keep, state = self._run_inside(write, updates, state, params, context)
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
+        inside, keep, state = self._run_inside(here, write, updates)
         others = tuple(not k for k in keep)
-        rest = None if params is None else tree.cut(params, others)
+        rest = None if here.params is None else tree.cut(here.params, others)
         # Only for the shapes of the result.
         write = write.cut(others)
         shapes = jax.eval_shape(lambda: write(rest, tree.cut(updates, others)))

@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.methods.fluent import AbstractFluent
-from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractComposite
@@ -91,25 +90,17 @@ class Partition(AbstractComposite[PartitionState]):
         )
         return PartitionState(tuple(states), tuple(not any(keep) for keep in masks))
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        states = (None,) * len(self.groups) if state is None else state.groups
-        masks = (None,) * len(self.groups) if params is None else self._masks(params)
-        return tuple(
-            Part(
-                path=(str(name), *segments(group)),
-                module=group,
-                state=group_state,
-                context=context if context is None or keep is None else context.cut(keep, params),
-                params=None if keep is None else tree.cut(params, keep),
-                get=lambda outer, i=i: outer.groups[i],
-                group=(str(name),),
-            )
-            for i, (name, group, group_state, keep) in enumerate(
-                zip(self.names, self.groups, states, masks, strict=True)
-            )
-        )
+    def children(self, here: Part) -> tuple[Part, ...]:
+        states = (None,) * len(self.groups) if here.state is None else here.state.groups
+        parts = []
+        for i, (name, group, state) in enumerate(zip(self.names, self.groups, states, strict=True)):
+            path = (str(name), *segments(group))
+            part = here.child(path, group, lambda outer, i=i: outer.groups[i], state)
+            parts.append(part._replace(group=(str(name),)))
+        if here.params is None:
+            return tuple(parts)
+        masks = self._masks(here.params)
+        return tuple(part.cut(keep) for part, keep in zip(parts, masks, strict=True))
 
     def has_updated(self, state: PartitionState) -> Bool[Array, "*runs"] | bool:
         wrote: Any = False
@@ -125,19 +116,12 @@ class Partition(AbstractComposite[PartitionState]):
         ]
         return tuple(next(signs[column.index(True)]) for column in zip(*masks, strict=True))
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, PartitionState]:
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, PartitionState]:
         structure = jax.tree.structure(updates)
-        masks = self._masks(selected_from(self.labeling, updates, params))
+        masks = self._masks(selected_from(self.labeling, updates, here.params))
         whole: list[Any] = [None] * structure.num_leaves
         states = []
-        for part, keep in zip(self.children(state, context, params), masks, strict=True):
+        for part, keep in zip(self.children(here), masks, strict=True):
             group = tree.cut(updates, keep)
             result, new = part.run(write.cut(keep), group)
             states.append(new)
@@ -145,7 +129,7 @@ class Partition(AbstractComposite[PartitionState]):
             leaves = jax.tree.structure(group).flatten_up_to(result)
             for i, leaf in zip(chosen, leaves, strict=True):
                 whole[i] = leaf
-        return structure.unflatten(whole), PartitionState(tuple(states), state.is_empty)
+        return structure.unflatten(whole), PartitionState(tuple(states), here.state.is_empty)
 
     def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
         """Which leaves belong to each group."""

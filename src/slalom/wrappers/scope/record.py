@@ -11,6 +11,7 @@ from ... import tree
 from ..._core.fields.by_path import ByPath
 from ..._core.fields.hyperparams import read
 from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import MeasuredWrite, Writer
@@ -64,16 +65,10 @@ class Record(AbstractWrapper[RecordState]):
 
         return RecordState(inner, zero(), zero(), zero(), zero(), hyperparams)
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: RecordState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, RecordState]:
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, RecordState]:
+        state, context, params = here.state, here.context, here.params
         measured = MeasuredWrite(write)
-        result, inner = self.inner_part(state, context, params).run(measured, updates)
+        result, inner = self.inner_part(here).run(measured, updates)
         result, update_norm, lost = measured.split(result)
         param_norm = jnp.nan
         if params is not None:

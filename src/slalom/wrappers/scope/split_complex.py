@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -67,30 +66,21 @@ class SplitComplex(AbstractWrapper[Any]):
     def init(self, params: Params) -> Any:
         return self.inner.init(_split(params))
 
-    def run(
-        self,
-        write: Writer,
-        updates: Gradients,
-        state: Any,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, Any]:
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         if write is RETURN or write is ADD:
-            (part,) = self.children(state, context, params)
+            (part,) = self.children(here)
             result, state = part.run(write, _split(updates))
             return joined(result), state
         # Other writes need whole parameters.
-        (part,) = self.children(state, context, write.full(params))
+        (part,) = self.children(here._replace(params=write.full(here.params)))
         halves, state = part.run(RETURN, _split(updates))
-        return write(params, joined(halves)), state
+        return write(here.params, joined(halves)), state
 
-    def children(
-        self, state: Any = None, context: Context | None = None, params: Params | None = None
-    ) -> tuple[Part, ...]:
-        context = None if context is None else context.in_form(_split, joined)
-        params = None if params is None else _split(params)
-        path = segments(self.inner)
-        return (Part(path, self.inner, state, context, params, lambda outer: outer.inner),)
+    def children(self, here: Part) -> tuple[Part, ...]:
+        part = here.child(segments(self.inner), self.inner, lambda outer: outer.inner, here.state)
+        context = None if here.context is None else here.context.in_form(_split, joined)
+        params = None if here.params is None else _split(here.params)
+        return (part._replace(context=context, params=params),)
 
     def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(state)

@@ -14,7 +14,6 @@ from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
 from ..._core.engine.manual_axes import refuse_shards
 from ..._core.fields.declare import count_field
 from ..._core.methods.fluent import AbstractFluent
-from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
@@ -63,8 +62,9 @@ class Store(AbstractWrapper[StoreState]):
     weights, averages, initial parameters, the memory of L-BFGS and of line searches. So do state of
     other shapes, such as Adafactor's factors, and leaves with fewer than `min_size` entries.
 
-    Elementwise rules process large leaves in pieces, in place, so that they need hardly any more
-    memory. Other rules, such as `sl.lamb`, need the memory of a decoded leaf.
+    Rules decode one leaf after the other, so that a step needs scratch memory for the largest one.
+    Matrix rules, rules that sum over their new state, and other transforms decode all leaves at
+    once.
 
     `opt.rebind(model, tx=...)` changes the codec of a running optimizer.
 
@@ -74,7 +74,7 @@ class Store(AbstractWrapper[StoreState]):
 
     over: ClassVar[str] = "number"
     passes_gradients: ClassVar[bool] = True
-    reads_rest: ClassVar[bool] = True
+    reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")
 
     inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)
@@ -108,24 +108,16 @@ class Store(AbstractWrapper[StoreState]):
             leaves[i] = _stored(places[i], leaves[i], codec)
         return StoreState(structure.unflatten(leaves), tree.fresh_count())
 
-    def run(
-        self,
-        write: Writer,
-        updates: PyTree,
-        state: StoreState,
-        params: Params | None,
-        context: Context | None,
-    ) -> tuple[Any, StoreState]:
+    def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
+        here = here.with_context()
+        state = here.state
         if has_encoded(state.inner):
-            refuse_shards("Store", updates if params is None else params)
+            refuse_shards("Store", updates if here.params is None else here.params)
         count = tree.increment(state.count)
-        known = (Context() if context is None else context).replace(stored_clock=count)
-        part = self.inner_part(state, known, params)._replace(state=to_device(state.inner))
+        here = here._replace(context=here.context.replace(stored_clock=count))
+        part = self.inner_part(here)._replace(state=to_device(state.inner))
         result, inner = part.run(write, updates)
         return result, StoreState(to_memory_of(state.inner, inner), count)
-
-    def run_at_rest(self, part: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
-        return self.run(write, updates, part.state, part.params, part.context)
 
     def _chosen(self, params: Params, leaves: list[Any], places: list[Slot]) -> dict[int, Any]:
         """The codec of each leaf that has one, by position."""

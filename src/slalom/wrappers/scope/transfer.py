@@ -4,6 +4,7 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from ..._core.protocol.chain import Chain, Identity
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.state.walk import inner_transforms, transforms
@@ -59,7 +60,9 @@ def transfer(
         return _transferred(tx, wide, narrow, layout)
     if isinstance(tx, Graft | ScaleBy) or not inner_transforms(tx):
         return _transferred(Chain((tx,), (None,)), wide, narrow, layout)
-    pairs = zip(tx.children(params=wide), tx.children(params=narrow), strict=True)
+    pairs = zip(
+        *(Part.root(tx, params=params).children() for params in (wide, narrow)), strict=True
+    )
     for part, small in pairs:
         # Another transform than the inner one, such as the optimizer of `.outer`, is no rule.
         is_inner = not isinstance(tx, AbstractWrapper) or part.module is tx.inner
@@ -76,7 +79,7 @@ def _transferred(tx: Chain, wide: PyTree, narrow: PyTree, layout: LayoutLike) ->
     inside = [i for i, link in enumerate(links) if i not in rules and _has_rule(link)]
     for i, link in enumerate(links):
         if i in inside and not rules:
-            part, small = (tx.children(params=params)[i] for params in (wide, narrow))
+            part, small = (Part.root(tx, params=params).children()[i] for params in (wide, narrow))
             links[i] = transfer(link, part.params, small.params, layout)
         elif i not in rules:
             _check_neutral(link)

@@ -167,3 +167,10 @@ def test_the_messages_of_jax_name_the_leaf():
 
     with pytest.raises(TypeError, match=r"arrays[.]scale_by_adam[.]mu[.]w has type float32\[2\]"):
         jax.lax.scan(halve, opt, length=2)
+
+
+def test_numbers_that_are_no_hyperparameters_have_their_full_path_too():
+    noisy = sl.AddNoise(0.1, 0.5, key=0) | sl.sgd(0.1)
+    tx = sl.adam(0.1).partition({sl.where.path("b"): noisy}, names=("bias",))
+    opt = sl.Optimizer(tx, {"w": jnp.ones(2), "b": jnp.ones(2)})
+    assert "arrays.partition.bias.add_noise.key_2" in names(opt)  # the other one is its state

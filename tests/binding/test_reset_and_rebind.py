@@ -343,3 +343,12 @@ def test_dataclasses_replace_works_on_transforms_and_optimizers():
     assert dataclasses.replace(tx) == tx
     opt = sl.Optimizer(tx, jnp.ones(2))
     assert_same_bits(dataclasses.replace(opt).state, opt.state)
+
+
+def test_factors_of_a_matrix_that_has_grown_start_together():
+    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=1) | sl.Scale(-0.1)
+    small, large = {"w": jnp.ones((3, 4))}, {"w": jnp.ones((3, 8))}
+    _, opt = sl.Optimizer(tx, small).step(small, small)
+    opt, report = opt.rebind(large)
+    assert report.carried == ()
+    assert all(jnp.all(x == 0) for x in opt.state_of(sl.ScaleByFactoredRms).nu["w"])

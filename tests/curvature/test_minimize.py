@@ -82,3 +82,12 @@ def test_reports_come_every_few_steps():
     reports = {"callback": lambda step, loss: seen.append(step), "every": 3, "progress": False}
     sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=7, **reports)
     assert sorted(seen) == [0, 3, 6]
+
+
+def test_steps_that_change_nothing_do_not_meet_the_tolerance():
+    def bowl(p):
+        return jnp.sum((p - 3) ** 2) + 1
+
+    found = sl.minimize(bowl, sl.sgd(0.1).every_k(2), jnp.zeros(2), max_steps=200, rtol=1e-3)
+    assert found.reason == "change"
+    assert found.loss < 1.01

@@ -87,6 +87,14 @@ def test_zeros_stay_zeros_huge_numbers_are_kept_and_what_is_not_finite_stays_so(
             assert np.all(np.isfinite(y[1]))  # another block
 
 
+@pytest.mark.parametrize("codec", [C.int8(), C.dynamic8(), C.int4(), C.cast("float8_e4m3fn")])
+def test_a_positive_mean_of_squares_stays_positive(codec):
+    x = jnp.ones((4, 256)).at[:, 1:].set(1e-12)
+    form = encoded_form(x, codec, True)
+    for seed in (None, seeds_of(["x"], jnp.int32(1))["x"]):
+        assert jnp.all(form.encode(x, seed).decode() > 0)
+
+
 @pytest.mark.slow
 def test_random_bits_are_zero_as_often_as_one():
     whole = random_bits(seeds_of(["w"], jnp.int32(7))["w"], (6, 50))

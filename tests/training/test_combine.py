@@ -223,3 +223,12 @@ def test_the_gradients_of_the_terms_are_not_all_in_memory():
     params = sum(w.nbytes for w in model)
     # Those of both terms would take 2.
     assert compiled.memory_analysis().temp_size_in_bytes / params < 0.6
+
+
+def test_the_second_weights_of_relobralo_forget_the_first_ones():
+    combination = sl.combine.ReLoBRaLo(temperature=0.1)
+    first, second = jnp.array([4.0, 5.0]), jnp.array([3.0, 4.5])
+    weights, state = combination.at_step(Terms(first), combination.init(2), None)
+    np.testing.assert_array_equal(weights, 1)
+    weights, _ = combination.at_step(Terms(second), state, None)
+    np.testing.assert_allclose(weights, 2 * jax.nn.softmax(10 * second / first), rtol=1e-5)

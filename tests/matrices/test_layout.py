@@ -238,7 +238,6 @@ def test_a_layer_that_is_tied_to_an_embedding_is_no_matrix():
         assert matrices(params, {sl.where.path("tied.**") & sl.where.ndim(2): "oi"})[2] == "5 × 3"
 
 
-@pytest.mark.slow
 def test_what_is_written_is_what_was_read():
     for shape, layout in (
         *(((3, 4), "oi"), ((3, 4), "io"), ((5, 3, 4), "io"), ((4, 3, 5), "iso"), ((6, 4), "(3o)i")),

@@ -112,7 +112,7 @@ def test_a_tree_without_any_leaf_is_stepped_over(row):
     assert jax.eval_shape(update) == nothing
 
 
-@rows(2, everyday=EVERYTHING)
+@rows(2, ci=EVERYTHING)
 def test_the_code_it_prints_makes_it_again(row):
     if "lambda" in repr(row.tx):
         pytest.skip("a function has no code to print")

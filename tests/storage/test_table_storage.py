@@ -68,11 +68,16 @@ def writes(tx):
     return any(transforms_in(tx, sl.wrappers.Write))
 
 
-def assert_same_bits(left, right):
+CONTRACTED = sl.ScaleByStddev
+"""Its variance is a sum of two products. A program that decodes has it in another fusion, where
+LLVM contracts one of them with the sum even without optimizations: a difference of one rounding."""
+
+
+def assert_same_bits(left, right, roundings=0):
     """Of programs that LLVM does not optimize: it contracts a product and a sum in one program, and
     not in another one that computes the same."""
     for x, y in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        np.testing.assert_array_equal(x, y)
+        np.testing.assert_allclose(x, y, rtol=roundings * 2**-23, atol=0)
 
 
 WAYS = {
@@ -92,7 +97,8 @@ def assert_changes_no_bit(tx, ways):
         for how in ways:
             scales = any(transforms_in(tx, sl.wrappers.ScaleLoss))
             if how != "record" or not scales:  # which would show gradients that are scaled
-                assert_same_bits(trained(WAYS[how](tx)), alone)
+                roundings = STEPS if any(transforms_in(tx, CONTRACTED)) else 0
+                assert_same_bits(trained(WAYS[how](tx)), alone, roundings)
 
 
 @rows(0, GRADIENT_ROWS, everyday=("ScaleByAdam",))

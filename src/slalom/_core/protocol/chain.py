@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, PyTree
 
-from ...tree.types import Gradients, Params, Updates
+from ...tree.types import Params, Updates
 from ..engine.encoded import is_encoded
 from ..engine.run import Leafwise, RuleAt, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
@@ -102,7 +102,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
     def init(self, params: Params) -> tuple[Any, ...]:
         return tuple(link.init(params) for link in self.links)
 
-    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, tuple[Any, ...]]:
+    def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, tuple[Any, ...]]:
         links = here.children()
         states: list[Any] = []
         while len(states) < len(links):

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact
+from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import refuse_unequal
@@ -16,7 +16,7 @@ from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints
 from ..._core.protocol.writer import Writer
 from ..._core.state.walk import parts, segments
 from ...tree.paths import leaf_paths
-from ...tree.types import Gradients, Params, Updates
+from ...tree.types import Params, Updates
 from ...where.layout import Layout, layouts
 from ..parameters.write import Write
 
@@ -93,7 +93,7 @@ class Graft(AbstractWrapper[GraftState]):
         magnitude = here.child(path, self.magnitude, lambda outer: outer.magnitude, own)
         return magnitude, self.inner_part(here)
 
-    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, GraftState]:
+    def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, GraftState]:
         magnitude, inner = self.children(here)
         sizes, magnitude = magnitude.run(write.returning, updates)
         updates, inner = inner.run(write.returning, updates)

@@ -64,7 +64,7 @@ def jaxtyped(*, typechecker):
 
 jaxtyping.jaxtyped = jaxtyped  # Slalom has not been imported yet
 
-# Python keeps its bytecode too: without it, reading the sources takes half of the collection.
+# Bytecode is cached as well. Compiling the sources again would double the time of collection.
 sys.dont_write_bytecode = False
 sys.pycache_prefix = str(PROGRAMS.with_name("bytecode"))
 

@@ -44,6 +44,19 @@ def transforms_in(value, kind=sl.AbstractTransform):
             yield from transforms_in(inner, kind)
 
 
+class ScaleByTemperature(sl.AbstractTransform):
+    """Needs an entry of its own in the context, and no parameters."""
+
+    needs = ("temperature",)
+
+    def init(self, params):
+        del params
+
+    def update(self, updates, state, params=None, context=None):
+        temperature = context.extra["temperature"]
+        return jax.tree.map(lambda u: u * temperature, updates), state
+
+
 def drawn(*strategies, examples, **settings):
     """Runs a test on examples that Hypothesis draws, the same ones in every run."""
 

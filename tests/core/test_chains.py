@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, drawn
+from helpers import ScaleByTemperature, assert_same_bits, drawn
 
 W, B = sl.where.path("**.w"), sl.where.path("**.b")
 
@@ -146,21 +146,8 @@ def test_map_params_maps_the_others_too():
     assert mapped[0].age == "other"
 
 
-class CountedScale(sl.AbstractTransform):
-    """Needs an entry of its own in the context, and no parameters."""
-
-    needs = ("temperature",)
-
-    def init(self, params):
-        del params
-
-    def update(self, updates, state, params=None, context=None):
-        temperature = context.extra["temperature"]
-        return jax.tree.map(lambda u: u * temperature, updates), state
-
-
 def test_declared_keywords_reach_nested_transforms():
-    tx = CountedScale() | sl.sgd(1.0)
+    tx = ScaleByTemperature() | sl.sgd(1.0)
     for wrapped in (tx, tx.every_k(1), tx.only(W | B)):
         opt = sl.Optimizer(wrapped, params())
         model, _ = opt.step(params(), grads(), temperature=jnp.array(0.5))

@@ -202,7 +202,7 @@ def test_an_optimizer_is_its_leaves():
     assert_same_bits(trained(loaded[1], 2, loaded[0]), expected)
 
 
-# --- what `optax.inject_hyperparams` is for, without it ----------------------------------------
+# --- uses of `optax.inject_hyperparams` -----------------------------------------------------------
 
 PARAMS = {"w": jnp.array([1.0, -2.0, 3.0]), "s": jnp.array(0.5)}
 

@@ -82,17 +82,6 @@ class ScaleByValue(sl.AbstractTransform):
         return jax.tree.map(lambda u: u * value, updates), state
 
 
-class ScaleByTemperature(sl.AbstractTransform):
-    needs = ("temperature",)
-
-    def init(self, params):
-        del params
-
-    def update(self, updates, state, params=None, context=None):
-        temperature = context.extra["temperature"]
-        return jax.tree.map(lambda u: u * temperature, updates), state
-
-
 class Count(eqx.Module):
     n: Any
 

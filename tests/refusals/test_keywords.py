@@ -4,8 +4,9 @@ import equinox as eqx
 import jax.numpy as jnp
 
 import slalom as sl
+from helpers import ScaleByTemperature
 
-from .messages import ScaleByTemperature, ScaleByValue, bound, params, refused
+from .messages import ScaleByValue, bound, params, refused
 
 PASS_THE_LOSS = "`opt.step(model, grads, value=loss)` … `sl.Context(value=loss)` … `sl.train_step`"
 ACCEPTED = "accepted: value, grad, value_fn, key, weight, per_param."

@@ -90,8 +90,8 @@ class Encoded:
         **Arguments:**
 
         - `x`: the array.
-        - `seed`: the seed of the random bits for stochastic rounding. Without it, the codec rounds
-            to the nearest.
+        - `seed`: the seed of the random bits for stochastic rounding. If it is `None`, the codec
+            rounds to nearest.
         """
         x = reshaped(x, row_shape(self.shape))
         if self._is_complex:

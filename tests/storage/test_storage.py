@@ -2,18 +2,18 @@
 
 import functools
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from benchmarks.shapes import gpt2
+from benchmarks.stored_scratch import scratch_per_parameter
 from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import compiled_step, kernels, sampled, slow_except
+from helpers import kernels, sampled, slow_except
 from slalom._core.engine.encoded import encoded_form, random_bits, seeds_of
 
 C = sl.codecs
@@ -267,28 +267,26 @@ SCRATCH = {
 EQUAL = [(1536, 1024)] * 8
 
 
-def scratch_per_parameter(tx, shapes):
+def scratch_of(tx, shapes):
     """The bytes of scratch memory of a compiled step for each parameter."""
     params = {f"w{i:02}": jax.ShapeDtypeStruct(s, jnp.float32) for i, s in enumerate(shapes)}
-    memory = compiled_step(tx, params).memory_analysis()
-    return memory.temp_size_in_bytes / sum(map(math.prod, shapes))
+    return scratch_per_parameter(tx, params)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRATCH)
 def test_scratch_is_that_of_a_few_leaves(name):
-    assert scratch_per_parameter(SCRATCH[name], EQUAL) <= 3.5
+    assert scratch_of(SCRATCH[name], EQUAL) <= 3.5
 
 
 @pytest.mark.slow
 def test_an_elementwise_codec_needs_no_scratch():
-    assert scratch_per_parameter(sl.lion(1e-3).store("bfloat16"), EQUAL) <= 0.04
+    assert scratch_of(sl.lion(1e-3).store("bfloat16"), EQUAL) <= 0.04
 
 
 @pytest.mark.slow
 def test_scratch_of_gpt2_small():
-    shapes = [x.shape for x in jax.tree.leaves(jax.eval_shape(gpt2))]
-    assert scratch_per_parameter(CLIPPED.store("int8"), shapes) <= 3.5
+    assert scratch_per_parameter(CLIPPED.store("int8"), jax.eval_shape(gpt2)) <= 3.5
 
 
 @pytest.mark.slow
@@ -364,7 +362,7 @@ SCALED = [*itertools.product(PLACES, SMALL)]
 
 @pytest.mark.parametrize("case", sampled(SCALED, ("alone", "equal")), ids=", ".join)
 def test_scratch_of_small_leaves(case):
-    assert scratch_per_parameter(PLACES[case[0]].store("int8"), SMALL[case[1]]) <= 3.5
+    assert scratch_of(PLACES[case[0]].store("int8"), SMALL[case[1]]) <= 3.5
 
 
 def test_waiting_for_a_bool_changes_no_number():

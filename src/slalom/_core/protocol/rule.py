@@ -269,8 +269,10 @@ class AbstractRule(AbstractTransform[State]):
 
     @property
     def leads_leafwise(self) -> bool:
-        """Whether this can be the first of several rules that run leaf by leaf. It may measure the
-        updates that come in."""
+        """Whether this can be the first of several rules that run leaf by leaf.
+
+        It may measure the updates that come in, which are then those of the whole chain.
+        """
         return self.over in ("number", "sums") and not (self.reduces or self.refreshes)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:

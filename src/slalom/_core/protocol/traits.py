@@ -96,9 +96,9 @@ class AbstractTraits(AbstractDeclared):
     wrappers may contain `.scale_loss()`."""
 
     reads_encoded: ClassVar[tuple[str, ...]] = ()
-    """What `run` takes without decoding: `"state"`, or only `"elementwise"` codes of it, and
-    `"updates"`. A wrapper that only passes
-    encoded updates on lets each rule inside decode one leaf at a time."""
+    """The inputs that `run` decodes itself: `"updates"`, `"state"`, or, of the state, the leaves in
+    `"elementwise"` codecs only. A wrapper that only passes encoded updates on lets each rule inside
+    decode one leaf at a time."""
 
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""

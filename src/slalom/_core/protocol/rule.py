@@ -271,7 +271,8 @@ class AbstractRule(AbstractTransform[State]):
     def leads_leafwise(self) -> bool:
         """Whether this can be the first of several rules that run leaf by leaf.
 
-        It may measure the updates that come in, which are then those of the whole chain.
+        Only the first one may measure the updates that come in: no rule before it changes them
+        leaf by leaf.
         """
         return self.over in ("number", "sums") and not (self.reduces or self.refreshes)
 

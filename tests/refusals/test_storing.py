@@ -1,8 +1,10 @@
-"""State that cannot be stored."""
+"""Codecs of state, policies for parameters, and wrappers that write parameters."""
+
+import jax.numpy as jnp
 
 import slalom as sl
 
-from .messages import params, refused
+from .messages import bound, params, refused
 
 CODECS = (
     "'bfloat16', 'float16', 'float8_e4m3fn', 'int8', 'dynamic8', 'int4', or a codec such as "
@@ -61,3 +63,102 @@ def test_codecs_and_fields():
         ValueError, "`stored` … got 'big' … `tx.store`", "'signed', 'nonnegative' or 'exact'"
     ):
         sl.fields.param_like("big")
+
+
+def test_write_policies():
+    half = {"w": jnp.ones((3, 2), jnp.bfloat16)}
+    with refused(
+        ValueError,
+        "Write.policy … got 'bfloat16'",
+        '"master", "kahan", "ecc", "stochastic", "nearest"',
+    ):
+        sl.sgd(0.1).write("bfloat16")
+    with refused(ValueError, "Write.key … got -1", "[0, 2**31) … `jax.random.key(-1)`"):
+        sl.sgd(0.1).write("stochastic", key=-1)
+    with refused(
+        TypeError,
+        '`.write("kahan")` … lost',
+        "`model, opt = opt.step(model, grads)` instead of `opt.update(model, grads)` … pass its "
+        "own `write` on",
+    ):
+        sl.Optimizer(sl.sgd(0.1).write("kahan"), half).update(half, half)
+    with refused(
+        ValueError,
+        "`.write('ecc')` wraps … `.write('kahan')`",
+        "remove one … each group of a partition",
+    ):
+        sl.sgd(0.1).write("kahan").every_k(2).write("ecc")
+    with refused(
+        ValueError,
+        "`.outer(...)` … cannot be around `.write('kahan')`",
+        "`tx.outer(...).write('kahan')` … in each group",
+    ):
+        sl.sgd(0.1).write("kahan").lookahead(5, 0.5)
+    with refused(
+        ValueError,
+        "`.project(...)` … cannot be around `.write('kahan')`",
+        "`tx.project(...).write('kahan')` … in each group",
+    ):
+        sl.sgd(0.1).write("kahan").project(sl.projections.simplex())
+    with refused(TypeError, "Write needs 'step'", "`context=sl.Context(step=n)`"):
+        tx = sl.sgd(0.1).write("stochastic")
+        tx.step(half, tx.init(half), half)
+
+
+def test_outer_optimizers():
+    with refused(ValueError, "`.outer` and `.lookahead` … 'schedule_free'", "Leave out one"):
+        sl.sgd(0.1).schedule_free().lookahead(5, 0.5)
+    with refused(ValueError, "'outer' inside `.schedule_free`", "Leave out one"):
+        sl.sgd(0.1).lookahead(5, 0.5).schedule_free()
+    with refused(ValueError, "Outer.optimizer contains 'average'", "`tx.outer(...).average(...)`"):
+        sl.sgd(0.1).outer(sl.sgd(0.7).average(), 5)
+
+
+def test_schedule_free():
+    with refused(
+        ValueError,
+        "`.schedule_free` has `decay_where` without a `weight_decay`",
+        "Add one, or remove `decay_where`",
+    ):
+        sl.sgd(0.1).schedule_free(decay_where=sl.where.ndim(2))
+    with refused(
+        ValueError,
+        "`.schedule_free` has `polyak_beta` … without `polyak=True`",
+        "Add it, or remove `polyak_beta`",
+    ):
+        sl.sgd(0.1).schedule_free(polyak_beta=0.5)
+    with refused(ValueError, "ScheduleFree.average_after … got -1", "at least 0"):
+        sl.sgd(0.1).schedule_free(average_after=-1)
+    with refused(
+        TypeError,
+        "ScheduleFree … needs 'value'",
+        "`opt.step(model, grads, value=loss)` … `sl.train_step` passes value",
+    ):
+        bound(sl.adam(1.0).schedule_free(polyak=True)).step(params(), params())
+    with refused(
+        ValueError,
+        "'every_k' inside `.schedule_free(polyak=True)`",
+        "`tx.schedule_free(polyak=True).every_k(...)`",
+    ):
+        sl.adam(1.0).every_k(2).schedule_free(polyak=True)
+
+
+def test_mechanize_and_graft():
+    with refused(
+        ValueError,
+        "'keep_initial_norm' cannot be inside `.mechanize`",
+        "Write it after `.mechanize`: `tx.mechanize(...) | sl.KeepInitialNorm(...)`",
+    ):
+        (sl.sgd(1.0) | sl.KeepInitialNorm()).mechanize()
+    with refused(ValueError, "'outer' inside `.mechanize`", "`tx.mechanize(...).outer(...)`"):
+        sl.sgd(1.0).lookahead(2, 0.5).mechanize()
+    with refused(
+        ValueError, "'average' inside `.graft`", "`direction.graft(magnitude).average(...)`"
+    ):
+        sl.sgd(0.1).graft(sl.adam(0.1).average())
+    with refused(TypeError, "Graft.magnitude … got 'adam' of type str", "a transform"):
+        sl.sgd(0.1).graft("adam")
+    with refused(TypeError, "Outer.optimizer … got 0.7 of type float", "a transform"):
+        sl.sgd(0.1).outer(0.7, 5)
+    with refused(ValueError, "`.outer` … sl.ScaleByAdam()", "`sl.sgd(0.7)`"):
+        bound(sl.sgd(0.1).outer(sl.ScaleByAdam(), 5))

@@ -1,0 +1,180 @@
+"""Wrong inputs of `init`, `update` and `step`."""
+
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+import slalom as sl
+from helpers import ScaleByTemperature
+
+from .messages import ScaleByValue, arrays, bound, mlp, params, refused
+
+WHOLE_MODEL = "`sl.Optimizer(tx, model)` … `eqx.filter(model, eqx.is_inexact_array)`"
+REBIND = "Set `jax_enable_x64` once … `opt, _ = opt.rebind(model)`"
+
+
+def test_inputs_of_init_and_update():
+    adam = sl.adam(0.1)
+    for tx in (sl.adam(0.1), sl.sgd(0.1)):  # with and without state
+        with refused(TypeError, "'n' is of type int", WHOLE_MODEL):
+            tx.init({"n": 3, "w": jnp.ones(2)})
+    with refused(TypeError, "'activation' is of type", WHOLE_MODEL):
+        sl.adam(0.1).init(mlp())
+    with refused(TypeError, "'n' is an array of dtype int32", WHOLE_MODEL):
+        sl.adam(0.1).init({"n": jnp.arange(3), "w": jnp.ones(2)})
+    with refused(
+        ValueError, "'w' is in the state or parameters but not in the updates", "of the same model"
+    ):
+        adam.update({"b": jnp.ones(2)}, adam.init(params()), params())
+    with refused(ValueError, "The update at 'b' has shape () … (2,)", "Shapes must be equal"):
+        adam.update(params() | {"b": jnp.ones(())}, adam.init(params()), params())
+    with refused(
+        TypeError, "AddDecayedWeights needs 'params'", "`tx.update(grads, state, params)`"
+    ):
+        tx = sl.adamw(0.1)
+        jax.eval_shape(lambda: tx.update(params(), tx.init(params())))
+    with refused(
+        TypeError,
+        "ScaleByLearningRate.learning_rate … the step count",
+        "`context=sl.Context(step=n)` … `sl.interop.to_optax(tx)`",
+    ):
+        tx = sl.sgd(sl.schedules.linear(0.0, 1.0, 10))
+        tx.update(params(), tx.init(params()))
+
+
+def test_x64_switched_after_creation():
+    with refused(
+        TypeError,
+        "x64 off … x64 on … 'every_k.value' is float32 … float64 now",
+        REBIND,
+    ):
+        opt = bound(sl.adam(0.1).every_k(2))
+        with jax.enable_x64(True):
+            opt.step(params(), params())
+    with refused(
+        TypeError,
+        "x64 on … x64 off … 'every_k.value' is float64 … float32 now",
+        REBIND,
+    ):
+        with jax.enable_x64(True):
+            opt = bound(sl.adam(0.1).every_k(2))
+        with warnings.catch_warnings(action="ignore"):  # JAX warns that it has no float64
+            opt.step(params(), params())
+
+
+DIFFERENTIATE = "`eqx.filter_grad(loss)(model)`"
+AVERAGE = "the shapes must be equal … a batch axis, average over it"
+
+
+def test_structures():
+    with refused(ValueError, "'v' is in the gradients but not in the model", DIFFERENTIATE):
+        bound().step(params(), {"b": jnp.ones(2), "v": jnp.ones((3, 2))})
+    with refused(ValueError, "'w' is in the model but not in the gradients", DIFFERENTIATE):
+        bound().step(params(), {"b": jnp.ones(2)})
+    with refused(
+        ValueError, "'layers.2.weight' is in the gradients but not in the model", DIFFERENTIATE
+    ):
+        sl.Optimizer(sl.adam(0.1), mlp()).step(mlp(), arrays(mlp(depth=2)))
+    with refused(
+        ValueError,
+        "The gradients must be a tree like the model, got a tuple",
+        "`loss, grads = eqx.filter_value_and_grad(loss_fn)(model, x, y)`",
+    ):
+        bound().step(params(), (jnp.ones(()), params()))
+    with refused(
+        ValueError, "the gradients are of type list, the model of type dict", DIFFERENTIATE
+    ):
+        bound().step(params(), jax.tree.leaves(params()))
+
+
+def test_leaves():
+    for shape in ((5,), ()):  # the second would broadcast
+        with refused(ValueError, f"The gradient at 'b' has shape {shape} … (2,)", AVERAGE):
+            bound().step(params(), params() | {"b": jnp.ones(shape)})
+    with refused(
+        ValueError,
+        "The gradient at 'b' is None",
+        "`sl.Optimizer(tx, model, trainable=~sl.where.path('b'))` … differentiate with "
+        "respect to it",
+    ):
+        bound().step(params(), params() | {"b": None})
+    with refused(
+        TypeError,
+        "The gradient at 'b' … got an array of dtype int32",
+        "a floating or complex array",
+    ):
+        bound().step(params(), params() | {"b": jnp.arange(2)})
+    with refused(TypeError, "The gradient at 'b' has dtype complex64 … float32", "the real part"):
+        bound().step(params(), params() | {"b": jnp.ones(2, jnp.complex64)})
+
+
+def test_other_trees():
+    with refused(ValueError, "`grad` … 'w' is in the model but not in `grad`", DIFFERENTIATE):
+        bound().step(params(), params(), grad={"b": jnp.ones(2)})
+    with refused(
+        ValueError, "'w' is in the model but not in the updates", "the structure of the model"
+    ):
+        sl.apply_updates(params(), {"b": jnp.ones(2)})
+    with refused(ValueError, "The update at 'b' has shape (3,) … (2,)", "Shapes must be equal"):
+        sl.apply_updates(params(), {"b": jnp.ones(3), "w": None})
+
+
+PASS_THE_LOSS = "`opt.step(model, grads, value=loss)` … `sl.Context(value=loss)` … `sl.train_step`"
+ACCEPTED = "accepted: value, grad, value_fn, key, weight, per_param."
+
+
+def test_needs_and_names():
+    with refused(TypeError, "ScaleByValue ('every_k.scale_by_value') needs 'value'", PASS_THE_LOSS):
+        bound((ScaleByValue() | sl.sgd(0.1)).every_k(2)).step(params(), params())
+    with refused(TypeError, "ScaleByValue needs 'value'", PASS_THE_LOSS):
+        tx = ScaleByValue() | sl.sgd(0.1)
+        tx.update(params(), tx.init(params()), params(), sl.Context(step=0))
+    with refused(
+        TypeError,
+        "ScaleByTemperature ('scale_by_temperature') needs 'temperature'",
+        "`opt.step(model, grads, temperature=...)`",
+    ):
+        bound(ScaleByTemperature() | sl.sgd(0.1)).step(params(), params())
+    with refused(TypeError, "No transform uses 'temprature'", ACCEPTED):
+        bound().step(params(), params(), temprature=1.0)
+    with refused(
+        TypeError, "No transform uses 'temprature'", ACCEPTED + " … also accept: temperature"
+    ):
+        tx = ScaleByTemperature() | sl.sgd(0.1)
+        bound(tx).step(params(), params(), temprature=1.0, temperature=1.0)
+
+
+def test_values():
+    with refused(ValueError, "`value` … got an array of shape (2,)", "a scalar"):
+        bound().step(params(), params(), value=jnp.ones(2))
+    with refused(TypeError, "`value` … got '2' of type str", "a scalar"):
+        bound().step(params(), params(), value="2")
+    with refused(ValueError, "`weight` … got an array of shape (2,)", "a scalar"):
+        bound().step(params(), params(), weight=jnp.ones(2))
+    with refused(ValueError, "`weight` … got -1", "non-negative"):
+        bound().step(params(), params(), weight=-1)
+    with refused(TypeError, "`value` … got a scalar of dtype complex64", "real"):
+        bound().step(params(), params(), value=jnp.complex64(1))
+    with refused(TypeError, "`key` … got 3", "`jax.random.key(0)`"):
+        bound().step(params(), params(), key=3)
+    with refused(
+        TypeError,
+        "`per_param` … got a list",
+        "a dict from names to trees with the structure of the parameters",
+    ):
+        bound().step(params(), params(), per_param=[params()])
+    with refused(TypeError, "`value_fn` … got 3.0", "maps the model to the loss"):
+        bound().step(params(), params(), value_fn=3.0)
+    with refused(TypeError, "`grad_fn` … got 3.0", "a function that takes the model"):
+        bound(sl.sgd(0.1).sam()).step(params(), params(), grad_fn=3.0)
+    with refused(
+        ValueError,
+        "`vmap` … 3 runs",
+        "`eqx.filter_vmap(lambda opt, model, ...: opt.step(model, grads))`",
+    ):
+        # The learning rates would be broadcast along an axis of the parameters.
+        models = {"w": jnp.ones((3, 2, 3))}
+        opt = eqx.filter_vmap(lambda model: sl.Optimizer(sl.sgd(0.1), model))(models)
+        opt.step(models, models)

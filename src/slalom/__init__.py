@@ -46,7 +46,7 @@ with _checked:
     from ._core.protocol.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.protocol.transform import AbstractTransform as AbstractTransform
     from ._core.state.marks import map_params as map_params
-    from ._core.text.suggest import absent as _absent
+    from ._core.text.mistakes import absent as _absent
     from ._loop.binding.model import apply_updates as apply_updates
     from ._loop.binding.optimizer import Optimizer as Optimizer
     from ._loop.reports.plan import plan as plan

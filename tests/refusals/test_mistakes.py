@@ -139,7 +139,7 @@ def test_keywords_of_other_libraries():
     with refused(
         TypeError,
         "sgd() … 'weight_decay'",
-        "sl.adamw(learning_rate, weight_decay=0.1), or sl.AddDecayedWeights(0.1) | tx",
+        "`sl.adamw(learning_rate, weight_decay=0.1)`, or `sl.AddDecayedWeights(0.1) | tx`",
     ):
         sl.sgd(0.1, weight_decay=0.1)
 

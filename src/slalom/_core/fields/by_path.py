@@ -7,7 +7,7 @@ import jax
 from jax.tree_util import DictKey
 
 from ...tree.paths import named, not_one
-from ..text.advice import renamed_advice
+from ..text.advice import renamed
 from ..text.printing import shortest
 
 
@@ -69,7 +69,7 @@ def the_path(name: str, known: Sequence[str]) -> str:
     """The path of a name: the name itself, or the only path that it is a suffix of."""
     found = matches(name, known)
     if not found:
-        advice = renamed_advice(name, [path.rpartition(".")[2] for path in known])
+        advice = renamed(name, [path.rpartition(".")[2] for path in known])
         raise not_one(name, found, known, "is not known", advice)
     return found[0]
 

@@ -25,7 +25,7 @@ from ..fields.schedule import read_number
 from ..methods.fluent import FLUENT, AbstractFluent
 from ..state.walk import find
 from ..text.messages import uncalled
-from ..text.mistakes import frozen, no_attribute, not_callable
+from ..text.mistakes import frozen, no_attribute, not_callable, transform_advice
 from ..text.notebook import document, transform_tree
 from .context import Context
 from .parts import Part
@@ -234,7 +234,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
 
         def __getattr__(self, name: str) -> Any:
-            return no_attribute(self, name)
+            return no_attribute(self, name, transform_advice)
 
         def __setattr__(self, name: str, value: Any) -> None:
             try:

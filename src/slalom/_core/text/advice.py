@@ -1,9 +1,9 @@
-"""Errors for unexpected keywords that name the right one."""
+"""The names of other libraries, and what to write instead."""
 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -36,37 +36,129 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 }
 """Names from Optax and PyTorch, and what they are called here."""
 
-
 _ELSEWHERE: dict[str, str] = {
-    "amsgrad": "sl.amsgrad(learning_rate)",
-    "clipnorm": "sl.ClipByGlobalNorm(1.0) | tx",
-    "clipvalue": "sl.Clip(1.0) | tx",
-    "ema_momentum": "tx.average(decay)",
-    "global_clipnorm": "sl.ClipByGlobalNorm(1.0) | tx",
-    "use_ema": "tx.average(decay)",
-    "weight_decay": "sl.adamw(learning_rate, weight_decay=0.1), or sl.AddDecayedWeights(0.1) | tx",
+    "accumulate": "`tx.every_k(k)`",
+    "add_param_group": "`sl.partition(transforms, labels)`, and `opt.rebind(model, tx=tx)`",
+    "amsgrad": "`sl.amsgrad(learning_rate)`",
+    "apply": "`opt.step(model, grads)`, or `tx.update(grads, state, params)`",
+    "apply_gradients": "`model, opt = opt.step(model, grads)`",
+    "apply_if_finite": "`tx.if_finite(n)`",
+    "apply_updates": "`sl.apply_updates(model, updates)`",
+    "AveragedModel": "`tx.average()`",
+    "backward": "`step = sl.train_step(loss_fn)`, which differentiates the loss",
+    "bias": '`sl.where.path("**.bias")`',
+    "chain": "`tx | other`",
+    "clip": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_by_global_norm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_grad_norm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_grad_norm_": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_grad_value_": "`sl.Clip(1.0) | tx`",
+    "clipnorm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clipvalue": "`sl.Clip(1.0) | tx`",
+    "compile": "`step = sl.train_step(loss_fn)`, which is compiled",
+    "conditionally_mask": '`tx.when(condition, otherwise="zero")`',
+    "conditionally_transform": "`tx.when(condition)`",
+    "cosine": "`sl.schedules.cosine_decay(init_value, decay_steps)`",
+    "CosineAnnealingLR": "`sl.adam(sl.schedules.cosine_decay(1e-3, steps))`",
+    "CosineAnnealingWarmRestarts": "`sl.schedules.sgdr(cycles)`",
+    "CosineDecay": "`sl.schedules.cosine_decay(init_value, decay_steps)`",
+    "ema": "`tx.average(decay)`",
+    "ema_momentum": "`tx.average(decay)`",
+    "every": "`tx.every_k(k)`",
+    "ExponentialLR": "`sl.schedules.exponential_decay(1e-3, 1, gamma)`",
+    "fit": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "freeze": "`sl.Optimizer(tx, model, trainable=~where)`",
+    "global_clipnorm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "GradientTransformation": "`sl.AbstractTransform`",
+    "GradientTransformationExtraArgs": "`sl.AbstractTransform`",
+    "GradScaler": "`tx.scale_loss()`",
+    "init": "`opt = sl.Optimizer(tx, model)`, which has initialized the state",
+    "inject_hyperparams": "`sl.adam(lr)`; `opt.hyperparams` reads, `opt.with_hyperparams` changes",
+    "inject_stateful_hyperparams": '`tx.drive({"learning_rate": schedule})`',
+    "join_schedules": "`sl.schedules.join(...)`",
+    "LambdaLR": "`sl.adam(lambda step: ...)`",
+    "LinearLR": "`sl.schedules.linear(init_value, end_value, transition_steps)`",
+    "load_state_dict": '`sl.checkpoint.load(path, model=model, opt=opt)["opt"]`',
+    "lr_finder": "`sl.lr_range_test(loss_fn, tx, model, batches)`",
+    "masked": "`tx.mask(where)`, or `tx.only(where)`",
+    "microbatch": "`sl.train_step(loss_fn, microbatches=m)`",
+    "microbatching": "`sl.train_step(loss_fn, microbatches=m)`",
+    "minimize": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "multi_steps": "`tx.every_k(k)`",
+    "multi_transform": "`sl.partition(transforms, labels)`",
+    "MultiStepLR": "`sl.schedules.piecewise_constant(1e-3, {30_000: 0.1, 60_000: 0.1})`",
+    "MultiSteps": "`tx.every_k(k)`",
+    "OneCycleLR": "`sl.schedules.cosine_onecycle(steps, peak_value)`",
+    "opt_state": "`opt.state`",
+    "optim": "`sl.adam(1e-3)`: the recipes are names of the package itself",
+    "param_groups": "`opt.describe(model)` to see the groups, and `opt.with_hyperparams(...)`",
+    "params_ema": "`tx.average(decay)`",
+    "polyak": "`tx.average()`",
+    "polyak_averaging": "`tx.average()`, or `sl.incremental_update(new, old, step_size)`",
+    "PolynomialLR": "`sl.schedules.polynomial(init_value, end_value, power, transition_steps)`",
+    "reduce_on_plateau": '`tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(...)})`',
+    "restore": "`sl.checkpoint.load(path, model=model, opt=opt)`",
+    "safe_increment": "`sl.tree.increment`",
+    "safe_int32_increment": "`sl.tree.increment`",
+    "ScalarOrSchedule": "`sl.Hyperparameter`",
+    "schedule": "`sl.adam(sl.schedules.cosine_decay(1e-3, steps))`",
+    "selective_transform": "`tx.only(where)`",
+    "SequentialLR": "`sl.schedules.join(...)`",
+    "skip_large_updates": "`tx.every_k(k, skip=sl.SkipLargeUpdates(c))`",
+    "skip_nan": "`tx.if_finite(n)`",
+    "skip_not_finite": "`tx.every_k(k, skip=sl.SkipNotFinite())`",
+    "split_real_and_imaginary": "`tx.split_complex()`",
+    "state_dict": (
+        "`sl.checkpoint.save(path, model=model, opt=opt)` to save a run, or `opt.state` to look at "
+        "the state"
+    ),
+    "stateless_with_tree_map": "`sl.StatelessPerLeaf(fn)`",
+    "StepLR": "`sl.schedules.exponential_decay(1e-3, step_size, gamma, staircase=True)`",
+    "swa": "`tx.average()`",
+    "SWALR": "`tx.average()`",
+    "then": "`tx | other`",
+    "tree_map_params": "`sl.map_params(fn, state, params)`",
+    "tree_utils": "`sl.tree`",
+    "use_ema": "`tx.average(decay)`",
+    "value_and_grad_from_state": "`sl.train_step(loss_fn, reuse_linesearch=True)`",
+    "weight_decay": (
+        "`sl.adamw(learning_rate, weight_decay=0.1)`, or `sl.AddDecayedWeights(0.1) | tx`"
+    ),
+    "with_ema": "`tx.average(decay)`",
+    "zero_grad": "nothing: JAX does not accumulate gradients",
 }
-"""Keywords of optimizers of PyTorch and Keras, and what has another place here."""
+"""Functions, methods and keywords of Optax, PyTorch and Keras, or that people expect, and what to
+write instead."""
 
 
-def renamed_advice(name: str, known: Iterable[str]) -> str:
-    """What to write in place of a name that another library uses, if anything."""
-    renamed = _RENAMED.get(name, ())
-    return f" Write {' and '.join(renamed)}." if renamed and set(renamed) <= set(known) else ""
+def renamed(name: str, known: Iterable[str]) -> str:
+    """Says which of the known arguments have another name elsewhere, if any."""
+    ours = _RENAMED.get(name, ())
+    return f" Write {' and '.join(ours)}." if ours and set(ours) <= set(known) else ""
+
+
+def elsewhere(name: str) -> str:
+    """Says what to write in place of a name that other libraries have, if it is one."""
+    return f" Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+
+
+def similar(name: str, known: Mapping[str, str], cutoff: float = 0.7) -> str:
+    """Suggests the code of the most similar names, if any are similar enough."""
+    close = difflib.get_close_matches(name, known, n=2, cutoff=cutoff)
+    return f" Did you mean {' or '.join(known[n] for n in close)}?" if close else ""
 
 
 def keyword_advice(keyword: str, known: Iterable[str]) -> str:
-    """What to write in place of a keyword that is not known."""
-    known = [name for name in known if name != "self"]
-    renamed = renamed_advice(keyword, known)
-    if renamed:
-        return renamed
-    if keyword in _ELSEWHERE and "learning_rate" in known:
-        return f" Write {_ELSEWHERE[keyword]}."
-    close = difflib.get_close_matches(keyword, known, n=2, cutoff=0.7)
-    if close:
-        return f" Did you mean {' or '.join(close)}?"
-    return f" It takes {', '.join(known)}." if known else " It takes none."
+    """Says what to write in place of an unknown keyword."""
+    names = {name: name for name in known if name != "self"}
+    # The names in the table are names of functions, and keywords of optimizers only.
+    is_recipe = "learning_rate" in names
+    return (
+        renamed(keyword, names)
+        or (elsewhere(keyword) if is_recipe else "")
+        or similar(keyword, names)
+        or (f" It takes {', '.join(names)}." if names else " It takes none.")
+    )
 
 
 def check_keywords(function: Callable[..., Any], name: str, keywords: Iterable[str]) -> None:

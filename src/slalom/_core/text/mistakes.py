@@ -1,78 +1,163 @@
-"""What to write instead, for attributes that transforms do not have and calls that they do not
-take."""
+"""Errors for names that are not there, and for calls and assignments that cannot be."""
 
 import dataclasses
-import difflib
 import inspect
+import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..fields.declare import hyperparameter_fields
 from ..methods.fluent import FLUENT
 from ..state.walk import parts
-from .advice import renamed_advice
+from .advice import elsewhere, renamed, similar
+from .messages import PACKAGE
 
-_INSTEAD = {
-    "accumulate": "tx.every_k(k)",
-    "apply": "opt.step(model, grads), or tx.update(grads, state, params)",
-    "apply_updates": "sl.apply_updates(model, updates)",
-    "chain": "tx | other",
-    "clip": "sl.ClipByGlobalNorm(1.0) | tx",
-    "clip_by_global_norm": "sl.ClipByGlobalNorm(1.0) | tx",
-    "ema": "tx.average(decay)",
-    "every": "tx.every_k(k)",
-    "freeze": "sl.Optimizer(tx, model, trainable=~where)",
-    "multi_steps": "tx.every_k(k)",
-    "polyak": "tx.average()",
-    "schedule": "sl.adam(sl.schedules.cosine_decay(1e-3, steps))",
-    "skip_nan": "tx.if_finite(n)",
-    "state_dict": "sl.checkpoint.save(path, model=model, opt=opt)",
-    "swa": "tx.average()",
-    "then": "tx | other",
-    "with_ema": "tx.average(decay)",
-    "weight_decay": "sl.adamw(1e-3, weight_decay=0.1)",
-    "zero_grad": "nothing: JAX does not accumulate gradients",
-}
-"""What to write instead of methods that people expect, often from another library."""
-
-
-def no_attribute(transform: Any, name: str) -> Any:
-    """Raises the error for an attribute that a transform does not have."""
-    message = f"'{type(transform).__name__}' object has no attribute '{name}'."
-    own = inspect.getattr_static(type(transform), name, None)
-    if isinstance(own, property) and own.fget is not None:
-        return own.fget(transform)  # for the error inside it, which brought Python here
-    is_field = name in {field.name for field in dataclasses.fields(transform)}
-    advice = "" if name[0] == "_" or is_field else _advice(transform, name)
-    raise AttributeError(message + advice, name=name)
-
-
-def _advice(transform: Any, name: str) -> str:
-    holders = [
-        part.name
-        for part in parts(transform)
-        if part.name and name in {field.name for field in hyperparameter_fields(part.module)}
+_LEFT_TO_OPTAX = frozenset(
+    [
+        "assignment",
+        "convex_kl_divergence",
+        "cosine_distance",
+        "cosine_similarity",
+        "ctc_loss",
+        "ctc_loss_with_forward_probs",
+        "generalized_kl_divergence",
+        "hinge_loss",
+        "huber_loss",
+        "kl_divergence",
+        "l2_loss",
+        "log_cosh",
+        "losses",
+        "matrix_inverse_pth_root",
+        "multi_normal",
+        "nnls",
+        "ntxent",
+        "perturbations",
+        "power_iteration",
+        "safe_softmax_cross_entropy",
+        "scale_gradient",
+        "second_order",
+        "sigmoid_binary_cross_entropy",
+        "sigmoid_focal_loss",
+        "smooth_labels",
+        "softmax_cross_entropy",
+        "softmax_cross_entropy_with_integer_labels",
+        "squared_error",
     ]
-    if holders:
-        return (
-            f" Its part '{holders[0]}' has: write `tx[{holders[0]!r}].{name}`, or read "
-            f'`opt.hyperparams["{name}"]` of an optimizer.'
-        )
-    if name in _INSTEAD:
-        return f" Write {_INSTEAD[name]}."
+)
+"""Names of Optax for things that are not optimization: losses above all."""
+
+_MODULES = (
+    *("checkpoint", "codecs", "fields", "projections"),
+    *("schedules", "tree", "where", "wrappers"),
+)
+"""The modules whose names are suggested."""
+
+
+# --- modules --------------------------------------------------------------------------------
+
+
+def absent(module: str) -> Callable[[str], NoReturn]:
+    """A `__getattr__` for a module: it raises an error that suggests a name."""
+
+    def raise_error(name: str) -> NoReturn:
+        advice = "" if name.startswith("_") else _module_advice(module, name)
+        raise AttributeError(f"module '{module}' has no attribute '{name}'.{advice}", name=name)
+
+    return raise_error
+
+
+def _module_advice(module: str, name: str) -> str:
+    if name in _LEFT_TO_OPTAX:
+        return f" Slalom contains optimizers and leaves this to Optax: use `optax.{name}`."
+    known, plain = _known(), _plain(name)
+    if plain in known:
+        known = {plain: known[plain]}
+    names = [] if module == PACKAGE else getattr(sys.modules[module], "__all__", [])
+    return (
+        elsewhere(name)
+        # Names that share a word, such as "update" or "increment", are not close.
+        or similar(plain, known, cutoff=0.8)
+        or (f" Its names are {', '.join(names)}." if names else "")
+    )
+
+
+def _known() -> dict[str, str]:
+    """The code for each public name, by the name in lower case without underscores."""
+    known = {
+        _plain(name): f"sl.{name}"
+        for name, value in vars(sys.modules[PACKAGE]).items()
+        if name[0] != "_" and (not inspect.ismodule(value) or name in _MODULES)
+    }
+    for module in _MODULES:
+        public = sys.modules[f"{PACKAGE}.{module}"].__all__
+        known |= {_plain(name): f"sl.{module}.{name}" for name in public}
+    return known | {_plain(name): f"tx.{name}(...)" for name in FLUENT if name[0] != "_"}
+
+
+def _plain(name: str) -> str:
+    """A name without its case and underscores, which `clip_by_global_norm` and
+    `ClipByGlobalNorm` share."""
+    name = name.lower().removeprefix("projection_")
+    return name.replace("_", "").removesuffix("schedule")
+
+
+# --- attributes -----------------------------------------------------------------------------
+
+
+def no_attribute(owner: Any, name: str, advise: Callable[[Any, str], str]) -> Any:
+    """Raises the error for an attribute that an object does not have.
+
+    **Arguments:**
+
+    - `owner`: the object whose `__getattr__` was called.
+    - `name`: the name of the attribute.
+    - `advise`: a function of both that says what to write instead.
+    """
+    own = inspect.getattr_static(type(owner), name, None)
+    if isinstance(own, property) and own.fget is not None:
+        return own.fget(owner)  # for the error inside it, which brought Python here
+    is_field = name in {field.name for field in dataclasses.fields(owner)}
+    advice = "" if name[0] == "_" or is_field else advise(owner, name)
+    raise AttributeError(
+        f"'{type(owner).__name__}' object has no attribute '{name}'.{advice}", name=name
+    )
+
+
+def transform_advice(transform: Any, name: str) -> str:
+    """Says what to write in place of an attribute that a transform does not have."""
+    for part in parts(transform):
+        if part.name and name in {field.name for field in hyperparameter_fields(part.module)}:
+            return (
+                f" Its part '{part.name}' has: write `tx[{part.name!r}].{name}`, or read "
+                f'`opt.hyperparams["{name}"]` of an optimizer.'
+            )
     public = [n for n in dir(type(transform)) if n[0] != "_"]
-    close = difflib.get_close_matches(name, public, n=2, cutoff=0.7)
-    if not close:
-        return f" Its methods are {', '.join(sorted(n for n in FLUENT if n[0] != '_'))}."
-    written = (f"tx.{n}(...)" if n in FLUENT else f"tx.{n}" for n in close)
-    return f" Did you mean {' or '.join(written)}?"
+    written = {n: f"tx.{n}(...)" if n in FLUENT else f"tx.{n}" for n in public}
+    methods = ", ".join(sorted(n for n in FLUENT if n[0] != "_"))
+    return elsewhere(name) or similar(name, written) or f" Its methods are {methods}."
 
 
-def frozen(transform: Any, name: str) -> AttributeError:
-    """The error for setting an attribute of a transform."""
-    names = [field.name for field in dataclasses.fields(transform)]
-    kind, has = type(transform).__name__, name in names
-    renamed = renamed_advice(name, names)
-    make = f" Make another one, `sl.{kind}({name}=...)`, or" if has else f"{renamed} You can"
+def optimizer_advice(optimizer: Any, name: str) -> str:
+    """Says what to write in place of an attribute that an optimizer does not have."""
+    internal = ("binding",)
+    known = dict.fromkeys(k for kind in reversed(type(optimizer).__mro__) for k in vars(kind))
+    public = ", ".join(k for k in known if k[0] != "_" and k not in internal)
+    return elsewhere(name) or (
+        f" Its attributes are {public}. "
+        'Read hyperparameters with `opt.hyperparams["learning_rate"]` and change them with '
+        "`opt = opt.with_hyperparams(learning_rate=1e-4)`. The optimizer does not hold the model."
+    )
+
+
+def frozen(owner: Any, name: str) -> AttributeError:
+    """The error for setting an attribute of a transform or an optimizer."""
+    names = [field.name for field in dataclasses.fields(owner)]
+    kind, has = type(owner).__name__, name in names
+    make = (
+        f" Make another one, `sl.{kind}({name}=...)`, or"
+        if has
+        else f"{renamed(name, names)} You can"
+    )
     return dataclasses.FrozenInstanceError(
         f"{kind} is immutable, so '{name}' cannot be set.{make} change the hyperparameter of an "
         f"optimizer: `opt = opt.with_hyperparams({name}=...)`."

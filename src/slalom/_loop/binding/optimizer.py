@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +15,7 @@ from ..._core.fields.hyperparams import replace
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import reset
 from ..._core.text.advice import advise_positions
-from ..._core.text.suggest import frozen_attribute, no_attribute
+from ..._core.text.mistakes import frozen, no_attribute, optimizer_advice
 from ...tree.paths import example, leaf_paths
 from ...tree.types import PyTree
 from ...where.resolve import Where, WhereLike, as_where, as_where_or_none, check_matches, mask
@@ -125,16 +124,13 @@ class Optimizer(AbstractBound):
             )
 
         def __getattr__(self, name: str) -> Any:
-            own = inspect.getattr_static(Optimizer, name, None)
-            if isinstance(own, property):
-                return own.fget(self)  # for the error inside it, which brought Python here
-            raise no_attribute(Optimizer, name)
+            return no_attribute(self, name, optimizer_advice)
 
         def __setattr__(self, name: str, value: Any) -> None:
             try:
                 super().__setattr__(name, value)
             except dataclasses.FrozenInstanceError:
-                raise frozen_attribute(name) from None
+                raise frozen(self, name) from None
 
     # --- steps ------------------------------------------------------------------------------
 

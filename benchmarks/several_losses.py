@@ -131,7 +131,7 @@ def weighted_loss(model: Any) -> Any:
 def errors(steps: int, seeds: int) -> list[tuple[str, list[float]]]:
     """The errors relative to the solution, in the L² norm, after equal numbers of steps."""
     adam, names = sl.adam(sl.schedules.cosine_decay(3e-3, steps)), ("inside", "boundary")
-    ascending = adam.partition({sl.where.path("weights"): sl.adam(0.1, maximize=True)})
+    ascending = adam.partition({sl.where.path("weights"): sl.adam(0.1).maximize()})
     cases: dict[str, tuple[Any, Any]] = {
         "their sum": (adam, both_losses),
         "a weight for each end, which ascends": (ascending, weighted_loss),

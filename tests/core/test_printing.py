@@ -82,7 +82,7 @@ WEIGHT = sl.where.path("w")
 PRINTED = [
     sl.Identity(),
     sl.ScaleByLearningRate(half_life),
-    sl.ScaleByAdam(0.8, b2=0.99, mu_dtype=jnp.bfloat16, nesterov=True, nu_dtype="float32"),
+    sl.ScaleByAdam(0.8, b2=0.99, mu_dtype=jnp.bfloat16, nesterov=True),
     sl.ClipByGlobalNorm(float("inf")),
     sl.adamw(1e-3, decay_where=sl.where.leaf(is_bias)),
     sl.lion(1e-4, decay_where={"b": False, "w": True}),

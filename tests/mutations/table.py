@@ -135,10 +135,10 @@ MUTATIONS = {
         "group.has_updated(own)",
         "core/test_where.py core/test_compose.py wrappers/test_wrappers.py",
     ),
-    "MADGRAD without weight decay ignores `maximize`": Mutation(
-        "optimizers/adaptive/accumulate.py",
-        "return maximized_if(maximize, rule)",
-        "return rule",
+    "Polyak's step size sees the loss that is maximized": Mutation(
+        "wrappers/gradients/maximize.py",
+        "value=None if value is None else -value",
+        "value=value",
         "wrappers/gradients/test_maximize.py",
     ),
     "ReLoBRaLo looks back at its first weights too soon": Mutation(

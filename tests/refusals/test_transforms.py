@@ -128,7 +128,7 @@ def test_gradients_that_pass_raw():
 
 
 def test_places_outside_of_maximize():
-    ascent = sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1, maximize=True)}).every_k(2)
+    ascent = sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1).maximize()}).every_k(2)
     plateau = {"learning_rate": sl.schedules.ReduceOnPlateau(0.1, 0.5, 3)}
     outside = {
         "mechanize": lambda: ascent.mechanize(),

@@ -136,6 +136,12 @@ def test_exact_fields_small_leaves_and_others_stay_as_they_are():
     assert isinstance(state.average["w"], C.Encoded)
     assert state.inner[0].mu["w"].dtype == jnp.float32
 
+    # A floating dtype changes no shape.
+    halved = jax.tree.leaves(shapes(sl.adam(0.1).store("bfloat16", min_size=1)))
+    assert [x.shape for x in halved] == [
+        x.shape for x in jax.tree.leaves(sl.adam(0.1).init(PARAMS))
+    ]
+
     state = shapes(sl.lion(0.1).store("int8", min_size=1000))[0]
     assert isinstance(state.mu["w"], C.Encoded)
     assert state.mu["b"].dtype == jnp.float32

@@ -18,7 +18,7 @@ RULES = {
     "ScaleBy": sl.ScaleBy({matrices: 0.5, sl.where.ndim(1): halving}),
     "ScaleByAdam": sl.ScaleByAdam(),
     "ScaleByAdam, nesterov": sl.ScaleByAdam(nesterov=True),
-    "ScaleByAdam, dtypes": sl.ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    "ScaleByAdam, dtypes": sl.ScaleByAdam(mu_dtype="bfloat16"),
     "ScaleByAmsgrad": sl.ScaleByAmsgrad(),
     "ScaleByAmsgrad, uncorrected": sl.ScaleByAmsgrad(
         bias_correction_mu=False, bias_correction_nu=False

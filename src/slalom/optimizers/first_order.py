@@ -8,7 +8,6 @@ from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
 from ..transforms import ScaleByLearningRate, ScaleByRms, ScaleByStddev
 from ._momentum import momentum_if_any
-from ._objective import maximized_if
 
 
 @advise_keywords
@@ -17,8 +16,6 @@ def sgd(
     momentum: Hyperparameter | None = None,
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Stochastic gradient descent, with or without momentum.
 
@@ -33,7 +30,6 @@ def sgd(
     - `nesterov`: whether to use Nesterov momentum.
     - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `Trace`, if there is momentum, and `ScaleByLearningRate`.
 
@@ -44,7 +40,7 @@ def sgd(
     ```
     """
     links = momentum_if_any(momentum, nesterov, accumulator_dtype)
-    return maximized_if(maximize, chain(*links, ScaleByLearningRate(learning_rate)))
+    return chain(*links, ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -58,9 +54,6 @@ def rmsprop(
     momentum: Hyperparameter | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
-    *,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """RMSProp: divides gradients by the root of a mean of their squares.
 
@@ -74,7 +67,6 @@ def rmsprop(
     - `centered`: whether to divide by the standard deviation instead, as in `ScaleByStddev`.
     - `momentum`: the decay of the sum, in [0, 1]. Defaults to no momentum.
     - `nesterov`: whether to use Nesterov momentum.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRms`.
 
     **Returns:** a chain of `ScaleByRms` (or `ScaleByStddev` if centered), `ScaleByLearningRate`
@@ -84,11 +76,8 @@ def rmsprop(
     """
     links = momentum_if_any(momentum, nesterov)
     rule = ScaleByStddev if centered else ScaleByRms
-    return maximized_if(
-        maximize,
-        chain(
-            rule(decay, eps, initial_scale, eps_in_sqrt, bias_correction, nu_dtype=nu_dtype),
-            ScaleByLearningRate(learning_rate),
-            *links,
-        ),
+    return chain(
+        rule(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
+        ScaleByLearningRate(learning_rate),
+        *links,
     )

@@ -13,7 +13,6 @@ from ..transforms import (
     ScaleByOptimisticGradient,
     ScaleByPolyak,
 )
-from ._objective import maximized_if
 
 
 @advise_keywords
@@ -21,8 +20,6 @@ def optimistic_gradient_descent(
     learning_rate: Hyperparameter,
     alpha: Hyperparameter = 1.0,
     beta: Hyperparameter = 1.0,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Optimistic gradient descent: extrapolates from the previous gradient to the next one.
 
@@ -31,7 +28,6 @@ def optimistic_gradient_descent(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByOptimisticGradient`.
 
     **Returns:** a chain of `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
@@ -39,9 +35,7 @@ def optimistic_gradient_descent(
     ??? cite "Mokhtari et al., [A Unified Analysis of Extra-gradient and Optimistic Gradient
         Methods](https://arxiv.org/abs/1901.08511), 2019"
     """
-    return maximized_if(
-        maximize, chain(ScaleByOptimisticGradient(alpha, beta), ScaleByLearningRate(learning_rate))
-    )
+    return chain(ScaleByOptimisticGradient(alpha, beta), ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -56,8 +50,6 @@ def optimistic_adam_v2(
     eps_root: Hyperparameter = 0.0,
     mu_dtype: Any | None = None,
     nesterov: bool = True,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Optimistic Adam: extrapolates from Adam's previous update to the next one.
 
@@ -70,7 +62,6 @@ def optimistic_adam_v2(
     - `learning_rate`: η.
     - `alpha`: α, the coefficient of Adam's update.
     - `beta`: β, the coefficient of the change since the previous update.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
@@ -78,13 +69,10 @@ def optimistic_adam_v2(
     ??? cite "Daskalakis et al., [Training GANs with Optimism](https://arxiv.org/abs/1711.00141),
         2017"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-            ScaleByOptimisticGradient(alpha, beta),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        ScaleByOptimisticGradient(alpha, beta),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -94,8 +82,6 @@ def noisy_sgd(
     eta: Hyperparameter = 0.01,
     gamma: Hyperparameter = 0.55,
     key: Any = 0,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Gradient descent with decaying noise.
 
@@ -106,7 +92,6 @@ def noisy_sgd(
     **Arguments:**
 
     - `learning_rate`: η_lr.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `AddNoise`.
 
     **Returns:** a chain of `AddNoise` and `ScaleByLearningRate`.
@@ -114,9 +99,7 @@ def noisy_sgd(
     ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
         Networks](https://arxiv.org/abs/1511.06807), 2015"
     """
-    return maximized_if(
-        maximize, chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
-    )
+    return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -126,8 +109,6 @@ def polyak_sgd(
     f_min: Hyperparameter = 0.0,
     eps: Hyperparameter = 0.0,
     variant: str = "sps",
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """SGD with Polyak's step size.
 
@@ -141,7 +122,6 @@ def polyak_sgd(
 
     - `max_learning_rate`: η_max, > 0.
     - `scaling`: s.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByPolyak`.
 
     **Returns:** a chain of `ScaleByPolyak` and `ScaleByLearningRate`.
@@ -149,7 +129,6 @@ def polyak_sgd(
     ??? cite "Loizou et al., [Stochastic Polyak Step-size for
         SGD](https://arxiv.org/abs/2002.10542), 2020"
     """
-    return maximized_if(
-        maximize,
-        chain(ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)),
+    return chain(
+        ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)
     )

@@ -24,7 +24,6 @@ from ..tree.types import is_function
 from ..where import matrix
 from ..where.layout import LayoutLike
 from ..where.resolve import Where, WhereLike
-from ._objective import maximized_if
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -49,7 +48,6 @@ def muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Muon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -85,7 +83,6 @@ def muon(
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
         `scale="match_rms_adamw"`, and to 0.015·η otherwise.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -124,10 +121,7 @@ def muon(
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     default = _default_adam_rate(learning_rate, scale)
-    return maximized_if(
-        maximize,
-        with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers),
-    )
+    return with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers)
 
 
 @advise_keywords
@@ -152,7 +146,6 @@ def norm_muon(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """NorMuon for the matrices of hidden layers, and AdamW for everything else.
 
@@ -165,7 +158,6 @@ def norm_muon(
 
     - `learning_rate`: η.
     - `b2`: the decay of the mean of squares of each row, in [0, 1).
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - `scale`: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`, up to
         the deviation of the singular values from 1.
     - The others: as in `muon`.
@@ -192,10 +184,7 @@ def norm_muon(
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     default = _default_adam_rate(learning_rate, scale)
-    return maximized_if(
-        maximize,
-        with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers),
-    )
+    return with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers)
 
 
 @advise_keywords
@@ -215,7 +204,6 @@ def dion(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Dion for the matrices of hidden layers, and AdamW for everything else.
 
@@ -254,10 +242,7 @@ def dion(
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     default = _default_adam_rate(learning_rate, scale)
-    return maximized_if(
-        maximize,
-        with_adam_elsewhere(rule, "dion", chosen(where, layout), default, *adam_numbers),
-    )
+    return with_adam_elsewhere(rule, "dion", chosen(where, layout), default, *adam_numbers)
 
 
 def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
@@ -286,7 +271,6 @@ def scion(
     compute_dtype: Any | None = None,
     where: WhereLike | None = None,
     layout: LayoutLike = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Scion: each layer takes the steepest step of a fixed norm, in a norm that suits the layer.
 
@@ -312,7 +296,6 @@ def scion(
     - `mu_dtype`: the dtype of the mean.
     - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in `muon`.
     - `where`: which matrices belong to hidden layers. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of three chains: with `Orthogonalize`, with `ScaleBySign` and
     `ScaleByFanIn`, and with `NormalizeColumns`.
@@ -346,5 +329,5 @@ def scion(
     matrices = matrix(layout)
     groups: Mapping[Where, AbstractTransform] = {chosen(where, layout): hidden, matrices: output}
     if where is None:
-        return maximized_if(maximize, rest.partition({matrices: hidden}, names=("hidden",)))
-    return maximized_if(maximize, rest.partition(groups, names=("hidden", "output")))
+        return rest.partition({matrices: hidden}, names=("hidden",))
+    return rest.partition(groups, names=("hidden", "output"))

@@ -16,7 +16,6 @@ from ..transforms import (
 )
 from ..where.layout import LayoutLike
 from ..where.resolve import WhereLike
-from ._objective import maximized_if
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -33,14 +32,12 @@ def soap(
     max_size: int = 10_000,
     mu_dtype: Any | None = None,
     *,
-    nu_dtype: Any | None = None,
     where: WhereLike | None = None,
     layout: LayoutLike = None,
     adam_learning_rate: Hyperparameter | None = None,
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """SOAP for the matrices of hidden layers, and AdamW for everything else.
 
@@ -59,11 +56,10 @@ def soap(
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which of the matrices decay. Defaults to all.
     - `b1`, `b2`, `eps`, `precondition_frequency`, `shampoo_beta`, `max_size`, `mu_dtype`,
-        `nu_dtype`, `layout`: as in `ScaleBySoap`.
+        `layout`: as in `ScaleBySoap`.
     - `where`: which matrices are trained with SOAP. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `ScaleBySoap`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -89,17 +85,13 @@ def soap(
             shampoo_beta,
             max_size,
             mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
             layout=layout,
         ),
         *decay_if_any(weight_decay, decay_where),
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return maximized_if(
-        maximize,
-        with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers),
-    )
+    return with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers)
 
 
 @advise_keywords
@@ -122,7 +114,6 @@ def kron(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """PSGD Kron for the matrices of hidden layers, and AdamW for everything else.
 
@@ -145,7 +136,6 @@ def kron(
     - `where`: which matrices are trained with Kron. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `Ema`, `ScaleByKron`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -169,10 +159,7 @@ def kron(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return maximized_if(
-        maximize,
-        with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers),
-    )
+    return with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers)
 
 
 @advise_keywords
@@ -194,7 +181,6 @@ def shampoo(
     adam_b1: Hyperparameter = 0.9,
     adam_b2: Hyperparameter = 0.999,
     adam_weight_decay: Hyperparameter = 0.0,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Shampoo for the matrices of hidden layers, and AdamW for everything else.
 
@@ -217,7 +203,6 @@ def shampoo(
     - `where`: which matrices are trained with Shampoo. Defaults to all.
     - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
     - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a partition of the chain of `ScaleByShampoo`, `Ema`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.
@@ -235,7 +220,4 @@ def shampoo(
         ScaleByLearningRate(learning_rate),
     )
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    return maximized_if(
-        maximize,
-        with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers),
-    )
+    return with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers)

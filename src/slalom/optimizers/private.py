@@ -8,7 +8,6 @@ from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
 from ..transforms import DifferentiallyPrivateAggregate, ScaleByLearningRate
 from ._momentum import momentum_if_any
-from ._objective import maximized_if
 
 
 @advise_keywords
@@ -19,8 +18,6 @@ def dpsgd(
     key: Any,
     momentum: Hyperparameter | None = None,
     nesterov: bool = False,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Differentially private SGD: clips the gradient of each example, and adds noise to their mean.
 
@@ -37,7 +34,6 @@ def dpsgd(
     - `key`: an int in [0, 2³¹), or a PRNG key.
     - `momentum`: the decay of the momentum, in [0, 1]. Defaults to no momentum.
     - `nesterov`: whether to use Nesterov momentum.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `DifferentiallyPrivateAggregate`, `Trace`, if there is momentum, and
     `ScaleByLearningRate`.
@@ -53,5 +49,6 @@ def dpsgd(
     links = momentum_if_any(momentum, nesterov)
     return chain(
         DifferentiallyPrivateAggregate(l2_norm_clip, noise_multiplier, key),
-        maximized_if(maximize, chain(*links, ScaleByLearningRate(learning_rate))),
+        *links,
+        ScaleByLearningRate(learning_rate),
     )

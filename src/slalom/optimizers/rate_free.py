@@ -18,7 +18,6 @@ from ..transforms import (
 )
 from ..where.resolve import WhereLike
 from ._decay import decayed
-from ._objective import maximized_if
 
 
 @advise_keywords
@@ -36,8 +35,6 @@ def prodigy(
     *,
     bias_correction: bool = True,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Prodigy: AdamW whose learning rate grows to the distance traveled.
 
@@ -48,7 +45,6 @@ def prodigy(
     **Arguments:**
 
     - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByProdigy`.
 
     **Returns:** a `ScaleByProdigy`.
@@ -62,23 +58,19 @@ def prodigy(
     ??? cite "Mishchenko & Defazio, [Prodigy: An Expeditiously Adaptive Parameter-Free
         Learner](https://arxiv.org/abs/2306.06101), 2023"
     """
-    return maximized_if(
-        maximize,
-        ScaleByProdigy(
-            learning_rate,
-            b1,
-            b2,
-            b3,
-            eps,
-            estim_lr0,
-            estim_lr_coef,
-            weight_decay,
-            safeguard_warmup,
-            bias_correction=bias_correction,
-            decay_where=decay_where,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-        ),
+    return ScaleByProdigy(
+        learning_rate,
+        b1,
+        b2,
+        b3,
+        eps,
+        estim_lr0,
+        estim_lr_coef,
+        weight_decay,
+        safeguard_warmup,
+        bias_correction=bias_correction,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
     )
 
 
@@ -94,8 +86,6 @@ def dadapt_adamw(
     *,
     bias_correction: bool = True,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """D-Adaptation: AdamW whose learning rate grows with the sum of its steps.
 
@@ -107,7 +97,6 @@ def dadapt_adamw(
     **Arguments:**
 
     - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDAdaptAdam`.
 
     **Returns:** a `ScaleByDAdaptAdam`.
@@ -115,20 +104,16 @@ def dadapt_adamw(
     ??? cite "Defazio & Mishchenko, [Learning-Rate-Free Learning by
         D-Adaptation](https://arxiv.org/abs/2301.07733), 2023"
     """
-    return maximized_if(
-        maximize,
-        ScaleByDAdaptAdam(
-            learning_rate,
-            b1,
-            b2,
-            eps,
-            estim_lr0,
-            weight_decay,
-            bias_correction=bias_correction,
-            decay_where=decay_where,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-        ),
+    return ScaleByDAdaptAdam(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        estim_lr0,
+        weight_decay,
+        bias_correction=bias_correction,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
     )
 
 
@@ -141,7 +126,6 @@ def dog(
     decay_where: WhereLike | None = None,
     *,
     init_step_type: str = "heuristic",
-    maximize: bool = False,
 ) -> AbstractTransform:
     """DoG: the distance traveled over the root of the sum of squared gradients.
 
@@ -157,7 +141,6 @@ def dog(
     - `learning_rate`: η, a factor of the step size; 1 in the paper.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDog`.
 
     **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDog` and
@@ -166,11 +149,8 @@ def dog(
     ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
     """
     links = [] if weight_decay is None else [decayed(weight_decay, decay_where)]
-    return maximized_if(
-        maximize,
-        chain(
-            *links, ScaleByDog(init_step, eps, init_step_type), ScaleByLearningRate(learning_rate)
-        ),
+    return chain(
+        *links, ScaleByDog(init_step, eps, init_step_type), ScaleByLearningRate(learning_rate)
     )
 
 
@@ -181,8 +161,6 @@ def dowg(
     eps: Hyperparameter = 1e-4,
     weight_decay: Hyperparameter | None = None,
     decay_where: WhereLike | None = None,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
 
@@ -197,7 +175,6 @@ def dowg(
     - `learning_rate`: η, a factor of the step size; 1 in the paper.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByDowg`.
 
     **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDowg` and
@@ -206,10 +183,7 @@ def dowg(
     ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
     """
     links = [] if weight_decay is None else [decayed(weight_decay, decay_where)]
-    return maximized_if(
-        maximize,
-        chain(*links, ScaleByDowg(init_estim_sq_dist, eps), ScaleByLearningRate(learning_rate)),
-    )
+    return chain(*links, ScaleByDowg(init_estim_sq_dist, eps), ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -222,7 +196,6 @@ def momo(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """MoMo: momentum with a step size from the loss.
 
@@ -234,7 +207,6 @@ def momo(
     **Arguments:**
 
     - `learning_rate`: η, the largest step size. The authors recommend a large one.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMomo`.
 
     **Returns:** a `ScaleByMomo`.
@@ -242,17 +214,14 @@ def momo(
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
-    return maximized_if(
-        maximize,
-        ScaleByMomo(
-            learning_rate,
-            b1,
-            lower_bound,
-            weight_decay,
-            adapt_lower_bound,
-            decay_where=decay_where,
-            mu_dtype=mu_dtype,
-        ),
+    return ScaleByMomo(
+        learning_rate,
+        b1,
+        lower_bound,
+        weight_decay,
+        adapt_lower_bound,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
     )
 
 
@@ -268,8 +237,6 @@ def momo_adam(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """MoMo-Adam: Adam with a step size from the loss.
 
@@ -281,7 +248,6 @@ def momo_adam(
     **Arguments:**
 
     - `learning_rate`: η, the largest step size: τ ≤ η / (1 − β₁ᵗ).
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMomoAdam`.
 
     **Returns:** a `ScaleByMomoAdam`.
@@ -289,20 +255,16 @@ def momo_adam(
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
-    return maximized_if(
-        maximize,
-        ScaleByMomoAdam(
-            learning_rate,
-            b1,
-            b2,
-            eps,
-            lower_bound,
-            weight_decay,
-            adapt_lower_bound,
-            decay_where=decay_where,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-        ),
+    return ScaleByMomoAdam(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        lower_bound,
+        weight_decay,
+        adapt_lower_bound,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
     )
 
 
@@ -313,8 +275,6 @@ def cocob(
     eps: Hyperparameter = 1e-8,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """COCOB: each element bets on the sign of its next gradient, without a learning rate.
 
@@ -330,7 +290,6 @@ def cocob(
         it as long as ε is small compared with the gradients; a schedule weights them.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByCocob`.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByLearningRate` and `ScaleByCocob`.
@@ -338,11 +297,8 @@ def cocob(
     ??? cite "Orabona & Tommasi, [Training Deep Networks without Learning Rates Through Coin
         Betting](https://arxiv.org/abs/1705.07795), 2017"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            decayed(weight_decay, decay_where),
-            ScaleByLearningRate(learning_rate, flip_sign=False),
-            ScaleByCocob(alpha, eps),
-        ),
+    return chain(
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate, flip_sign=False),
+        ScaleByCocob(alpha, eps),
     )

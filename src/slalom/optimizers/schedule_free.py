@@ -11,7 +11,6 @@ from ..transforms import ScaleByLearningRate, ScaleByRms
 from ..tree.types import is_function
 from ..where.resolve import WhereLike
 from ._decay import decayed
-from ._objective import maximized_if
 
 
 @advise_keywords
@@ -25,7 +24,6 @@ def schedule_free_sgd(
     weight_lr_power: Hyperparameter = 2.0,
     r: Hyperparameter = 0.0,
     state_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """SGD that averages its iterates in place of momentum and of a schedule.
 
@@ -44,7 +42,6 @@ def schedule_free_sgd(
         rate must not be a schedule.
     - `weight_decay`: λ, ≥ 0. Defaults to none.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `tx.schedule_free`.
 
     Differs from Optax: the warm-up is the paper's; Optax's has a rate of 0 in the first step.
@@ -62,9 +59,7 @@ def schedule_free_sgd(
     """
     rate = ScaleByLearningRate(_with_warmup(learning_rate, warmup_steps))
     decay = () if weight_decay is None else (decayed(weight_decay, decay_where),)
-    return maximized_if(
-        maximize, chain(*decay, rate).schedule_free(b1, weight_lr_power, r, state_dtype)
-    )
+    return chain(*decay, rate).schedule_free(b1, weight_lr_power, r, state_dtype)
 
 
 @advise_keywords
@@ -79,9 +74,7 @@ def schedule_free_adamw(
     *,
     weight_lr_power: Hyperparameter = 2.0,
     r: Hyperparameter = 0.0,
-    nu_dtype: Any | None = None,
     state_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """AdamW that averages its iterates in place of momentum and of a schedule.
 
@@ -104,8 +97,6 @@ def schedule_free_adamw(
     - `eps`: ε, ≥ 0.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `nu_dtype`: as in `ScaleByRms`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `tx.schedule_free`.
 
     The paper also multiplies η by √(1 − β₂ᵗ), in the step and in the weights, so that its v has no
@@ -126,11 +117,11 @@ def schedule_free_adamw(
     ??? cite "Defazio et al., [The Road Less Scheduled](https://arxiv.org/abs/2405.15682), 2024"
     """
     inner = chain(
-        ScaleByRms(b2, eps, eps_in_sqrt=False, bias_correction=True, nu_dtype=nu_dtype),
+        ScaleByRms(b2, eps, eps_in_sqrt=False, bias_correction=True),
         decayed(weight_decay, decay_where),
         ScaleByLearningRate(_with_warmup(learning_rate, warmup_steps)),
     )
-    return maximized_if(maximize, inner.schedule_free(b1, weight_lr_power, r, state_dtype))
+    return inner.schedule_free(b1, weight_lr_power, r, state_dtype)
 
 
 def _with_warmup(learning_rate: Any, warmup_steps: int | None) -> Any:

@@ -9,7 +9,6 @@ from .._core.text.advice import advise_keywords
 from ..transforms import Scale, ScaleByLearningRate, ScaleByLion, ScaleByRprop, ScaleBySign, Trace
 from ..where.resolve import WhereLike
 from ._decay import decayed_descent
-from ._objective import maximized_if
 
 
 @advise_keywords
@@ -22,7 +21,6 @@ def lion(
     decay_where: WhereLike | None = None,
     *,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Lion: the sign of an interpolation between momentum and gradient.
 
@@ -38,7 +36,6 @@ def lion(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByLion`.
 
     **Returns:** a chain of `ScaleByLion`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -46,17 +43,14 @@ def lion(
     ??? cite "Chen et al., [Symbolic Discovery of Optimization
         Algorithms](https://arxiv.org/abs/2302.06675), 2023"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByLion(b1, b2, mu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByLion(b1, b2, mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
 @advise_keywords
-def sign_sgd(learning_rate: Hyperparameter, *, maximize: bool = False) -> AbstractTransform:
+def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
     """Sign descent: steps of one size, against the sign of the gradient.
 
         p ↦ p − η·sign(g)
@@ -66,13 +60,12 @@ def sign_sgd(learning_rate: Hyperparameter, *, maximize: bool = False) -> Abstra
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleBySign` and `ScaleByLearningRate`.
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
-    return maximized_if(maximize, chain(ScaleBySign(), ScaleByLearningRate(learning_rate)))
+    return chain(ScaleBySign(), ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -80,8 +73,6 @@ def signum(
     learning_rate: Hyperparameter,
     b1: Hyperparameter = 0.9,
     accumulator_dtype: Any | None = None,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Sign descent with momentum.
 
@@ -95,16 +86,13 @@ def signum(
     - `b1`: β, the decay of the momentum, in [0, 1].
     - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `Trace`, `ScaleBySign` and `ScaleByLearningRate`.
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
     momentum = Trace(b1, accumulator_dtype=accumulator_dtype)
-    return maximized_if(
-        maximize, chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
-    )
+    return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -114,8 +102,6 @@ def rprop(
     eta_plus: Hyperparameter = 1.2,
     min_step_size: Hyperparameter = 1e-6,
     max_step_size: Hyperparameter = 50.0,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Rprop: a step size for each element, which grows while the gradient keeps its sign.
 
@@ -128,7 +114,6 @@ def rprop(
     **Arguments:**
 
     - `learning_rate`: the initial step size, > 0. Later changes of it have no effect.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRprop`.
 
     **Returns:** a chain of `ScaleByRprop` and `Scale`.
@@ -137,4 +122,4 @@ def rprop(
         1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
     """
     rule = ScaleByRprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size)
-    return maximized_if(maximize, chain(rule, Scale(-1.0)))
+    return chain(rule, Scale(-1.0))

@@ -1,6 +1,5 @@
 """Ascent on purpose: `.maximize()` is descent of the negative loss, for every transform."""
 
-import inspect
 import warnings
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, transforms_in, unoptimized
+from helpers import assert_same_bits, unoptimized
 from table import GRADIENT_ROWS, rows
 
 model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.linspace(0.5, 1, 3)}
@@ -55,34 +54,6 @@ def test_to_maximize_is_to_minimize_the_negative(row):
             assert_same_bits(ours, theirs)
 
 
-# --- recipes --------------------------------------------------------------------------------
-
-RECIPES = {
-    name: public
-    for name, public in vars(sl).items()
-    if inspect.isfunction(public)
-    and public.__module__.startswith("slalom.optimizers")
-    # A sum of squares has no maximum, and the curvature of these rules is that of a minimum.
-    and name not in ("gauss_newton", "levenberg_marquardt", "natural_gradient")
-}
-
-
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_every_recipe_can_maximize(recipe):
-    needed = {"learning_rate": 0.1, "l2_norm_clip": 1.0, "noise_multiplier": 1.0, "key": 0}
-    parameters = inspect.signature(recipe).parameters
-    given = {
-        name: needed.get(name, 0.1)
-        for name, p in parameters.items()
-        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
-    }
-    assert repr(recipe(**given, maximize=False)) == repr(recipe(**given))
-    maximized = recipe(**given, maximize=True)
-    assert len([*transforms_in(maximized, sl.wrappers.Maximize)]) == 1
-    if recipe is not sl.dpsgd:  # per-example gradients are only taken outside of wrappers
-        assert repr(maximized) == repr(recipe(**given).maximize())
-
-
 # --- compositions ---------------------------------------------------------------------------
 
 
@@ -93,7 +64,7 @@ def saddle(model):
 @pytest.mark.parametrize(
     "tx",
     [
-        sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1, maximize=True)}),
+        sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1).maximize()}),
         sl.partition({"min": sl.sgd(0.1), "max": sl.sgd(0.1).maximize()}, {"w": "min", "b": "max"}),
         sl.sgd(0.1).only(sl.where.path("w")) | sl.Identity(),
         pytest.param(
@@ -102,7 +73,7 @@ def saddle(model):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["recipe", "labels", "only", "chain"],
+    ids=["selector", "labels", "only", "chain"],
 )
 def test_groups_may_ascend_without_a_warning(tx):
     with warnings.catch_warnings():
@@ -129,7 +100,7 @@ def test_other_wrappers_may_be_outside():
         lambda tx: tx.store("int8"),
         lambda tx: tx.write("master"),
     ):
-        ascended = run(saddle, wrap(sl.adam(0.1, maximize=True)))
+        ascended = run(saddle, wrap(sl.adam(0.1).maximize()))
         assert_same_bits(ascended, run(lambda model: -saddle(model), wrap(sl.adam(0.1))))
 
 
@@ -142,7 +113,7 @@ def test_an_augmented_lagrangian_takes_the_steps_of_cooper():
         active = jax.nn.relu(model["multiplier"] + 1 - model["x"])
         return model["x"] ** 2 + (active**2 - model["multiplier"] ** 2) / 2
 
-    ascent = sl.sgd(0.1, maximize=True).project(sl.projections.non_negative())
+    ascent = sl.sgd(0.1).maximize().project(sl.projections.non_negative())
     tx = sl.sgd(0.1).partition({sl.where.path("multiplier"): ascent})
     model = {"x": jnp.zeros(()), "multiplier": jnp.zeros(())}
     opt, path = sl.Optimizer(tx, model), []

@@ -33,11 +33,14 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "decay_offset": ("step_offset",),
     "weight_dimension_numbers": ("layout",),
     "muon_weight_dimension_numbers": ("layout",),
+    "mu_dtype": ("accumulator_dtype",),
+    "accumulator_dtype": ("mu_dtype",),
 }
 """Names from Optax and PyTorch, and what they are called here."""
 
 _ELSEWHERE: dict[str, str] = {
     "accumulate": "`tx.every_k(k)`",
+    "accumulator_dtype": '`tx.store("bfloat16", min_size=1)`',
     "add_param_group": "`sl.partition(transforms, labels)`, and `opt.rebind(model, tx=tx)`",
     "amsgrad": "`sl.amsgrad(learning_rate)`",
     "apply": "`opt.step(model, grads)`, or `tx.update(grads, state, params)`",
@@ -81,14 +84,17 @@ _ELSEWHERE: dict[str, str] = {
     "load_state_dict": '`sl.checkpoint.load(path, model=model, opt=opt)["opt"]`',
     "lr_finder": "`sl.lr_range_test(loss_fn, tx, model, batches)`",
     "masked": "`tx.mask(where)`, or `tx.only(where)`",
+    "maximize": "`tx.maximize()`",
     "microbatch": "`sl.train_step(loss_fn, microbatches=m)`",
     "microbatching": "`sl.train_step(loss_fn, microbatches=m)`",
     "minimize": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "mu_dtype": '`tx.store({"mu": "bfloat16"}, min_size=1)`',
     "multi_steps": "`tx.every_k(k)`",
     "multi_transform": "`sl.partition(transforms, labels)`",
     "MultiStepLR": "`sl.schedules.piecewise_constant(1e-3, {30_000: 0.1, 60_000: 0.1})`",
     "MultiSteps": "`tx.every_k(k)`",
     "OneCycleLR": "`sl.schedules.cosine_onecycle(steps, peak_value)`",
+    "nu_dtype": '`tx.store({"nu": "bfloat16"}, min_size=1)`',
     "opt_state": "`opt.state`",
     "optim": "`sl.adam(1e-3)`: the recipes are names of the package itself",
     "param_groups": "`opt.describe(model)` to see the groups, and `opt.with_hyperparams(...)`",
@@ -130,6 +136,9 @@ _ELSEWHERE: dict[str, str] = {
 """Functions, methods and keywords of Optax, PyTorch and Keras, or that people expect, and what to
 write instead."""
 
+_OPTIONS_OF_RULES = frozenset(["accumulator_dtype", "maximize", "mu_dtype", "nu_dtype"])
+"""Keywords in this table that rules may be given too."""
+
 
 def renamed(name: str, known: Iterable[str]) -> str:
     """Says which of the known arguments have another name elsewhere, if any."""
@@ -151,11 +160,11 @@ def similar(name: str, known: Mapping[str, str], cutoff: float = 0.7) -> str:
 def keyword_advice(keyword: str, known: Iterable[str]) -> str:
     """Says what to write in place of an unknown keyword."""
     names = {name: name for name in known if name != "self"}
-    # The names in the table are names of functions, and keywords of optimizers only.
-    is_recipe = "learning_rate" in names
+    # The other names in the table are names of functions, and keywords of optimizers only.
+    is_option = "learning_rate" in names or keyword in _OPTIONS_OF_RULES
     return (
         renamed(keyword, names)
-        or (elsewhere(keyword) if is_recipe else "")
+        or (elsewhere(keyword) if is_option else "")
         or similar(keyword, names)
         or (f" It takes {', '.join(names)}." if names else " It takes none.")
     )

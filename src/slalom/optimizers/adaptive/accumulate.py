@@ -15,7 +15,6 @@ from ...transforms import (
 )
 from ...where.resolve import WhereLike
 from .._decay import decayed
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -23,9 +22,6 @@ def adagrad(
     learning_rate: Hyperparameter,
     initial_accumulator_value: Hyperparameter = 0.1,
     eps: Hyperparameter = 1e-7,
-    *,
-    accumulator_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adagrad: divides gradients by the root of the sum of all their squares.
 
@@ -34,7 +30,6 @@ def adagrad(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRss`.
 
     **Returns:** a chain of `ScaleByRss` and `ScaleByLearningRate`.
@@ -42,12 +37,9 @@ def adagrad(
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByRss(initial_accumulator_value, eps, accumulator_dtype=accumulator_dtype),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByRss(initial_accumulator_value, eps),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -58,9 +50,6 @@ def adadelta(
     eps: Hyperparameter = 1e-6,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
-    *,
-    accumulator_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adadelta: gives each step the running size of the previous steps.
 
@@ -76,20 +65,16 @@ def adadelta(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdadelta`.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByAdadelta` and `ScaleByLearningRate`.
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            decayed(weight_decay, decay_where),
-            ScaleByAdadelta(rho, eps, accumulator_dtype=accumulator_dtype),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        decayed(weight_decay, decay_where),
+        ScaleByAdadelta(rho, eps),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -100,8 +85,6 @@ def madgrad(
     weight_decay: Hyperparameter | None = None,
     eps: Hyperparameter = 1e-6,
     decay_where: WhereLike | None = None,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """MADGRAD: dual averaging from the start, divided by the cube root of a sum of squares.
 
@@ -117,7 +100,6 @@ def madgrad(
     - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization. Defaults to
         no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMadgrad`.
 
     **Returns:** a chain of `AddDecayedWeights`, if there is a decay, and `ScaleByMadgrad`.
@@ -128,8 +110,8 @@ def madgrad(
     """
     rule = ScaleByMadgrad(learning_rate, momentum, eps)
     if weight_decay is None:
-        return maximized_if(maximize, rule)
-    return maximized_if(maximize, chain(decayed(weight_decay, decay_where), rule))
+        return rule
+    return chain(decayed(weight_decay, decay_where), rule)
 
 
 @advise_keywords
@@ -138,7 +120,6 @@ def sm3(
     momentum: Hyperparameter = 0.9,
     *,
     mu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """SM3: Adagrad with momentum that keeps one number per row and column.
 
@@ -152,13 +133,10 @@ def sm3(
     - `momentum`: the decay of the momentum, in [0, 1).
     - `mu_dtype`: the dtype of the momentum; complex parameters use its complex
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleBySm3` and `ScaleByLearningRate`.
 
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
     """
-    return maximized_if(
-        maximize, chain(ScaleBySm3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))
-    )
+    return chain(ScaleBySm3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))

@@ -15,7 +15,6 @@ from ...transforms import (
 )
 from ...where.resolve import WhereLike
 from .._decay import decayed_descent
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -28,8 +27,6 @@ def adam(
     mu_dtype: Any | None = None,
     *,
     nesterov: bool = False,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam: a mean of gradients, divided by the root of a mean of their squares.
 
@@ -40,7 +37,6 @@ def adam(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
@@ -53,12 +49,9 @@ def adam(
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -74,9 +67,7 @@ def adamw(
     decay_where: WhereLike | None = None,
     *,
     nesterov: bool = False,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """AdamW: Adam with decoupled weight decay.
 
@@ -94,7 +85,6 @@ def adamw(
         `sl.where.ndim(min=2)` selects weight matrices and excludes biases and norms.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -108,12 +98,9 @@ def adamw(
     ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
         Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -125,9 +112,6 @@ def nadam(
     eps: Hyperparameter = 1e-8,
     eps_root: Hyperparameter = 0.0,
     mu_dtype: Any | None = None,
-    *,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam with Nesterov momentum: `sl.adam` with `nesterov=True`.
 
@@ -138,7 +122,6 @@ def nadam(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
@@ -151,10 +134,7 @@ def nadam(
 
     ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016"
     """
-    return maximized_if(
-        maximize,
-        adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True, nu_dtype=nu_dtype),
-    )
+    return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True)
 
 
 @advise_keywords
@@ -168,9 +148,7 @@ def nadamw(
     weight_decay: Hyperparameter = 1e-4,
     decay_where: WhereLike | None = None,
     *,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """AdamW with Nesterov momentum: `sl.adamw` with `nesterov=True`.
 
@@ -184,7 +162,6 @@ def nadamw(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -192,21 +169,17 @@ def nadamw(
     ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016; Loshchilov & Hutter,
         [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return maximized_if(
-        maximize,
-        adamw(
-            learning_rate,
-            b1,
-            b2,
-            eps,
-            eps_root,
-            mu_dtype,
-            weight_decay,
-            decay_where,
-            nesterov=True,
-            nu_dtype=nu_dtype,
-            independent_decay=independent_decay,
-        ),
+    return adamw(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        eps_root,
+        mu_dtype,
+        weight_decay,
+        decay_where,
+        nesterov=True,
+        independent_decay=independent_decay,
     )
 
 
@@ -220,9 +193,6 @@ def amsgrad(
     mu_dtype: Any | None = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
-    *,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """AMSGrad: Adam with the maximum of all means of squares so far.
 
@@ -233,7 +203,6 @@ def amsgrad(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAmsgrad`.
 
     **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
@@ -242,12 +211,9 @@ def amsgrad(
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
     """
     corrections = bias_correction_mu, bias_correction_nu
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections, nu_dtype=nu_dtype),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -259,8 +225,6 @@ def adamax(
     eps: Hyperparameter = 1e-8,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adamax: Adam with a decaying maximum in place of the mean of squares.
 
@@ -269,19 +233,15 @@ def adamax(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax` and `ScaleByLearningRate`.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -295,9 +255,7 @@ def adamaxw(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adamax with decoupled weight decay.
 
@@ -310,7 +268,6 @@ def adamaxw(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -318,12 +275,9 @@ def adamaxw(
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Loshchilov & Hutter,
         [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -340,8 +294,6 @@ def adamc(
     decay_where: WhereLike | None = None,
     *,
     nesterov: bool = False,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """AdamC: AdamW whose decay falls with the square of the learning rate.
 
@@ -360,7 +312,6 @@ def adamc(
     - `max_learning_rate`: η_max, the largest value of the schedule, > 0.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRateWithCorrectedDecay`.
@@ -374,12 +325,9 @@ def adamc(
     ??? cite "Defazio, [Why Gradients Rapidly Increase Near the End of
         Training](https://arxiv.org/abs/2506.02285), 2025"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
-            ScaleByLearningRateWithCorrectedDecay(
-                learning_rate, max_learning_rate, weight_decay, decay_where=decay_where
-            ),
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        ScaleByLearningRateWithCorrectedDecay(
+            learning_rate, max_learning_rate, weight_decay, decay_where=decay_where
         ),
     )

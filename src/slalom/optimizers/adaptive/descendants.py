@@ -19,7 +19,6 @@ from ...transforms import (
 )
 from ...where.resolve import WhereLike, as_where
 from .._decay import decayed_descent
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -35,9 +34,7 @@ def ademamix(
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
     *,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """AdEMAMix: AdamW with a second, much slower mean of gradients.
 
@@ -52,7 +49,6 @@ def ademamix(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdemamix`.
 
     **Returns:** a chain of `ScaleByAdemamix`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -60,12 +56,9 @@ def ademamix(
     ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
         Older](https://arxiv.org/abs/2409.03137), 2024"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -81,9 +74,7 @@ def simplified_ademamix(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Simplified AdEMAMix: AdamW on a mix of a long sum of gradients and the newest one.
 
@@ -96,7 +87,6 @@ def simplified_ademamix(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleBySimplifiedAdemamix`.
 
     **Returns:** a chain of `ScaleBySimplifiedAdemamix`, `AddDecayedWeights` and
@@ -105,13 +95,9 @@ def simplified_ademamix(
     ??? cite "Morwani et al., [Connections between Schedule-Free Optimizers, AdEMAMix, and
         Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
     """
-    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, **dtypes),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -128,9 +114,7 @@ def adopt(
     clip_value_fn: Callable[[Any], Any] | None = None,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """ADOPT: momentum of gradients that are divided by the root of the previous mean of squares.
 
@@ -146,7 +130,6 @@ def adopt(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdopt`.
 
     **Returns:** a chain of `ScaleByAdopt`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -155,13 +138,10 @@ def adopt(
         Rate](https://arxiv.org/abs/2411.02853), 2024"
     """
     options: dict[str, Any] = {} if clip_value_fn is None else {"clip_value_fn": clip_value_fn}
-    options |= {"nesterov": nesterov, "use_clipping": use_clipping, "nu_dtype": nu_dtype}
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdopt(b1, b2, eps, mu_dtype, **options),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    options |= {"nesterov": nesterov, "use_clipping": use_clipping}
+    return chain(
+        ScaleByAdopt(b1, b2, eps, mu_dtype, **options),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -175,9 +155,7 @@ def laprop(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """LaProp: AdamW in the other order, dividing by the root of squares before averaging.
 
@@ -192,7 +170,6 @@ def laprop(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByLaprop`.
 
     **Returns:** a chain of `ScaleByLaprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -200,12 +177,9 @@ def laprop(
     ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in
         Adam](https://arxiv.org/abs/2002.04839), 2020"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -220,9 +194,7 @@ def mars(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """MARS-AdamW: AdamW on gradients that are corrected by their change, and clipped to norm 1.
 
@@ -245,7 +217,6 @@ def mars(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByMars`.
 
     **Returns:** a chain of `ScaleByMars`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -253,12 +224,9 @@ def mars(
     ??? cite "Yuan et al., [MARS: Unleashing the Power of Variance Reduction for Training Large
         Models](https://arxiv.org/abs/2411.10438), 2024"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -273,8 +241,6 @@ def stable_adamw(
     clipping_threshold: Hyperparameter = 1.0,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """StableAdamW: AdamW whose step is shortened where squares lag behind gradients.
 
@@ -287,7 +253,6 @@ def stable_adamw(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByStableAdam`.
 
     **Returns:** a chain of `ScaleByStableAdam` and `ScaleByLearningRate`. With `decay_where`, the
@@ -296,13 +261,13 @@ def stable_adamw(
     ??? cite "Wortsman et al., [Stable and low-precision training for large-scale vision-language
         models](https://arxiv.org/abs/2304.13013), 2023"
     """
-    options = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "clipping_threshold": clipping_threshold}
+    options = {"mu_dtype": mu_dtype, "clipping_threshold": clipping_threshold}
     rule = ScaleByStableAdam(b1, b2, eps, weight_decay, **options)
     if decay_where is not None:
         # The step shortens the decay too, so it cannot be a separate link.
         others = ScaleByStableAdam(b1, b2, eps, **options)
         rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return maximized_if(maximize, chain(rule, ScaleByLearningRate(learning_rate)))
+    return chain(rule, ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -315,10 +280,7 @@ def acprop(
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
     *,
-    mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """ACProp: divides gradients by the previous estimate of their deviation from a mean.
 
@@ -335,7 +297,6 @@ def acprop(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAcprop`.
 
     **Returns:** a chain of `ScaleByAcprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -343,10 +304,7 @@ def acprop(
     ??? cite "Zhuang et al., [Momentum Centering and Asynchronous Update for Adaptive Gradient
         Methods](https://arxiv.org/abs/2110.05454), 2021"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAcprop(b1, b2, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByAcprop(b1, b2, eps, eps_root),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

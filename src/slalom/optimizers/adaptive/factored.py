@@ -11,7 +11,6 @@ from ..._core.text.advice import advise_keywords
 from ...transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRms
 from ...where.resolve import WhereLike
 from .._decay import decayed
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -28,8 +27,6 @@ def adafactor(
     eps: Hyperparameter = 1e-30,
     factored: bool = True,
     decay_where: WhereLike | None = None,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adafactor: steps in proportion to the parameters, with a factored mean of squares.
 
@@ -58,7 +55,6 @@ def adafactor(
     - `eps`: ε, > 0, added to the squares.
     - `factored`: whether to store rows and columns instead of full means of squares.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByFactoredRms`, which also clips, `ScaleByLearningRate`,
     `ScaleByParamBlockRms`, `Ema`, `AddDecayedWeights` and `Scale`. Links that are switched off are
@@ -84,4 +80,4 @@ def adafactor(
         links.append(Ema(momentum, debias=False, accumulator_dtype=accumulator_dtype))
     if weight_decay is not None:
         links.append(decayed(weight_decay, decay_where))
-    return maximized_if(maximize, chain(*links, Scale(-1.0)))
+    return chain(*links, Scale(-1.0))

@@ -9,7 +9,6 @@ from ..._core.text.advice import advise_keywords
 from ...transforms import ScaleByAdam, ScaleByFromage, ScaleByLearningRate, ScaleByTrustRatio, Trace
 from ...where.resolve import WhereLike
 from .._decay import decayed
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -23,8 +22,6 @@ def lamb(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """LAMB: AdamW with the step of each leaf in proportion to the norm of its parameter.
 
@@ -37,7 +34,6 @@ def lamb(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights`, `ScaleByTrustRatio` and
@@ -46,14 +42,11 @@ def lamb(
     ??? cite "You et al., [Large Batch Optimization for Deep Learning: Training BERT in 76
         minutes](https://arxiv.org/abs/1904.00962), 2019"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype=nu_dtype),
-            decayed(weight_decay, decay_where),
-            ScaleByTrustRatio(),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype),
+        decayed(weight_decay, decay_where),
+        ScaleByTrustRatio(),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -67,8 +60,6 @@ def lars(
     trust_ratio_where: WhereLike | None = None,
     momentum: Hyperparameter = 0.9,
     nesterov: bool = False,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """LARS: momentum of steps in proportion to the norm of each leaf's parameter.
 
@@ -87,7 +78,6 @@ def lars(
     - `trust_ratio_where`: which updates are scaled by the ratio. Defaults to all.
     - `momentum`: γ, the decay of the sum, in [0, 1].
     - `nesterov`: whether to use Nesterov momentum.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByTrustRatio`, `ScaleByLearningRate` and
     `Trace`.
@@ -96,14 +86,11 @@ def lars(
         Networks](https://arxiv.org/abs/1708.03888), 2017"
     """
     ratio = ScaleByTrustRatio(trust_coefficient=trust_coefficient, eps=eps)
-    return maximized_if(
-        maximize,
-        chain(
-            decayed(weight_decay, decay_where),
-            ratio if trust_ratio_where is None else ratio.mask(trust_ratio_where),
-            ScaleByLearningRate(learning_rate),
-            Trace(momentum, nesterov),
-        ),
+    return chain(
+        decayed(weight_decay, decay_where),
+        ratio if trust_ratio_where is None else ratio.mask(trust_ratio_where),
+        ScaleByLearningRate(learning_rate),
+        Trace(momentum, nesterov),
     )
 
 
@@ -111,8 +98,6 @@ def lars(
 def fromage(
     learning_rate: Hyperparameter,
     min_norm: Hyperparameter = 1e-6,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Fromage: steps in proportion to the norm of each leaf's parameter.
 
@@ -125,11 +110,10 @@ def fromage(
 
     - `learning_rate`: η. 0.01 is a good first guess.
     - `min_norm`: a lower bound on both norms, ≥ 0.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByTrustRatio` and `ScaleByFromage`.
 
     ??? cite "Bernstein et al., [On the distance between two neural networks and the stability of
         learning](https://arxiv.org/abs/2002.03432), 2020"
     """
-    return maximized_if(maximize, chain(ScaleByTrustRatio(min_norm), ScaleByFromage(learning_rate)))
+    return chain(ScaleByTrustRatio(min_norm), ScaleByFromage(learning_rate))

@@ -10,7 +10,6 @@ from ...transforms import ScaleByAdamMini, ScaleByApollo, ScaleByGalore
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 from .._decay import decayed_descent
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -25,7 +24,6 @@ def adam_mini(
     mu_dtype: Any | None = None,
     layout: LayoutLike = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adam-mini: AdamW with one mean of squares for each block of parameters.
 
@@ -42,7 +40,6 @@ def adam_mini(
         The authors exclude biases and norms: `sl.where.ndim(min=2)`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdamMini`.
 
     **Returns:** a chain of `ScaleByAdamMini`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -50,12 +47,9 @@ def adam_mini(
     ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain
         More](https://arxiv.org/abs/2406.16793), 2024"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -72,10 +66,8 @@ def galore(
     b2: Hyperparameter = 0.999,
     eps: Hyperparameter = 1e-8,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     layout: LayoutLike = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """GaLore: AdamW on gradients of matrices that are projected to a low rank.
 
@@ -92,7 +84,6 @@ def galore(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByGalore`.
 
     **Returns:** a chain of `ScaleByGalore`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -100,13 +91,10 @@ def galore(
     ??? cite "Zhao et al., [GaLore: Memory-Efficient LLM Training by Gradient Low-Rank
         Projection](https://arxiv.org/abs/2403.03507), 2024"
     """
-    options = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    options = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype}
+    return chain(
+        ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -126,10 +114,8 @@ def apollo(
     eps: Hyperparameter = 1e-6,
     max_growth: Hyperparameter = 1.01,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     layout: LayoutLike = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """APOLLO: gradients of matrices, scaled as AdamW scales a random projection of them.
 
@@ -151,7 +137,6 @@ def apollo(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByApollo`.
 
     **Returns:** a chain of `ScaleByApollo`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -160,11 +145,8 @@ def apollo(
         Performance](https://arxiv.org/abs/2412.05270), 2024"
     """
     numbers = {"b1": b1, "b2": b2, "eps": eps, "max_growth": max_growth}
-    options = {**numbers, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "layout": layout}
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByApollo(rank, update_proj_gap, scale, per_tensor, key, **options),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    options = {**numbers, "mu_dtype": mu_dtype, "layout": layout}
+    return chain(
+        ScaleByApollo(rank, update_proj_gap, scale, per_tensor, key, **options),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

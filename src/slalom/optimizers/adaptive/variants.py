@@ -16,7 +16,6 @@ from ...transforms import (
 )
 from ...where.resolve import WhereLike, as_where
 from .._decay import decayed_descent
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -28,9 +27,6 @@ def adabelief(
     eps_root: Hyperparameter = 1e-16,
     *,
     nesterov: bool = False,
-    mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """AdaBelief: a mean of gradients, divided by their deviation from it.
 
@@ -39,20 +35,15 @@ def adabelief(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByBelief`.
 
     **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
 
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
-    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov, **dtypes),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -64,8 +55,6 @@ def yogi(
     eps: Hyperparameter = 1e-3,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Yogi: Adam with a mean of squares that changes additively, and so falls slowly.
 
@@ -76,7 +65,6 @@ def yogi(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByYogi`.
 
     **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
@@ -85,12 +73,9 @@ def yogi(
         Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
         2018"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -105,8 +90,6 @@ def radam(
     *,
     nesterov: bool = False,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """RAdam: Adam that rectifies the variance of the first steps.
 
@@ -117,7 +100,6 @@ def radam(
     **Arguments:**
 
     - `learning_rate`: η.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByRadam`.
 
     **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
@@ -125,13 +107,9 @@ def radam(
     ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
     """
-    dtypes = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, **dtypes),
-            ScaleByLearningRate(learning_rate),
-        ),
+    return chain(
+        ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, mu_dtype=mu_dtype),
+        ScaleByLearningRate(learning_rate),
     )
 
 
@@ -146,7 +124,6 @@ def novograd(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
 
@@ -159,7 +136,6 @@ def novograd(
     - `learning_rate`: η.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByNovograd`.
 
     **Returns:** a chain of `ScaleByNovograd` and `ScaleByLearningRate`. With `decay_where`, the
@@ -173,7 +149,7 @@ def novograd(
         # The decay enters the momentum, so it cannot be a separate link.
         others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
         rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return maximized_if(maximize, chain(rule, ScaleByLearningRate(learning_rate)))
+    return chain(rule, ScaleByLearningRate(learning_rate))
 
 
 @advise_keywords
@@ -188,9 +164,7 @@ def adan(
     decay_where: WhereLike | None = None,
     *,
     mu_dtype: Any | None = None,
-    nu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Adan: Nesterov momentum from the differences of successive gradients.
 
@@ -210,17 +184,13 @@ def adan(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByAdan`.
 
     **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
 
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )

@@ -15,7 +15,6 @@ from ...transforms import (
     ScaleBySelfScaledBroyden,
     ScaleByZoomLinesearch,
 )
-from .._objective import maximized_if
 
 _ZOOM = ScaleByZoomLinesearch(20, initial_guess_strategy="one")
 
@@ -28,7 +27,6 @@ def lbfgs(
     linesearch: AbstractTransform | None = _ZOOM,
     *,
     bounds: Any = None,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """L-BFGS: an approximation of Newton's method, with a line search.
 
@@ -76,7 +74,6 @@ def lbfgs(
     - `bounds`: a pair `(lower, upper)` as `sl.projections.box` takes it, or a mapping from
         selectors to such pairs: `{sl.where.path("noise"): (1e-6, None)}`. A start outside is
         projected, with a warning. Defaults to no bounds.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleByLbfgs`, `Scale` or `ScaleByLearningRate`, and the line search;
     with `bounds` inside `.project(sl.projections.box(lower, upper))`.
@@ -87,7 +84,7 @@ def lbfgs(
     """
     scale = Scale(-1.0) if learning_rate is None else ScaleByLearningRate(learning_rate)
     links = () if linesearch is None else (linesearch,)
-    tx = maximized_if(maximize, chain(ScaleByLbfgs(memory_size, scale_init_precond), scale, *links))
+    tx = chain(ScaleByLbfgs(memory_size, scale_init_precond), scale, *links)
     groups = bounds if isinstance(bounds, Mapping) else {None: bounds}
     for where, pair in groups.items():
         if pair is None:
@@ -105,8 +102,6 @@ def lbfgs(
 def ss_broyden(
     family: str = "broyden",
     linesearch: AbstractTransform | None = _ZOOM,
-    *,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Self-scaled Broyden: p ↦ p − η·H·g, where the full matrix H approximates the inverse Hessian
     and a line search finds η.
@@ -129,7 +124,6 @@ def ss_broyden(
     - `family`: `"broyden"`, `"bfgs"` or `"plain"`, as in `ScaleBySelfScaledBroyden`.
     - `linesearch`: the line search, or `None` for no search. Defaults to a zoom line search of at
         most 20 steps with the initial guess 1.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
 
     **Returns:** a chain of `ScaleBySelfScaledBroyden`, `Scale` and the line search.
 
@@ -137,4 +131,4 @@ def ss_broyden(
         Networks](https://arxiv.org/abs/2405.04230), 2025"
     """
     links = () if linesearch is None else (linesearch,)
-    return maximized_if(maximize, chain(ScaleBySelfScaledBroyden(family), Scale(-1.0), *links))
+    return chain(ScaleBySelfScaledBroyden(family), Scale(-1.0), *links)

@@ -9,7 +9,6 @@ from ..._core.text.advice import advise_keywords
 from ...transforms import ScaleByIvon, ScaleByLearningRate, ScaleBySophia
 from ...where.resolve import WhereLike
 from .._decay import decayed_descent
-from .._objective import maximized_if
 
 
 @advise_keywords
@@ -28,7 +27,6 @@ def sophia(
     key: Any = 0,
     mu_dtype: Any | None = None,
     independent_decay: bool = False,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """Sophia: divides a mean of gradients by the curvature, and clips the result.
 
@@ -73,7 +71,6 @@ def sophia(
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleBySophia`.
 
     **Returns:** a chain of `ScaleBySophia`, `AddDecayedWeights` and `ScaleByLearningRate`.
@@ -82,12 +79,9 @@ def sophia(
         Pre-training](https://arxiv.org/abs/2305.14342), 2023"
     """
     numbers = b1, b2, eps, gamma, clip_threshold
-    return maximized_if(
-        maximize,
-        chain(
-            ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
-            *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-        ),
+    return chain(
+        ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
     )
 
 
@@ -102,7 +96,6 @@ def ivon(
     clip_radius: Hyperparameter | None = None,
     *,
     key: Any = 0,
-    maximize: bool = False,
 ) -> AbstractTransform:
     """IVON: learns a Gaussian posterior of the parameters, at the cost of Adam.
 
@@ -130,7 +123,6 @@ def ivon(
     - `learning_rate`: η.
     - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a wider
         posterior.
-    - `maximize`: whether to maximize the loss instead, as `.maximize()` does.
     - The others: as in `ScaleByIvon`.
 
     **Returns:** a chain of `ScaleByIvon` and `ScaleByLearningRate`.
@@ -139,6 +131,4 @@ def ivon(
         Networks](https://arxiv.org/abs/2402.17641), 2024"
     """
     numbers = ess, b1, b2, hessian_init, weight_decay, clip_radius
-    return maximized_if(
-        maximize, chain(ScaleByIvon(*numbers, key), ScaleByLearningRate(learning_rate))
-    )
+    return chain(ScaleByIvon(*numbers, key), ScaleByLearningRate(learning_rate))

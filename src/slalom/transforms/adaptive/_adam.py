@@ -31,9 +31,10 @@ class AbstractAdam(AbstractRule[ScaleByAdamState]):
     def init(self, params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
             age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1", wide=self.wide_mean),
-            # A field declared here would come before those of the subclasses.
-            nu=tree.second_moment(params, self.nu_dtype),  # pyright: ignore[reportAttributeAccessIssue]  # each subclass has the field
+            mu=tree.zeros_like(params, tree.accumulation_dtype)
+            if self.wide_mean
+            else first_moment(self, params, "b1"),
+            nu=tree.second_moment(params),
         )
 
     @abc.abstractmethod

@@ -3,10 +3,9 @@
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ._adam import AbstractAdam
 
 
@@ -29,10 +28,6 @@ class ScaleByAcprop(AbstractAdam):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
-    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
-        because gₜ − mₜ cancels.
-    - `nu_dtype`: the dtype in which s is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zhuang et al., [Momentum Centering and Asynchronous Update for Adaptive Gradient
         Methods](https://arxiv.org/abs/2110.05454), 2021"
@@ -42,8 +37,6 @@ class ScaleByAcprop(AbstractAdam):
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
     eps: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
     eps_root: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     wide_mean: ClassVar[bool] = True
 

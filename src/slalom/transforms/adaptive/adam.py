@@ -44,8 +44,6 @@ class ScaleByAdam(AbstractAdam):
         counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters. In
         bfloat16 decays above 0.996 are refused.
     - `nesterov`: whether to use Nesterov momentum.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Dozat, Nesterov
         momentum into Adam, 2016"
@@ -57,7 +55,6 @@ class ScaleByAdam(AbstractAdam):
     eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
         begin_adam(now, state, self.nesterov)
@@ -98,8 +95,6 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
     - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
     - `bias_correction_nu`: whether to divide vₜ by 1 − β₂ᵗ.
-    - `nu_dtype`: the dtype in which v and w are stored, which are real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
@@ -112,14 +107,13 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
     mu_dtype: np.dtype | None = dtype_field()
     bias_correction_mu: bool = eqx.field(default=True, static=True)
     bias_correction_nu: bool = eqx.field(default=True, static=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByAmsgradState:
         return ScaleByAmsgradState(
             age=tree.fresh_count(),
             mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
-            nu_max=tree.second_moment(params, self.nu_dtype),
+            nu=tree.second_moment(params),
+            nu_max=tree.second_moment(params),
         )
 
     def begin(self, now, state):
@@ -152,8 +146,6 @@ class ScaleByAdamax(AbstractAdam):
     - `b2`: β₂, the decay of the maximum, in [0, 1).
     - `eps`: ε, > 0; keeps v from being zero.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
@@ -162,7 +154,6 @@ class ScaleByAdamax(AbstractAdam):
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
     eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
         age = state.age = tree.increment(state.age)

@@ -30,10 +30,6 @@ class ScaleByBelief(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added to s in every step, ≥ 0.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
-    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
-        because gₜ − mₜ cancels.
-    - `nu_dtype`: the dtype in which s is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
@@ -43,8 +39,6 @@ class ScaleByBelief(AbstractAdam):
     eps: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
     eps_root: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     wide_mean: ClassVar[bool] = True
 
@@ -80,8 +74,6 @@ class ScaleByYogi(AbstractAdam):
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `initial_accumulator_value`: v₀, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
         Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
@@ -94,14 +86,13 @@ class ScaleByYogi(AbstractAdam):
     eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     initial_accumulator_value: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByAdamState:
         start = self.at(Context(step=0)).initial_accumulator_value
         return ScaleByAdamState(
             age=tree.fresh_count(),
             mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype, start),
+            nu=tree.second_moment(params, value=start),
         )
 
     def begin(self, now, state):
@@ -138,8 +129,6 @@ class ScaleByRadam(AbstractAdam):
     - `threshold`: the smallest ρₜ at which to divide, ≥ 4.
     - `nesterov`: whether to use Nesterov momentum, as in `ScaleByAdam`.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
@@ -152,7 +141,6 @@ class ScaleByRadam(AbstractAdam):
     threshold: Hyperparameter = hyperparameter(5.0, within="[4, inf)")
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
         begin_adam(now, state, self.nesterov)

@@ -46,8 +46,6 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m, v and the last gradient are stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which n is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
@@ -58,7 +56,6 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     written_last: ClassVar[tuple[str, ...]] = ("g",)
 
@@ -67,7 +64,7 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
             age=tree.fresh_count(),
             m=first_moment(self, params, "b1"),
             v=first_moment(self, params, "b2"),
-            n=tree.second_moment(params, self.nu_dtype),
+            n=tree.second_moment(params),
             g=tree.first_moment(params, self.mu_dtype),
         )
 

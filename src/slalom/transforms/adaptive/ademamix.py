@@ -62,8 +62,6 @@ class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which both means are stored; see `ScaleByAdam`. That of m₂ is at
         least float32 by default.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
         Older](https://arxiv.org/abs/2409.03137), 2024"
@@ -76,14 +74,13 @@ class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field()
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByAdemamixState:
         return ScaleByAdemamixState(
             age=tree.fresh_count(),
             m1=first_moment(self, params, "b1"),
             m2=first_moment(self, params, "b3", wide=True),
-            nu=tree.second_moment(params, self.nu_dtype),
+            nu=tree.second_moment(params),
         )
 
     def begin(self, now, state):
@@ -122,8 +119,6 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
     - `eps`: ε, added after the root, ≥ 0.
     - `eps_root`: ε_root, added under the root, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Morwani et al., [Connections between Schedule-Free Optimizers, AdEMAMix, and
         Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
@@ -135,7 +130,6 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
         age = state.age = tree.increment(state.age)

@@ -41,8 +41,6 @@ class ScaleByAdopt(AbstractAdam):
     - `use_clipping`: whether to clip n. The paper recommends it.
     - `clip_value_fn`: a function of t − 1, a floating array, that returns cₜ. Defaults to its
         fourth root.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Taniguchi et al., [ADOPT: Modified Adam Can Converge with Any β₂ with the Optimal
         Rate](https://arxiv.org/abs/2411.02853), 2024"
@@ -55,7 +53,6 @@ class ScaleByAdopt(AbstractAdam):
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     use_clipping: bool = eqx.field(default=True, static=True, kw_only=True)
     clip_value_fn: Callable[[Any], Any] = eqx.field(default=_fourth_root, static=True, kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     written_last: ClassVar[tuple[str, ...]] = ("nu",)
 

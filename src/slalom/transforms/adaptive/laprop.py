@@ -25,8 +25,6 @@ class ScaleByLaprop(AbstractAdam):
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `eps`: ε, added after the root, ≥ 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in
         Adam](https://arxiv.org/abs/2002.04839), 2020"
@@ -36,7 +34,6 @@ class ScaleByLaprop(AbstractAdam):
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
     eps: Hyperparameter = hyperparameter(1e-15, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def begin(self, now, state):
         begin_adam(now, state)

@@ -54,8 +54,6 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
     - `gamma`: γ, the strength of the correction, ≥ 0; 0 is Adam with clipping.
     - `eps`: ε, added after the root, ≥ 0.
     - `mu_dtype`: the dtype in which m and the last gradient are stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Yuan et al., [MARS: Unleashing the Power of Variance Reduction for Training Large
         Models](https://arxiv.org/abs/2411.10438), 2024"
@@ -66,7 +64,6 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
     gamma: Hyperparameter = hyperparameter(0.025, within="[0, inf)")
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
     written_last: ClassVar[tuple[str, ...]] = ("previous_gradient",)
@@ -75,7 +72,7 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
         return ScaleByMarsState(
             age=tree.fresh_count(),
             mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
+            nu=tree.second_moment(params),
             previous_gradient=tree.first_moment(params, self.mu_dtype),
         )
 

@@ -32,8 +32,6 @@ class ScaleByStableAdam(AbstractAdam):
     - `weight_decay`: λ, ≥ 0.
     - `clipping_threshold`: d, the largest r without clipping, > 0.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Wortsman et al., [Stable and low-precision training for large-scale vision-language
         models](https://arxiv.org/abs/2304.13013), 2023"
@@ -45,7 +43,6 @@ class ScaleByStableAdam(AbstractAdam):
     weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     clipping_threshold: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)

@@ -65,7 +65,7 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
     - `key`: the key of P, an int in [0, 2³¹) or a PRNG key.
     - `b1`, `b2`, `eps`: as in `ScaleByAdam`.
     - `max_growth`: γ, ≥ 1; `inf` sets no limit.
-    - `mu_dtype`, `nu_dtype`: as in `ScaleByAdam`.
+    - `mu_dtype`: as in `ScaleByAdam`.
     - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
 
     ??? cite "Zhu et al., [APOLLO: SGD-like Memory, AdamW-level
@@ -83,7 +83,6 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)", kw_only=True)
     max_growth: Hyperparameter = hyperparameter(1.01, within="[1, inf]", kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "leaf"
@@ -101,7 +100,6 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
         eps: Hyperparameter = 1e-6,
         max_growth: Hyperparameter = 1.01,
         mu_dtype: Any | None = None,
-        nu_dtype: Any | None = None,
         layout: LayoutLike = None,
     ):
         self.rank = rank
@@ -111,7 +109,7 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
         self.key, self.implementation = as_key_data(key)
         self.b1, self.b2, self.eps = b1, b2, eps
         self.max_growth = max_growth
-        self.mu_dtype, self.nu_dtype = mu_dtype, nu_dtype
+        self.mu_dtype = mu_dtype
         self.layout = layout
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
@@ -130,7 +128,7 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
         return ScaleByApolloState(
             age=tree.fresh_count(),
             mu=first_moment(self, projected, "b1"),
-            nu=tree.second_moment(projected, self.nu_dtype),
+            nu=tree.second_moment(projected),
             norm=structure.unflatten(norms),
         )
 

@@ -61,7 +61,7 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
     - `update_proj_gap`: T, an int ≥ 1.
     - `scale`: α; 0.25 in the paper, together with a learning rate of 0.01.
     - `b1`, `b2`, `eps`: as in `ScaleByAdam`.
-    - `mu_dtype`, `nu_dtype`: as in `ScaleByAdam`.
+    - `mu_dtype`: as in `ScaleByAdam`.
     - `layout`: which axes are outputs and inputs, as for `UnitwiseClip`.
 
     ??? cite "Zhao et al., [GaLore: Memory-Efficient LLM Training by Gradient Low-Rank
@@ -75,7 +75,6 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)", kw_only=True)
     eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)", kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "leaf"
@@ -103,7 +102,7 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
             age=tree.fresh_count(),
             projector=structure.unflatten(projectors),
             mu=first_moment(self, projected, "b1"),
-            nu=tree.second_moment(projected, self.nu_dtype),
+            nu=tree.second_moment(projected),
         )
 
     def plan(self, params):

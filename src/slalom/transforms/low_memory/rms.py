@@ -5,17 +5,15 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.means import moved
 from ...tree.types import Params, Scalar
-from ..momentum._first_moment import first_moment
 
 
 class ScaleByRmsState(eqx.Module):
@@ -39,8 +37,6 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
     - `initial_scale`: v₀, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to divide vₜ by 1 − γᵗ.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
@@ -50,14 +46,13 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
     initial_scale: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     eps_in_sqrt: bool = eqx.field(default=True, static=True)
     bias_correction: bool = eqx.field(default=False, static=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRmsState:
         return ScaleByRmsState(
             age=tree.fresh_count() if self.bias_correction else None,
-            nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
+            nu=tree.second_moment(params, value=self.at(Context(step=0)).initial_scale),
         )
 
     def begin(self, now, state):
@@ -108,10 +103,6 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
     - `initial_scale`: v₀, the variance at the start, ≥ 0.
     - `eps_in_sqrt`: whether to add ε under the root.
     - `bias_correction`: whether to correct the bias of mₜ and Vₜ towards the start.
-    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`. Defaults to at least float32,
-        because gₜ − mₜ₋₁ cancels.
-    - `nu_dtype`: the dtype in which V is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Graves, [Generating Sequences With Recurrent Neural
         Networks](https://arxiv.org/abs/1308.0850), 2013; Finch, Incremental calculation of
@@ -123,16 +114,14 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
     initial_scale: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
     eps_in_sqrt: bool = eqx.field(default=True, static=True)
     bias_correction: bool = eqx.field(default=False, static=True)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(
             age=tree.fresh_count() if self.bias_correction else None,
-            mu=first_moment(self, params, "decay", wide=True),
-            nu=tree.second_moment(params, self.nu_dtype, self.at(Context(step=0)).initial_scale),
+            mu=tree.zeros_like(params, tree.accumulation_dtype),
+            nu=tree.second_moment(params, value=self.at(Context(step=0)).initial_scale),
         )
 
     def begin(self, now, state):

@@ -60,7 +60,6 @@ class AbstractInEigenbasis(AbstractRule[State]):
     precondition_frequency: eqx.AbstractVar[int | Int[Array, "*runs"] | AbstractSchedule]
     shampoo_beta: eqx.AbstractVar[Hyperparameter | None]
     max_size: eqx.AbstractVar[int]
-    nu_dtype: eqx.AbstractVar[np.dtype | None]
 
     over: ClassVar[str] = "matrix"
     refresh_before: ClassVar[str] = "advance"
@@ -102,7 +101,7 @@ class AbstractInEigenbasis(AbstractRule[State]):
             "age": tree.fresh_count(),
             "since": tree.fresh_count(),
             "rotated_mu": first_moment(self, params, "b1"),
-            "rotated_nu": tree.second_moment(params, self.nu_dtype),
+            "rotated_nu": tree.second_moment(params),
             "statistics": self.for_each_matrix(params, self.zeros),
             "basis": self.for_each_matrix(params, self.zeros),
         }
@@ -193,8 +192,6 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
     - `shampoo_beta`: β_s, the decay of L and R, in [0, 1). Defaults to β₂.
     - `max_size`: the longest side that has a basis.
     - `mu_dtype`: the dtype in which M is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which V is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
     - `layout`: as in `sl.where.matrix`.
 
     ??? cite "Vyas et al., [SOAP: Improving and Stabilizing Shampoo using
@@ -208,7 +205,6 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
     shampoo_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
     max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
     refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "rotated_nu", "basis")
@@ -283,7 +279,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     **Arguments:**
 
-    - `b1`, `eps`, `max_size`, `mu_dtype`, `nu_dtype`, `layout`: as in `ScaleBySoap`.
+    - `b1`, `eps`, `max_size`, `mu_dtype`, `layout`: as in `ScaleBySoap`.
     - `b2`: β₂, the decay of the mean of squares, in [0, 1).
     - `precondition_frequency`: f, the number of steps from one refresh to the next: an int ≥ 1,
         or a schedule, rounded to the nearest integer ≥ 1.
@@ -302,7 +298,6 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
     shampoo_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
     max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
     refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "basis")

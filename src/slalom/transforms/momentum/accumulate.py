@@ -3,11 +3,10 @@
 from typing import Any, ClassVar
 
 import equinox as eqx
-import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like
@@ -30,8 +29,6 @@ class ScaleByRss(AbstractRule[ScaleByRssState]):
 
     - `initial_accumulator_value`: s₀, ≥ 0.
     - `eps`: ε, ≥ 0.
-    - `accumulator_dtype`: the dtype in which s is stored, which is real even for complex
-        parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
@@ -39,13 +36,12 @@ class ScaleByRss(AbstractRule[ScaleByRssState]):
 
     initial_accumulator_value: Hyperparameter = hyperparameter(0.1, within="[0, inf)")
     eps: Hyperparameter = hyperparameter(1e-7, within="[0, inf)")
-    accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRssState:
         start = self.at(Context(step=0)).initial_accumulator_value
-        return ScaleByRssState(tree.second_moment(params, self.accumulator_dtype, start))
+        return ScaleByRssState(tree.second_moment(params, value=start))
 
     def advance(self, now, g, leaf):
         leaf.sum_of_squares = tree.bounded(leaf.sum_of_squares + tree.abs_squared(g))
@@ -80,22 +76,19 @@ class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
 
     - `rho`: ρ, the decay of both means of squares, in [0, 1).
     - `eps`: ε, > 0; with ε = 0 all updates would be zero.
-    - `accumulator_dtype`: the dtype in which v and x are stored, which are real even for complex
-        parameters. Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
 
     rho: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
     eps: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
-    accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByAdadeltaState:
         return ScaleByAdadeltaState(
-            e_g=tree.second_moment(params, self.accumulator_dtype),
-            e_x=tree.second_moment(params, self.accumulator_dtype),
+            e_g=tree.second_moment(params),
+            e_x=tree.second_moment(params),
         )
 
     def begin(self, now, state):

@@ -63,8 +63,6 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
         algorithm of the paper does not, and it is off by default in the authors' code.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Defazio & Mishchenko, [Learning-Rate-Free Learning by
         D-Adaptation](https://arxiv.org/abs/2301.07733), 2023"
@@ -79,7 +77,6 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
     decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByDAdaptAdamState:
         first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
@@ -88,7 +85,7 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
             estim_lr=jnp.array(first, dtype),
             numerator_weighted=jnp.zeros((), dtype),
             mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
+            nu=tree.second_moment(params),
             grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
         )
 

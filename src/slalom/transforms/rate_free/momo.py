@@ -154,8 +154,6 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     - `adapt_lower_bound`: whether to estimate f*.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `nu_dtype`: the dtype in which v is stored, which is real even for complex parameters.
-        Defaults to the parameter's dtype, but at least float32.
 
     ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
         Rates](https://arxiv.org/abs/2305.07583), 2023"
@@ -170,14 +168,13 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
     decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    nu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByMomoAdamState:
         return ScaleByMomoAdamState(
             age=tree.fresh_count(),
             **_fresh_numbers(self, params),
             mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params, self.nu_dtype),
+            nu=tree.second_moment(params),
         )
 
     def plan(self, params):

@@ -17,16 +17,16 @@ class Maximize(AbstractWrapper[Any]):
 
     Made by `tx.maximize`, which describes the arguments.
 
-    Every recipe with `maximize=True` returns it too. The inner transform sees −g, and the negative
-    of everything that a step knows about the loss: `value`, `grad`, `value_fn` and `grad_fn`. So
-    line searches, plateau schedules and weight decay work as they do for descent.
+    The inner transform sees −g, and the negative of everything that a step knows about the loss:
+    `value`, `grad`, `value_fn` and `grad_fn`. So line searches, plateau schedules and weight decay
+    work as they do for descent.
 
     Parts of a model may descend while others ascend, as in a min-max problem:
 
     ```python
     >>> def loss_fn(model):  # a saddle point at x = y = 1
     ...     return (model["x"] - 1) ** 2 - (model["y"] - 1) ** 2
-    >>> tx = sl.sgd(0.1).partition({sl.where.path("y"): sl.sgd(0.1, maximize=True)})
+    >>> tx = sl.sgd(0.1).partition({sl.where.path("y"): sl.sgd(0.1).maximize()})
     >>> model = {"x": jnp.zeros(()), "y": jnp.zeros(())}
     >>> model, opt, loss = sl.train_step(loss_fn)(model, sl.Optimizer(tx, model))
     >>> model

@@ -136,7 +136,7 @@ with _checked:
         stable_adamw as stable_adamw,
         yogi as yogi,
     )
-    from .transforms import (
+    from .rules import (
         AdaptiveGradClip as AdaptiveGradClip,
         AddDecayedWeights as AddDecayedWeights,
         AddDecayToInitialParams as AddDecayToInitialParams,

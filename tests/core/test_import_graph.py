@@ -29,7 +29,7 @@ LAYERS = [
     "schedules",
     "projections",
     "combine",
-    "transforms",
+    "rules",
     "wrappers",
     "optimizers",
     "_loop.binding",

@@ -20,7 +20,7 @@ from helpers import (
     sampled,
     slalom_trajectory,
 )
-from slalom.transforms.matrices._newton_schulz import MARGINS, iteration
+from slalom.rules.matrices._newton_schulz import MARGINS, iteration
 
 STEPS = {"standard": 5, "tuned": 5, "polar_express": 5, "ten_steps": 10}
 SHAPES = {"tall": (9, 4), "wide": (4, 9), "square": (5, 5), "nearly square": (5, 6)}

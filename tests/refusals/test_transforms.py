@@ -22,7 +22,7 @@ def test_what_is_no_transform():
         bound(sl.adam)
     with refused(
         TypeError,
-        "got <class 'slalom.transforms.adaptive.adam.ScaleByAdam'>",
+        "got <class 'slalom.rules.adaptive.adam.ScaleByAdam'>",
         "Call it first: `ScaleByAdam(...)`",
     ):
         bound(sl.ScaleByAdam)
@@ -36,7 +36,7 @@ def test_what_is_no_transform():
         sl.Clip(1.0) | sl.sgd
     with refused(
         TypeError,
-        "Link 0 … got <class 'slalom.transforms.shaping.clip.Clip'>",
+        "Link 0 … got <class 'slalom.rules.shaping.clip.Clip'>",
         "Call it first: `Clip(...)`",
     ):
         sl.Clip | sl.sgd(0.1)

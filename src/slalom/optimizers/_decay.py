@@ -2,7 +2,7 @@
 
 from .._core.fields.declare import Hyperparameter
 from .._core.protocol.transform import AbstractTransform
-from ..transforms import AddDecayedWeights, ScaleByLearningRate, SubtractDecayedWeights
+from ..rules import AddDecayedWeights, ScaleByLearningRate, SubtractDecayedWeights
 from ..where.resolve import WhereLike
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from .._core.fields.declare import Hyperparameter
 from .._core.protocol.transform import AbstractTransform
-from ..transforms import Trace
+from ..rules import Trace
 
 
 def momentum_if_any(

@@ -8,7 +8,7 @@ from .._core.fields.schedule import as_schedule
 from .._core.protocol.chain import chain
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
-from ..transforms import (
+from ..rules import (
     Ema,
     NormalizeColumns,
     Orthogonalize,

@@ -6,7 +6,7 @@ from .._core.fields.declare import Hyperparameter
 from .._core.protocol.chain import chain
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
-from ..transforms import DifferentiallyPrivateAggregate, ScaleByLearningRate
+from ..rules import DifferentiallyPrivateAggregate, ScaleByLearningRate
 from ._momentum import momentum_if_any
 
 

@@ -6,8 +6,8 @@ from .._core.fields.declare import Hyperparameter, check_step
 from .._core.protocol.chain import chain
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
+from ..rules import ScaleByLearningRate, ScaleByRms
 from ..schedules import warmup_constant
-from ..transforms import ScaleByLearningRate, ScaleByRms
 from ..tree.types import is_function
 from ..where.resolve import WhereLike
 from ._decay import decayed

@@ -6,7 +6,7 @@ from .._core.fields.declare import Hyperparameter
 from .._core.protocol.chain import chain
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.advice import advise_keywords
-from ..transforms import Scale, ScaleByLearningRate, ScaleByLion, ScaleByRprop, ScaleBySign, Trace
+from ..rules import Scale, ScaleByLearningRate, ScaleByLion, ScaleByRprop, ScaleBySign, Trace
 from ..where.resolve import WhereLike
 from ._decay import decayed_descent
 

@@ -19,7 +19,7 @@ from ..._core.protocol.wrapper import AbstractPacedWrapper
 from ..._core.state.walk import inner_transforms, keeps_zeros, segments, transforms
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
-from ...transforms.shaping.decay import AddDecayedWeights
+from ...rules.shaping.decay import AddDecayedWeights
 from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ... import tree
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.transform import AbstractTransform
-from ...transforms.linesearch._line import AbstractLinesearch
+from ...rules.linesearch._line import AbstractLinesearch
 from ...tree.types import Scalar, Updates
 
 

@@ -8,7 +8,7 @@ from ..._core.fields.declare import Hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
-from ...transforms import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRms
+from ...rules import Ema, Scale, ScaleByFactoredRms, ScaleByLearningRate, ScaleByParamBlockRms
 from ...where.resolve import WhereLike
 from .._decay import decayed
 

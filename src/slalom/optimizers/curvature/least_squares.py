@@ -6,7 +6,7 @@ from ..._core.fields.declare import Hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
-from ...transforms import (
+from ...rules import (
     ClipByGlobalNorm,
     Scale,
     ScaleByBacktrackingLinesearch,

@@ -8,7 +8,7 @@ from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...projections import box
-from ...transforms import (
+from ...rules import (
     Scale,
     ScaleByLbfgs,
     ScaleByLearningRate,

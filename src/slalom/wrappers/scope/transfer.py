@@ -8,7 +8,7 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.state.walk import inner_transforms, transforms
-from ...transforms import (
+from ...rules import (
     AddDecayedWeights,
     Cautious,
     CheckFinite,
@@ -25,7 +25,7 @@ from ...transforms import (
     Trace,
     ZClip,
 )
-from ...transforms.shaping.rate_factors import mup, rule_of, trainable
+from ...rules.shaping.rate_factors import mup, rule_of, trainable
 from ...where.layout import LayoutLike
 from ..gradients.graft import Graft
 

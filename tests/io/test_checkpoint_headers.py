@@ -3,11 +3,14 @@
 import json
 import os
 import zlib
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
+from trained import blank
 
 import slalom as sl
 from slalom.checkpoint import _file, _format, _replace
@@ -172,6 +175,34 @@ def test_codecs_in_a_file_are_never_run(path):
 
 
 # --- older files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(1, _format.VERSION + 1))
+def test_a_file_of_each_version_is_read(version, path):
+    model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3, "bfloat16")}
+    tx = sl.ClipByGlobalNorm(9.0) | sl.adam(0.1).store("int8", min_size=4).every_k(2)
+    opt = sl.Optimizer(tx, model)
+    for _ in range(5):
+        model, opt = opt.step(model, jax.tree.map(jnp.ones_like, model))
+    order = np.arange(3)
+    more = {"key": jax.random.key(3), "loader": {"n": 3, "x": "ü", "z": 1 + 2j, "order": order}}
+    trees = {"model": model, "opt": opt, **more}
+    fresh = {"n": 0, "x": "", "z": 0j, "order": 0 * order}
+    fresh = {"model": blank(model), "opt": blank(opt), "key": jax.random.key(0), "loader": fresh}
+    file = Path(__file__).parent / "files" / f"version-{version}.safetensors"
+    loaded = sl.checkpoint.load(file, hyperparams="file", **fresh)
+    for x, expected in zip(*map(jax.tree.leaves, (dict(loaded), trees)), strict=True):
+        if isinstance(x, str) or jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
+            assert x == expected
+        else:
+            np.testing.assert_allclose(*map(np.complex128, (x, expected)), rtol=1e-5)
+    if version == _format.VERSION:
+        # A change of form raises the version.
+        sl.checkpoint.save(path, **trees)
+        texts = [sl.checkpoint.header(of) for of in (file, path)]
+        assert [*texts[0]] == [*texts[1]]
+        for name in ("layouts", "dtypes", "values"):
+            assert texts[0][name] == texts[1][name]
 
 
 def newer(path):

@@ -1,11 +1,10 @@
 """Checkpoints: files in which every array has its name, and that survive being interrupted."""
 
-from ._dict import from_dict as from_dict, to_dict as to_dict
 from ._format import DamagedError as DamagedError, NewerVersionError as NewerVersionError
-from ._load import header as header, load as load
+from ._load import from_dict as from_dict, header as header, load as load
 from ._report import MismatchError as MismatchError
 from ._rolling import Rolling as Rolling
-from ._save import save as save
+from ._save import save as save, to_dict as to_dict
 from ._saving import Saving as Saving
 from ._synthesize import synthesize as synthesize
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import tree
+from .._core.engine.encoded import is_encoded
 from .._loop.binding.names import free_name
 from .._loop.binding.optimizer import Optimizer
 from ..tree.paths import dotted
@@ -53,16 +54,37 @@ def is_key(x: Any) -> bool:
     return not isinstance(x, np.ndarray) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
+def shape_of(x: Any) -> tuple[int, ...] | None:
+    """The shape of an array, read or not, or of what stands for one; `None` for anything else."""
+    return tuple(x.shape) if hasattr(x, "shape") else None
+
+
 def kind(x: Any) -> str:
-    """The dtype of an array by name; that of keys names their implementation."""
+    """The type of a leaf: the dtype of an array, which names the implementation of keys, or the
+    codec of an encoded one."""
     if isinstance(x, Unread):
         return x.kind
+    if is_encoded(x):
+        return x.codec if isinstance(x.codec, str) else repr(x.codec)
+    if shape_of(x) is None:
+        return f"a Python {type(x).__name__}"
     if not is_key(x):
         return x.dtype.name
     if isinstance(x, jax.ShapeDtypeStruct):
         # `jax.random.key_impl` takes no abstract keys.
         return f"key<{x.dtype._impl.name}>"  # pyright: ignore[reportAttributeAccessIssue]  # JAX names it nowhere else
     return f"key<{jax.random.key_impl(x)}>"
+
+
+def difference(theirs: Any, own: Any) -> tuple[str, tuple[str, str]] | None:
+    """The field of a report that a difference between two leaves belongs to, and both in words.
+
+    `None` if one can take the place of the other.
+    """
+    shapes, kinds = (shape_of(theirs), shape_of(own)), (kind(theirs), kind(own))
+    if None not in shapes and shapes[0] != shapes[1]:
+        return "reshaped", (str(shapes[0]), str(shapes[1]))
+    return None if kinds[0] == kinds[1] else ("retyped", kinds)
 
 
 # --- to the host ----------------------------------------------------------------------------
@@ -111,7 +133,7 @@ def to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray
 
 def words(x: Any) -> Any:
     """An array, or the words of keys."""
-    return jax.random.key_data(x) if is_key(x) else x
+    return jax.random.key_data(x) if shape_of(x) is not None and is_key(x) else x
 
 
 # --- and back -------------------------------------------------------------------------------

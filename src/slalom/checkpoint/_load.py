@@ -1,13 +1,15 @@
-"""Loads trees from one file."""
+"""Loads trees from one file, or from a dict."""
 
 import json
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from .._core.text.advice import advise_positions
 from ..tree.types import PyTree
 from . import _file
-from ._assemble import Loaded, Source, assemble
-from ._optimizers import Layout
+from ._layouts import Layout, layout_from_json
+from ._match import Loaded, Source, assemble
 from ._save import given
 from ._saving import settle
 
@@ -76,7 +78,7 @@ def layouts(file: _file.File) -> dict[str, Layout]:
     """The layouts of the optimizers in a file, by path."""
     with file.parsing():
         known = json.loads(file.text["layouts"])
-        return {path: Layout.from_json(layout) for path, layout in known.items()}
+        return {path: layout_from_json(x, f"{path}.") for path, x in known.items()}
 
 
 def header(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -94,3 +96,28 @@ def header(path: str | os.PathLike[str]) -> dict[str, str]:
     settle(path)
     with _file.File(path) as file:
         return file.text | {"values": file.values_text()}
+
+
+def from_dict(
+    items: Mapping[str, Any],
+    *,
+    model: PyTree = None,
+    opt: PyTree = None,
+    strict: bool = True,
+    hyperparams: str = "program",
+    **more: PyTree,
+) -> Loaded:
+    """The trees that `to_dict` was given, with the values of a dict.
+
+    **Arguments:**
+
+    - `items`: arrays, numbers and strings by name.
+    - `model`, `opt`, `strict`, `hyperparams`, `more`: as for `load`. The state of optimizers is
+        matched by name only.
+
+    **Returns:** a dict with a report, as `load`. Arrays have the shardings of these trees.
+
+    **Raises:** as `load`.
+    """
+    trees = given(model, opt, more)
+    return assemble(Source("The dict", items, {}), trees, strict, hyperparams)

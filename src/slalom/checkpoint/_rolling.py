@@ -9,10 +9,10 @@ import numpy as np
 from .._core.text.messages import warn
 from .._loop.binding.optimizer import Optimizer
 from ..tree.types import PyTree
-from ._assemble import Loaded
 from ._file import File
 from ._format import DamagedError, NewerVersionError
 from ._load import layouts, load
+from ._match import Loaded
 from ._replace import remove_leftovers
 from ._save import given, start
 from ._saving import Saving, settle

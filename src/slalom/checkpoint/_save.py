@@ -1,4 +1,4 @@
-"""Saves trees, and their layout, to one file."""
+"""Saves trees, and the layouts of optimizers, to one file."""
 
 import functools
 import importlib.metadata
@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import tree
 from .._core.text.advice import advise_positions
@@ -16,8 +17,8 @@ from .._loop.binding.optimizer import Optimizer
 from .._loop.programs.compiled import check_readable
 from ..tree.types import PyTree
 from . import _file
+from ._layouts import layout_of, layout_to_json
 from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host
-from ._optimizers import Layout
 from ._saving import Saving, settle
 
 _RESERVED = ("path", "background", "strict", "hyperparams")
@@ -69,6 +70,28 @@ def save(
     be saved. The old file is intact.
     """
     return start(Path(path), given(model, opt, more), background, lambda: None)
+
+
+def to_dict(*, model: PyTree = None, opt: PyTree = None, **more: PyTree) -> dict[str, Any]:
+    """Everything that `save` would save, by name: for Orbax, or any other library.
+
+    ```python
+    >>> model = {"w": jnp.ones(2)}
+    >>> opt = sl.Optimizer(sl.sgd(0.1), model)
+    >>> list(sl.checkpoint.to_dict(model=model, opt=opt))
+    ['model.w', 'opt.scale_by_learning_rate.learning_rate', 'opt.count']
+
+    ```
+
+    **Arguments:**
+
+    - `model`, `opt`, `more`: trees as for `save`. Arrays may be abstract.
+
+    **Returns:** a flat dict. The arrays are those of the trees, with their shardings.
+    """
+    trees = given(model, opt, more)
+    named = (pair for root, x in trees.items() for pair in named_leaves(root, x))
+    return {name: leaf for name, leaf in named if is_saved(name.partition(".")[0], leaf)}
 
 
 def given(model: PyTree, opt: PyTree, more: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -139,5 +162,5 @@ def _header(trees: Mapping[str, PyTree], optimizers: Mapping[str, Optimizer]) ->
         "versions": json.dumps(versions),
         "count": text(lambda opt: str(opt.count.tolist())),
         "optimizer": text(repr),
-        "layouts": json.dumps({path: Layout.of(x).to_json() for path, x in optimizers.items()}),
+        "layouts": json.dumps({p: layout_to_json(layout_of(x, "")) for p, x in optimizers.items()}),
     }

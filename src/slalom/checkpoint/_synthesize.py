@@ -1,6 +1,7 @@
 """Averages that are chosen after training, from those in checkpoints."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,14 +10,16 @@ import jax
 import numpy as np
 
 from .._core.state.marks import PER_LEAF
+from .._core.state.slots import Slot
+from .._loop.reports.rebind import Side
 from ..schedules.averages import LARGEST, synthesis_weights
 from ..tree.paths import leaf_paths
 from ..tree.types import PyTree
 from ..wrappers.parameters.average import Average
 from ._file import File
+from ._layouts import decoded
 from ._leaves import placed
 from ._load import layouts
-from ._optimizers import Leaf, read_leaf
 from ._saving import settle
 
 
@@ -26,10 +29,10 @@ class _Snapshot(NamedTuple):
     sigma_rel: float
     path: Path
     """The file."""
-    opt: str
-    """The name of the optimizer in it."""
-    leaf: Leaf
-    """The average."""
+    names: Any
+    """The average, as a leaf of a layout."""
+    local: str
+    """The path of the average in its state."""
 
 
 def synthesize(
@@ -106,18 +109,14 @@ def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Snap
     if layout is None:
         return
     sigmas = {
-        leaf.slot.owner: float(file.unread(f"{opt}.{leaf.arrays[0]}").read())
-        for leaf in layout.rules
-        if leaf.slot.local == "decay.sigma_rel" and leaf.slot.rule == Average.__name__
+        slot.owner: float(file.unread(name).read())
+        for slot, name in _pairs(layout["rules"])
+        if slot.local == "decay.sigma_rel" and slot.rule == Average.__name__
     }
-    own = [leaf for leaf in layout.state if leaf.slot.owner in sigmas]
-    ages = {
-        leaf.slot.owner: file.unread(f"{opt}.{leaf.arrays[0]}").read()
-        for leaf in own
-        if leaf.slot.mark == PER_LEAF
-    }
-    for leaf in own:
-        owner, param = leaf.slot.owner, leaf.slot.param
+    own = [(slot, names) for slot, names in _pairs(layout["state"]) if slot.owner in sigmas]
+    ages = {slot.owner: file.unread(name).read() for slot, name in own if slot.mark == PER_LEAF}
+    for slot, names in own:
+        owner, param = slot.owner, slot.param
         if param is None:  # "" is a model that is one array
             continue
         age = np.unique(ages[owner])
@@ -127,8 +126,12 @@ def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Snap
                 "cannot be combined with those before."
             )
         if age[0] > 0:
-            snapshot = _Snapshot(float(age[0]), sigmas[owner], path, opt, leaf)
+            snapshot = _Snapshot(float(age[0]), sigmas[owner], path, names, slot.local)
             found.setdefault(param, []).append(snapshot)
+
+
+def _pairs(side: Side) -> Iterator[tuple[Slot, Any]]:
+    return zip(side.places, side.leaves, strict=True)
 
 
 def _with_averages(
@@ -171,8 +174,9 @@ def _sums(
     for path, terms in by_file.items():
         with File(path) as file:
             for name, weight, snapshot in terms:
-                arrays = {x: file.unread(f"{snapshot.opt}.{x}") for x in snapshot.leaf.arrays}
-                value, leaf = read_leaf(snapshot.leaf, arrays), like[name]
+                names = jax.tree.leaves(snapshot.names)
+                arrays = {x: file.unread(x) for x in names}
+                value, leaf = decoded(snapshot.names, arrays, snapshot.local), like[name]
                 if not eqx.is_array_like(leaf) or value.shape != np.shape(leaf):
                     raise ValueError(
                         f"The checkpoints have averages of shape {value.shape}, where the model "

@@ -63,6 +63,16 @@ def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str
     return found
 
 
+def rule_slots(transform: AbstractTransform[Any]) -> list[Slot]:
+    """The place of each leaf of a transform itself, in order."""
+    structure = jax.tree.structure(transform)
+    found: list[Any] = [None] * structure.num_leaves
+    for part in parts(example(structure)):
+        for key_path, i in jax.tree_util.tree_leaves_with_path(part.module):
+            found[i] = _unmarked(part.name, type(part.module).__name__, key_path)
+    return found
+
+
 def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str]) -> Slot:
     node = state
     for depth, key in enumerate(key_path):
@@ -77,6 +87,10 @@ def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str
             local = dotted(key_path)
             return Slot(owner, rule, local, mark, node_path, field, param, half, stored)
         node = next(child for own, child in children_of(node)[0] if own == key)
+    return _unmarked(owner, rule, key_path)
+
+
+def _unmarked(owner: str, rule: str, key_path: Any) -> Slot:
     return Slot(owner, rule, dotted(key_path), None, (owner, ""), "", None)
 
 

@@ -6,9 +6,7 @@ import jax
 
 from ..._core.fields.hyperparams import all_targets
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.slots import slots
-from ..._core.state.walk import parts
-from ...tree.paths import dotted
+from ..._core.state.slots import rule_slots, slots
 
 
 def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple[str, ...]:
@@ -23,10 +21,8 @@ def names_of(transform: AbstractTransform[Any], state: Any, total: int) -> tuple
     - `total`: the number of leaves. The count is the last one.
     """
     names = [""] * total
-    for part in parts(transform):
-        # The innermost part that holds a leaf comes last.
-        for key_path, i in jax.tree_util.tree_leaves_with_path(part.module):
-            names[i] = ".".join(filter(None, (*part.path, dotted(key_path))))
+    for i, slot in zip(jax.tree.leaves(transform), rule_slots(transform), strict=True):
+        names[i] = slot.name
     numbers = []
     for path, part, field in all_targets(transform).values():
         i = getattr(part.module, field.name)

@@ -55,10 +55,11 @@ class Rebinding:
 
 
 class Side(NamedTuple):
-    """The places and values of a state's leaves."""
+    """The places and values of the leaves of a state, or of a transform itself."""
 
     places: list[Slot]
     leaves: list[Any]
+    """Their values, or what stands for these. An encoded leaf is one leaf."""
     params: list[str]
     """The paths of all parameters."""
     entries: frozenset[int]
@@ -67,7 +68,6 @@ class Side(NamedTuple):
     @classmethod
     def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "Side":
         paths = leaf_paths(params)
-        # An encoded leaf is one leaf, with its own path.
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
         places = slots(transform, structure.unflatten(range(len(leaves))), paths)
         return cls.at(places, leaves, paths)
@@ -77,6 +77,12 @@ class Side(NamedTuple):
         owners = {s.node for s in places if s.param is not None}
         entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in owners)
         return cls(places, leaves, params, frozenset(entries))
+
+    def mapped(self, function: Callable[[Any], Any]) -> "Side":
+        """The side with other values, without those leaves for which the function gives `None`."""
+        pairs = zip(self.places, map(function, self.leaves), strict=True)
+        kept = [(slot, leaf) for slot, leaf in pairs if leaf is not None]
+        return Side.at([slot for slot, _ in kept], [leaf for _, leaf in kept], self.params)
 
 
 class Transfer(NamedTuple):
@@ -88,6 +94,8 @@ class Transfer(NamedTuple):
     """The old leaf whose value each new leaf takes."""
     gathered: dict[int, Any]
     """The values of per-leaf fields, put together from entries of old ones."""
+    clocks: dict[int, int | None]
+    """The old clock that each new clock goes on from; `None` is the count of the optimizer."""
     used: set[int]
     """The old leaves whose values are taken."""
 
@@ -107,7 +115,7 @@ def carry(
     before, after = Side.of(*old), Side.of(*new)
     found = transfer(before, after, lambda a, b: _shape(a) == _shape(b))
     leaves = list(after.leaves)
-    clocks = clocks_of(before, after, found)
+    clocks = found.clocks
     _warn_of_jumps(new[0], before, after, {*clocks.values()}, count)
     recoded = set()
     for i, j in found.fits.items():
@@ -151,6 +159,11 @@ def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -
     - `before`, `after`: the old and the new state.
     - `same_kind`: whether an old leaf can take the place of a new one.
     """
+    alike = before.places == after.places and before.params == after.params
+    if alike and all(map(same_kind, before.leaves, after.leaves)):
+        # Two leaves may have one name, by which neither would be found.
+        same = {i: i for i in range(len(after.places))}
+        return Transfer(same, same, {}, _clocks_of(before, after, same, {*same}), {*same})
     origins = _origins(before, after)
     fits = {
         i: j
@@ -168,7 +181,7 @@ def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -
         if any(sources):
             gathered[i] = _gathered(after.leaves[i], sources, before.leaves)
         used.update(j for j, _ in filter(None, sources))
-    return Transfer(origins, fits, gathered, used)
+    return Transfer(origins, fits, gathered, _clocks_of(before, after, fits, used), used)
 
 
 def _names(side: Side, which: Iterable[int]) -> tuple[str, ...]:
@@ -244,18 +257,14 @@ def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dic
 # --- clocks ---------------------------------------------------------------------------------
 
 
-def clocks_of(before: Side, after: Side, found: Transfer) -> dict[int, int | None]:
-    """The old clock that each clock of the new state goes on from, by position; `None` is the count
-    of the optimizer.
+def _clocks_of(
+    before: Side, after: Side, fits: dict[int, int], used: set[int]
+) -> dict[int, int | None]:
+    """The old clock that each clock of the new state goes on from.
 
     A wrapper with a clock does not move the schedules inside it: they go on at the step at which
     their own rule was before. Where nothing inside was carried over, the clock goes on from the
     innermost one that it may replace, or else from the one around it.
-
-    **Arguments:**
-
-    - `before`, `after`: the old and the new state.
-    - `found`: which leaves the new state takes.
     """
     old, new = _clocks(before.places), _clocks(after.places)
     wrappers = rules_with_clocks()
@@ -263,17 +272,17 @@ def clocks_of(before: Side, after: Side, found: Transfer) -> dict[int, int | Non
     for owner, i in sorted(new.items(), key=lambda clock: clock[0].count(".")):
         inside = {
             _around(before.places[j].owner, old)
-            for n, j in found.fits.items()
+            for n, j in fits.items()
             if after.places[n].rule not in wrappers and _around(after.places[n].owner, new) == i
         }
         if len(inside) == 1:
             chosen[i] = inside.pop()
             continue
         outer = _around(owner, new)
-        around = found.fits.get(i, None if outer is None else chosen[outer])
-        free = [path for path, j in old.items() if j == around or j not in found.used]
-        if i in found.fits:
-            own = f"{before.places[found.fits[i]].owner}."
+        around = fits.get(i, None if outer is None else chosen[outer])
+        free = [path for path, j in old.items() if j == around or j not in used]
+        if i in fits:
+            own = f"{before.places[fits[i]].owner}."
             is_outer = any(_around(path, new) == i for path in new)
             # A clock inside it may be gone, and then the rule is on this one.
             free = [x for x in free if f"{x}." == own or (x.startswith(own) and not is_outer)]

@@ -1,0 +1,317 @@
+"""Puts what was read in place of a program's own arrays, and reports what differs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._core.engine.encoded import is_encoded
+from .._core.state.slots import Slot
+from .._core.text.messages import warn
+from .._core.text.printing import shortest
+from .._loop.binding.optimizer import Optimizer
+from .._loop.reports.rebind import Side, Transfer, in_form_of, transfer
+from ..tree.types import PyTree, Tracer
+from ..wrappers.scope.store import Store
+from ._layouts import Layout, arrays_in, filled, has_all, is_decodable, layout_of, read
+from ._leaves import difference, is_saved, kind, named_leaves, nodes, placed, shape_of, words
+from ._report import MismatchError, Report, mismatch, other_hyperparams
+
+
+class Source(NamedTuple):
+    """What was read."""
+
+    where: str
+    """The source at the start of a sentence."""
+    items: Mapping[str, Any]
+    """Arrays, read or not, and numbers and strings, by name."""
+    layouts: Mapping[str, Layout]
+    """The layouts of optimizers, by path, where they are known."""
+
+
+class Loaded(dict[str, Any]):
+    """The trees that were loaded, by keyword, and a report."""
+
+    report: Report
+    """What was loaded and what differs."""
+
+
+class _Findings:
+    """What is known so far of what the leaves of a program take."""
+
+    def __init__(self):
+        self.values: dict[str, Any] = {}
+        """What replaces leaves of the program, by their names."""
+        self.used: set[str] = set()
+        """The names in the source that have a counterpart."""
+        self.notes: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(Report)}
+        """The fields of the report."""
+
+    def report(self) -> Report:
+        """The report."""
+        pairs = ("reshaped", "retyped", "hyperparams")
+        fields: dict[str, Any] = {
+            name: found if name in pairs else tuple(found) for name, found in self.notes.items()
+        }
+        return Report(**fields)
+
+    def note(self, field: str, *names: str) -> None:
+        """Adds names to a field of the report."""
+        self.notes[field].update(dict.fromkeys(names))
+
+    def take(self, names: list[str], values: list[Any]) -> None:
+        """Takes values in place of leaves."""
+        self.note("loaded", *names)
+        self.values.update(zip(names, values, strict=True))
+
+    def take_if_alike(self, name: str, leaf: Any, value: Any) -> None:
+        """Takes a value in place of a leaf if it fits; `None` stands for no value."""
+        if value is None:
+            self.note("missing", name)
+        elif not self.differ(name, leaf, value):
+            self.take([name], [value])
+
+    def differ(self, name: str, leaf: Any, value: Any) -> bool:
+        """Notes the difference between a leaf and a value, and returns whether there is one."""
+        found = difference(value, leaf)
+        if found is not None:
+            field, both = found
+            self.notes[field][name] = both
+        return found is not None
+
+
+def assemble(
+    source: Source, templates: Mapping[str, PyTree], strict: bool, hyperparams: str
+) -> Loaded:
+    """The templates with the values of the source.
+
+    **Arguments:**
+
+    - `source`: what was read.
+    - `templates`: the trees of the program, by keyword.
+    - `strict`: whether a difference is an error.
+    - `hyperparams`: whose hyperparameters to use: `"program"` or `"file"`.
+    """
+    if hyperparams not in ("program", "file"):
+        raise ValueError(f'`hyperparams` must be "program" or "file", got {hyperparams!r}.')
+    found = _Findings()
+    for root, template in templates.items():
+        _compare(root, template, source, hyperparams == "file", found)
+    asked = (name for name in source.items if name.partition(".")[0] in templates)
+    found.note("unexpected", *(name for name in asked if name not in found.used))
+    report = found.report()
+    if strict and not report.fits:
+        raise MismatchError(mismatch(report, source.where))
+    # Nothing large has been read so far. One array after the other is, and goes to its devices.
+    trees = {
+        root: jax.tree.structure(template).unflatten(
+            placed(found.values[name], leaf) if name in found.values else leaf
+            for name, leaf in named_leaves(root, template)
+        )
+        for root, template in templates.items()
+    }
+    _check_concrete(trees, source.where)
+    if report.hyperparams:
+        warn(other_hyperparams(report, source.where))
+    loaded = Loaded(trees)
+    loaded.report = report
+    return loaded
+
+
+def _check_concrete(trees: Mapping[str, PyTree], where: str) -> None:
+    """Raises an error for abstract leaves that got no value."""
+    for root, tree in trees.items():
+        named = named_leaves(root, tree)
+        left = [name for name, x in named if isinstance(x, jax.ShapeDtypeStruct)]
+        if left:
+            raise MismatchError(
+                f"{where} has nothing that fits '{left[0]}', and the program has no value for it: "
+                "it is abstract. Pass a model and an optimizer with arrays."
+            )
+
+
+def _compare(
+    root: str, template: PyTree, source: Source, take_hyperparams: bool, found: _Findings
+) -> None:
+    """Finds what the leaves of a tree take from the source."""
+    leaves = {name: leaf for name, leaf in named_leaves(root, template) if is_saved(root, leaf)}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, Tracer):
+            raise TypeError(
+                f"'{name}' is being traced: a checkpoint cannot be loaded inside a function that "
+                "JAX transforms. Load it first, and pass what it holds."
+            )
+    for path, node in nodes(root, template):
+        if isinstance(node, Optimizer):
+            for name in _compare_optimizers(path, node, source, take_hyperparams, found):
+                leaves.pop(name, None)
+    for name, leaf in leaves.items():
+        found.take_if_alike(name, leaf, source.items.get(name))
+    found.used.update(leaves)
+
+
+# --- optimizers -----------------------------------------------------------------------------
+
+
+class _Pair(NamedTuple):
+    """The leaves of a program and of a source."""
+
+    own: Side
+    """Those of the program, as names."""
+    new: Side
+    """The same as arrays."""
+    saved: Side
+    """Those of the source, as names."""
+    old: Side
+    """The same as arrays, most of which are not read yet."""
+    moved: Transfer
+    """What the program takes."""
+
+
+def _compare_optimizers(
+    path: str, opt: Optimizer, source: Source, take_hyperparams: bool, found: _Findings
+) -> set[str]:
+    """Finds what the arrays of an optimizer take, by the rules of `opt.rebind`.
+
+    **Returns:** their names, without that of the count.
+    """
+    own = layout_of(opt, f"{path}.")
+    saved = source.layouts.get(path, own)
+    names = (f"{path}.{name}" for name in opt.binding.names)
+    arrays = dict(zip(names, opt.arrays, strict=True))
+    codecs = {repr(x.codec): x.codec for x in own["state"].leaves if is_encoded(x)}
+    # Without a layout there are only names. Those of several runs have an axis more than slots say.
+    by_name = path not in source.layouts or opt.arrays[-1].ndim > 0
+
+    def pair(part: str) -> _Pair:
+        known = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)
+        old = known.mapped(lambda x: filled(x, source.items, codecs))
+        new = own[part].mapped(lambda x: filled(x, arrays, codecs))
+        for side in (new, old):
+            for i in side.entries:
+                # Ages are put together from single entries.
+                side.leaves[i] = _concrete(side.leaves[i])
+        by = _by_name(own[part], new, known, old) if by_name else transfer(old, new, _can_follow)
+        return _Pair(own[part], new, known, old, by)
+
+    _compare_rules(pair("rules"), take_hyperparams, found)
+    _compare_states(path, pair("state"), source.items.get(f"{path}.count"), found)
+    return {name for side in own.values() for x in side.leaves for name in jax.tree.leaves(x)}
+
+
+def _concrete(x: Any) -> Any:
+    return np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else read(x)
+
+
+def _by_name(own: Side, new: Side, saved: Side, old: Side) -> Transfer:
+    """Pairs leaves whose arrays have the same names."""
+    known = {tuple(jax.tree.leaves(names)): j for j, names in enumerate(saved.leaves)}
+    keys = (tuple(jax.tree.leaves(names)) for names in own.leaves)
+    origins = {i: known[key] for i, key in enumerate(keys) if key in known}
+    fits = {i: j for i, j in origins.items() if _can_follow(old.leaves[j], new.leaves[i])}
+    return Transfer(origins, fits, {}, {}, {*fits.values()})
+
+
+def _compare_rules(rules: _Pair, take_hyperparams: bool, found: _Findings) -> None:
+    origins = rules.moved.origins
+    for i, (name, leaf) in enumerate(zip(rules.own.leaves, rules.new.leaves, strict=True)):
+        value = rules.old.leaves[origins[i]] if i in origins else None
+        if take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):
+            found.take_if_alike(name, leaf, value)
+        elif value is not None and not _is_equal(value, leaf):
+            found.notes["hyperparams"][name] = _number(value), _number(leaf)
+    # If those of the program are kept, those of the source are not missed.
+    used = origins.values() if take_hyperparams else range(len(rules.saved.leaves))
+    found.used.update(rules.saved.leaves[j] for j in used)
+
+
+def _compare_states(path: str, state: _Pair, count: Any, found: _Findings) -> None:
+    own, new, saved, old, moved = state
+    clocks = {i: count if j is None else old.leaves[j] for i, j in moved.clocks.items()}
+    values = {i: old.leaves[j] for i, j in moved.fits.items()} | clocks
+    used = {*moved.used, *moved.origins.values(), *moved.clocks.values()} - {None}
+    for i, (slot, leaf) in enumerate(zip(own.places, new.leaves, strict=True)):
+        names, name = jax.tree.leaves(own.leaves[i]), f"{path}.{slot.name}"
+        value = values.get(i)
+        siblings = [j for j in old.entries if _by_rule(saved.places[j]) == _by_rule(slot)]
+        if i in moved.gathered:
+            found.take(names, [moved.gathered[i]])
+        elif value is not None and _is_same_form(value, leaf):
+            found.take(names, arrays_in(value))
+        elif value is not None and _can_follow(value, leaf):
+            made = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
+            found.take(names, arrays_in(made))
+            found.note("recoded", name)
+        elif i in moved.origins:
+            _keep(name, names, leaf, old.leaves[moved.origins[i]], found)
+        elif i in new.entries and siblings:
+            # The ages of means that all start anew.
+            found.note("restarted", name)
+            used.update(siblings)
+        elif slot.rule != Store.__name__:
+            found.note("missing", *names)
+        elif isinstance(leaf, jax.ShapeDtypeStruct):
+            # The number of steps for which the state was stored.
+            found.values[names[0]] = _concrete(leaf)
+    used.update(j for j, slot in enumerate(saved.places) if slot.rule == Store.__name__)
+    found.used.update(name for j in used for name in jax.tree.leaves(saved.leaves[j]))
+
+
+def _by_rule(slot: Slot) -> tuple[str, str]:
+    return slot.rule, slot.local
+
+
+def _keep(name: str, names: list[str], leaf: Any, value: Any, found: _Findings) -> None:
+    """Notes why a leaf does not take the value of its counterpart."""
+    if _can_follow(value, leaf):
+        found.note("restarted", name)
+    elif not found.differ(names[0], leaf, value):
+        # One codec may have made other arrays of a leaf in another version.
+        found.notes["retyped"][names[0]] = _arrays(value), _arrays(leaf)
+
+
+def _arrays(leaf: Any) -> str:
+    known = leaf.arrays.items()
+    return f"{kind(leaf)} with " + ", ".join(f"{n} {kind(x)}{list(x.shape)}" for n, x in known)
+
+
+# --- what fits ------------------------------------------------------------------------------
+
+
+def _can_follow(old: Any, new: Any) -> bool:
+    """Whether the value of an old leaf can be stored as the new one."""
+    if _is_same_form(old, new):
+        return True
+    if shape_of(old) != shape_of(new) or shape_of(old) is None:
+        return False
+    if is_encoded(old) and not is_decodable(old):
+        return False
+    before, after = (x.dtype.name if is_encoded(x) else kind(x) for x in (old, new))
+    if before == after:
+        return True
+    if "key<" in before + after:
+        return False
+    families = jnp.floating, jnp.complexfloating
+    return any(all(jnp.issubdtype(x, f) for x in (before, after)) for f in families)
+
+
+def _is_same_form(old: Any, new: Any) -> bool:
+    """Whether the arrays of one leaf can stand in place of those of another."""
+    if not (is_encoded(old) and is_encoded(new)):
+        return not is_encoded(old) and not is_encoded(new) and difference(old, new) is None
+    same = old.form == new.form and old.arrays.keys() == new.arrays.keys()
+    return same and all(difference(old.arrays[n], x) is None for n, x in new.arrays.items())
+
+
+def _is_equal(value: Any, leaf: Any) -> bool:
+    if difference(value, leaf) is not None:
+        return False
+    theirs, own = (np.asarray(words(read(x))) for x in (value, leaf))
+    return theirs.tobytes() == own.tobytes()
+
+
+def _number(x: Any) -> str:
+    return shortest(words(read(x)))

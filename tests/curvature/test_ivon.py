@@ -124,9 +124,7 @@ def test_the_step_sees_the_noise_of_the_sample(wrap, steps, rtol):
     moved = model
     for _ in range(steps):
         moved, opt, _ = step(moved, opt)
-    states = jax.tree.leaves(
-        opt.state, is_leaf=lambda x: isinstance(x, sl.rules.ScaleByIvonState)
-    )
+    states = jax.tree.leaves(opt.state, is_leaf=lambda x: isinstance(x, sl.rules.ScaleByIvonState))
     (state,) = (x for x in states if isinstance(x, sl.rules.ScaleByIvonState))
     found = np.concatenate([np.ravel(x) for x in jax.tree.leaves(decoded(state.precision["w"]))])
     noise = np.concatenate([first.real, first.imag]) if np.iscomplexobj(first) else first

@@ -16,7 +16,7 @@ of an `eqx.nn.MultiheadAttention`.
 
 The layout of an array is, in this order: what the user passes to the rule (`layout={where: "io"}`),
 what a module around it states (`__layout__ = {"weight": "io"}`), that of a known layer, and, as
-Optax assumes, inputs before outputs. Rules read it through `rules/matrices/_layout.py`.
+Optax assumes, inputs before outputs. Rules read it through `rules/_layout.py`.
 """
 
 import dataclasses

@@ -11,7 +11,7 @@ from ... import tree
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.types import Params
-from ..momentum._first_moment import first_moment
+from ..momentum.momentum import first_moment
 
 
 class ScaleByAdamState(eqx.Module):

@@ -6,6 +6,11 @@ import jax.numpy as jnp
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed_descent
 from ._adam import AbstractAdam
 
 
@@ -56,3 +61,43 @@ class ScaleByAcprop(AbstractAdam):
 
     def direction(self, now, g, leaf):
         return leaf.divided
+
+
+@advise_keywords
+def acprop(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-16,
+    eps_root: Hyperparameter = 1e-16,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """ACProp: divides gradients by the previous estimate of their deviation from a mean.
+
+        p ↦ p − η·(gₜ / (√ŝₜ₋₁ + ε) + λ·p)
+
+    s is a mean of |g − m|², where m is a mean of gradients.
+
+    Differs from Optax in the deviation that s averages: see `ScaleByAcprop`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByAcprop`.
+
+    **Returns:** a chain of `ScaleByAcprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Zhuang et al., [Momentum Centering and Asynchronous Update for Adaptive Gradient
+        Methods](https://arxiv.org/abs/2110.05454), 2021"
+    """
+    return chain(
+        ScaleByAcprop(b1, b2, eps, eps_root),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

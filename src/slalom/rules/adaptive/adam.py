@@ -1,16 +1,18 @@
-"""Adam, AMSGrad and Adamax: a mean of gradients over the root of a mean of squares."""
+"""Adam: a mean of gradients over the root of a mean of squares."""
+
+from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
-from ..._core.protocol.rule import AbstractRule
-from ..._core.state.marks import param_like, per_leaf
-from ...tree.types import Params
-from ..momentum._first_moment import first_moment
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed_descent
+from ..shaping.scale import ScaleByLearningRate
 from ._adam import (
     AbstractAdam,
     ScaleByAdamState as ScaleByAdamState,
@@ -68,101 +70,167 @@ class ScaleByAdam(AbstractAdam):
         return debiased_mean(now, g, leaf.mu) / divisor
 
 
-class ScaleByAmsgradState(eqx.Module):
-    """The state of `ScaleByAmsgrad`."""
+@advise_keywords
+def adam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = False,
+) -> AbstractTransform:
+    """Adam: a mean of gradients, divided by the root of a mean of their squares.
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    nu_max: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+        p ↦ p − η·m̂ / (√v̂ + ε)
 
-
-class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
-    """AMSGrad: Adam with the maximum of all means of squares so far.
-
-        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
-        wₜ = max(wₜ₋₁, v̂ₜ),   uₜ = m̂ₜ / (√(wₜ + ε_root) + ε)
-
-    with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). The paper does not correct the bias: there
-    m̂ₜ = mₜ and v̂ₜ = vₜ. PyTorch takes the maximum of vₜ and corrects the bias of the maximum.
-
-    **Arguments:**
-
-    - `b1`: β₁, the decay of the mean, in [0, 1).
-    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `eps`: ε, added after the root, ≥ 0.
-    - `eps_root`: ε_root, added under the root, ≥ 0.
-    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
-    - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
-    - `bias_correction_nu`: whether to divide vₜ by 1 − β₂ᵗ.
-
-    ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
-        Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
-    """
-
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field()
-    bias_correction_mu: bool = eqx.field(default=True, static=True)
-    bias_correction_nu: bool = eqx.field(default=True, static=True)
-
-    def init(self, params: Params) -> ScaleByAmsgradState:
-        return ScaleByAmsgradState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params),
-            nu_max=tree.second_moment(params),
-        )
-
-    def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        one = jnp.ones(age.shape, now.b1.dtype)
-        now.mu_scale = tree.bias_correction(now.b1, age) if self.bias_correction_mu else one
-        now.nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else one
-
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
-        leaf.nu_max = jnp.maximum(leaf.nu_max, leaf.nu * now.nu_scale)
-
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu_max) + now.eps_root) + now.eps
-        return leaf.mu * now.mu_scale / divisor
-
-
-class ScaleByAdamax(AbstractAdam):
-    """Adamax: divides a mean of gradients by a decaying maximum of their absolute values.
-
-        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
-        vₜ = max(β₂·vₜ₋₁, |gₜ| + ε)
-        uₜ = mₜ / ((1 − β₁ᵗ)·vₜ)
+    m̂ and v̂ are those of `ScaleByAdam`.
 
     **Arguments:**
 
-    - `b1`: β₁, the decay of the mean, in [0, 1).
-    - `b2`: β₂, the decay of the maximum, in [0, 1).
-    - `eps`: ε, > 0; keeps v from being zero.
-    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `learning_rate`: η.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.adam(1e-3)
+    sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)
+
+    ```
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        ScaleByLearningRate(learning_rate),
+    )
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def begin(self, now, state):
-        age = state.age = tree.increment(state.age)
-        now.c1 = 1 - now.b1
-        now.mu_scale = tree.bias_correction(now.b1, age)
+@advise_keywords
+def adamw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    nesterov: bool = False,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """AdamW: Adam with decoupled weight decay.
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = jnp.maximum(now.b2 * leaf.nu, jnp.abs(g) + now.eps)
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
 
-    def direction(self, now, g, leaf):
-        return leaf.mu * now.mu_scale / leaf.nu
+    m̂ and v̂ are those of `ScaleByAdam`.
+
+    The decay is multiplied by the learning rate: each step subtracts η·λ·p.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+        `sl.where.ndim(min=2)` selects weight matrices and excludes biases and norms.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.adamw(1e-3, weight_decay=0.1)
+    sl.ScaleByAdam() | sl.AddDecayedWeights(weight_decay=0.1) | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
+        Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return chain(
+        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )
+
+
+@advise_keywords
+def nadam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Adam with Nesterov momentum: `sl.adam` with `nesterov=True`.
+
+        p ↦ p − η·m̂ / (√v̂ + ε)   with   m̂ₜ = β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)
+
+    This is not PyTorch's NAdam, which follows a schedule for β₁ that starts at half its value.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.nadam(1e-3)
+    sl.ScaleByAdam(nesterov=True) | sl.ScaleByLearningRate(0.001)
+
+    ```
+
+    ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016"
+    """
+    return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True)
+
+
+@advise_keywords
+def nadamw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    *,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """AdamW with Nesterov momentum: `sl.adamw` with `nesterov=True`.
+
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
+        m̂ₜ = β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByAdam`.
+
+    **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016; Loshchilov & Hutter,
+        [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
+    """
+    return adamw(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        eps_root,
+        mu_dtype,
+        weight_decay,
+        decay_where,
+        nesterov=True,
+        independent_decay=independent_decay,
+    )

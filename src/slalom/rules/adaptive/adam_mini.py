@@ -10,13 +10,18 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, per_param
+from ..._core.text.advice import advise_keywords
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..matrices._layout import block_counts, warn_guessed
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike
+from .._layout import block_counts, warn_guessed
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decayed_descent
 from ._adam import begin_adam
 
 
@@ -148,3 +153,44 @@ def _scaled(x: Array, factors: Array) -> Array:
     split, within = _in_blocks(x, factors.shape), _within(x.shape, factors.shape)
     column = tuple(1 if a in within else n for a, n in enumerate(split.shape))
     return jnp.reshape(split * jnp.reshape(factors, column), x.shape)
+
+
+@advise_keywords
+def adam_mini(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    layout: LayoutLike = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """Adam-mini: AdamW with one mean of squares for each block of parameters.
+
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·mean over the block of |gₜ|²
+
+    A block is one output, one token or one attention head. The state is half of Adam's.
+
+    **Arguments:**
+
+    - `learning_rate`: η, as for AdamW.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+        The authors exclude biases and norms: `sl.where.ndim(min=2)`.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByAdamMini`.
+
+    **Returns:** a chain of `ScaleByAdamMini`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain
+        More](https://arxiv.org/abs/2406.16793), 2024"
+    """
+    return chain(
+        ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

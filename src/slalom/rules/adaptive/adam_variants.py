@@ -1,6 +1,6 @@
 """Adam with another mean of squares or another start: Belief, Yogi, RAdam."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,10 +9,14 @@ from jaxtyping import Array, Int, Real
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
 from ...tree.means import log_of_decay
 from ...tree.types import Params, Scalar
-from ..momentum._first_moment import first_moment
+from ..momentum.momentum import first_moment
+from ..shaping.scale import ScaleByLearningRate
 from ._adam import AbstractAdam, ScaleByAdamState, begin_adam, debiased_mean
 
 
@@ -205,3 +209,98 @@ _LANGEVIN = (
     310732 / 13447856940643125,
 )
 """The Taylor coefficients of y, y³, y⁵, …, enough for double precision up to y = ½."""
+
+
+@advise_keywords
+def adabelief(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-16,
+    eps_root: Hyperparameter = 1e-16,
+    *,
+    nesterov: bool = False,
+) -> AbstractTransform:
+    """AdaBelief: a mean of gradients, divided by their deviation from it.
+
+        p ↦ p − η·m̂ₜ / (√ŝₜ + ε)   with   sₜ = β₂·sₜ₋₁ + (1 − β₂)·|gₜ − mₜ|²
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - The others: as in `ScaleByBelief`.
+
+    **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
+
+    ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
+    """
+    return chain(
+        ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+@advise_keywords
+def yogi(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-3,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Yogi: Adam with a mean of squares that changes additively, and so falls slowly.
+
+        p ↦ p − η·m̂ₜ / (√v̂ₜ + ε)   with   vₜ = vₜ₋₁ − (1 − β₂)·sign(vₜ₋₁ − |gₜ|²)·|gₜ|²
+
+    Differs from Optax, where m starts at 1e-6 instead of 0: see `ScaleByYogi`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - The others: as in `ScaleByYogi`.
+
+    **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
+
+    ??? cite "Zaheer et al., [Adaptive Methods for Nonconvex
+        Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
+        2018"
+    """
+    return chain(
+        ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+@advise_keywords
+def radam(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    threshold: Hyperparameter = 5.0,
+    *,
+    nesterov: bool = False,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """RAdam: Adam that rectifies the variance of the first steps.
+
+        p ↦ p − η·r·m̂ / (√v̂ + ε)
+
+    r is the rectification of `ScaleByRadam`. In the first steps, p ↦ p − η·m̂.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - The others: as in `ScaleByRadam`.
+
+    **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
+
+    ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
+        Beyond](https://arxiv.org/abs/1908.03265), 2019"
+    """
+    return chain(
+        ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, mu_dtype=mu_dtype),
+        ScaleByLearningRate(learning_rate),
+    )

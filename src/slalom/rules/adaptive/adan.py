@@ -1,6 +1,6 @@
 """Adam with a mean of gradient differences: Adan."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,10 +9,15 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decayed_descent
 
 
 class ScaleByAdanState(eqx.Module):
@@ -86,3 +91,47 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     def direction(self, now, g, leaf):
         divisor = tree.root(tree.positive(leaf.n) * now.n_scale + now.eps_root) + now.eps
         return (now.m_scale * leaf.m + now.v_scale * leaf.v) / divisor
+
+
+@advise_keywords
+def adan(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.98,
+    b2: Hyperparameter = 0.92,
+    b3: Hyperparameter = 0.99,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """Adan: Nesterov momentum from the differences of successive gradients.
+
+        p ↦ p − η·((m̂ + β₂·v̂) / (√(n̂ + ε_root) + ε) + λ·p)
+
+    m, v and n are the means of `ScaleByAdan`: of gradients, of differences, and of squares.
+
+    The paper divides by 1 + η·λ instead of subtracting η·λ·p; both agree to first order in η.
+    Differs from Optax in one coefficient: see `ScaleByAdan`. ε_root is 1e-8 as in Optax. The paper
+    and other packages have none, and take longer first steps where a gradient is below 0.01: write
+    `eps_root=0.0` to follow them.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByAdan`.
+
+    **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
+    """
+    return chain(
+        ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

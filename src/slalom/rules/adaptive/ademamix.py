@@ -1,15 +1,22 @@
 """Adam with a mixture of momenta: AdEMAMix and its simplified form."""
 
+from typing import Any
+
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decayed_descent
 from ._adam import AbstractAdam
 
 
@@ -143,3 +150,83 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
     def direction(self, now, g, leaf):
         divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
         return (leaf.mu + now.alpha * g) / divisor
+
+
+@advise_keywords
+def ademamix(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    b3: Hyperparameter = 0.9999,
+    alpha: Hyperparameter = 5.0,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """AdEMAMix: AdamW with a second, much slower mean of gradients.
+
+        p ↦ p − η·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p)
+
+    m₂ is the slow mean. For warm-ups of α and β₃, pass schedules: see `ScaleByAdemamix`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByAdemamix`.
+
+    **Returns:** a chain of `ScaleByAdemamix`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
+        Older](https://arxiv.org/abs/2409.03137), 2024"
+    """
+    return chain(
+        ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )
+
+
+@advise_keywords
+def simplified_ademamix(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.99,
+    b2: Hyperparameter = 0.95,
+    alpha: Hyperparameter = 0.0,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """Simplified AdEMAMix: AdamW on a mix of a long sum of gradients and the newest one.
+
+        p ↦ p − η·((mₜ + α·gₜ) / (√v̂ₜ + ε) + λ·p)   with   mₜ = β₁·mₜ₋₁ + gₜ
+
+    **Arguments:**
+
+    - `learning_rate`: η; smaller than for Adam, by a factor of about 1 − β₁.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleBySimplifiedAdemamix`.
+
+    **Returns:** a chain of `ScaleBySimplifiedAdemamix`, `AddDecayedWeights` and
+    `ScaleByLearningRate`.
+
+    ??? cite "Morwani et al., [Connections between Schedule-Free Optimizers, AdEMAMix, and
+        Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
+    """
+    return chain(
+        ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

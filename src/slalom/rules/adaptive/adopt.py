@@ -10,6 +10,11 @@ from jaxtyping import Array, Real
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed_descent
 from ._adam import AbstractAdam
 
 
@@ -82,3 +87,47 @@ class ScaleByAdopt(AbstractAdam):
         elif self.use_clipping:
             n = jnp.clip(n, -now.limit, now.limit)
         return jnp.where(now.first, 0, n)
+
+
+@advise_keywords
+def adopt(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.9999,
+    eps: Hyperparameter = 1e-6,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = False,
+    use_clipping: bool = True,
+    clip_value_fn: Callable[[Any], Any] | None = None,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """ADOPT: momentum of gradients that are divided by the root of the previous mean of squares.
+
+        p ↦ p − η·(mₜ + λ·p)   with   mₜ = β₁·mₜ₋₁ + (1 − β₁)·clip(gₜ / max(√vₜ₋₁, ε), ±cₜ)
+
+    with the bound cₜ of `ScaleByAdopt`. Without weight decay, the first step changes no parameter:
+    it only measures v. With weight decay, the first step decays, unlike in the authors' code.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByAdopt`.
+
+    **Returns:** a chain of `ScaleByAdopt`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Taniguchi et al., [ADOPT: Modified Adam Can Converge with Any β₂ with the Optimal
+        Rate](https://arxiv.org/abs/2411.02853), 2024"
+    """
+    options: dict[str, Any] = {} if clip_value_fn is None else {"clip_value_fn": clip_value_fn}
+    options |= {"nesterov": nesterov, "use_clipping": use_clipping}
+    return chain(
+        ScaleByAdopt(b1, b2, eps, mu_dtype, **options),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

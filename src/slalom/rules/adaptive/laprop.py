@@ -1,9 +1,16 @@
 """Momentum of gradients that were divided first: LaProp."""
 
+from typing import Any
+
 import numpy as np
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed_descent
 from ._adam import AbstractAdam, begin_adam
 
 
@@ -45,3 +52,41 @@ class ScaleByLaprop(AbstractAdam):
 
     def direction(self, now, g, leaf):
         return now.mu_scale * leaf.mu
+
+
+@advise_keywords
+def laprop(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-15,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """LaProp: AdamW in the other order, dividing by the root of squares before averaging.
+
+        p ↦ p − η·(m̂ₜ + λ·p)   with   mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / (√v̂ₜ + ε)
+
+    The authors' code subtracts λ·p in each step, as `independent_decay=True` does.
+
+    **Arguments:**
+
+    - `learning_rate`: η; 4e-4 in the authors' code.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByLaprop`.
+
+    **Returns:** a chain of `ScaleByLaprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in
+        Adam](https://arxiv.org/abs/2002.04839), 2020"
+    """
+    return chain(
+        ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

@@ -10,12 +10,17 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import tree
 from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike
+from ..momentum.momentum import first_moment
 from ..shaping.clip import clip_factor
+from ..shaping.decay import decayed_descent
 from ._adam import begin_adam
 
 
@@ -157,3 +162,50 @@ def _corrected(now: Any, g: Array, leaf: Any) -> Array:
     # Bounded, so that the square of the norm does not overflow.
     c = tree.bounded_entries(g + now.correction * (g - leaf.previous_gradient), g.size)
     return c * clip_factor(tree.norm(c), 1)
+
+
+@advise_keywords
+def mars(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.95,
+    b2: Hyperparameter = 0.99,
+    gamma: Hyperparameter = 0.025,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """MARS-AdamW: AdamW on gradients that are corrected by their change, and clipped to norm 1.
+
+        p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
+
+    m̂ and v̂ are means of the corrected gradients of `ScaleByMars`.
+
+    The authors' code uses it for matrices only, and AdamW for the other parameters:
+
+    ```python
+    >>> adamw = sl.adamw(3e-3, b2=0.95, weight_decay=0.1)
+    >>> tx = sl.mars(3e-3).partition({sl.where.ndim(max=1): adamw})
+
+    ```
+
+    **Arguments:**
+
+    - `learning_rate`: η; 3e-3 in the paper.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByMars`.
+
+    **Returns:** a chain of `ScaleByMars`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Yuan et al., [MARS: Unleashing the Power of Variance Reduction for Training Large
+        Models](https://arxiv.org/abs/2411.10438), 2024"
+    """
+    return chain(
+        ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

@@ -1,6 +1,6 @@
 """Adam with one mean of squares per leaf: NovoGrad."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,11 +10,16 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike, as_where
+from ..momentum.momentum import first_moment
+from ..shaping.scale import ScaleByLearningRate
 
 
 class ScaleByNovogradState(eqx.Module):
@@ -80,3 +85,42 @@ class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
 
     def direction(self, now, g, leaf):
         return leaf.mu
+
+
+@advise_keywords
+def novograd(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.25,
+    eps: Hyperparameter = 1e-6,
+    eps_root: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
+
+        p ↦ p − η·mₜ   with   mₜ = β₁·mₜ₋₁ + gₜ / (√vₜ + ε) + λ·p
+
+    v is a mean of ‖g‖².
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByNovograd`.
+
+    **Returns:** a chain of `ScaleByNovograd` and `ScaleByLearningRate`. With `decay_where`, the
+    first is a partition of two `ScaleByNovograd`.
+
+    ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+        Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
+    """
+    rule = ScaleByNovograd(b1, b2, eps, eps_root, weight_decay, mu_dtype)
+    if decay_where is not None:
+        # The decay enters the momentum, so it cannot be a separate link.
+        others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
+        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
+    return chain(rule, ScaleByLearningRate(learning_rate))

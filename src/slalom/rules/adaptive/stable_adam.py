@@ -1,13 +1,18 @@
 """Adam whose steps are clipped by the size of its updates: StableAdamW."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
 from ...tree.means import moved
+from ...where.resolve import WhereLike, as_where
+from ..shaping.scale import ScaleByLearningRate
 from ._adam import AbstractAdam
 
 
@@ -64,3 +69,43 @@ class ScaleByStableAdam(AbstractAdam):
         factor = 1 / jnp.maximum(1, r / now.clipping_threshold)
         direction = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.eps)
         return factor * (direction + now.weight_decay * leaf.p)
+
+
+@advise_keywords
+def stable_adamw(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.99,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.2,
+    decay_where: WhereLike | None = None,
+    clipping_threshold: Hyperparameter = 1.0,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """StableAdamW: AdamW whose step is shortened where squares lag behind gradients.
+
+        p ↦ p − η·(mₜ / (√vₜ + ε) + λ·p) / max(1, rₜ / d)   with   rₜ = √mean(|gₜ|² / max(vₜ, ε²))
+
+    It replaces the clipping of gradients. The defaults are those of the paper's experiments.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByStableAdam`.
+
+    **Returns:** a chain of `ScaleByStableAdam` and `ScaleByLearningRate`. With `decay_where`, the
+    first is a partition of two `ScaleByStableAdam`.
+
+    ??? cite "Wortsman et al., [Stable and low-precision training for large-scale vision-language
+        models](https://arxiv.org/abs/2304.13013), 2023"
+    """
+    options = {"mu_dtype": mu_dtype, "clipping_threshold": clipping_threshold}
+    rule = ScaleByStableAdam(b1, b2, eps, weight_decay, **options)
+    if decay_where is not None:
+        # The step shortens the decay too, so it cannot be a separate link.
+        others = ScaleByStableAdam(b1, b2, eps, **options)
+        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
+    return chain(rule, ScaleByLearningRate(learning_rate))

@@ -10,12 +10,17 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.residuals import Linearization, Residuals, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
+from ..linesearch.backtracking import ScaleByBacktrackingLinesearch
+from ..shaping.clip import ClipByGlobalNorm
+from ..shaping.scale import Scale, ScaleByLearningRate
 from ._fields import chunk_field, kept, same, solver_field
 from ._system import FORMS, System, by_condition, check_qr, chosen_form, system_bytes
 
@@ -190,3 +195,93 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             "num_failures": state.num_failures,
             "stuck": state.stuck,
         }
+
+
+# The factor takes each search back to 1, also after 30 halvings.
+BACKTRACKING = ScaleByBacktrackingLinesearch(30, decrease_factor=0.5, increase_factor=1e10)
+
+
+@advise_keywords
+def gauss_newton(
+    damping: Hyperparameter = 1e-7,
+    *,
+    form: str = "auto",
+    solver: Any = "auto",
+    chunk: int | None = None,
+    linesearch: Any = BACKTRACKING,
+) -> AbstractTransform:
+    """Gauss–Newton, with a line search.
+
+        p ↦ p − η·(JᵀJ + λ)⁻¹·Jᵀρ
+
+    For deterministic losses ½‖ρ‖², written as an `sl.LeastSquares`, or as an `sl.OutputLoss`. In
+    float64 it solves small physics-informed networks to errors that first-order rules do not reach.
+    For mini-batches use `sl.natural_gradient`.
+
+    ```python
+    >>> loss_fn = sl.LeastSquares(lambda model, x, y: model["a"] * jnp.exp(model["b"] * x) - y)
+    >>> model = {"a": jnp.array(1.0), "b": jnp.array(0.0)}
+    >>> opt = sl.Optimizer(sl.gauss_newton(), model)
+    >>> x = jnp.linspace(0, 1, 10)
+    >>> step = sl.train_step(loss_fn)
+    >>> for _ in range(10):
+    ...     model, opt, loss = step(model, opt, x, 2 * jnp.exp(-x))
+    >>> bool(loss < 1e-8)
+    True
+
+    ```
+
+    **Arguments:**
+
+    - `damping`: λ, ≥ 0.
+    - `form`, `solver`, `chunk`: as in `ScaleByGaussNewton`.
+    - `linesearch`: the line search, or `None` for no search. Defaults to one that tries 1 first,
+        and then halves up to 30 times.
+
+    **Returns:** a chain of `ScaleByGaussNewton`, `Scale` and the line search.
+
+    ??? cite "Müller & Zeinhofer, [Achieving High Accuracy with PINNs via Energy Natural Gradient
+        Descent](https://arxiv.org/abs/2302.13163), 2023"
+    """
+    links = () if linesearch is None else (linesearch,)
+    rule = ScaleByGaussNewton(damping, None, form, solver, chunk)
+    return chain(rule, Scale(-1.0), *links)
+
+
+@advise_keywords
+def natural_gradient(
+    learning_rate: Hyperparameter,
+    damping: Hyperparameter = 1e-3,
+    momentum: Hyperparameter | None = 0.99,
+    *,
+    max_norm: Hyperparameter | None = None,
+    form: str = "auto",
+    solver: Any = "auto",
+    chunk: int | None = None,
+) -> AbstractTransform:
+    """SPRING: energy natural gradient descent, with momentum.
+
+        p ↦ p − η·φₜ   with   φₜ = (JᵀJ + λ)⁻¹·Jᵀ·(ρ − μ·J·φₜ₋₁) + μ·φₜ₋₁
+
+    J is the Jacobian of the residuals ρ, as in `ScaleByGaussNewton`.
+
+    For mini-batches: the momentum keeps what earlier batches have determined.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `damping`: λ, ≥ 0.
+    - `momentum`: μ, in [0, 1). `None` is minSR, or energy natural gradient descent.
+    - `max_norm`: the largest norm of a step, ≥ 0. The paper uses √1e-3 for wave functions. Defaults
+        to none.
+    - `form`, `solver`, `chunk`: as in `ScaleByGaussNewton`.
+
+    **Returns:** a chain of `ScaleByGaussNewton`, `ScaleByLearningRate` and, with `max_norm`,
+    `ClipByGlobalNorm`.
+
+    ??? cite "Goldshlager et al., [A Kaczmarz-inspired approach to accelerate the optimization of
+        neural network wavefunctions](https://arxiv.org/abs/2401.10190), 2024"
+    """
+    rule = ScaleByGaussNewton(damping, momentum, form, solver, chunk)
+    clip = () if max_norm is None else (ClipByGlobalNorm(max_norm),)
+    return chain(rule, ScaleByLearningRate(learning_rate), *clip)

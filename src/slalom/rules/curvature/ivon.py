@@ -11,12 +11,16 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.sampler import AbstractSampler
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
 from ..measuring.noise import normal_like
+from ..shaping.scale import ScaleByLearningRate
 
 
 class ScaleByIvonState(eqx.Module):
@@ -167,3 +171,52 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
     def _key(self, state: ScaleByIvonState) -> Array:
         """The key of the next state, and that of this sample."""
         return jax.random.split(jax.random.wrap_key_data(state.key, impl=self.implementation))
+
+
+@advise_keywords
+def ivon(
+    learning_rate: Hyperparameter,
+    ess: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.99999,
+    hessian_init: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 1e-4,
+    clip_radius: Hyperparameter | None = None,
+    *,
+    key: Any = 0,
+) -> AbstractTransform:
+    """IVON: learns a Gaussian posterior of the parameters, at the cost of Adam.
+
+        p ↦ p − η·(h₀ + δ)·clip((m̂ + δ·p) / (h + δ), ±ρ)
+
+    The posterior has the mean p and the variance 1 / (λ·(h + δ)). h estimates the diagonal of the
+    Hessian, from gradients at samples of the posterior. `sl.train_step` takes them, and
+    `opt.sample_params` draws others, for predictions:
+
+    ```python
+    >>> @sl.train_step
+    ... def step(model, x):
+    ...     return jnp.mean((x @ model["w"] - 1) ** 2)
+    >>> model, x = {"w": jnp.ones(2)}, jnp.ones((4, 2))
+    >>> opt = sl.Optimizer(sl.ivon(0.1, ess=4), model)
+    >>> model, opt, loss = step(model, opt, x)
+    >>> keys = jax.random.split(jax.random.key(0), 10)
+    >>> jax.vmap(lambda key: x @ opt.sample_params(model, key)["w"])(keys).shape
+    (10, 4)
+
+    ```
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a wider
+        posterior.
+    - The others: as in `ScaleByIvon`.
+
+    **Returns:** a chain of `ScaleByIvon` and `ScaleByLearningRate`.
+
+    ??? cite "Shen et al., [Variational Learning is Effective for Large Deep
+        Networks](https://arxiv.org/abs/2402.17641), 2024"
+    """
+    numbers = ess, b1, b2, hessian_init, weight_decay, clip_radius
+    return chain(ScaleByIvon(*numbers, key), ScaleByLearningRate(learning_rate))

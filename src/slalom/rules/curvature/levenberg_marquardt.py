@@ -15,6 +15,7 @@ from ..._core.protocol.parts import CHECK
 from ..._core.protocol.residuals import Linearization, Residuals, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 from ._fields import chunk_field, solver_field
@@ -330,3 +331,34 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
 def _check_scaling(name: str, scaling: Any) -> None:
     if scaling not in (None, "columns"):
         raise ValueError(f"{name} must be None or 'columns', got {scaling!r}.")
+
+
+@advise_keywords
+def levenberg_marquardt(
+    damping: Hyperparameter = 1e-3,
+    *,
+    scaling: str | None = None,
+    acceleration: Hyperparameter | None = 0.75,
+    max_tries: int = 10,
+    form: str = "auto",
+    solver: Any = "auto",
+    chunk: int | None = None,
+) -> AbstractTransform:
+    """Levenberg–Marquardt, for losses written as an `sl.LeastSquares`.
+
+        p ↦ p − (JᵀJ + λ·D²)⁻¹·Jᵀ·(ρ + ρ̈/2)
+
+    The step is computed twice: first with ρ̈ = 0, and then with the second derivative of the
+    residuals along the first step. λ increases until the loss falls, and decreases afterwards; see
+    `ScaleByLevenbergMarquardt`.
+
+    It has no learning rate. Its steps lower the loss of the batch that they see, so batches should
+    be large. For the fit of a formula with a few parameters, use `scaling="columns"`.
+
+    **Arguments:**
+
+    - The arguments: as in `ScaleByLevenbergMarquardt`.
+
+    **Returns:** a `ScaleByLevenbergMarquardt`.
+    """
+    return ScaleByLevenbergMarquardt(damping, scaling, acceleration, max_tries, form, solver, chunk)

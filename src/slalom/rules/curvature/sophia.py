@@ -18,12 +18,16 @@ from ..._core.fields.declare import (
     hyperparameter,
 )
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decayed_descent
 
 
 class ScaleBySophiaState(eqx.Module):
@@ -210,3 +214,77 @@ def _gauss_newton_bartlett(context: Context, params: Params, key: Array) -> PyTr
 
 _NEEDS = {"hutchinson": "grad_fn", "gauss_newton_bartlett": "sampled_grad_fn"}
 _ESTIMATES = {"hutchinson": _hutchinson, "gauss_newton_bartlett": _gauss_newton_bartlett}
+
+
+@advise_keywords
+def sophia(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.965,
+    b2: Hyperparameter = 0.99,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 1e-4,
+    decay_where: WhereLike | None = None,
+    gamma: Hyperparameter = 0.01,
+    clip_threshold: Hyperparameter | None = 1.0,
+    update_interval: int = 10,
+    *,
+    estimator: str = "hutchinson",
+    key: Any = 0,
+    mu_dtype: Any | None = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """Sophia: divides a mean of gradients by the curvature, and clips the result.
+
+        p ↦ p − η·(clip(m̂ / max(γ·h, ε), ±ρ) + λ·p)
+
+    h estimates the diagonal of the Hessian.
+
+    Use it with `sl.train_step`, which computes the estimate in every k-th step:
+
+    ```python
+    >>> @sl.train_step
+    ... def step(model, x):
+    ...     return jnp.mean((x @ model["w"] - 1) ** 2)
+    >>> model = {"w": jnp.ones(2)}
+    >>> opt = sl.Optimizer(sl.sophia(1e-3), model)
+    >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)))
+
+    ```
+
+    For language models the paper prefers `estimator="gauss_newton_bartlett"` (Sophia-G), which
+    needs a loss that draws its labels from the model:
+
+    ```python
+    >>> def loss_fn(model, x, labels):
+    ...     log_probs = jax.nn.log_softmax(x @ model["w"])
+    ...     return -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=1))
+    >>> def sampled_loss_fn(model, key, x, labels):
+    ...     drawn = jax.random.categorical(key, x @ model["w"])
+    ...     return loss_fn(model, x, drawn), drawn.size
+    >>> step = sl.train_step(loss_fn, sampled_loss_fn=sampled_loss_fn)
+    >>> model = {"w": jnp.zeros((2, 3))}
+    >>> tx = sl.sophia(1e-3, gamma=0.05, estimator="gauss_newton_bartlett")
+    >>> opt = sl.Optimizer(tx, model)
+    >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)), jnp.array([0, 1, 2, 0]))
+
+    ```
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0. The paper uses 0.2.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleBySophia`.
+
+    **Returns:** a chain of `ScaleBySophia`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Liu et al., [Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+        Pre-training](https://arxiv.org/abs/2305.14342), 2023"
+    """
+    numbers = b1, b2, eps, gamma, clip_threshold
+    return chain(
+        ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

@@ -9,11 +9,16 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.means import moved
 from ...tree.types import Params, Scalar
+from ..momentum.momentum import momentum_if_any
+from ..shaping.scale import ScaleByLearningRate
 
 
 class ScaleByRmsState(eqx.Module):
@@ -167,3 +172,43 @@ def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:
     if eps_in_sqrt:
         return g / tree.root(square + eps)
     return g / (tree.root(square) + eps)
+
+
+@advise_keywords
+def rmsprop(
+    learning_rate: Hyperparameter,
+    decay: Hyperparameter = 0.9,
+    eps: Hyperparameter = 1e-8,
+    initial_scale: Hyperparameter = 0.0,
+    eps_in_sqrt: bool = True,
+    centered: bool = False,
+    momentum: Hyperparameter | None = None,
+    nesterov: bool = False,
+    bias_correction: bool = False,
+) -> AbstractTransform:
+    """RMSProp: divides gradients by the root of a mean of their squares.
+
+        p ↦ p − η·gₜ / √(vₜ + ε)   with   vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
+
+    With momentum, the step is a decaying sum of these steps.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `centered`: whether to divide by the standard deviation instead, as in `ScaleByStddev`.
+    - `momentum`: the decay of the sum, in [0, 1]. Defaults to no momentum.
+    - `nesterov`: whether to use Nesterov momentum.
+    - The others: as in `ScaleByRms`.
+
+    **Returns:** a chain of `ScaleByRms` (or `ScaleByStddev` if centered), `ScaleByLearningRate`
+    and, with momentum, `Trace`.
+
+    ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
+    """
+    links = momentum_if_any(momentum, nesterov)
+    rule = ScaleByStddev if centered else ScaleByRms
+    return chain(
+        rule(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
+        ScaleByLearningRate(learning_rate),
+        *links,
+    )

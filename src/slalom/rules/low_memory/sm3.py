@@ -1,7 +1,7 @@
 """Adagrad with the memory of a few vectors: SM3."""
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,11 +11,15 @@ from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_param
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
-from ..momentum._first_moment import first_moment
 from ..momentum.accumulate import divide_by_root
+from ..momentum.momentum import first_moment
+from ..shaping.scale import ScaleByLearningRate
 
 
 class ScaleBySm3State(eqx.Module):
@@ -88,3 +92,31 @@ def _maxima(total: Array) -> tuple[Array, ...]:
         return (total,)
     # The initial value is for empty arrays; sums of squares are never negative.
     return tuple(jnp.max(total, a, keepdims=True, initial=0) for a in _others(total.ndim))
+
+
+@advise_keywords
+def sm3(
+    learning_rate: Hyperparameter,
+    momentum: Hyperparameter = 0.9,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """SM3: Adagrad with momentum that keeps one number per row and column.
+
+        p ↦ p − η·mₜ   with   mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ / √(vₜ + ε)
+
+    v is the bound of the sums of squares in `ScaleBySm3`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `momentum`: the decay of the momentum, in [0, 1).
+    - `mu_dtype`: the dtype of the momentum; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+
+    **Returns:** a chain of `ScaleBySm3` and `ScaleByLearningRate`.
+
+    ??? cite "Anil et al., [Memory-Efficient Adaptive
+        Optimization](https://arxiv.org/abs/1901.11150), 2019"
+    """
+    return chain(ScaleBySm3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))

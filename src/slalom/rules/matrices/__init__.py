@@ -1,1 +1,1 @@
-"""Rules for matrices: orthogonalized updates and Kronecker factors."""
+"""Rules for matrices: orthogonalized updates, Kronecker factors, and low ranks."""

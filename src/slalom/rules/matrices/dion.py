@@ -14,15 +14,22 @@ from ... import tree
 from ..._core.engine.matrices import matrices, matrices_or_none
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_param
+from ..._core.text.advice import advise_keywords
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.layout import LayoutLike, Matrix
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike
+from .._layout import check_scale, scale_of, warn_guessed
+from ..momentum.momentum import first_moment
+from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import adjoint, times_adjoint
-from ._layout import check_scale, scale_of, warn_guessed
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
+from .orthogonalize import _default_adam_rate
 
 
 def _check_fraction(name: str, value: Any) -> None:
@@ -210,3 +217,61 @@ def _round_of_cholesky(x: Inexact[Array, "n r"], shift: float) -> Inexact[Array,
         # bounds it.
         inverse = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
         return x @ adjoint(inverse)
+
+
+@advise_keywords
+def dion(
+    learning_rate: Hyperparameter,
+    rank_fraction: Any = 0.25,
+    b1: Hyperparameter = 0.95,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    mu_dtype: Any | None = None,
+    *,
+    scale: str | None = "spectral",
+    key: Any = 0,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """Dion for the matrices of hidden layers, and AdamW for everything else.
+
+        p ↦ p − η·(s·P·Qᴴ + λ·p)
+
+    It is for matrices that are divided among many devices: where `muon` exchanges whole matrices,
+    it exchanges products of rank r. What an update leaves out stays in the momentum. Matrices that
+    are on one device are better left to `muon`, which has all singular values.
+
+    **Arguments:**
+
+    - `learning_rate`: η; 0.01 in the authors' code.
+    - `rank_fraction`, `scale`, `key`: as in `ScaleByDion`.
+    - `b1`: β, in [0, 1): the share of what has become an update that stays in the momentum.
+    - The others: as in `muon`.
+
+    **Returns:** a partition of the chain of `ScaleByDion`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
+
+    ```python
+    >>> sl.dion(0.02, 0.5)
+    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.0003)).partition(
+        {sl.where.matrix(): sl.ScaleByDion(rank_fraction=0.5) | sl.ScaleByLearningRate(0.02)},
+        names=('dion',)
+    )
+
+    ```
+
+    ??? cite "Ahn et al., [Dion: Distributed Orthonormalized
+        Updates](https://arxiv.org/abs/2504.05295), 2025"
+    """
+    rule = chain(
+        ScaleByDion(rank_fraction, b1, scale, mu_dtype=mu_dtype, key=key, layout=layout),
+        *decay_if_any(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    default = _default_adam_rate(learning_rate, scale)
+    return with_adam_elsewhere(rule, "dion", chosen(where, layout), default, *adam_numbers)

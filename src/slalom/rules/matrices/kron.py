@@ -12,12 +12,18 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_param, until_reset
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
 from ...where.layout import LayoutLike
+from ...where.resolve import WhereLike
+from ..momentum.momentum import Ema
 from ..shaping.clip import clip_factor
+from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import (
     adjoint,
     adjoint_times,
@@ -25,6 +31,7 @@ from ._kronecker import (
     has_factor,
     sides_as_text,
 )
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
 class ScaleByKronState(eqx.Module):
@@ -237,3 +244,71 @@ def _largest(x: Array) -> Array:
 def _by_rows(x: Array) -> Array:
     """The array in row-major order."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+@advise_keywords
+def kron(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    update_probability: Hyperparameter | None = None,
+    preconditioner_lr: Hyperparameter = 0.1,
+    preconditioner_init_scale: Hyperparameter = 1.0,
+    max_size: int = 8192,
+    mu_dtype: Any | None = None,
+    *,
+    clip: Hyperparameter = 1.1,
+    key: Any = 0,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """PSGD Kron for the matrices of hidden layers, and AdamW for everything else.
+
+        p ↦ p − η·(U·min(1, c / rms(U)) + λ·p)   with   U = P_L·M·P_Rᵀ
+
+    The mean of the gradients is whitened by two triangular factors, and the root mean square of
+    each update is clipped. The authors recommend a third of Adam's learning rate. Matrices are what
+    `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves out go to AdamW.
+    `opt.describe(model)` shows which is which.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b1`: the decay of the mean of gradients, in [0, 1).
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which of the matrices decay. Defaults to all.
+    - `mu_dtype`: the dtype of the mean of gradients.
+    - `update_probability`, `preconditioner_lr`, `preconditioner_init_scale`, `max_size`, `clip`,
+        `key`, `layout`: as in `ScaleByKron`.
+    - `where`: which matrices are trained with Kron. Defaults to all.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
+    - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+
+    **Returns:** a partition of the chain of `Ema`, `ScaleByKron`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
+
+    ??? cite "Li, [Preconditioned Stochastic Gradient
+        Descent](https://arxiv.org/abs/1512.04202), 2015; Pooladzandi & Li, [Curvature-Informed SGD
+        via General Purpose Lie-Group Preconditioners](https://arxiv.org/abs/2402.04553), 2024"
+    """
+    rule = chain(
+        Ema(b1, accumulator_dtype=mu_dtype),
+        ScaleByKron(
+            update_probability,
+            preconditioner_lr,
+            preconditioner_init_scale,
+            max_size,
+            key,
+            clip=clip,
+            layout=layout,
+        ),
+        *decay_if_any(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers)

@@ -1,7 +1,8 @@
 """Rules that normalize rows and columns: NorMuon, and the norms of Scion."""
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,19 +12,24 @@ from jaxtyping import Array, Float, PyTree
 from ... import tree
 from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_param
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.means import moved
 from ...tree.types import Params
+from ...where import matrix
 from ...where.layout import LayoutLike
-from ._layout import (
-    column_axes,
-    inputs,
-    matrices_as_text,
-    warn_guessed,
-)
+from ...where.resolve import Where, WhereLike
+from .._layout import column_axes, inputs, matrices_as_text, warn_guessed
+from ..momentum.momentum import Ema, Trace
+from ..momentum.sign import ScaleBySign
+from ..shaping.scale import Scale, ScaleByLearningRate
 from ._newton_schulz import divided_by_norm
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
+from .orthogonalize import Orthogonalize, _default_adam_rate
 
 
 class ScaleByRowRmsState(eqx.Module):
@@ -169,3 +175,146 @@ class ScaleByFanIn(AbstractRule[None]):
 
     def direction(self, now, g, leaf):
         return g * (1 / leaf.plan)
+
+
+@advise_keywords
+def norm_muon(
+    learning_rate: Hyperparameter,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    b1: Hyperparameter = 0.95,
+    b2: Hyperparameter = 0.95,
+    eps: Hyperparameter = 1e-7,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = True,
+    preconditioning: str = "frobenius",
+    scale: str | None = "original",
+    compute_dtype: Any | None = None,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """NorMuon for the matrices of hidden layers, and AdamW for everything else.
+
+        p ↦ p − η·(s·r·D·orth(m) + λ·p)
+
+    It is `muon` with `ScaleByRowRms` after `Orthogonalize`: the diagonal matrix D makes the updates
+    of all outputs of a layer equally large, and r keeps the norm of the matrix.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b2`: the decay of the mean of squares of each row, in [0, 1).
+    - `scale`: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`, up to
+        the deviation of the singular values from 1.
+    - The others: as in `muon`.
+
+    **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `ScaleByRowRms`,
+    `AddDecayedWeights` and `ScaleByLearningRate`, and of AdamW.
+
+    ??? cite "Li et al., [NorMuon](https://arxiv.org/abs/2510.05491), 2025"
+    """
+    rule = chain(
+        Trace(b1, nesterov, mu_dtype),
+        Orthogonalize(
+            ns_coeffs,
+            ns_steps,
+            scale,
+            compute_dtype,
+            preconditioning=preconditioning,
+            eps=eps,
+            layout=layout,
+        ),
+        ScaleByRowRms(b2, layout=layout),
+        *decay_if_any(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    default = _default_adam_rate(learning_rate, scale)
+    return with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers)
+
+
+@advise_keywords
+def scion(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    radius: Hyperparameter = 50.0,
+    output_radius: Hyperparameter = 3000.0,
+    rest_radius: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    mu_dtype: Any | None = None,
+    *,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    eps: Hyperparameter = 1e-7,
+    preconditioning: str = "frobenius",
+    compute_dtype: Any | None = None,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+) -> AbstractTransform:
+    """Scion: each layer takes the steepest step of a fixed norm, in a norm that suits the layer.
+
+        p ↦ p − η·(ρ·lmo(m) + λ·p)   with   mₜ = β·mₜ₋₁ + (1 − β)·gₜ
+
+    lmo(m) is √(outputs / inputs)·orth(m) for the matrices of hidden layers, sign(m) / inputs for
+    the output layer, and for everything else m with columns of root mean square 1: the vectors of
+    the tokens in an embedding, and biases. No parameter goes to AdamW. The output layer is what
+    `where` leaves out: `where=~sl.where.path("head.**")`.
+
+    With λ = 1 the step is p ↦ (1 − η)·p − η·ρ·lmo(m), and p stays in the ball of radius ρ: this is
+    the constrained Scion of the paper. The radii are those of its GPT-2, with η = 0.00036.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b1`: β, the decay of the mean of gradients, in [0, 1). The paper calls 1 − β α.
+    - `radius`: ρ of the matrices of hidden layers, > 0.
+    - `output_radius`: ρ of the other matrices.
+    - `rest_radius`: ρ of everything else.
+    - `weight_decay`: λ, ≥ 0. Defaults to no decay, the unconstrained Scion.
+    - `decay_where`: which parameters decay. Defaults to all.
+    - `mu_dtype`: the dtype of the mean.
+    - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in `muon`.
+    - `where`: which matrices belong to hidden layers. Defaults to all.
+
+    **Returns:** a partition of three chains: with `Orthogonalize`, with `ScaleBySign` and
+    `ScaleByFanIn`, and with `NormalizeColumns`.
+
+    ??? cite "Pethick et al., [Training Deep Learning Models with Norm-Constrained
+        LMOs](https://arxiv.org/abs/2502.07529), 2025. For a convolution the paper divides by the
+        kernel's size, and we by its root: it is one matrix, outputs × (inputs · kernel)."
+    """
+
+    def step(*direction: AbstractTransform, radius: Hyperparameter) -> AbstractTransform:
+        return chain(
+            Ema(b1, False, mu_dtype),
+            *direction,
+            Scale(radius),
+            *decay_if_any(weight_decay, decay_where),
+            ScaleByLearningRate(learning_rate),
+        )
+
+    spectral = Orthogonalize(
+        ns_coeffs,
+        ns_steps,
+        "spectral",
+        compute_dtype,
+        preconditioning=preconditioning,
+        eps=eps,
+        layout=layout,
+    )
+    hidden = step(spectral, radius=radius)
+    output = step(ScaleBySign(), ScaleByFanIn(layout=layout), radius=output_radius)
+    rest = step(NormalizeColumns(layout=layout), radius=rest_radius)
+    matrices = matrix(layout)
+    groups: Mapping[Where, AbstractTransform] = {chosen(where, layout): hidden, matrices: output}
+    if where is None:
+        return rest.partition({matrices: hidden}, names=("hidden",))
+    return rest.partition(groups, names=("hidden", "output"))

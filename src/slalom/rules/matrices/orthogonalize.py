@@ -19,12 +19,19 @@ from ..._core.fields.declare import (
     hyperparameter,
     layout_field,
 )
+from ..._core.fields.schedule import as_schedule
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
-from ...tree.types import Params, Updates
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...tree.types import Params, Updates, is_function
 from ...where.layout import Layout, LayoutLike, Matrix
-from ._layout import check_scale, scale_of, warn_guessed
+from ...where.resolve import WhereLike
+from .._layout import check_scale, scale_of, warn_guessed
+from ..momentum.momentum import Trace
+from ..shaping.scale import ScaleByLearningRate
 from ._newton_schulz import (
     MARGINS,
     PRECONDITIONINGS,
@@ -34,6 +41,7 @@ from ._newton_schulz import (
     iteration,
     newton_schulz,
 )
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
 from ._stacks import devices_as_text, map_matrices
 
 
@@ -208,3 +216,108 @@ class Orthogonalize(AbstractStatelessTransform):
 def _matrices(layout: Layout) -> tuple[Matrix, ...]:
     """How to read each block."""
     return tuple(block.matrix for block in layout.blocks if block.matrix is not None)
+
+
+@advise_keywords
+def muon(
+    learning_rate: Hyperparameter,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    b1: Hyperparameter = 0.95,
+    eps: Hyperparameter = 1e-7,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = True,
+    preconditioning: str = "frobenius",
+    scale: str | None = "original",
+    compute_dtype: Any | None = None,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """Muon for the matrices of hidden layers, and AdamW for everything else.
+
+        p ↦ p − η·(s·orth(m) + λ·p)   with   mₜ = gₜ + β·tₜ,   tₜ = gₜ + β·tₜ₋₁
+
+    orth(m) has the singular vectors of m, and singular values near 1. Matrices are what
+    `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves out go to AdamW: pass
+    `where=~sl.where.path("head.**")` to train an output layer with AdamW, as the authors advise.
+    `opt.describe(model)` shows which is which.
+
+    With the original scale η is much larger than for AdamW, such as 0.02, so that AdamW gets
+    0.015·η by default: 0.02 and 0.0003 are the defaults of `MuonWithAuxAdam`, the
+    [authors' code](https://github.com/KellerJordan/Muon). With `scale="match_rms_adamw"` both
+    rates are η, as in Keras.
+
+    Differs from Optax: weights of Equinox's layers are outputs × inputs, so s has the right ratio;
+    convolutions and stacks of layers are matrices too; the momentum is a sum, as in PyTorch and the
+    original code. Optax corrects the bias of a mean, which changes its direction:
+    `sl.Ema(0.95, nesterov=True) | sl.Orthogonalize() | ...` does so too.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b1`: β, the decay of the momentum, in [0, 1).
+    - `weight_decay`: λ, ≥ 0. The default is no decay, unlike in PyTorch.
+    - `decay_where`: which of the matrices decay. Defaults to all.
+    - `mu_dtype`: the dtype of the momentum.
+    - `nesterov`: whether m looks ahead; mₜ = tₜ if not.
+    - `ns_coeffs`, `ns_steps`, `eps`, `preconditioning`, `compute_dtype`, `layout`: as in
+        `Orthogonalize`.
+    - `scale`: as in `Orthogonalize`. Optax's `consistent_rms=0.2` is `scale="match_rms_adamw"`.
+    - `where`: which matrices are trained with Muon. Defaults to all.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η with
+        `scale="match_rms_adamw"`, and to 0.015·η otherwise.
+    - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+
+    **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
+
+    ```python
+    >>> sl.muon(0.02)
+    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.0003)).partition(
+        {
+            sl.where.matrix(): (
+                sl.Trace(0.95, nesterov=True)
+                | sl.Orthogonalize()
+                | sl.ScaleByLearningRate(0.02)
+            )
+        },
+        names=('muon',)
+    )
+
+    ```
+
+    ??? cite "Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon/), 2024; Liu et al.,
+        [Muon is Scalable for LLM Training](https://arxiv.org/abs/2502.16982), 2025"
+    """
+    rule = chain(
+        Trace(b1, nesterov, mu_dtype),
+        Orthogonalize(
+            ns_coeffs,
+            ns_steps,
+            scale,
+            compute_dtype,
+            preconditioning=preconditioning,
+            eps=eps,
+            layout=layout,
+        ),
+        *decay_if_any(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    default = _default_adam_rate(learning_rate, scale)
+    return with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers)
+
+
+def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
+    """The learning rate of AdamW beside Muon, if the user gives none."""
+    if scale == "match_rms_adamw":
+        return learning_rate
+    rate = as_schedule(learning_rate) if is_function(learning_rate) else learning_rate
+    return 0.015 * rate

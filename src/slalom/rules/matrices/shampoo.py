@@ -12,12 +12,20 @@ from ... import tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
 from ..._core.fields.schedule import AbstractSchedule
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param, until_reset
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
 from ...where.layout import LayoutLike, Matrix
+from ...where.resolve import WhereLike
+from ..low_memory.rms import ScaleByRms
+from ..momentum.momentum import Ema
+from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import adjoint, bounded_entries, frequency_at, frequency_field
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
 class ScaleByShampooState(eqx.Module):
@@ -213,3 +221,64 @@ def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "
     with jax.default_matmul_precision("highest"):
         roots = (vectors * powers[None, :]) @ adjoint(vectors)
     return roots * scale**-0.25
+
+
+@advise_keywords
+def shampoo(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-6,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    precondition_frequency: Any = 10,
+    block_size: int = 1024,
+    mu_dtype: Any | None = None,
+    *,
+    graft: AbstractTransform | None = None,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """Shampoo for the matrices of hidden layers, and AdamW for everything else.
+
+        p ↦ p − η·(m̂ + λ·p)   with the mean m of   Δ·‖S‖ / ‖Δ‖,   Δ = L̂^(−1/4)·G·R̂^(−1/4)
+
+    S is Adam's update. Each update is given its norm, so that Adam's learning rates fit, and then
+    enters a mean. Matrices are what `sl.where.matrix` selects. Vectors, embeddings and what `where`
+    leaves out go to AdamW. `opt.describe(model)` shows which is which.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b1`: the decay of the mean of updates, in [0, 1).
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which of the matrices decay. Defaults to all.
+    - `mu_dtype`: the dtype of the mean of updates.
+    - `graft`: the transform whose norm the updates take. Defaults to Adam without a mean of
+        gradients, `sl.ScaleByRms(b2, eps_in_sqrt=False, bias_correction=True)`.
+    - `b2`, `eps`, `precondition_frequency`, `block_size`, `layout`: as in `ScaleByShampoo`.
+    - `where`: which matrices are trained with Shampoo. Defaults to all.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
+    - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
+
+    **Returns:** a partition of the chain of `ScaleByShampoo`, `Ema`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
+
+    ??? cite "Gupta, Koren & Singer, [Shampoo: Preconditioned Stochastic Tensor
+        Optimization](https://arxiv.org/abs/1802.09568), 2018; Anil et al., [Scalable Second Order
+        Optimization for Deep Learning](https://arxiv.org/abs/2002.09018), 2020"
+    """
+    if graft is None:
+        graft = ScaleByRms(b2, eps_in_sqrt=False, bias_correction=True)
+    rule = chain(
+        ScaleByShampoo(b2, eps, precondition_frequency, block_size, layout=layout).graft(graft),
+        Ema(b1, accumulator_dtype=mu_dtype),
+        *decay_if_any(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers)

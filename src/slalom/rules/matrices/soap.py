@@ -1,6 +1,5 @@
-"""Adam in the eigenbasis of two factors: SOAP and KL-SOAP."""
+"""SOAP: Adam in the eigenbasis of two factors."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,32 +18,31 @@ from ..._core.fields.declare import (
     layout_field,
 )
 from ..._core.fields.schedule import AbstractSchedule
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import State
+from ..._core.protocol.transform import AbstractTransform, State
 from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..momentum._first_moment import first_moment
+from ...where.resolve import WhereLike
+from ..momentum.momentum import first_moment
+from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import (
-    adjoint,
-    adjoint_times,
     bounded_entries,
     by_side,
     first_eigenvectors,
     frequency_at,
     frequency_field,
     into_basis,
-    iterated_eigenvectors,
     out_of_basis,
     refreshed_eigenvectors,
     sides_as_text,
     toward_products,
     zeros_of_sides,
 )
-
-_LEAST = 1 / 4000**2
-"""The smallest variance that KL-SOAP divides by."""
+from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
 class AbstractInEigenbasis(AbstractRule[State]):
@@ -226,127 +224,76 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         leaf.statistics = toward_products(leaf.statistics, now.c_s, g, self.max_size)
 
 
-class ScaleByKlSoapState(eqx.Module):
-    """The state of `ScaleByKlSoap`."""
+@advise_keywords
+def soap(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.95,
+    b2: Hyperparameter = 0.95,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    precondition_frequency: Any = 10,
+    shampoo_beta: Hyperparameter | None = None,
+    max_size: int = 10_000,
+    mu_dtype: Any | None = None,
+    *,
+    where: WhereLike | None = None,
+    layout: LayoutLike = None,
+    adam_learning_rate: Hyperparameter | None = None,
+    adam_b1: Hyperparameter = 0.9,
+    adam_b2: Hyperparameter = 0.999,
+    adam_weight_decay: Hyperparameter = 0.0,
+) -> AbstractTransform:
+    """SOAP for the matrices of hidden layers, and AdamW for everything else.
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    since: Int[Array, ""] = until_reset()
-    """The number of steps since the last refresh."""
-    rotated_mu: PyTree[Inexact[Array, "..."]] = param_like()
-    """The mean of gradients, in the basis."""
-    rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    """The mean of squares, in the basis."""
-    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of L and R, without those of sides that are too long."""
-    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of Q_L and Q_R."""
-    variances: PyTree[Inexact[Array, "_ _"]] = per_param(spread=True)
-    """At each leaf a tuple of λ_L and λ_R."""
+        p ↦ p − η·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᴴ + λ·p)
 
+    It is Adam in the eigenbasis of Shampoo's factors, with the learning rates of Adam: 3e-3 in the
+    paper. Matrices are what `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves
+    out go to AdamW. `opt.describe(model)` shows which is which. The first step of a matrix only
+    initializes its basis, and decays.
 
-class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
-    """KL-SOAP: SOAP with factors that estimate the covariance of gradients together.
-
-        G' = Q_Lᴴ·G·Q_R
-        Mₜ = β₁·Mₜ₋₁ + (1 − β₁)·G',   Vₜ = β₂·Vₜ₋₁ + (1 − β₂)·|G'|²
-        U = Q_L·(M̂ₜ / (√V̂ₜ + ε))·Q_Rᴴ
-        Lₜ = β_s·Lₜ₋₁ + (1 − β_s)·G·(Q_R·Λ_R⁻¹·Q_Rᴴ)·Gᴴ / m
-        Rₜ = β_s·Rₜ₋₁ + (1 − β_s)·Gᴴ·(Q_L·Λ_L⁻¹·Q_Lᴴ)·G / n
-
-    for an n × m matrix. Each factor is a mean of gradients that the other one has whitened, where
-    SOAP takes G·Gᴴ and Gᴴ·G. The Kronecker product of L and R is then as close to the covariance of
-    the gradients as it can be, in the sense of the Kullback–Leibler divergence. Λ_L and Λ_R are
-    diagonal, with means of the same kind in the basis:
-
-        λ_L ← β_s·λ_L + (1 − β_s)·mean_j(|G'_ij|² / λ_R,j),   and λ_R likewise
-
-    They start at 0.1, and count as at least 1/4000². Every f steps Q_L ← QR(L·Q_L), and likewise
-    Q_R, and M turns with them; V, λ_L and λ_R stay. The first step of a parameter computes
-    G·Gᴴ / m, Gᴴ·G / n and their eigenvectors, and does not update it.
-
-    Follows the code of a record of modded-nanogpt, which refreshes in each step and gives matrices
-    the norm that they started with; M and V are not corrected for their start at zero there, which
-    a trust ratio hides:
-
-    ```python
-    >>> hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.018) | sl.KeepInitialNorm()
-    >>> tx = sl.adam(1e-3).partition({sl.where.matrix(): sl.ScaleByKlSoap() | hyperball})
-
-    ```
-
-    The code of the paper's authors divides the first factors by more, and refreshes every 10 steps.
-    Matrices, memory and refreshes are as in `ScaleBySoap`, with n + m more elements.
+    In the authors' code, the first step does not decay, and later ones decay p after the update.
 
     **Arguments:**
 
-    - `b1`, `eps`, `max_size`, `mu_dtype`, `layout`: as in `ScaleBySoap`.
-    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
-    - `precondition_frequency`: f, the number of steps from one refresh to the next: an int ≥ 1,
-        or a schedule, rounded to the nearest integer ≥ 1.
-    - `shampoo_beta`: β_s, the decay of L, R, λ_L and λ_R, in [0, 1). Defaults to β₂.
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which of the matrices decay. Defaults to all.
+    - `b1`, `b2`, `eps`, `precondition_frequency`, `shampoo_beta`, `max_size`, `mu_dtype`,
+        `layout`: as in `ScaleBySoap`.
+    - `where`: which matrices are trained with SOAP. Defaults to all.
+    - `adam_learning_rate`: the learning rate of AdamW. Defaults to η.
+    - `adam_b1`, `adam_b2`, `adam_weight_decay`: as in `adamw`.
 
-    ??? cite "Lin et al., [Understanding and Improving Shampoo and SOAP via Kullback–Leibler
-        Minimization](https://arxiv.org/abs/2509.03378), 2025;
-        [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt), 2026, the records of track
-        3"
+    **Returns:** a partition of the chain of `ScaleBySoap`, `AddDecayedWeights` and
+    `ScaleByLearningRate`, and of AdamW.
+
+    ```python
+    >>> sl.soap(3e-3)
+    (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.003)).partition(
+        {sl.where.matrix(): sl.ScaleBySoap() | sl.ScaleByLearningRate(0.003)},
+        names=('soap',)
+    )
+
+    ```
+
+    ??? cite "Vyas et al., [SOAP: Improving and Stabilizing Shampoo using
+        Adam](https://arxiv.org/abs/2409.11321), 2024"
     """
-
-    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(1)
-    shampoo_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
-    max_size: int = count_field(10_000)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
-
-    refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "basis")
-
-    def init(self, params: Params) -> ScaleByKlSoapState:
-        def variances(rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
-            factors = self.zeros(rows, columns, dtype)
-            return tuple(jnp.zeros(len(x), tree.real_dtype(dtype)) for x in factors)
-
-        new = self.for_each_matrix(params, variances)
-        return ScaleByKlSoapState(**self.at_first(params), variances=new)
-
-    def refresh(self, now, g, leaf):
-        del g
-        self.follow(now, leaf, iterated_eigenvectors)
-
-    def advance(self, now, g, leaf):
-        g = bounded_entries(g)
-        rotated = into_basis(g, leaf.basis, self.max_size)
-        self.moments(now, rotated, leaf)
-        share = jnp.where(now.is_first, 1, now.c_s)
-
-        def sides(factors: Sequence[Array]) -> list[Array | None]:
-            return by_side(g.shape, self.max_size, factors)
-
-        def whitened(x: Array, basis: Array | None, inverse_root: Array | None) -> Array:
-            """Λ^(−1/2)·Qᴴ·x; x itself without a basis, and in the first step."""
-            if basis is None or inverse_root is None:
-                return x
-            wide = bounded_entries(inverse_root[:, None] * adjoint_times(basis, x))
-            return jnp.where(now.is_first, x, wide)
-
-        roots = sides([jax.lax.rsqrt(jnp.maximum(x, _LEAST)) for x in leaf.variances])
-        # Each side is whitened by the other one.
-        others = [(adjoint(g), rotated.mT), (g, rotated)]
-        statistics, variances = [], []
-        for (x, in_basis), old, variance, q, root in zip(
-            others,
-            sides(leaf.statistics),
-            sides(leaf.variances),
-            sides(leaf.basis)[::-1],
-            roots[::-1],
-            strict=True,
-        ):
-            if old is None or variance is None:
-                continue
-            y = whitened(x, q, root)
-            statistics.append(old + share * (adjoint(y) @ y / len(y) - old))
-            scaled = in_basis if root is None else root[:, None] * in_basis
-            mean = jnp.mean(tree.bounded_square(scaled), axis=0)
-            variances.append(jnp.where(now.is_first, 0.1, variance + now.c_s * (mean - variance)))
-        leaf.statistics, leaf.variances = tuple(statistics), tuple(variances)
+    rule = chain(
+        ScaleBySoap(
+            b1,
+            b2,
+            eps,
+            precondition_frequency,
+            shampoo_beta,
+            max_size,
+            mu_dtype=mu_dtype,
+            layout=layout,
+        ),
+        *decay_if_any(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate),
+    )
+    adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
+    return with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers)

@@ -22,7 +22,7 @@ from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..momentum._first_moment import first_moment
+from ..momentum.momentum import first_moment
 from ._kronecker import (
     bounded_entries,
     first_eigenvectors,

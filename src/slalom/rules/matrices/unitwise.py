@@ -10,8 +10,8 @@ from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
+from .._layout import unit_axes, warn_guessed
 from ..shaping.clip import clip_factor
-from ._layout import unit_axes, warn_guessed
 
 
 class _AbstractUnitwise(AbstractRule[None]):

@@ -10,9 +10,12 @@ from jaxtyping import Array, UInt32
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params, PyTree, Updates
+from ..shaping.scale import ScaleByLearningRate
 
 
 class AddNoiseState(eqx.Module):
@@ -89,3 +92,29 @@ def normal_like(like: PyTree, key: Array) -> PyTree:
         for own, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
     ]
     return structure.unflatten(normal)
+
+
+@advise_keywords
+def noisy_sgd(
+    learning_rate: Hyperparameter,
+    eta: Hyperparameter = 0.01,
+    gamma: Hyperparameter = 0.55,
+    key: Any = 0,
+) -> AbstractTransform:
+    """Gradient descent with decaying noise.
+
+        p ↦ p − η_lr·(g + σₙ·ξ)   with   σₙ² = η / (n + 1)^γ
+
+    ξ is standard normal noise.
+
+    **Arguments:**
+
+    - `learning_rate`: η_lr.
+    - The others: as in `AddNoise`.
+
+    **Returns:** a chain of `AddNoise` and `ScaleByLearningRate`.
+
+    ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
+        Networks](https://arxiv.org/abs/1511.06807), 2015"
+    """
+    return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))

@@ -7,10 +7,16 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params, Scalar
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed
+from ..shaping.scale import ScaleByLearningRate
 
 
 class ScaleByRssState(eqx.Module):
@@ -113,3 +119,64 @@ def _size_ratio(now: Any, square: Array, e_g: Array, e_x: Array) -> Array:
     divisor = now.rho * (e_g + now.eps) + now.rest * square
     # Not √(a / b), which is 0 for gradients from 3e16 on.
     return tree.root(e_x + now.rho * now.eps) * tree.inverse_root(tree.positive(divisor))
+
+
+@advise_keywords
+def adagrad(
+    learning_rate: Hyperparameter,
+    initial_accumulator_value: Hyperparameter = 0.1,
+    eps: Hyperparameter = 1e-7,
+) -> AbstractTransform:
+    """Adagrad: divides gradients by the root of the sum of all their squares.
+
+        p ↦ p − η·gₜ / √(sₜ + ε)   with   sₜ = sₜ₋₁ + |gₜ|²
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - The others: as in `ScaleByRss`.
+
+    **Returns:** a chain of `ScaleByRss` and `ScaleByLearningRate`.
+
+    ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
+        Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
+    """
+    return chain(
+        ScaleByRss(initial_accumulator_value, eps),
+        ScaleByLearningRate(learning_rate),
+    )
+
+
+@advise_keywords
+def adadelta(
+    learning_rate: Hyperparameter = 1.0,
+    rho: Hyperparameter = 0.9,
+    eps: Hyperparameter = 1e-6,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+) -> AbstractTransform:
+    """Adadelta: gives each step the running size of the previous steps.
+
+        p ↦ p − η·√(x + ε) / √(v + ε)·g
+
+    v and x are decaying means of the squares of the gradients and of the steps.
+
+    Differs from Optax: the learning rate defaults to 1, as in the paper. Optax without a learning
+    rate does not flip the sign, so its updates ascend.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByAdadelta`.
+
+    **Returns:** a chain of `AddDecayedWeights`, `ScaleByAdadelta` and `ScaleByLearningRate`.
+
+    ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
+    """
+    return chain(
+        decayed(weight_decay, decay_where),
+        ScaleByAdadelta(rho, eps),
+        ScaleByLearningRate(learning_rate),
+    )

@@ -8,9 +8,14 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed
 
 
 class ScaleByMadgradState(eqx.Module):
@@ -82,3 +87,39 @@ class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
     def direction(self, now, g, leaf):
         divisor = jnp.cbrt(tree.positive(leaf.grad_sum_of_squares)) + now.eps
         return now.share * ((leaf.init_params - leaf.p) - leaf.grad_sum / divisor)
+
+
+@advise_keywords
+def madgrad(
+    learning_rate: Hyperparameter,
+    momentum: Hyperparameter = 0.9,
+    weight_decay: Hyperparameter | None = None,
+    eps: Hyperparameter = 1e-6,
+    decay_where: WhereLike | None = None,
+) -> AbstractTransform:
+    """MADGRAD: dual averaging from the start, divided by the cube root of a sum of squares.
+
+        p ↦ γ·p + (1 − γ)·(p₀ − s / (∛v + ε))
+
+    s and v are weighted sums of the gradients and of their squares.
+
+    Differs from Optax, which adds ε to the learning rate: see `ScaleByMadgrad`.
+
+    **Arguments:**
+
+    - `learning_rate`: η, ≥ 0.
+    - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization. Defaults to
+        no decay.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByMadgrad`.
+
+    **Returns:** a chain of `AddDecayedWeights`, if there is a decay, and `ScaleByMadgrad`.
+
+    ??? cite "Defazio & Jelassi, [Adaptivity without Compromise: A Momentumized, Adaptive, Dual
+        Averaged Gradient Method for Stochastic Optimization](https://arxiv.org/abs/2101.11075),
+        2021"
+    """
+    rule = ScaleByMadgrad(learning_rate, momentum, eps)
+    if weight_decay is None:
+        return rule
+    return chain(decayed(weight_decay, decay_where), rule)

@@ -1,15 +1,24 @@
 """Momentum and exponential moving averages."""
 
+from typing import Any
+
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.schedule import AbstractSchedule
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
-from ...tree.types import Params
-from ._first_moment import first_moment
+from ..._core.text.advice import advise_keywords
+from ...tree.paths import dotted
+from ...tree.types import Params, Tracer
+from ..shaping.scale import ScaleByLearningRate
 
 
 class TraceState(eqx.Module):
@@ -106,3 +115,91 @@ class Ema(AbstractRule[EmaState]):
         if self.nesterov:
             return now.from_ema * leaf.ema + now.from_g * g
         return leaf.ema if now.from_ema is None else leaf.ema * now.from_ema
+
+
+def first_moment(
+    rule: Any, params: Params, decay: str, *, dtype: str = "mu_dtype", wide: bool = False
+) -> PyTree:
+    """Zeros for the mean of updates of a rule.
+
+    **Arguments:**
+
+    - `rule`: a transform.
+    - `params`: the parameters.
+    - `decay`: the name of its decay.
+    - `dtype`: the name of the field with the dtype of the mean.
+    - `wide`: whether the default is at least float32, for a mean that is subtracted from updates.
+
+    **Returns:** a tree like the parameters.
+
+    **Raises:** a `ValueError` if the decay is known, and too slow for the dtype.
+    """
+    chosen = getattr(rule, dtype)
+    if wide and chosen is None:
+        return tree.zeros_like(params, tree.accumulation_dtype)
+    mean = tree.first_moment(params, chosen)
+    value = getattr(rule, decay)
+    if not isinstance(value, AbstractSchedule | Tracer):
+        _check_decay(f"{type(rule).__name__}.{decay}", float(value), mean, dtype)
+    return mean
+
+
+def _check_decay(name: str, decay: float, mean: PyTree, field: str) -> None:
+    # Half the distance between two neighbors. What changes by less is rounded back.
+    least = {x.dtype: float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(mean)}
+    if decay == 1 or all(1 - decay >= change for change in least.values()):
+        return
+    for path, x in jax.tree_util.tree_leaves_with_path(mean):
+        if 1 - decay < least[x.dtype]:
+            raise ValueError(
+                f"{name} is {decay:.7g}, and a mean that is stored in {x.dtype}, as that of "
+                f"'{dotted(path)}' would be, rounds back to its old value instead of decaying: "
+                f'{x.dtype} allows at most {1 - least[x.dtype]:.6g}. Write `{field}="float32"`.'
+            )
+
+
+def momentum_if_any(
+    momentum: Hyperparameter | None, nesterov: bool, accumulator_dtype: Any = None
+) -> tuple[AbstractTransform, ...]:
+    """The link of the momentum, or nothing where there is none."""
+    if momentum is not None:
+        return (Trace(momentum, nesterov, accumulator_dtype),)
+    if nesterov:
+        raise ValueError(
+            "`nesterov=True` has no effect without momentum. Pass `momentum=0.9` too, or leave it "
+            "out."
+        )
+    return ()
+
+
+@advise_keywords
+def sgd(
+    learning_rate: Hyperparameter,
+    momentum: Hyperparameter | None = None,
+    nesterov: bool = False,
+    accumulator_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Stochastic gradient descent, with or without momentum.
+
+        p ↦ p − η·g,   or with momentum   p ↦ p − η·tₙ,   tₙ = g + γ·tₙ₋₁
+
+    With `nesterov` the step is η·(g + γ·tₙ).
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `momentum`: γ, in [0, 1]. Defaults to no momentum.
+    - `nesterov`: whether to use Nesterov momentum.
+    - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+
+    **Returns:** a chain of `Trace`, if there is momentum, and `ScaleByLearningRate`.
+
+    ```python
+    >>> sl.sgd(0.1, momentum=0.9)
+    sl.Trace(0.9) | sl.ScaleByLearningRate(0.1)
+
+    ```
+    """
+    links = momentum_if_any(momentum, nesterov, accumulator_dtype)
+    return chain(*links, ScaleByLearningRate(learning_rate))

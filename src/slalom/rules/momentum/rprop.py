@@ -9,11 +9,15 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like
+from ..._core.text.advice import advise_keywords
 from ...tree.paths import dotted
 from ...tree.types import Params
+from ..shaping.scale import Scale
 
 
 class ScaleByRpropState(eqx.Module):
@@ -82,3 +86,33 @@ class ScaleByRprop(AbstractRule[ScaleByRpropState]):
 
     def direction(self, now, g, leaf):
         return leaf.step_sizes * leaf.signs
+
+
+@advise_keywords
+def rprop(
+    learning_rate: Hyperparameter,
+    eta_minus: Hyperparameter = 0.5,
+    eta_plus: Hyperparameter = 1.2,
+    min_step_size: Hyperparameter = 1e-6,
+    max_step_size: Hyperparameter = 50.0,
+) -> AbstractTransform:
+    """Rprop: a step size for each element, which grows while the gradient keeps its sign.
+
+        p ↦ p − ηₜ·sign(gₜ)
+
+    It shrinks when the sign flips.
+
+    Differs from Optax, which applies each update one step later: see `ScaleByRprop`.
+
+    **Arguments:**
+
+    - `learning_rate`: the initial step size, > 0. Later changes of it have no effect.
+    - The others: as in `ScaleByRprop`.
+
+    **Returns:** a chain of `ScaleByRprop` and `Scale`.
+
+    ??? cite "Riedmiller & Braun, A direct adaptive method for faster backpropagation learning,
+        1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
+    """
+    rule = ScaleByRprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size)
+    return chain(rule, Scale(-1.0))

@@ -9,10 +9,16 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params, Scalar, Tracer
-from ._first_moment import first_moment
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed_descent
+from ..shaping.scale import ScaleByLearningRate
+from .momentum import Trace, first_moment
 
 
 class ScaleByLionState(eqx.Module):
@@ -117,3 +123,87 @@ def interpolation_of_new(b1: Scalar, b2: Scalar) -> tuple[Scalar, Scalar]:
     """
     from_new = b1 / b2
     return from_new, 1 - from_new
+
+
+@advise_keywords
+def lion(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.99,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 1e-3,
+    decay_where: WhereLike | None = None,
+    *,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """Lion: the sign of an interpolation between momentum and gradient.
+
+        p ↦ p − η·(sign(β₁·mₜ₋₁ + (1 − β₁)·gₜ) + λ·p)   with   mₜ = β₂·mₜ₋₁ + (1 − β₂)·gₜ
+
+    Every parameter changes by η per step, so η is usually 3 to 10 times smaller than for Adam,
+    and λ larger by the same factor.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByLion`.
+
+    **Returns:** a chain of `ScaleByLion`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Chen et al., [Symbolic Discovery of Optimization
+        Algorithms](https://arxiv.org/abs/2302.06675), 2023"
+    """
+    return chain(
+        ScaleByLion(b1, b2, mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )
+
+
+@advise_keywords
+def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
+    """Sign descent: steps of one size, against the sign of the gradient.
+
+        p ↦ p − η·sign(g)
+
+    Every parameter changes by η per step, so it converges only if η decays.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+
+    **Returns:** a chain of `ScaleBySign` and `ScaleByLearningRate`.
+
+    ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
+    """
+    return chain(ScaleBySign(), ScaleByLearningRate(learning_rate))
+
+
+@advise_keywords
+def signum(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    accumulator_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Sign descent with momentum.
+
+        p ↦ p − η·sign(tₙ)   with   tₙ = g + β·tₙ₋₁
+
+    The sum t has the same sign as the mean m ↦ β·m + (1 − β)·g.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b1`: β, the decay of the momentum, in [0, 1].
+    - `accumulator_dtype`: the dtype of the momentum; complex parameters use its complex
+        counterpart. Defaults to the parameter's dtype, but float32 for float16 parameters.
+
+    **Returns:** a chain of `Trace`, `ScaleBySign` and `ScaleByLearningRate`.
+
+    ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
+    """
+    momentum = Trace(b1, accumulator_dtype=accumulator_dtype)
+    return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))

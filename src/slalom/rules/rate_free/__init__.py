@@ -1,1 +1,1 @@
-"""Rules that find their learning rate."""
+"""Rules that find their learning rate, or need no schedule."""

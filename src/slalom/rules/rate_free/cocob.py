@@ -8,10 +8,16 @@ from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed
+from ..shaping.scale import ScaleByLearningRate
 
 
 class ScaleByCocobState(eqx.Module):
@@ -81,3 +87,39 @@ class ScaleByCocob(AbstractRule[ScaleByCocobState]):
         bound = jnp.maximum(leaf.subgradients + leaf.scale, now.alpha * leaf.scale)
         wealth = (leaf.scale + leaf.reward) / bound
         return (leaf.init_params - leaf.p) + leaf.cumulative_gradients / leaf.scale * wealth
+
+
+@advise_keywords
+def cocob(
+    learning_rate: Hyperparameter = 1.0,
+    alpha: Hyperparameter = 100.0,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+) -> AbstractTransform:
+    """COCOB: each element bets on the sign of its next gradient, without a learning rate.
+
+        p ↦ p₀ + θ·(L + R) / (L·max(G + L, α·L))
+
+    L is the largest |g| so far, G the sum of |g|, θ that of −g, and R the reward.
+
+    With weight decay, the gradient is g plus λ·p.
+
+    **Arguments:**
+
+    - `learning_rate`: a factor of the gradients; 1 in the paper. The step size does not depend on
+        it as long as ε is small compared with the gradients; a schedule weights them.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByCocob`.
+
+    **Returns:** a chain of `AddDecayedWeights`, `ScaleByLearningRate` and `ScaleByCocob`.
+
+    ??? cite "Orabona & Tommasi, [Training Deep Networks without Learning Rates Through Coin
+        Betting](https://arxiv.org/abs/1705.07795), 2017"
+    """
+    return chain(
+        decayed(weight_decay, decay_where),
+        ScaleByLearningRate(learning_rate, flip_sign=False),
+        ScaleByCocob(alpha, eps),
+    )

@@ -10,12 +10,14 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
-from ...where.resolve import Where
-from ..momentum._first_moment import first_moment
-from ..shaping._own_decay import decay_mask, where_field
+from ...where.resolve import Where, WhereLike
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decay_mask, where_field
 from ._sums import AbstractEstimatingAdam, bounded, larger
 
 
@@ -120,3 +122,46 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
 
 def _divisor(now: Any, nu: Array) -> Array:
     return tree.root(tree.positive(nu)) + now.eps
+
+
+@advise_keywords
+def dadapt_adamw(
+    learning_rate: Hyperparameter = 1.0,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    estim_lr0: Hyperparameter = 1e-6,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    bias_correction: bool = True,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """D-Adaptation: AdamW whose learning rate grows with the sum of its steps.
+
+        p ↦ p − m / (√v + ε) − λ·γ·d·p
+
+    m is a mean of γ·d·g, and d an estimate of the distance to the solution. `sl.prodigy` is its
+    successor, which grows faster.
+
+    **Arguments:**
+
+    - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
+    - The others: as in `ScaleByDAdaptAdam`.
+
+    **Returns:** a `ScaleByDAdaptAdam`.
+
+    ??? cite "Defazio & Mishchenko, [Learning-Rate-Free Learning by
+        D-Adaptation](https://arxiv.org/abs/2301.07733), 2023"
+    """
+    return ScaleByDAdaptAdam(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        estim_lr0,
+        weight_decay,
+        bias_correction=bias_correction,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
+    )

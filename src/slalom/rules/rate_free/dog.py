@@ -8,11 +8,17 @@ from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, until_reset
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
+from ...where.resolve import WhereLike
+from ..shaping.decay import decayed
+from ..shaping.scale import ScaleByLearningRate
 from ._sums import bounded, number
 
 
@@ -152,3 +158,72 @@ def _squares(g: Array, leaf: Any) -> dict[str, Array]:
     """The squares of the distance traveled and of the gradient."""
     distance = jnp.sum(tree.abs_squared(leaf.p - leaf.init_params))
     return {"distance": distance, "square": jnp.sum(tree.abs_squared(g))}
+
+
+@advise_keywords
+def dog(
+    learning_rate: Hyperparameter = 1.0,
+    init_step: Hyperparameter = 1e-6,
+    eps: Hyperparameter = 1e-8,
+    weight_decay: Hyperparameter | None = None,
+    decay_where: WhereLike | None = None,
+    *,
+    init_step_type: str = "heuristic",
+) -> AbstractTransform:
+    """DoG: the distance traveled over the root of the sum of squared gradients.
+
+        p ↦ p − η·r / √(G + ε)·g
+
+    r is the distance traveled, and G the sum of ‖g‖².
+
+    With weight decay, g is the gradient plus λ·p. The authors recommend evaluating an average of
+    the parameters: `sl.dog().average()`.
+
+    **Arguments:**
+
+    - `learning_rate`: η, a factor of the step size; 1 in the paper.
+    - `weight_decay`: λ, ≥ 0. Defaults to no decay.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByDog`.
+
+    **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDog` and
+    `ScaleByLearningRate`.
+
+    ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
+    """
+    links = [] if weight_decay is None else [decayed(weight_decay, decay_where)]
+    return chain(
+        *links, ScaleByDog(init_step, eps, init_step_type), ScaleByLearningRate(learning_rate)
+    )
+
+
+@advise_keywords
+def dowg(
+    learning_rate: Hyperparameter = 1.0,
+    init_estim_sq_dist: Hyperparameter | None = None,
+    eps: Hyperparameter = 1e-4,
+    weight_decay: Hyperparameter | None = None,
+    decay_where: WhereLike | None = None,
+) -> AbstractTransform:
+    """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
+
+        p ↦ p − η·D / (√V + ε)·g
+
+    D is the squared distance traveled, and V the sum of D·‖g‖².
+
+    With weight decay, g is the gradient plus λ·p.
+
+    **Arguments:**
+
+    - `learning_rate`: η, a factor of the step size; 1 in the paper.
+    - `weight_decay`: λ, ≥ 0. Defaults to no decay.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - The others: as in `ScaleByDowg`.
+
+    **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDowg` and
+    `ScaleByLearningRate`.
+
+    ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
+    """
+    links = [] if weight_decay is None else [decayed(weight_decay, decay_where)]
+    return chain(*links, ScaleByDowg(init_estim_sq_dist, eps), ScaleByLearningRate(learning_rate))

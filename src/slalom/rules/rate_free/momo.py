@@ -11,13 +11,14 @@ from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import State
+from ..._core.protocol.transform import AbstractTransform, State
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
-from ...where.resolve import Where
-from ..momentum._first_moment import first_moment
-from ..shaping._own_decay import decay_mask, where_field
+from ...where.resolve import Where, WhereLike
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decay_mask, where_field
 from ._sums import bounded
 
 
@@ -265,3 +266,85 @@ def _find_step_size(
 def _shrunk(now: Any, step: Array, leaf: Any) -> Array:
     """p − ρ·(p − step), or the step itself where nothing decays."""
     return now.shrink * (step + now.decay * leaf.p) if leaf.plan else step
+
+
+@advise_keywords
+def momo(
+    learning_rate: Hyperparameter = 1.0,
+    b1: Hyperparameter = 0.9,
+    lower_bound: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    adapt_lower_bound: bool = False,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """MoMo: momentum with a step size from the loss.
+
+        p ↦ (p − τ·m) / (1 + η·λ)   with   τ ≤ η
+
+    m is a mean of gradients, and τ the step size of `ScaleByMomo`. Each step needs the loss: use
+    `sl.train_step`, or pass `value=` to `opt.step`.
+
+    **Arguments:**
+
+    - `learning_rate`: η, the largest step size. The authors recommend a large one.
+    - The others: as in `ScaleByMomo`.
+
+    **Returns:** a `ScaleByMomo`.
+
+    ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
+        Rates](https://arxiv.org/abs/2305.07583), 2023"
+    """
+    return ScaleByMomo(
+        learning_rate,
+        b1,
+        lower_bound,
+        weight_decay,
+        adapt_lower_bound,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
+    )
+
+
+@advise_keywords
+def momo_adam(
+    learning_rate: Hyperparameter = 1e-2,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    lower_bound: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    adapt_lower_bound: bool = False,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """MoMo-Adam: Adam with a step size from the loss.
+
+        p ↦ (p − τ·m / (√v̂ + ε)) / (1 + η·λ)
+
+    m is a mean of gradients, and τ the step size of `ScaleByMomoAdam`. Each step needs the loss:
+    use `sl.train_step`, or pass `value=` to `opt.step`.
+
+    **Arguments:**
+
+    - `learning_rate`: η, the largest step size: τ ≤ η / (1 − β₁ᵗ).
+    - The others: as in `ScaleByMomoAdam`.
+
+    **Returns:** a `ScaleByMomoAdam`.
+
+    ??? cite "Schaipp et al., [MoMo: Momentum Models for Adaptive Learning
+        Rates](https://arxiv.org/abs/2305.07583), 2023"
+    """
+    return ScaleByMomoAdam(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        lower_bound,
+        weight_decay,
+        adapt_lower_bound,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
+    )

@@ -7,7 +7,11 @@ import jax.numpy as jnp
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ..shaping.scale import ScaleByLearningRate
 
 
 class ScaleByPolyak(AbstractRule[None]):
@@ -78,3 +82,35 @@ class ScaleByPolyak(AbstractRule[None]):
 
     def direction(self, now, g, leaf):
         return g * now.inverse * now.length
+
+
+@advise_keywords
+def polyak_sgd(
+    max_learning_rate: Hyperparameter = 1.0,
+    scaling: Hyperparameter = 1.0,
+    f_min: Hyperparameter = 0.0,
+    eps: Hyperparameter = 0.0,
+    variant: str = "sps",
+) -> AbstractTransform:
+    """SGD with Polyak's step size.
+
+        p ↦ p − s·min((f − f*) / (‖g‖² + ε), η_max)·g
+
+    Each step needs the loss f: use `sl.train_step`, or pass `value=` to `opt.step`.
+
+    Differs from Optax if s ≠ 1: Optax uses the norm of s·g, so a larger s makes the step smaller.
+
+    **Arguments:**
+
+    - `max_learning_rate`: η_max, > 0.
+    - `scaling`: s.
+    - The others: as in `ScaleByPolyak`.
+
+    **Returns:** a chain of `ScaleByPolyak` and `ScaleByLearningRate`.
+
+    ??? cite "Loizou et al., [Stochastic Polyak Step-size for
+        SGD](https://arxiv.org/abs/2002.10542), 2020"
+    """
+    return chain(
+        ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)
+    )

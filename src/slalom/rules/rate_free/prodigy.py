@@ -1,5 +1,7 @@
 """Adam that estimates its learning rate from the distance traveled: Prodigy."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,14 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
-from ...where.resolve import Where
-from ..momentum._first_moment import first_moment
-from ..shaping._own_decay import decay_mask, where_field
+from ...where.resolve import Where, WhereLike
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decay_mask, where_field
 from ._sums import AbstractEstimatingAdam, bounded, larger, number
 
 
@@ -127,3 +131,57 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
     def direction(self, now, g, leaf):
         u = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.next_size * now.eps)
         return -now.rate * (u + now.weight_decay * leaf.p if leaf.plan else u)
+
+
+@advise_keywords
+def prodigy(
+    learning_rate: Hyperparameter = 1.0,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    b3: Hyperparameter | None = None,
+    eps: Hyperparameter = 1e-8,
+    estim_lr0: Hyperparameter = 1e-6,
+    estim_lr_coef: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 0.0,
+    safeguard_warmup: bool = False,
+    decay_where: WhereLike | None = None,
+    *,
+    bias_correction: bool = True,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """Prodigy: AdamW whose learning rate grows to the distance traveled.
+
+        p ↦ p − γ·d·(m / (√v + d·ε) + λ·p)
+
+    d is an estimate of the distance to the solution, and m and v are those of `ScaleByProdigy`.
+
+    **Arguments:**
+
+    - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
+    - The others: as in `ScaleByProdigy`.
+
+    **Returns:** a `ScaleByProdigy`.
+
+    ```python
+    >>> schedule = sl.schedules.cosine_decay(1.0, decay_steps=1_000)
+    >>> tx = sl.prodigy(schedule, weight_decay=0.1)
+
+    ```
+
+    ??? cite "Mishchenko & Defazio, [Prodigy: An Expeditiously Adaptive Parameter-Free
+        Learner](https://arxiv.org/abs/2306.06101), 2023"
+    """
+    return ScaleByProdigy(
+        learning_rate,
+        b1,
+        b2,
+        b3,
+        eps,
+        estim_lr0,
+        estim_lr_coef,
+        weight_decay,
+        safeguard_warmup,
+        bias_correction=bias_correction,
+        decay_where=decay_where,
+        mu_dtype=mu_dtype,
+    )

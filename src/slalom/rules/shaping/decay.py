@@ -1,19 +1,21 @@
 """Weight decay."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like
 from ...tree.types import Params
-from ...where.resolve import Where
-from ._own_decay import decay_mask, where_field
+from ...where.resolve import Where, WhereLike, as_where_or_none, mask
 from .cautious import agreement
+from .scale import ScaleByLearningRate
 
 
 class AddDecayedWeights(AbstractRule[None]):
@@ -75,45 +77,6 @@ class SubtractDecayedWeights(AbstractRule[None]):
         return g - now.weight_decay * leaf.p
 
 
-class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
-    """The last link of AdamC: a learning rate, and a decay that falls with its square.
-
-        u ↦ −η·(u + λ·(η / η_max)·p)
-
-    Weights in front of a normalization layer settle at a norm at which decay and gradient are in
-    balance. If a schedule lowers η and the decay is η·λ, that norm falls, and the gradients grow
-    near the end of training. With λ·η / η_max it stays the same. A constant η = η_max gives AdamW.
-
-    **Arguments:**
-
-    - `learning_rate`: η.
-    - `max_learning_rate`: η_max, the largest value of the schedule, > 0.
-    - `weight_decay`: λ, ≥ 0.
-    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-
-    ??? cite "Defazio, [Why Gradients Rapidly Increase Near the End of
-        Training](https://arxiv.org/abs/2506.02285), 2025"
-    """
-
-    learning_rate: Hyperparameter = hyperparameter()
-    max_learning_rate: Hyperparameter = hyperparameter(within="(0, inf)")
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    decay_where: Where | None = where_field()
-
-    needs: ClassVar[tuple[str, ...]] = ("params",)
-    sets_learning_rate: ClassVar[bool] = True
-    update_sign: ClassVar[int | None] = -1
-
-    def plan(self, params):
-        return decay_mask(self.decay_where, params)
-
-    def begin(self, now, state):
-        now.decay = now.weight_decay * (now.learning_rate / now.max_learning_rate)
-
-    def direction(self, now, g, leaf):
-        return -now.learning_rate * (g + now.decay * leaf.p if leaf.plan else g)
-
-
 class AddDecayToInitialParamsState(eqx.Module):
     """The state of `AddDecayToInitialParams`."""
 
@@ -154,3 +117,40 @@ class AddDecayToInitialParams(AbstractRule[AddDecayToInitialParamsState]):
 
     def direction(self, now, g, leaf):
         return g + now.weight_decay * (leaf.p - leaf.init_params)
+
+
+def where_field() -> Any:
+    """Declares an optional keyword, a selector; `None` selects all leaves."""
+    return eqx.field(default=None, static=True, kw_only=True, converter=as_where_or_none)
+
+
+def decay_mask(where: Where | None, params: Params) -> tuple[bool, ...]:
+    """Whether each leaf decays."""
+    if where is None:
+        return (True,) * len(jax.tree.leaves(params))
+    return mask(where, params)
+
+
+def decayed(weight_decay: Hyperparameter, decay_where: WhereLike | None) -> AbstractTransform:
+    """Weight decay of the selected parameters. `None` selects all of them."""
+    return _on(AddDecayedWeights(weight_decay), decay_where)
+
+
+def decayed_descent(
+    learning_rate: Hyperparameter,
+    weight_decay: Hyperparameter,
+    decay_where: WhereLike | None,
+    independent_decay: bool,
+) -> tuple[AbstractTransform, AbstractTransform]:
+    """The last two links of an optimizer: weight decay, and a learning rate that scales it.
+
+    An independent decay comes after the learning rate.
+    """
+    rate = ScaleByLearningRate(learning_rate)
+    if independent_decay:
+        return rate, _on(SubtractDecayedWeights(weight_decay), decay_where)
+    return decayed(weight_decay, decay_where), rate
+
+
+def _on(link: AbstractTransform, where: WhereLike | None) -> AbstractTransform:
+    return link if where is None else link.mask(where)

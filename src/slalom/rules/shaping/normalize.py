@@ -11,7 +11,7 @@ from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-from ..matrices._layout import row_axes
+from .._layout import row_axes
 from .scale import sign_of
 
 

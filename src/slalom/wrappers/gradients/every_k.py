@@ -22,7 +22,7 @@ from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.state.walk import parts, segments, transforms
-from ...rules.shaping.qk_clip import QKClip, logit_rows
+from ...rules.matrices.qk_clip import QKClip, logit_rows
 from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip

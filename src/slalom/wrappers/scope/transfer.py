@@ -25,7 +25,7 @@ from ...rules import (
     Trace,
     ZClip,
 )
-from ...rules.shaping.rate_factors import mup, rule_of, trainable
+from ...rules.rate_factors import mup, rule_of, trainable
 from ...where.layout import LayoutLike
 from ..gradients.graft import Graft
 

@@ -1,12 +1,12 @@
 """What the recipes for matrices share: which parameters are meant, and AdamW for the others."""
 
-from .._core.fields.declare import Hyperparameter
-from .._core.protocol.transform import AbstractTransform
-from ..where import matrix
-from ..where.layout import LayoutLike
-from ..where.resolve import Where, WhereLike
-from ._decay import decayed
-from .adaptive.adam import adam, adamw
+from ..._core.fields.declare import Hyperparameter
+from ..._core.protocol.transform import AbstractTransform
+from ...where import matrix
+from ...where.layout import LayoutLike
+from ...where.resolve import Where, WhereLike
+from ..adaptive.adam import adam, adamw
+from ..shaping.decay import decayed
 
 
 def chosen(where: WhereLike | None, layout: LayoutLike) -> Where:

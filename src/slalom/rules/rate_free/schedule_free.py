@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from .._core.fields.declare import Hyperparameter, check_step
-from .._core.protocol.chain import chain
-from .._core.protocol.transform import AbstractTransform
-from .._core.text.advice import advise_keywords
-from ..rules import ScaleByLearningRate, ScaleByRms
-from ..schedules import warmup_constant
-from ..tree.types import is_function
-from ..where.resolve import WhereLike
-from ._decay import decayed
+from ..._core.fields.declare import Hyperparameter, check_step
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...schedules import warmup_constant
+from ...tree.types import is_function
+from ...where.resolve import WhereLike
+from ..low_memory.rms import ScaleByRms
+from ..shaping.decay import decayed
+from ..shaping.scale import ScaleByLearningRate
 
 
 @advise_keywords

@@ -12,26 +12,26 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ... import tree
-from ..._core.fields.declare import check_number
-from ..._core.protocol.chain import Identity
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import warn
-from ...tree.paths import dotted, glob_pattern, leaf_paths
-from ...where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
-from ...where.resolve import Leaf, Where, WhereLike, as_where, mask
-from ...where.selectors import path as at_path
-from ..adaptive._adam import AbstractAdam
-from ..adaptive.adam import ScaleByAdam
-from ..adaptive.adan import ScaleByAdan
-from ..low_memory.adafactor import ScaleByFactoredRms
-from ..low_memory.rms import ScaleByRms, ScaleByStddev
-from ..matrices.dion import ScaleByDion
-from ..matrices.kron import ScaleByKron
-from ..matrices.orthogonalize import Orthogonalize
-from ..matrices.shampoo import ScaleByShampoo
-from ..matrices.soap import AbstractInEigenbasis, ScaleBySoap
-from ..momentum.sign import ScaleByLion, ScaleBySign
+from .. import tree
+from .._core.fields.declare import check_number
+from .._core.protocol.chain import Identity
+from .._core.protocol.transform import AbstractTransform
+from .._core.text.messages import warn
+from ..tree.paths import dotted, glob_pattern, leaf_paths
+from ..where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
+from ..where.resolve import Leaf, Where, WhereLike, as_where, mask
+from ..where.selectors import path as at_path
+from .adaptive._adam import AbstractAdam
+from .adaptive.adam import ScaleByAdam
+from .adaptive.adan import ScaleByAdan
+from .low_memory.adafactor import ScaleByFactoredRms
+from .low_memory.rms import ScaleByRms, ScaleByStddev
+from .matrices.dion import ScaleByDion
+from .matrices.kron import ScaleByKron
+from .matrices.orthogonalize import Orthogonalize
+from .matrices.shampoo import ScaleByShampoo
+from .matrices.soap import AbstractInEigenbasis, ScaleBySoap
+from .momentum.sign import ScaleByLion, ScaleBySign
 
 # --- layer-wise decay -------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..._core.engine.matrices import matrices_or_none, refuse_unequal
-from ..._core.text.messages import warn
-from ...tree.paths import leaf_paths
-from ...tree.types import Params
-from ...where.layout import HEADS, Layout, layouts
-from ...where.resolve import Cases
-from ...where.selectors import path as path_, type as type_
+from .._core.engine.matrices import matrices_or_none, refuse_unequal
+from .._core.text.messages import warn
+from ..tree.paths import leaf_paths
+from ..tree.types import Params
+from ..where.layout import HEADS, Layout, layouts
+from ..where.resolve import Cases
+from ..where.selectors import path as path_, type as type_
 
 # --- matrices -------------------------------------------------------------------------------
 

@@ -17,13 +17,18 @@ from ..._core.fields.declare import (
     layout_field,
 )
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param
+from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.layout import LayoutLike
+from ...where.resolve import WhereLike
 from ..adaptive._adam import begin_adam
-from ..momentum._first_moment import first_moment
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decayed_descent
 from ._low_rank import Side, advance_adam, direction_of_adam, sides_of
 
 
@@ -176,3 +181,57 @@ def _projection(key: Array, side: Side, g: Array) -> Array:
     batch, short, rank = side.projector
     normal = jax.random.normal(key, (batch, rank, short), g.real.dtype)
     return (normal * rank**-0.5).astype(g.dtype)
+
+
+@advise_keywords
+def apollo(
+    learning_rate: Hyperparameter,
+    rank: int = 256,
+    update_proj_gap: int = 200,
+    scale: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    per_tensor: bool = False,
+    key: Any = 0,
+    *,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-6,
+    max_growth: Hyperparameter = 1.01,
+    mu_dtype: Any | None = None,
+    layout: LayoutLike = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """APOLLO: gradients of matrices, scaled as AdamW scales a random projection of them.
+
+        p ↦ p − η·(α·S + λ·p)
+
+    S is the gradient, with each of its columns scaled as in `ScaleByApollo`.
+
+    APOLLO-Mini, whose state is about as small as that of SGD:
+
+    ```python
+    >>> tx = sl.apollo(1e-2, rank=1, scale=128**0.5, per_tensor=True)
+
+    ```
+
+    **Arguments:**
+
+    - `learning_rate`: η; 0.01 in the paper.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByApollo`.
+
+    **Returns:** a chain of `ScaleByApollo`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Zhu et al., [APOLLO: SGD-like Memory, AdamW-level
+        Performance](https://arxiv.org/abs/2412.05270), 2024"
+    """
+    numbers = {"b1": b1, "b2": b2, "eps": eps, "max_growth": max_growth}
+    options = {**numbers, "mu_dtype": mu_dtype, "layout": layout}
+    return chain(
+        ScaleByApollo(rank, update_proj_gap, scale, per_tensor, key, **options),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

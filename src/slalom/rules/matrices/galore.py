@@ -1,6 +1,6 @@
 """Adam in a low-rank subspace of the gradients: GaLore."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -16,13 +16,18 @@ from ..._core.fields.declare import (
     hyperparameter,
     layout_field,
 )
+from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param
+from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
 from ...where.layout import LayoutLike
+from ...where.resolve import WhereLike
 from ..adaptive._adam import begin_adam
-from ..matrices._kronecker import adjoint
-from ..momentum._first_moment import first_moment
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decayed_descent
+from ._kronecker import adjoint
 from ._low_rank import advance_adam, direction_of_adam, sides_of
 
 
@@ -129,3 +134,48 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
             return n
         (p,) = leaf.projector
         return leaf.plan.write(now.scale * (p @ n))
+
+
+@advise_keywords
+def galore(
+    learning_rate: Hyperparameter,
+    rank: int = 128,
+    update_proj_gap: int = 200,
+    scale: Hyperparameter = 1.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    mu_dtype: Any | None = None,
+    layout: LayoutLike = None,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """GaLore: AdamW on gradients of matrices that are projected to a low rank.
+
+        p ↦ p − η·(α·P·N + λ·p)   with   N = m̂ / (√v̂ + ε) of Pᵀ·G
+
+    P holds the strongest directions of a recent gradient G.
+
+    Differs from Optax in the side of a matrix that is projected: see `ScaleByGalore`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+    - The others: as in `ScaleByGalore`.
+
+    **Returns:** a chain of `ScaleByGalore`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Zhao et al., [GaLore: Memory-Efficient LLM Training by Gradient Low-Rank
+        Projection](https://arxiv.org/abs/2403.03507), 2024"
+    """
+    options = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype}
+    return chain(
+        ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )

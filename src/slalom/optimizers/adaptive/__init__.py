@@ -1,1 +1,0 @@
-"""Adam and what descends from it, ready to use."""

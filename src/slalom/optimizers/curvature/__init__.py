@@ -1,1 +1,0 @@
-"""Optimizers for smooth problems: least squares, quasi-Newton methods, and Hessians."""

@@ -1,0 +1,118 @@
+"""AMSGrad: Adam with the maximum of all means of squares so far."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, Int, PyTree
+
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
+from ...tree.types import Params
+from ..momentum.momentum import first_moment
+from ..shaping.scale import ScaleByLearningRate
+
+
+class ScaleByAmsgradState(eqx.Module):
+    """The state of `ScaleByAmsgrad`."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    nu_max: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+
+
+class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
+    """AMSGrad: Adam with the maximum of all means of squares so far.
+
+        mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        wₜ = max(wₜ₋₁, v̂ₜ),   uₜ = m̂ₜ / (√(wₜ + ε_root) + ε)
+
+    with m̂ₜ = mₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). The paper does not correct the bias: there
+    m̂ₜ = mₜ and v̂ₜ = vₜ. PyTorch takes the maximum of vₜ and corrects the bias of the maximum.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+    - `bias_correction_mu`: whether to divide mₜ by 1 − β₁ᵗ.
+    - `bias_correction_nu`: whether to divide vₜ by 1 − β₂ᵗ.
+
+    ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
+        Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
+    """
+
+    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
+    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
+    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = dtype_field()
+    bias_correction_mu: bool = eqx.field(default=True, static=True)
+    bias_correction_nu: bool = eqx.field(default=True, static=True)
+
+    def init(self, params: Params) -> ScaleByAmsgradState:
+        return ScaleByAmsgradState(
+            age=tree.fresh_count(),
+            mu=first_moment(self, params, "b1"),
+            nu=tree.second_moment(params),
+            nu_max=tree.second_moment(params),
+        )
+
+    def begin(self, now, state):
+        age = state.age = tree.increment(state.age)
+        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        one = jnp.ones(age.shape, now.b1.dtype)
+        now.mu_scale = tree.bias_correction(now.b1, age) if self.bias_correction_mu else one
+        now.nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else one
+
+    def advance(self, now, g, leaf):
+        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+        leaf.nu_max = jnp.maximum(leaf.nu_max, leaf.nu * now.nu_scale)
+
+    def direction(self, now, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu_max) + now.eps_root) + now.eps
+        return leaf.mu * now.mu_scale / divisor
+
+
+@advise_keywords
+def amsgrad(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    bias_correction_mu: bool = True,
+    bias_correction_nu: bool = True,
+) -> AbstractTransform:
+    """AMSGrad: Adam with the maximum of all means of squares so far.
+
+        p ↦ p − η·m̂ₜ / (√wₜ + ε)   with   wₜ = max(wₜ₋₁, v̂ₜ)
+
+    m̂ and v̂ are those of `ScaleByAdam`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - The others: as in `ScaleByAmsgrad`.
+
+    **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
+
+    ??? cite "Reddi, Kale & Kumar, [On the Convergence of Adam and
+        Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
+    """
+    corrections = bias_correction_mu, bias_correction_nu
+    return chain(
+        ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections),
+        ScaleByLearningRate(learning_rate),
+    )

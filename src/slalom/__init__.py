@@ -69,177 +69,214 @@ with _checked:
     from ._loop.tools.sweep_result import SweepResult as SweepResult
     from ._loop.training.keep_best import KeepBest as KeepBest
     from ._loop.training.train_step import train_step as train_step
-    from .rules import (
+    from .rules.adaptive.acprop import ScaleByAcprop as ScaleByAcprop, acprop as acprop
+    from .rules.adaptive.adam import (
+        ScaleByAdam as ScaleByAdam,
+        adam as adam,
+        adamw as adamw,
+        nadam as nadam,
+        nadamw as nadamw,
+    )
+    from .rules.adaptive.adam_mini import ScaleByAdamMini as ScaleByAdamMini, adam_mini as adam_mini
+    from .rules.adaptive.adam_variants import (
+        ScaleByBelief as ScaleByBelief,
+        ScaleByRadam as ScaleByRadam,
+        ScaleByYogi as ScaleByYogi,
+        adabelief as adabelief,
+        radam as radam,
+        yogi as yogi,
+    )
+    from .rules.adaptive.adamax import (
+        ScaleByAdamax as ScaleByAdamax,
+        adamax as adamax,
+        adamaxw as adamaxw,
+    )
+    from .rules.adaptive.adamc import (
+        ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
+        adamc as adamc,
+    )
+    from .rules.adaptive.adan import ScaleByAdan as ScaleByAdan, adan as adan
+    from .rules.adaptive.ademamix import (
+        ScaleByAdemamix as ScaleByAdemamix,
+        ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
+        ademamix as ademamix,
+        simplified_ademamix as simplified_ademamix,
+    )
+    from .rules.adaptive.adopt import ScaleByAdopt as ScaleByAdopt, adopt as adopt
+    from .rules.adaptive.amsgrad import ScaleByAmsgrad as ScaleByAmsgrad, amsgrad as amsgrad
+    from .rules.adaptive.laprop import ScaleByLaprop as ScaleByLaprop, laprop as laprop
+    from .rules.adaptive.mars import (
+        CorrectByMars as CorrectByMars,
+        ScaleByMars as ScaleByMars,
+        mars as mars,
+    )
+    from .rules.adaptive.novograd import ScaleByNovograd as ScaleByNovograd, novograd as novograd
+    from .rules.adaptive.optimistic import (
+        ScaleByOptimisticGradient as ScaleByOptimisticGradient,
+        optimistic_adam_v2 as optimistic_adam_v2,
+        optimistic_gradient_descent as optimistic_gradient_descent,
+    )
+    from .rules.adaptive.stable_adam import (
+        ScaleByStableAdam as ScaleByStableAdam,
+        stable_adamw as stable_adamw,
+    )
+    from .rules.adaptive.trust import (
+        ScaleByFromage as ScaleByFromage,
+        ScaleByParamBlockNorm as ScaleByParamBlockNorm,
+        ScaleByParamBlockRms as ScaleByParamBlockRms,
+        ScaleByTrustRatio as ScaleByTrustRatio,
+        fromage as fromage,
+        lamb as lamb,
+        lars as lars,
+    )
+    from .rules.curvature.broyden import (
+        ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
+        ss_broyden as ss_broyden,
+    )
+    from .rules.curvature.gauss_newton import (
+        ScaleByGaussNewton as ScaleByGaussNewton,
+        gauss_newton as gauss_newton,
+        natural_gradient as natural_gradient,
+    )
+    from .rules.curvature.ivon import ScaleByIvon as ScaleByIvon, ivon as ivon
+    from .rules.curvature.lbfgs import ScaleByLbfgs as ScaleByLbfgs, lbfgs as lbfgs
+    from .rules.curvature.levenberg_marquardt import (
+        ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
+        levenberg_marquardt as levenberg_marquardt,
+    )
+    from .rules.curvature.sophia import ScaleBySophia as ScaleBySophia, sophia as sophia
+    from .rules.linesearch.backtracking import (
+        ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
+    )
+    from .rules.linesearch.zoom import ScaleByZoomLinesearch as ScaleByZoomLinesearch
+    from .rules.low_memory.adafactor import (
+        ScaleByFactoredRms as ScaleByFactoredRms,
+        adafactor as adafactor,
+    )
+    from .rules.low_memory.rms import (
+        ScaleByRms as ScaleByRms,
+        ScaleByStddev as ScaleByStddev,
+        rmsprop as rmsprop,
+    )
+    from .rules.low_memory.sm3 import ScaleBySm3 as ScaleBySm3, sm3 as sm3
+    from .rules.matrices.apollo import ScaleByApollo as ScaleByApollo, apollo as apollo
+    from .rules.matrices.dion import ScaleByDion as ScaleByDion, dion as dion
+    from .rules.matrices.galore import ScaleByGalore as ScaleByGalore, galore as galore
+    from .rules.matrices.kl_soap import ScaleByKlSoap as ScaleByKlSoap
+    from .rules.matrices.kron import ScaleByKron as ScaleByKron, kron as kron
+    from .rules.matrices.matrix_norms import (
+        NormalizeColumns as NormalizeColumns,
+        ScaleByFanIn as ScaleByFanIn,
+        ScaleByRowRms as ScaleByRowRms,
+        norm_muon as norm_muon,
+        scion as scion,
+    )
+    from .rules.matrices.orthogonalize import Orthogonalize as Orthogonalize, muon as muon
+    from .rules.matrices.qk_clip import QKClip as QKClip
+    from .rules.matrices.radius import (
+        PinRadius as PinRadius,
+        RadialBrake as RadialBrake,
+        UpdateFloor as UpdateFloor,
+    )
+    from .rules.matrices.shampoo import ScaleByShampoo as ScaleByShampoo, shampoo as shampoo
+    from .rules.matrices.soap import ScaleBySoap as ScaleBySoap, soap as soap
+    from .rules.matrices.splus import ScaleBySplus as ScaleBySplus
+    from .rules.matrices.unitwise import (
         AdaptiveGradClip as AdaptiveGradClip,
-        AddDecayedWeights as AddDecayedWeights,
-        AddDecayToInitialParams as AddDecayToInitialParams,
-        AddNoise as AddNoise,
-        ApplyEvery as ApplyEvery,
-        Cautious as Cautious,
-        Centralize as Centralize,
-        CheckFinite as CheckFinite,
+        UnitwiseClip as UnitwiseClip,
+    )
+    from .rules.measuring.check_finite import CheckFinite as CheckFinite
+    from .rules.measuring.monitor import (
+        MeasureWithEma as MeasureWithEma,
+        Monitor as Monitor,
+        Snapshot as Snapshot,
+    )
+    from .rules.measuring.noise import AddNoise as AddNoise, noisy_sgd as noisy_sgd
+    from .rules.measuring.noise_scale import (
+        MeasureGradientNoise as MeasureGradientNoise,
+        gradient_noise_scale as gradient_noise_scale,
+    )
+    from .rules.measuring.private_gradients import (
+        DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
+        PerExampleGlobalNormClip as PerExampleGlobalNormClip,
+        PerExampleLayerNormClip as PerExampleLayerNormClip,
+        dpsgd as dpsgd,
+    )
+    from .rules.momentum.accumulate import (
+        ScaleByAdadelta as ScaleByAdadelta,
+        ScaleByRss as ScaleByRss,
+        adadelta as adadelta,
+        adagrad as adagrad,
+    )
+    from .rules.momentum.apply_every import ApplyEvery as ApplyEvery
+    from .rules.momentum.madgrad import ScaleByMadgrad as ScaleByMadgrad, madgrad as madgrad
+    from .rules.momentum.momentum import Ema as Ema, Trace as Trace, sgd as sgd
+    from .rules.momentum.rprop import ScaleByRprop as ScaleByRprop, rprop as rprop
+    from .rules.momentum.sign import (
+        ScaleByLion as ScaleByLion,
+        ScaleBySign as ScaleBySign,
+        lion as lion,
+        sign_sgd as sign_sgd,
+        signum as signum,
+    )
+    from .rules.rate_factors import layerwise_decay as layerwise_decay, mup as mup
+    from .rules.rate_free.cocob import ScaleByCocob as ScaleByCocob, cocob as cocob
+    from .rules.rate_free.dadapt import (
+        ScaleByDAdaptAdam as ScaleByDAdaptAdam,
+        dadapt_adamw as dadapt_adamw,
+    )
+    from .rules.rate_free.dog import (
+        ScaleByDog as ScaleByDog,
+        ScaleByDowg as ScaleByDowg,
+        dog as dog,
+        dowg as dowg,
+    )
+    from .rules.rate_free.l_dog import ScaleByDistanceOverGradients as ScaleByDistanceOverGradients
+    from .rules.rate_free.momo import (
+        ScaleByMomo as ScaleByMomo,
+        ScaleByMomoAdam as ScaleByMomoAdam,
+        momo as momo,
+        momo_adam as momo_adam,
+    )
+    from .rules.rate_free.polyak import ScaleByPolyak as ScaleByPolyak, polyak_sgd as polyak_sgd
+    from .rules.rate_free.prodigy import ScaleByProdigy as ScaleByProdigy, prodigy as prodigy
+    from .rules.rate_free.schedule_free import (
+        schedule_free_adamw as schedule_free_adamw,
+        schedule_free_sgd as schedule_free_sgd,
+    )
+    from .rules.shaping.cautious import Cautious as Cautious
+    from .rules.shaping.clip import (
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
-        CorrectByMars as CorrectByMars,
-        DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
-        Ema as Ema,
+    )
+    from .rules.shaping.constrain import (
         KeepInitialNorm as KeepInitialNorm,
         KeepParamsNonnegative as KeepParamsNonnegative,
-        MeasureGradientNoise as MeasureGradientNoise,
-        MeasureWithEma as MeasureWithEma,
-        Monitor as Monitor,
-        NormalizeByUpdateNorm as NormalizeByUpdateNorm,
-        NormalizeColumns as NormalizeColumns,
-        Orthogonalize as Orthogonalize,
-        PerExampleGlobalNormClip as PerExampleGlobalNormClip,
-        PerExampleLayerNormClip as PerExampleLayerNormClip,
-        PinRadius as PinRadius,
-        QKClip as QKClip,
-        RadialBrake as RadialBrake,
-        Scale as Scale,
-        ScaleBy as ScaleBy,
-        ScaleByAcprop as ScaleByAcprop,
-        ScaleByAdadelta as ScaleByAdadelta,
-        ScaleByAdam as ScaleByAdam,
-        ScaleByAdamax as ScaleByAdamax,
-        ScaleByAdamMini as ScaleByAdamMini,
-        ScaleByAdan as ScaleByAdan,
-        ScaleByAdemamix as ScaleByAdemamix,
-        ScaleByAdopt as ScaleByAdopt,
-        ScaleByAmsgrad as ScaleByAmsgrad,
-        ScaleByApollo as ScaleByApollo,
-        ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
-        ScaleByBelief as ScaleByBelief,
-        ScaleByCocob as ScaleByCocob,
-        ScaleByDAdaptAdam as ScaleByDAdaptAdam,
-        ScaleByDion as ScaleByDion,
-        ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
-        ScaleByDog as ScaleByDog,
-        ScaleByDowg as ScaleByDowg,
-        ScaleByFactoredRms as ScaleByFactoredRms,
-        ScaleByFanIn as ScaleByFanIn,
-        ScaleByFromage as ScaleByFromage,
-        ScaleByGalore as ScaleByGalore,
-        ScaleByGaussNewton as ScaleByGaussNewton,
-        ScaleByIvon as ScaleByIvon,
-        ScaleByKlSoap as ScaleByKlSoap,
-        ScaleByKron as ScaleByKron,
-        ScaleByLaprop as ScaleByLaprop,
-        ScaleByLbfgs as ScaleByLbfgs,
-        ScaleByLearningRate as ScaleByLearningRate,
-        ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
-        ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
-        ScaleByLion as ScaleByLion,
-        ScaleByMadgrad as ScaleByMadgrad,
-        ScaleByMars as ScaleByMars,
-        ScaleByMomo as ScaleByMomo,
-        ScaleByMomoAdam as ScaleByMomoAdam,
-        ScaleByNovograd as ScaleByNovograd,
-        ScaleByOptimisticGradient as ScaleByOptimisticGradient,
-        ScaleByParamBlockNorm as ScaleByParamBlockNorm,
-        ScaleByParamBlockRms as ScaleByParamBlockRms,
-        ScaleByPolyak as ScaleByPolyak,
-        ScaleByProdigy as ScaleByProdigy,
-        ScaleByRadam as ScaleByRadam,
-        ScaleByRms as ScaleByRms,
-        ScaleByRowRms as ScaleByRowRms,
-        ScaleByRprop as ScaleByRprop,
-        ScaleByRss as ScaleByRss,
-        ScaleBySchedule as ScaleBySchedule,
-        ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
-        ScaleByShampoo as ScaleByShampoo,
-        ScaleBySign as ScaleBySign,
-        ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
-        ScaleBySm3 as ScaleBySm3,
-        ScaleBySoap as ScaleBySoap,
-        ScaleBySophia as ScaleBySophia,
-        ScaleBySplus as ScaleBySplus,
-        ScaleByStableAdam as ScaleByStableAdam,
-        ScaleByStddev as ScaleByStddev,
-        ScaleByTrustRatio as ScaleByTrustRatio,
-        ScaleByYogi as ScaleByYogi,
-        ScaleByZoomLinesearch as ScaleByZoomLinesearch,
         SetToZero as SetToZero,
-        Snapshot as Snapshot,
+        ZeroNans as ZeroNans,
+        freeze as freeze,
+    )
+    from .rules.shaping.decay import (
+        AddDecayedWeights as AddDecayedWeights,
+        AddDecayToInitialParams as AddDecayToInitialParams,
+        SubtractDecayedWeights as SubtractDecayedWeights,
+    )
+    from .rules.shaping.normalize import (
+        Centralize as Centralize,
+        NormalizeByUpdateNorm as NormalizeByUpdateNorm,
+    )
+    from .rules.shaping.scale import (
+        Scale as Scale,
+        ScaleByLearningRate as ScaleByLearningRate,
+        ScaleBySchedule as ScaleBySchedule,
+    )
+    from .rules.shaping.scale_by import ScaleBy as ScaleBy
+    from .rules.shaping.stateless import (
         Stateless as Stateless,
         StatelessPerLeaf as StatelessPerLeaf,
-        SubtractDecayedWeights as SubtractDecayedWeights,
-        Trace as Trace,
-        UnitwiseClip as UnitwiseClip,
-        UpdateFloor as UpdateFloor,
-        ZClip as ZClip,
-        ZeroNans as ZeroNans,
-        acprop as acprop,
-        adabelief as adabelief,
-        adadelta as adadelta,
-        adafactor as adafactor,
-        adagrad as adagrad,
-        adam as adam,
-        adam_mini as adam_mini,
-        adamax as adamax,
-        adamaxw as adamaxw,
-        adamc as adamc,
-        adamw as adamw,
-        adan as adan,
-        ademamix as ademamix,
-        adopt as adopt,
-        amsgrad as amsgrad,
-        apollo as apollo,
-        cocob as cocob,
-        dadapt_adamw as dadapt_adamw,
-        dion as dion,
-        dog as dog,
-        dowg as dowg,
-        dpsgd as dpsgd,
-        freeze as freeze,
-        fromage as fromage,
-        galore as galore,
-        gauss_newton as gauss_newton,
-        gradient_noise_scale as gradient_noise_scale,
-        ivon as ivon,
-        kron as kron,
-        lamb as lamb,
-        laprop as laprop,
-        lars as lars,
-        layerwise_decay as layerwise_decay,
-        lbfgs as lbfgs,
-        levenberg_marquardt as levenberg_marquardt,
-        lion as lion,
-        madgrad as madgrad,
-        mars as mars,
-        momo as momo,
-        momo_adam as momo_adam,
-        muon as muon,
-        mup as mup,
-        nadam as nadam,
-        nadamw as nadamw,
-        natural_gradient as natural_gradient,
-        noisy_sgd as noisy_sgd,
-        norm_muon as norm_muon,
-        novograd as novograd,
-        optimistic_adam_v2 as optimistic_adam_v2,
-        optimistic_gradient_descent as optimistic_gradient_descent,
-        polyak_sgd as polyak_sgd,
-        prodigy as prodigy,
-        radam as radam,
-        rmsprop as rmsprop,
-        rprop as rprop,
-        schedule_free_adamw as schedule_free_adamw,
-        schedule_free_sgd as schedule_free_sgd,
-        scion as scion,
-        sgd as sgd,
-        shampoo as shampoo,
-        sign_sgd as sign_sgd,
-        signum as signum,
-        simplified_ademamix as simplified_ademamix,
-        sm3 as sm3,
-        soap as soap,
-        sophia as sophia,
-        ss_broyden as ss_broyden,
-        stable_adamw as stable_adamw,
-        yogi as yogi,
     )
+    from .rules.shaping.zclip import ZClip as ZClip
     from .tree.types import Params as Params, Scalar as Scalar, Updates as Updates
     from .wrappers.gradients.skip import (
         SkipLargeUpdates as SkipLargeUpdates,

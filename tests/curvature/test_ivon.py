@@ -9,6 +9,7 @@ import pytest
 import slalom as sl
 from helpers import SLOW
 from slalom._core.engine.encoded import decoded
+from slalom.rules.curvature.ivon import ScaleByIvonState
 
 
 # With the normal numbers 1 and −0.5, in float64, of the authors' code at f = θ², θ₀ = 1.
@@ -124,8 +125,8 @@ def test_the_step_sees_the_noise_of_the_sample(wrap, steps, rtol):
     moved = model
     for _ in range(steps):
         moved, opt, _ = step(moved, opt)
-    states = jax.tree.leaves(opt.state, is_leaf=lambda x: isinstance(x, sl.rules.ScaleByIvonState))
-    (state,) = (x for x in states if isinstance(x, sl.rules.ScaleByIvonState))
+    states = jax.tree.leaves(opt.state, is_leaf=lambda x: isinstance(x, ScaleByIvonState))
+    (state,) = (x for x in states if isinstance(x, ScaleByIvonState))
     found = np.concatenate([np.ravel(x) for x in jax.tree.leaves(decoded(state.precision["w"]))])
     noise = np.concatenate([first.real, first.imag]) if np.iscomplexobj(first) else first
     before = 1.0001

@@ -18,7 +18,7 @@ from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.marks import param_like
 from ..._core.state.slots import reset
 from ..._core.state.walk import parts, segments
-from ...rules import ScaleByLearningRate
+from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Params
 from .schedule_free import ScheduleFree

@@ -34,7 +34,7 @@ from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.state.walk import parts, segments, transforms
 from ..._core.text.printing import shortest
-from ...rules import Trace
+from ...rules.momentum.momentum import Trace
 from ...tree.dtypes import as_canonical, canonical_float, storage_dtype
 from ...tree.paths import dotted, leaf_paths, whole
 from ...tree.types import Gradients, Params, Scalar, Updates

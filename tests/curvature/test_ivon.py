@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import SLOW
+from helpers import SLOW, slow_except
 from slalom._core.engine.encoded import decoded
 from slalom.rules.curvature.ivon import ScaleByIvonState
 
@@ -134,3 +134,53 @@ def test_the_step_sees_the_noise_of_the_sample(wrap, steps, rtol):
     np.testing.assert_allclose(
         found, before + change + change**2 / 2 / before, rtol=rtol, atol=rtol
     )
+
+
+def is_finite(context, updates):
+    return jnp.all(jnp.isfinite(updates))
+
+
+SKIPPING = {
+    "if_finite": lambda tx: tx.if_finite(on_limit="skip"),
+    "skip_spikes": lambda tx: tx.skip_spikes(by="grad_norm"),
+    "scale_loss": lambda tx: tx.scale_loss(),
+    "every_k": lambda tx: tx.every_k(1, skip=sl.SkipNotFinite()),
+    "when": lambda tx: tx.when(is_finite, otherwise="zero"),
+}
+
+
+def sampled(opt):
+    return float(opt.sample_params(jnp.zeros(3))[0])
+
+
+@pytest.mark.parametrize("name", slow_except(SKIPPING, "if_finite"))
+def test_a_skipped_step_draws_another_sample_and_a_window_keeps_its_own(name):
+    skip, rule = SKIPPING[name], sl.ivon(0.1, 10.0)
+    model, good = jnp.zeros(3), jnp.ones(3)
+    opt = sl.Optimizer(skip(rule).store("int8"), model)
+    _, after = opt.step(model, jnp.nan * good)
+    assert sampled(after) != sampled(opt)
+    _, after = after.step(model, good)
+    assert int(after.state_of(sl.ScaleByIvon).age) == 1
+
+    # The window ends with the second good mini-batch.
+    own = name == "every_k"
+    window = rule.every_k(2, skip=sl.SkipNotFinite()) if own else skip(rule.every_k(2))
+    opt = sl.Optimizer(window, model)
+    samples = [sampled(opt)]
+    for g in (jnp.nan, 1.0, jnp.nan, 1.0):
+        _, opt = opt.step(model, g * good)
+        samples.append(sampled(opt))
+    assert samples[1] == samples[2] == samples[3]
+    assert len({samples[0], samples[1], samples[4]}) == 3
+
+
+def test_all_wrappers_that_skip_draw_another_sample():
+    paced = sl.wrappers.AbstractPacedWrapper.__subclasses__()
+    tested = {type(wrap(sl.sgd(0.1))) for wrap in SKIPPING.values()}
+    assert {cls for cls in paced if cls.__module__.startswith("slalom.")} <= tested
+    # A step that passes the gradients on is skipped by the rule.
+    tx, params = sl.ScaleByIvon(10.0).when(is_finite), jnp.zeros(3)
+    state = tx.init(params)
+    _, after = tx.update(jnp.nan * params, state, params, sl.Context(step=0))
+    assert (after.inner.key != state.inner.key).any()

@@ -15,8 +15,10 @@ TERMS = ("first", "second")
 
 WRAPPERS: dict[str, Any] = {
     "Combine": sl.adam(halving).combine(sl.combine.UPGrad(), TERMS),
-    "Combine, every_k": sl.sgd(0.1).combine(sl.combine.PCGrad(), TERMS).every_k(2),
-    "Combine, averaged": sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), TERMS).average().record(),
+    "Combine, every_k": sl.sgd(0.1).every_k(2).combine(sl.combine.PCGrad(), TERMS),
+    "Combine, averaged": (
+        sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), TERMS).every_k(2).average().record()
+    ),
     "Project, sphere": (
         sl.adam(halving).project(sl.projections.sphere(), where=sl.where.ndim(min=2)).every_k(2)
     ),

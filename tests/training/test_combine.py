@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_close
+from helpers import assert_close, slow_except
 from slalom.combine import Terms
 
 NAMES = ("first", "second")
@@ -182,6 +182,66 @@ def test_a_step_is_along_the_combined_gradient():
     np.testing.assert_allclose(metrics["weights.second"], weights[1], rtol=1e-5)
     cosine = jacobian[0] @ jacobian[1] / np.prod(np.linalg.norm(jacobian, axis=1))
     np.testing.assert_allclose(metrics["cosines.first.second"], cosine, rtol=1e-5)
+
+
+W = sl.where.path("w")
+COMBINED = sl.sgd(0.1).combine(sl.combine.UPGrad(), NAMES)
+# What the combination acts on, how the other parameters move, and whether along the sphere.
+WITHIN = {
+    "only": (COMBINED.only(W), "w", 0.0, False),
+    "mask": (
+        sl.Identity().combine(sl.combine.UPGrad(), NAMES).mask(W) | sl.ScaleByLearningRate(0.1),
+        "w",
+        0.1,
+        False,
+    ),
+    "group": (sl.sgd(0.2).partition({W: COMBINED}), "w", 0.2, False),
+    "sphere": (COMBINED.project(sl.projections.sphere(), where=W), "wb", None, True),
+    "group on a sphere": (
+        sl.sgd(0.2).partition({W: COMBINED.project(sl.projections.sphere())}),
+        "w",
+        0.2,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(WITHIN, "group on a sphere"))
+def test_weights_are_those_of_the_gradients_that_the_transform_uses(name):
+    tx, own, rate, on_sphere = WITHIN[name]
+    model = {"w": jnp.array([0.6, 0.0, -0.8]), "b": jnp.array(0.3)}
+
+    def loss_fn(model):
+        w, b = model["w"], model["b"]
+        return {"first": 3 * w[0] + w[1] + w[2] + 5 * b, "second": w[0] - w[1] - 2 * b**2}
+
+    new, opt, _ = sl.train_step(loss_fn)(model, sl.Optimizer(tx, model))
+    rows = [jax.grad(lambda m, term=term: loss_fn(m)[term])(model) for term in NAMES]
+    if on_sphere:
+        w = model["w"]
+        tangents = [{"w": g["w"] - (w @ g["w"]) * w, "b": g["b"]} for g in rows]
+    else:
+        tangents = rows
+    jacobian = np.stack([np.concatenate([np.ravel(g[name]) for name in own]) for g in tangents])
+    weights = np.asarray(weights_of(sl.combine.UPGrad(), jacobian))
+    found = {path.split(".")[-1]: x for path, x in opt.metrics.items() if "weights" in path}
+    np.testing.assert_allclose([found[name] for name in NAMES], weights, rtol=1e-4)
+    moved = model["w"] - 0.1 * sum(x * g["w"] for x, g in zip(weights, tangents, strict=True))
+    moved = moved / jnp.linalg.norm(moved) if on_sphere else moved
+    np.testing.assert_allclose(new["w"], moved, rtol=1e-5)
+    if rate is not None:
+        np.testing.assert_allclose(new["b"], model["b"] - rate * sum(g["b"] for g in rows))
+
+
+def test_a_window_combines_its_mean_terms():
+    tx = sl.sgd(0.1).combine(sl.combine.ReLoBRaLo(), NAMES).every_k(2)
+    step = sl.train_step(lambda m, x: {"first": m * x, "second": m**2 * x})
+    model, opt = jnp.array(1.0), sl.Optimizer(tx, jnp.array(1.0))
+    for x in (0.25, 0.75):
+        model, opt, _ = step(model, opt, jnp.array(x))
+    np.testing.assert_allclose(opt.metrics["terms.first"], 0.5)
+    np.testing.assert_allclose(opt.state.inner.combination.last, [0.5, 0.5])
+    np.testing.assert_allclose(model, 1 - 0.1 * (0.5 + 2 * 0.5), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -17,8 +17,10 @@ from helpers import (
     optax_trajectory,
     slalom_trajectory,
     slow_except,
+    transforms_in,
     unoptimized,
 )
+from table import EVERYTHING, halving
 
 WEIGHT = sl.where.path("dense.weight")
 MODEL = nested_dict(jax.random.key(0))
@@ -130,11 +132,60 @@ def test_windows_are_means_or_sums_with_weights():
         by_unit = np.stack([expected, expected if mean else 1e-3 * expected])
         np.testing.assert_allclose(-updates[:, 2::3], by_unit, rtol=1e-6)
         mean_values = (values.reshape(8, 3) * shares).sum(axis=1)
-        np.testing.assert_allclose(seen["value"][:, 2::3], [mean_values] * 2, rtol=1e-6)
-        told = unit * totals if mean else np.ones((2, 8))
-        np.testing.assert_allclose(seen["weight"][:, 2::3], told, rtol=1e-6)
+        # A window without weight is not seen at all.
+        is_seen = totals > 0
+        values_seen = seen["value"][:, 2::3][:, is_seen]
+        np.testing.assert_allclose(values_seen, [mean_values[is_seen]] * 2, rtol=1e-6)
+        told = (unit * totals if mean else np.ones((2, 8)))[:, is_seen]
+        np.testing.assert_allclose(seen["weight"][:, 2::3][:, is_seen], told, rtol=1e-6)
+        np.testing.assert_array_equal(seen["calls"][:, 2::3], [np.cumsum(is_seen)] * 2)
         held = np.arange(24) % 3 < 2
         np.testing.assert_array_equal(updates[:, held], 0)
+
+
+EMPTY = {
+    "momentum and decay": sl.adamw(halving, weight_decay=0.1).every_k(2),
+    "a sum": sl.adam(0.1).every_k(2, mean=False),
+    "windows of windows": sl.adam(0.1).every_k(1).every_k(2),
+    "a plateau": sl.sgd(0.1)
+    .drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.1, patience=1)})
+    .every_k(2),
+    "terms": sl.sgd(0.1).combine(sl.combine.ReLoBRaLo(), ("a", "b")).every_k(2),
+    "a posterior": sl.ivon(0.1, 10).every_k(2),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(EMPTY, "momentum and decay", "a plateau"))
+def test_a_window_without_weight_leaves_no_trace(name):
+    def run(weights):
+        def body(carry, weight):
+            padding = jnp.where(weight == 0, jnp.nan, 1.0)
+            terms = sl.combine.Terms(padding * jnp.array([1.0, 3.0]))
+            known = {"weight": weight, "value": padding * 2.0, "terms": terms}
+            return carry[1].step(carry[0], padding * carry[0], **known), None
+
+        carry = jax.lax.scan(body, (jnp.ones(2), sl.Optimizer(EMPTY[name], jnp.ones(2))), weights)
+        return carry[0]
+
+    model, opt = run(jnp.array([1.0, 2.0, 0.0, 0.0, 0.0, 0.0]))
+    expected, exact = run(jnp.array([1.0, 2.0]))
+    assert_same_bits((model, opt.state.inner), (expected, exact.state.inner))
+    assert int(opt.state.count) == int(exact.state.count)
+    assert not opt.has_updated
+
+
+def test_what_is_known_of_one_mini_batch_only_is_refused_in_a_window():
+    searches = [
+        tx
+        for tx in EVERYTHING.values()
+        if any("value_fn" in part.needs for part in transforms_in(tx))
+    ]
+    grams = [sl.combine.UPGrad(), sl.combine.MGDA(), sl.combine.PCGrad()]
+    combined = [sl.sgd(0.1).combine(own, ("a", "b")) for own in grams]
+    assert len(searches) > 1
+    for tx in (*searches, *combined):
+        with pytest.raises(ValueError, match=r"inside `.every_k` would (compare|see)"):
+            tx.every_k(2)
 
 
 def test_without_weights_mini_batches_count_one_each_and_no_value_stays_none():
@@ -178,6 +229,11 @@ WRITES = {
     "of windows": (sl.adam(0.1).every_k(2).every_k(3), [5, 11]),
     # A schedule is sampled at the start of each window.
     "scheduled": (sl.sgd(0.1).every_k(lambda n: jnp.where(n < 3, n + 1, 4)), [0, 2, 5, 9, 13]),
+    # Of composites with two transforms inside, where either of them is idle.
+    "direction": (sl.sgd(0.1).every_k(2).graft(sl.sgd(0.1)), [1, 3, 5, 7, 9, 11, 13]),
+    "length": (sl.sgd(0.1).graft(sl.sgd(0.1).every_k(2)), [1, 3, 5, 7, 9, 11, 13]),
+    "slow weights": (sl.sgd(0.1).outer(sl.sgd(0.7).every_k(2), 1), [1, 3, 5, 7, 9, 11, 13]),
+    "some slow weights": (sl.sgd(0.1).outer(sl.sgd(0.7).every_k(2), 2), [*range(14)]),
     # It is rounded, and at least one.
     "rounded": (sl.sgd(0.1).every_k(sl.schedules.linear(0.0, 2.6, 2)), [0, 1, 4, 7, 10, 13]),
 }
@@ -185,15 +241,16 @@ WRITES = {
 
 @unoptimized()
 def test_has_updated_says_whether_anything_was_written():
-    model = (jnp.zeros(2), jnp.zeros(2))
+    start = (jnp.zeros(2), jnp.zeros(2))
 
     def run(tx):
-        def body(opt, g):
-            updates, opt = opt.update(model, (g, g))
-            return opt, (opt.has_updated, jnp.any(jnp.stack(updates) != 0))
+        def body(before, g):
+            model, opt = before[1].step(before[0], (g, g))
+            moved = jnp.any(jnp.stack(model) != jnp.stack(before[0]))
+            return (model, opt), (opt.has_updated, moved)
 
-        opt = sl.Optimizer(tx, model)
-        return opt.has_updated, jax.lax.scan(body, opt, jnp.ones((14, 2)))[1]
+        opt = sl.Optimizer(tx, start)
+        return opt.has_updated, jax.lax.scan(body, (start, opt), jnp.ones((14, 2)))[1]
 
     found = jax.jit(lambda: {name: run(tx) for name, (tx, _) in WRITES.items()})()
     for name, (at_first, (wrote, moved)) in found.items():

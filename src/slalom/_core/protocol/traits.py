@@ -5,14 +5,35 @@ but never computes anything else.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
+from jaxtyping import Array
 
 from ...tree.types import Params
 from ...where.resolve import Where
 from .parts import AbstractDeclared
+
+
+class Merge(NamedTuple):
+    """How a window of `.every_k` merges an entry of the context that a transform needs.
+
+    **Arguments:**
+
+    - `start`: a function of the transform and its parameters that returns the array with which a
+        window begins.
+    - `read`: a function of the entry and of an array like that one that returns the entry as such
+        an array.
+    - `entry`: a function of such an array that returns the entry.
+    - `by`: `"mean"`, weighted, or `"max"`.
+    """
+
+    start: Callable[[Any, Params], Array]
+    read: Callable[[Any, Array], Array]
+    entry: Callable[[Array], Any]
+    by: str
+
 
 MIXED = 2
 """The sign of updates that point along the gradients in some steps and against them in others."""
@@ -50,6 +71,9 @@ class AbstractTraits(AbstractDeclared):
 
     per_example: ClassVar[bool] = False
     """Whether the transform needs per-example gradients, with a leading axis of examples."""
+
+    merges: ClassVar[Mapping[str, Merge]] = {}
+    """How a window of `.every_k` merges entries of the context that only this transform knows."""
 
     computes_gradient: ClassVar[bool] = False
     """Whether the transform replaces the incoming updates by a gradient that it computes.

@@ -158,6 +158,14 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         del state
         return True
 
+    def skipped(self, state: State) -> State:
+        """The state after a step that a wrapper such as `.if_finite` has skipped.
+
+        A transform whose gradients are taken at a sample draws another one, since the old one may
+        be why the step was skipped. The parts of a transform are asked on their own.
+        """
+        return state
+
     def metrics(self, state: State) -> dict[str, Array]:
         """Scalars by name that describe the last update, for `opt.metrics`.
 

@@ -144,6 +144,7 @@ def run_if(
     write: Writer,
     params: Params | None,
     *operands: Any,
+    skips: Part | None = None,
 ) -> tuple[Any, Any]:
     """Runs the inner transform where a condition holds, in one branch of a `lax.cond`.
 
@@ -155,6 +156,9 @@ def run_if(
     - `run`: `run(*operands)` returns the result and the inner transform's new state.
     - `write`, `params`: as `AbstractTransform.run` gets them.
     - `operands`: what `run` takes; the last one is the inner transform's state.
+    - `skips`: the inner transform, if a step in which it does not run is skipped for good. Samples
+        inside are then drawn anew, as `AbstractTransform.skipped` says. Without it they are kept,
+        as a window of `.every_k` needs them.
 
     **Returns:** the result and the inner transform's new state, as `run` returns them, or
     `write.idle(...)` and the old state.
@@ -164,6 +168,23 @@ def run_if(
     shapes, _ = jax.eval_shape(run, *operands)
 
     def idle(*operands: Any) -> tuple[Any, Any]:
-        return write.idle(params, shapes), operands[-1]
+        state = operands[-1]
+        if skips is not None:
+            state = skipped(skips._replace(state=state))
+        return write.idle(params, shapes), state
 
     return jax.lax.cond(condition, run, idle, *operands)
+
+
+def skipped(part: Part) -> Any:
+    """The state of a transform and of those inside it after a step that was skipped."""
+    changed = {}
+    for inner in transforms(part.module, part.state):
+        new = inner.module.skipped(inner.state)
+        if new is not inner.state:
+            changed[id(inner.state)] = new
+    if not changed:
+        return part.state
+    return jax.tree.map(
+        lambda x: changed.get(id(x), x), part.state, is_leaf=lambda x: id(x) in changed
+    )

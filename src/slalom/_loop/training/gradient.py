@@ -281,18 +281,36 @@ def combined_gradient(batch_loss: BatchLoss, part: Part, opt: Optimizer) -> tupl
         grads = batch_loss.ascent(grads)
         return grads if options.transform_grads is None else options.transform_grads(grads)
 
+    def part_with(**known: Any) -> Part:
+        context = Context(step=opt.count, **known)
+        part = combination(opt.transform, opt.state, context, batch_loss.model.params)
+        assert part is not None
+        return part
+
     gram = None
     if part.module.combination.uses_gram:
         # Each product needs two gradients of one layer at a time, so XLA frees those of a layer
-        # before it computes the next.
-        each = [gradient(row) for row in jnp.eye(len(names), dtype=losses.dtype)]
+        # before it computes the next. They are of the parameters that the combination acts on, and
+        # along the set that these are projected onto.
+        rows_of = jnp.eye(len(names), dtype=losses.dtype)
+        each = [part_with(grad=gradient(row)).context.grad for row in rows_of]
         rows = [[inner(a, b) for b in each[: i + 1]] for i, a in enumerate(each)]
         lower = [[rows[max(i, j)][min(i, j)] for j in range(len(names))] for i in range(len(names))]
         gram = cast(jnp.stack([jnp.stack(row) for row in lower]), canonical_float())
+    result: LossResult = unpack(packed)
     terms = Terms(cast(losses, canonical_float()), gram)
-    weights, _ = part.module.weigh(terms, part.state, part.context)
+    # A window of `.every_k` merges the terms of its mini-batches.
+    part = part_with(terms=terms, weight=result.weight if options.has_weight else None)
+    weights, _ = part.module.weigh(part.context.terms, part.state, part.context)
     grads = gradient(weights)
-    return Gradient(grads, grads, unpack(packed)), terms
+    leaves, structure = jax.tree.flatten(grads)
+    is_combined = [bool(jax.tree.leaves(x)) for x in structure.flatten_up_to(part.params)]
+    if not all(is_combined):
+        # The other parameters get the gradient of the loss itself.
+        rest = jax.tree.leaves(gradient(jnp.ones_like(weights)))
+        chosen = zip(is_combined, leaves, rest, strict=True)
+        grads = structure.unflatten([own if combined else other for combined, own, other in chosen])
+    return Gradient(grads, grads, result), terms
 
 
 NOT_COMBINED = {

@@ -1,5 +1,6 @@
 """IVON: a Gaussian posterior of the parameters at the cost of Adam."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -55,7 +56,7 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
     The batches of `.every_k` and microbatches share the sample of their step, so the step is that
     of the whole batch, as in the paper. Its authors' code may also draw a sample for each of them
     and average the products ξ·g, which makes fₜ less noisy. A `b2` closer to 1 averages fₜ over
-    more steps instead.
+    more steps instead. A step that a wrapper skips, such as `.if_finite`, draws another sample.
 
     **Arguments:**
 
@@ -167,6 +168,9 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
         )
         updates = tree.map_leaves(direction, (mu, new, params), now)
         return updates, ScaleByIvonState(jax.random.key_data(key), age, mu, new)
+
+    def skipped(self, state: ScaleByIvonState) -> ScaleByIvonState:
+        return dataclasses.replace(state, key=jax.random.key_data(self._key(state)[0]))
 
     def _key(self, state: ScaleByIvonState) -> Array:
         """The key of the next state, and that of this sample."""

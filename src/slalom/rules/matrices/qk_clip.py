@@ -16,6 +16,7 @@ from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter,
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
+from ..._core.protocol.traits import Merge
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Updates
 from ...where.layout import Layout, LayoutLike, as_layout, layout_of
@@ -147,6 +148,16 @@ class QKClip(AbstractStatelessTransform):
 
     needs: ClassVar[tuple[str, ...]] = ("params", "max_logits")
     constrains: ClassVar[bool] = True
+    merges: ClassVar[Mapping[str, Merge]] = {
+        "max_logits": Merge(
+            start=lambda own, params: jnp.zeros(
+                (len(own._groups(params)), own.heads), canonical_float()
+            ),
+            read=lambda logits, like: _logit_rows(logits, *like.shape),
+            entry=lambda rows: rows,
+            by="max",
+        )
+    }
 
     def init(self, params: Params) -> None:
         tree.check_inexact(params)
@@ -161,7 +172,7 @@ class QKClip(AbstractStatelessTransform):
         params, now = self.demand("params", params), self.at(context)
         groups = self._groups(params)
         given = self.demand("max_logits", context and context.max_logits)
-        logits = logit_rows(given, len(groups), self.heads)
+        logits = _logit_rows(given, len(groups), self.heads)
         limit, alpha = (jnp.asarray(x, logits.dtype) for x in (now.threshold, now.alpha))
         # A group is of equal size in all layers of a leaf, but not in all layers of a model.
         largest = {n: jnp.max(logits.reshape(-1, n, self.heads // n), axis=2) for n in {*groups}}
@@ -187,10 +198,6 @@ class QKClip(AbstractStatelessTransform):
         per_param = jax.tree.structure(updates).unflatten(factors)
         return tree.map_leaves(scaled, (updates, params), per_param=(per_param,))
 
-    def no_logits(self, params: Params) -> Float[Array, "layers heads"]:
-        """Logits of all layers that clip nothing, in which a window begins."""
-        return jnp.zeros((len(self._groups(params)), self.heads), canonical_float())
-
     def _outputs(self, params: Params) -> tuple[_Outputs | None, ...]:
         return resolve(_outputs, (self.where, self.layout), params)
 
@@ -199,7 +206,7 @@ class QKClip(AbstractStatelessTransform):
         return _groups(self._outputs(params), self.heads)
 
 
-def logit_rows(logits: PyTree, layers: int, heads: int) -> Float[Array, "layers heads"]:
+def _logit_rows(logits: PyTree, layers: int, heads: int) -> Float[Array, "layers heads"]:
     """The logits of all layers in one array, from `max_logits` as the loss returns it."""
     leaves = [jnp.asarray(x, canonical_float()) for x in jax.tree.leaves(logits)]
     good = all(x.shape[-1:] == (heads,) for x in leaves)

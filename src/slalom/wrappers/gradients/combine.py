@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from ... import tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
+from ..._core.protocol.traits import Merge
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
@@ -43,6 +44,16 @@ def _check_names(name: str, terms: Any) -> None:
         )
     if len(terms) < 2 or len(set(terms)) < len(terms):
         raise ValueError(f"{name} must be two or more different names, got {terms!r}.")
+
+
+_MERGES = {
+    "terms": Merge(
+        start=lambda own, params: jnp.zeros(len(own.terms), canonical_float()),
+        read=lambda terms, like: tree.cast(terms.losses, like.dtype),
+        entry=Terms,
+        by="mean",
+    )
+}
 
 
 class CombineState(eqx.Module):
@@ -82,6 +93,11 @@ class Combine(AbstractWrapper[CombineState]):
 
     ```
 
+    The inner products are those of the parameters that this transform acts on, inside `.project`
+    onto a smooth set along that set. Other parameters, as those of other groups of a partition, get
+    the gradient of the sum of the terms. Inside `.every_k` a combination of values sees the mean
+    terms of the window so far. One of gradients belongs outside: `tx.every_k(k).combine(...)`.
+
     The step returns the sum of the terms, which `value` is too. `opt.metrics` contains the `terms`
     and `weights` of the last step by name, and the `cosines` between their gradients, where they
     were computed. `transform_grads` is called with the gradient of each term, and with the combined
@@ -95,6 +111,11 @@ class Combine(AbstractWrapper[CombineState]):
 
     needs: ClassVar[tuple[str, ...]] = ("terms",)
     passes_gradients: ClassVar[bool] = False
+
+    @property
+    def merges(self) -> dict[str, Merge]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
+        # The inner products of mean gradients do not follow from those of the mini-batches.
+        return {} if self.combination.uses_gram else _MERGES
 
     def __check_init__(self):
         # Here and not in the declarations, whose checks come later.
@@ -178,9 +199,11 @@ def check_combinations(transform: AbstractTransform) -> None:
         )
 
 
-def combination(transform: AbstractTransform, state: Any, context: Context) -> Part | None:
-    """The part that weighs the terms of the loss, with its state and its clock."""
-    for part in transforms(transform, state, context):
+def combination(
+    transform: AbstractTransform, state: Any, context: Context, params: Params | None = None
+) -> Part | None:
+    """The part that weighs the terms of the loss, with what it sees."""
+    for part in transforms(transform, state, context, params):
         if isinstance(part.module, Combine):
             return part
     return None

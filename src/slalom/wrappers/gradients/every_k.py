@@ -1,5 +1,6 @@
 """Gradient accumulation."""
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,12 +18,12 @@ from ..._core.fields.declare import count_or_schedule, dtype_field
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
+from ..._core.protocol.traits import Merge
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
+from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if, skipped
 from ..._core.protocol.writer import Writer
 from ..._core.state.marks import param_like, per_leaf, until_reset
-from ..._core.state.walk import parts, segments, transforms
-from ...rules.matrices.qk_clip import QKClip, logit_rows
+from ..._core.state.walk import segments, transforms
 from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip
@@ -30,6 +31,27 @@ from .skip import AbstractSkip, as_skip, evaluate_skip
 
 def _as_skip(skip: Any) -> Any:
     return None if skip is None else as_skip(skip)
+
+
+_OF_ONE = {
+    "residuals": (
+        "would see the linearization of one mini-batch only. Take a larger batch in each step "
+        "instead, with `chunk=` to save memory."
+    ),
+    "value_fn": (
+        "would compare the mean loss of the window with the loss of its last mini-batch. Take a "
+        "larger batch in each step instead, with `microbatches=` of `sl.train_step` to save memory."
+    ),
+    "terms": (
+        "would see the inner products of the gradients of one mini-batch only. Change the order, "
+        "`tx.every_k(k).combine(...)`, or use a combination that needs only the losses, such as "
+        "`sl.combine.ReLoBRaLo()`."
+    ),
+}
+"""Why entries of the context that are about one mini-batch are refused. Of the others, the window
+merges `grad`, `value`, `weight` and what the transforms inside say in `merges`. Inputs for
+estimates (`grad_fn`, `sampled_grad_fn`, `key`) and those of the caller (`per_param` and its own)
+are those of the last mini-batch."""
 
 
 class EveryKState(eqx.Module):
@@ -45,8 +67,8 @@ class EveryKState(eqx.Module):
     """The inner transform's state."""
     skip: dict[str, Array] | None
     """The report of the skip condition on the last mini-batch."""
-    max_logits: Float[Array, "layers heads"] | None
-    """The largest attention logits in the window, if an `sl.QKClip` inside needs them."""
+    merged: dict[str, Array]
+    """What else the inner transform needs of the window, such as its largest attention logits."""
     mini_step: Int[Array, ""] = until_reset()
     """The number of mini-steps done in the present window."""
     weight: Float[Array, "*leaves"] = per_leaf()
@@ -68,7 +90,13 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     transform sees one step per window, with the mean `value` and the total `weight` of the window.
     On the other mini-steps the inner transform is not executed: `update` returns zeros and `step`
     returns the parameters themselves. With `mean=False` the inner transform sees Σ wᵢ·gᵢ and a
-    weight of one.
+    weight of one. Mini-batches of weight 0 leave no trace, and a window of them makes no step.
+
+    Of what else a step knows, the inner transform sees the mean of the `terms` of the loss and the
+    maximum of `max_logits`. Transforms that compare the loss at other parameters with its value,
+    such as line searches, would compare two mini-batches, so they are refused, as are residuals and
+    combinations of gradients. The other inputs, such as the functions for estimates of the
+    curvature, are those of the last mini-batch.
 
     `opt.metrics` has `mini_step`, the number of mini-steps done in the current window,
     `gradient_step`, the number of updates made, and `mean_value`, the mean loss of the window if
@@ -99,14 +127,11 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
 
     def __check_init__(self):
         for part in transforms(self.inner):
-            if "residuals" in part.module.needs:
-                raise ValueError(
-                    f"'{part.name}' inside `.every_k` would see the linearization of one "
-                    "mini-batch only. Take a larger batch in each step instead, with `chunk=` to "
-                    "save memory."
-                )
+            needs, (method, *_) = part.module.needs, (*segments(part.module), "")
+            for name, message in _OF_ONE.items():
+                if name in needs and name not in part.module.merges:
+                    raise ValueError(f"'{part.name}' inside `.every_k` {message}")
             if part.module.computes_gradient:
-                (method,) = segments(part.module)
                 raise ValueError(
                     f"'{part.name}' inside `.every_k` would compute the gradient of one "
                     f"mini-batch only. Change the order: `tx.every_k(k).{method}(...)`."
@@ -126,15 +151,22 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
             value=jnp.zeros((), canonical_float()),
             count=tree.fresh_count(),
             skip=self._nothing_skipped(params),
-            max_logits=self._no_logits(params),
+            merged=self._begin(params),
             inner=self.inner.init(params),
         )
 
-    def _no_logits(self, params: Params) -> Float[Array, "layers heads"] | None:
-        for part in parts(self.inner, params=params):
-            if isinstance(part.module, QKClip) and part.params is not None:
-                return part.module.no_logits(part.params)
-        return None
+    def _begin(self, params: Params) -> dict[str, Array]:
+        """The merged entries of a window without mini-batches."""
+        return {
+            name: merge.start(part.module, part.params)
+            for part in transforms(self.inner, params=params)
+            for name, merge in part.module.merges.items()
+        }
+
+    def _merges(self) -> dict[str, Merge]:
+        """How to merge what the inner transform needs of the window, by entry of the context."""
+        inside = transforms(self.inner)
+        return {name: merge for part in inside for name, merge in part.module.merges.items()}
 
     def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
         if self.skip is None:
@@ -190,8 +222,12 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         if here.context.grad is not None:
             here = here._replace(context=here.context.replace(grad=decoded(accumulated)))
         part = self.inner_part(here)
-        value = part.context.value
-        logits = None if state.max_logits is None else part.context.max_logits
+        value, merged = part.context.value, dict(state.merged)
+        for name, merge in self._merges().items():
+            entry = getattr(part.context, name)
+            if entry is not None:
+                new = merge.read(entry, merged[name])
+                merged[name] = _unless(skip, new, merged[name])
 
         def step(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, accumulated)
@@ -199,16 +235,22 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         done = state.mini_step + 1 >= self._window(state.count)
         if skip is not None:
             done = done & ~skip
+        ends = done
+        if here.context.weight is not None:
+            # Mini-batches of weight 0 leave no trace, and neither does a window of them.
+            done = done & jnp.any(totals > 0)
         result, inner_state = run_if(done, step, write, params, accumulated, state.inner)
+        if skip is not None:
+            inner_state = self._redrawn(skip & (state.mini_step == 0), inner_state)
         return result, EveryKState(
             accumulated=accumulated,
-            mini_step=_unless(skip, jnp.where(done, 0, state.mini_step + 1), state.mini_step),
+            mini_step=_unless(skip, jnp.where(ends, 0, state.mini_step + 1), state.mini_step),
             weight=_unless(skip, totals, state.weight),
             updated=done,
             value=state.value if value is None else _unless(skip, value, state.value),
             count=jnp.where(done, tree.increment(state.count), state.count),
             skip=report,
-            max_logits=None if logits is None else _unless(skip, logits, state.max_logits),
+            merged=merged,
             inner=inner_state,
         )
 
@@ -220,19 +262,27 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         # Parameters that were reset have seen less of the window than the others.
         total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)
         begins = (state.mini_step == 0) | (total == weight)
+        share = weight / jnp.where(total == 0, 1, total)
         value = None
         if context.value is not None:
             loss = jnp.asarray(context.value, canonical_float())
-            share = weight / jnp.where(total == 0, 1, total)
             value = _mean(state.value, loss, begins, weight, share)
-        logits = context.max_logits
-        if logits is not None and state.max_logits is not None:
-            before = jnp.where(begins, 0, state.max_logits)
-            new = jnp.maximum(before, logit_rows(logits, *before.shape))
-            logits = jnp.where(weight == 0, before, new)
+        merged = {}
+        for name, merge in self._merges().items():
+            entry = getattr(context, name)
+            if entry is None:
+                continue
+            before = state.merged[name]
+            new = merge.read(entry, before)
+            if merge.by == "mean":
+                new = _mean(before, new, begins, weight, share)
+            else:
+                before = jnp.where(begins, 0, before)
+                new = jnp.where(weight == 0, before, jnp.maximum(before, new))
+            merged[name] = merge.entry(new)
         # The weights are already in a sum: an outer mean must not apply them again.
         weight = total if self.mean else jnp.ones_like(total)
-        window = context.replace(value=value, max_logits=logits, weight=weight)
+        window = context.replace(value=value, weight=weight, **merged)
         return super().inner_context(here._replace(context=window))
 
     def _accumulate(
@@ -261,6 +311,18 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
         # The count does not change within a window, so every mini-step samples the same k.
         return count_at(self.k, count)
+
+    def skipped(self, state: EveryKState) -> EveryKState:
+        inner = self._redrawn(state.mini_step == 0, state.inner)
+        return state if inner is state.inner else dataclasses.replace(state, inner=inner)
+
+    def _redrawn(self, begins: Bool[Array, ""], inner: Any) -> Any:
+        """The inner transform's state after a mini-batch that was skipped. A window that has begun
+        keeps its sample."""
+        new = skipped(Part.root(self.inner, inner))
+        if new is inner:
+            return inner
+        return jax.tree.map(lambda x, y: x if x is y else jnp.where(begins, y, x), inner, new)
 
     def has_updated(self, state: EveryKState) -> Bool[Array, "*runs"]:
         return state.updated & self.inner.has_updated(state.inner)

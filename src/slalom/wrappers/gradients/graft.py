@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, PyTree
+from jaxtyping import Array, Bool, Inexact, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import refuse_unequal
@@ -103,6 +103,12 @@ class Graft(AbstractWrapper[GraftState]):
             results.append(_with_norm_of(tree.after(x, results[-1:]), size, layout.split))
         updates = jax.tree.structure(updates).unflatten(results)
         return write(here.params, updates), GraftState(inner, magnitude)
+
+    def has_updated(self, state: GraftState) -> Bool[Array, "*runs"] | bool:
+        # Where one of the two returns zeros, so does this.
+        size = self.magnitude.has_updated(state.magnitude)
+        direction = self.inner.has_updated(state.inner)
+        return direction if size is True else size & direction
 
     def _layouts(self, updates: Updates) -> list[Layout]:
         """The layout of each leaf, as the rules inside read it."""

@@ -90,7 +90,7 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
         if self.on_limit == "accept":
             runs = finite | (in_a_row > self.max_consecutive_errors)
 
-        result, inner_state = run_if(runs, step, write, here.params, state.inner)
+        result, inner_state = run_if(runs, step, write, here.params, state.inner, skips=part)
         total = state.total_notfinite
         return result, IfFiniteState(
             notfinite_count=in_a_row,

@@ -133,7 +133,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
 
         # Gradients that are finite stay so when they are unscaled, unless s < 1.
         finite = tree.all_finite(updates)
-        result, inner_state = run_if(finite, step, write, here.params, state.inner)
+        result, inner_state = run_if(finite, step, write, here.params, state.inner, skips=part)
         total = state.total_notfinite
         now = self._next_scale(state, finite)
         return result, ScaleLossState(

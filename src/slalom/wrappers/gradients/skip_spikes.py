@@ -111,7 +111,7 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
         def step(inner_state: Any) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
 
-        result, inner = run_if(runs, step, write, here.params, state.inner)
+        result, inner = run_if(runs, step, write, here.params, state.inner, skips=part)
         before = jnp.where(restarts, 0, state.seen)
         # Where the window is full, the oldest value is replaced.
         taken = state.recent.at[:, before % self.window].set(values)

@@ -14,7 +14,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.traits import MIXED
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractWrapper, run_if
+from ..._core.protocol.wrapper import AbstractWrapper, run_if, skipped
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import code
 from ...tree.types import Gradients, Params, Updates, is_function
@@ -86,9 +86,13 @@ class When(AbstractWrapper[WhenState]):
         if self.otherwise == "pass" and write.returns:
             shapes, _ = jax.eval_shape(step, state.inner)
             passed = tree.cast_like(updates, shapes)
-            result, inner = jax.lax.cond(holds, step, lambda same: (passed, same), state.inner)
+
+            def idle(inner_state: Any) -> tuple[Any, Any]:
+                return passed, skipped(part._replace(state=inner_state))
+
+            result, inner = jax.lax.cond(holds, step, idle, state.inner)
         else:
-            result, inner = run_if(holds, step, write, here.params, state.inner)
+            result, inner = run_if(holds, step, write, here.params, state.inner, skips=part)
             if self.otherwise == "pass":
                 # Written outside the conditional, because XLA updates the parameters in place
                 # only in a branch that does not change them.

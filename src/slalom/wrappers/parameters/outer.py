@@ -179,7 +179,12 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
 
     def has_updated(self, state: OuterState) -> Bool[Array, "*runs"] | bool:
-        return self.inner.has_updated(state.inner) if state.wrote is None else state.wrote
+        wrote = self.inner.has_updated(state.inner) if state.wrote is None else state.wrote
+        stepped = self.optimizer.has_updated(state.optimizer)
+        if stepped is True:
+            return wrote
+        # Where every step ends at the slow weights, it moves only if they do.
+        return wrote & (stepped | (self.every > 1))
 
     def eval_params(self, state: OuterState, params: Params) -> Params:
         del params

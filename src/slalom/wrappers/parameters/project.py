@@ -242,6 +242,8 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def children(self, here: Part) -> tuple[Part, ...]:
         inner = self.inner_part(here)
+        if self._is_manifold and here.params is not None:
+            inner = inner._replace(context=self._tangent_context(here.params, inner.context))
         if not isinstance(self.fn, AbstractProjection):
             return (inner,)
         fn = here.child(segments(self.fn), self.fn, lambda outer: outer.fn)

@@ -52,7 +52,7 @@ def test_combinations():
         'Remove `.scale_loss()` … `compute_dtype="bfloat16"`',
     ):
         bound(sl.sgd(0.1).scale_loss().combine(sl.combine.MGDA(), NAMES))
-    with refused(ValueError, "'sam' … inside `.combine`", "Weight the terms in the loss"):
+    with refused(ValueError, "'combine.sam' … inside `.combine`", "Weight the terms in the loss"):
         sl.sgd(0.1).sam(0.05).combine(sl.combine.MGDA(), NAMES)
     with refused(
         TypeError, "Fixed.weights … got a dict", "in the order of the terms, such as `[1.0, 0.1]`"

@@ -11,13 +11,13 @@ from jaxtyping import Array
 
 from .. import tree
 from .._core.fields.declare import bind_numbers
+from .._core.protocol.loss import asked
 from .._core.protocol.transform import AbstractTransform, require_transform
 from .._core.protocol.writer import RETURN
 from .._core.state.walk import transforms
 from .._loop.binding.binding import init_state, is_abstract, on_param_devices
 from .._loop.binding.model import checked_split, split, strong
 from .._loop.binding.optimizer import Optimizer
-from .._loop.binding.sampling import has_sampler
 from .._loop.binding.stepping import KEYWORDS, as_keywords, run
 from .._loop.programs.compiled import StepInputs, carried, check_guards, homes
 from .._loop.programs.program import Program
@@ -80,7 +80,7 @@ def to_optax(
             "model. Write `sl.interop.to_optax(opt.transform)`."
         )
     require_transform("The argument of `sl.interop.to_optax`", tx)
-    if has_sampler(tx):
+    if asked(tx).by("sampled"):
         raise ValueError(
             "This optimizer needs gradients at samples of its posterior, and a loop for Optax "
             "takes them at the parameters. Use `sl.train_step`, or `opt.sample_params(model)`."

@@ -15,6 +15,7 @@ from ..engine.run import Leafwise, RuleAt, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
 from .context import Context
+from .loss import Loss
 from .parameter_writer import AbstractParameterWriter
 from .parts import Part
 from .rule import AbstractRule
@@ -119,6 +120,9 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 states.append(one.join(new[: len(one.rules)]))
                 new = new[len(one.rules) :]
         return updates, tuple(states)
+
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        return loss.inside(here, in_sequence=True)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
         found = [

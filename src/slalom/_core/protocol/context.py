@@ -13,7 +13,7 @@ from ... import tree
 from ...tree.types import Params, PyTree, Step, Updates
 from .residuals import Residuals
 
-_OTHER = ("extra", "bounds", "shardings", "stored_clock")
+_OTHER = ("extra", "bounds", "gathered", "shardings", "stored_clock")
 """The fields that are not inputs by name."""
 
 
@@ -40,6 +40,8 @@ class Context(eqx.Module):
         that they select.
     - `bounds`: the lower and upper bounds of the parameters, two trees like them, which may be
         infinite. `.project` passes them for sets that are boxes.
+    - `gathered`: where the updates are already the sums that a per-example transform gathers, its
+        other sums and the number of examples. `sl.train_step` passes it.
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.
@@ -60,6 +62,7 @@ class Context(eqx.Module):
     weight: Any = None
     per_param: Mapping[str, PyTree] | None = None
     bounds: tuple[Params, Params] | None = None
+    gathered: tuple[PyTree, int] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
     stored_clock: Any = None

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import jax
 
 from ...tree.types import Gradients, Params, PyTree, Updates
-from .chain import Chain
 from .context import Context
 from .transform import AbstractTransform
 
@@ -56,44 +55,9 @@ class AbstractPerExampleTransform(AbstractTransform):
         context: Context | None = None,
     ) -> tuple[Updates, Any]:
         del params
+        if context is not None and context.gathered is not None:
+            return self.finish(updates, *context.gathered, state, context)
         leaves = jax.tree.leaves(updates)
         size = leaves[0].shape[0] if leaves and self.per_example else 1
         total, counts = self.gather(updates, context)
         return self.finish(total, counts, size, state, context)
-
-
-class Gathered(AbstractTransform):
-    """A per-example transform whose sums over the batch of this step are known.
-
-    Its updates are the sum that has the parameters' structure.
-
-    **Arguments:**
-
-    - `inner`: the transform.
-    - `counts`, `size`: as for `finish`.
-    """
-
-    inner: AbstractPerExampleTransform
-    counts: PyTree
-    size: int
-
-    def init(self, params: Params) -> Any:
-        return self.inner.init(params)
-
-    def update(
-        self,
-        updates: Updates,
-        state: Any,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, Any]:
-        del params
-        return self.inner.finish(updates, self.counts, self.size, state, context)
-
-
-def with_first_link(transform: AbstractTransform, first: AbstractTransform) -> AbstractTransform:
-    """The transform with its first link replaced, or replaced itself if it is not a chain."""
-    if not isinstance(transform, Chain):
-        return first
-    old, *rest = transform.links
-    return Chain((with_first_link(old, first), *rest), transform.names)

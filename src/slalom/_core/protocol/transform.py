@@ -27,7 +27,9 @@ from ..state.walk import find
 from ..text.messages import uncalled
 from ..text.mistakes import frozen, no_attribute, not_callable, transform_advice
 from ..text.notebook import document, transform_tree
+from ..text.printing import operand
 from .context import Context
+from .loss import Loss
 from .parts import Part
 from .traits import OVER, AbstractTraits
 from .writer import ADD, Writer
@@ -157,6 +159,32 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         """Whether the last step changed any parameter. Transforms that skip steps replace this."""
         del state
         return True
+
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        """Asks something of the loss of a training step, for itself and the transforms inside.
+
+        It is called once in a step, outside all conditionals. It reads the state and writes none.
+
+        **Arguments:**
+
+        - `here`: this transform with its state, the context and the parameters, each `None` when an
+            optimizer is created.
+        - `loss`: the loss as those before it ask for it.
+
+        **Returns:** a loss that also has what this transform asks: by default what it `needs`, and
+        the gradients of single examples if it is `per_example`.
+        """
+        for name in self.needs:
+            loss = loss.asking(name, here)
+        if self.per_example:
+            if not loss.first:
+                raise ValueError(
+                    f"'{here.name}' aggregates per-example gradients, so it must be the first link "
+                    f"of the chain, and must not be wrapped. Write `{operand(self)} | rest`, and "
+                    "wrap only the rest."
+                )
+            loss = loss.asking("examples", here)
+        return loss.inside(here)
 
     def skipped(self, state: State) -> State:
         """The state after a step that a wrapper such as `.if_finite` has skipped.

@@ -10,13 +10,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..._core.fields.hyperparams import read
 from ..._core.protocol.context import Context
+from ..._core.protocol.loss import asked
 from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.walk import find
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.memory import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer
-from ...wrappers.gradients.scale_loss import loss_scale
 from ..programs.compiled import check_readable
 from ..reports.describe import Description, as_html, describe, metrics, summary
 from ..reports.readings import Readings
@@ -24,7 +24,7 @@ from ..reports.schedule_plots import plot_schedules
 from .arrays import Arrays
 from .binding import Binding
 from .model import Model, check_bound, split
-from .sampling import has_sampler, sampled_params
+from .sampling import sampled_params
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,9 +97,9 @@ class AbstractBound(AbstractPrinted):
         multiplies the loss itself.
         """
         check_readable(self)
-        scale = loss_scale(self.transform, self.state)
-        # Copied, because the next step may donate the state.
-        return jnp.ones(self.count.shape, jnp.float32) if scale is None else jnp.copy(scale)
+        for part in asked(self.transform, self.state).by("scaled"):
+            return jnp.copy(part.state.scale)  # the next step may donate the state
+        return jnp.ones(self.count.shape, jnp.float32)
 
     # --- the next step and the last one -----------------------------------------------------
 
@@ -176,13 +176,14 @@ class AbstractBound(AbstractPrinted):
 
         **Raises:** `ValueError` for an optimizer without a posterior.
         """
-        if not has_sampler(self.transform):
+        if not asked(self.transform).by("sampled"):
             raise ValueError(
                 "This optimizer has no posterior to draw parameters from. Train with `sl.ivon`."
             )
 
         def drawn(transform: AbstractTransform, state: Any, params: Params) -> Params:
-            return sampled_params(transform, state, self.count, params, key)
+            loss = asked(transform, state, Context(step=self.count), params)
+            return sampled_params(loss, params, key)
 
         return self._with_params(model, drawn)
 

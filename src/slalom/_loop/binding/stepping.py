@@ -45,6 +45,7 @@ def run(
     keywords: Mapping[str, Any],
     *,
     sees_params: bool = True,
+    gathered: tuple[PyTree, int] | None = None,
     shardings: tuple[Any, ...] = (),
 ) -> tuple[PyTree, list[Array]]:
     """Makes one step.
@@ -60,6 +61,7 @@ def run(
     - `keywords`: the keywords of the step, for the context.
     - `sees_params`: whether the transform gets the parameters. For Optax, which may have none, the
         gradients take the place of the model.
+    - `gathered`: where `grads` are sums that the first link has gathered, as in `Context`.
     - `shardings`: where the parameters are, or their state if it is elsewhere.
 
     **Returns:** the new parameters or the updates, in the dtypes of the parameters, and the leaves
@@ -68,8 +70,9 @@ def run(
     params = model.params
     check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, bound)
-    grads = model.align(grads, examples=first_link(transform).per_example)
-    context = _context(transform, count, model, grads, dict(keywords)).replace(shardings=shardings)
+    grads = model.align(grads, examples=gathered is None and first_link(transform).per_example)
+    context = _context(transform, count, model, grads, dict(keywords))
+    context = context.replace(gathered=gathered, shardings=shardings)
     _check_shapes(transform, state, params)
     if write is ADD:
         warn_of_ascent(transform, params)

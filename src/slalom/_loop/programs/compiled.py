@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from ..._core.protocol.chain import first_link
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import transforms
 from ...tree.memory import to_device
@@ -85,20 +84,19 @@ def advance(
     grads: Any,
     keywords: Mapping[str, Any],
     write: Writer = ADD,
-    transform: AbstractTransform | None = None,
+    gathered: Any = None,
 ) -> tuple[PyTree, list[Array]]:
-    """One step of an optimizer on traced arrays, as in `run`. `transform` may replace its own, if
-    it has the same state."""
-    own, (state, count) = opt._tree
-    rule = own if transform is None else transform
+    """One step of an optimizer on traced arrays, as in `run`."""
+    rule, (state, count) = opt._tree
     sharding = opt.binding.sharding
     places = () if sharding is None else sharding.of_updates()
     if sharding is not None and sharding.axis is None:
         sharding = None  # the state is where its parameters are, and so is all between
-    if sharding is not None and not first_link(rule).per_example:
+    if sharding is not None and (gathered is not None or not first_link(rule).per_example):
         grads = sharding.constrain_grads(model.align(grads))
     bound = opt.binding.params
-    result, new = run(write, rule, state, count, bound, model, grads, keywords, shardings=places)
+    known = {"gathered": gathered, "shardings": places}
+    result, new = run(write, rule, state, count, bound, model, grads, keywords, **known)
     if sharding is not None:
         result, new = sharding.constrain_params(result), sharding.constrain_state(new)
     return result, new

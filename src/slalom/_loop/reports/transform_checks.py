@@ -10,7 +10,8 @@ import numpy as np
 from ... import tree
 from ..._core.fields.declare import bind_numbers
 from ..._core.fields.hyperparams import bound
-from ..._core.protocol.chain import Chain, first_link
+from ..._core.protocol.chain import Chain
+from ..._core.protocol.loss import asked
 from ..._core.protocol.parts import Part
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.traits import MIXED, AbstractTraits
@@ -24,11 +25,8 @@ from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.resolve import check_matches
-from ...wrappers.gradients.combine import check_combinations
 from ...wrappers.gradients.maximize import Maximize
-from ...wrappers.gradients.scale_loss import check_loss_scale
 from ...wrappers.scope.partitions import Partition
-from ..binding.sampling import check_samplers
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning
 # binds an equal pair in every outer step, and the checks take most of the time of a binding.
@@ -84,15 +82,7 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
     for part in transforms(transform):
         for where in part.module.selectors():
             check_matches(where, params)
-        if part.module.per_example and part.module is not first_link(transform):
-            raise ValueError(
-                f"'{part.name}' aggregates per-example gradients, so it must be the first link of "
-                "the chain, and must not be wrapped. Write "
-                f"`{operand(part.module)} | rest`, and wrap only the rest."
-            )
-    check_combinations(transform)
-    check_samplers(transform)
-    check_loss_scale(transform)
+    asked(transform)
     _check_objective(transform)
     yield from _idle_steps(transform, params)
     yield from _two_rates(transform, params)

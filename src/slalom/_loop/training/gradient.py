@@ -2,29 +2,25 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._core.protocol.chain import first_link
 from ..._core.protocol.context import Context
+from ..._core.protocol.loss import Loss, asked
 from ..._core.protocol.parts import Part
-from ..._core.protocol.per_example import AbstractPerExampleTransform, with_first_link
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.walk import transforms
+from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.text.messages import NEEDS_A_VALUE, warn
 from ...combine import Terms
 from ...tree import accumulation_dtype, cast, inner, map_leaves
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, PyTree, Scalar, Updates
-from ...wrappers.gradients.combine import combination
-from ...wrappers.gradients.scale_loss import loss_scale
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
-from ..binding.sampling import has_sampler, sampled_params
+from ..binding.sampling import sampled_params
 from ..programs.callables import with_function
 from ..programs.compiled import advance
 from ..programs.program import Packed, pack, unpack
@@ -83,8 +79,10 @@ def training_step(
         # Steps that differ only in this function share a program.
         current = options._replace(transform_grads=inputs.transform_grads)
         model = at = split(inputs.model, opt.binding.trainable)
-        if has_sampler(opt.transform):
-            drawn = sampled_params(opt.transform, opt.state, opt.count, model.params)
+        loss = asked(opt.transform, opt.state, Context(step=opt.count), model.params)
+        current.check_asked(loss)
+        if loss.by("sampled"):
+            drawn = sampled_params(loss, model.params)
             at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
         batch_loss = BatchLoss(
             loss_fn=with_function(inputs.loss, get_function()),
@@ -92,7 +90,7 @@ def training_step(
             model=at,
             args=inputs.args,
             kwargs=inputs.kwargs,
-            scale=loss_scale(opt.transform, opt.state),
+            scale=next((part.state.scale for part in loss.by("scaled")), None),
         )
         if options.compute_dtype == "float16" and batch_loss.scale is None:
             warn(
@@ -100,41 +98,36 @@ def training_step(
                 'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
                 "scale."
             )
-        combined = combination(opt.transform, opt.state, Context(step=opt.count))
-        terms = None
-        if combined is not None:
-            gradient, terms = combined_gradient(batch_loss, combined, opt)
-        elif first_link(opt.transform).per_example:
-            gradient = _per_example_gradient(batch_loss, opt)
+        if loss.by("combined"):
+            gradient = _combined_gradient(batch_loss, opt)
+        elif loss.by("examples"):
+            gradient = _per_example_gradient(batch_loss, loss.by("examples")[0])
         elif options.reuse_linesearch:
-            gradient = _recalled_gradient(batch_loss, opt)
+            gradient = _recalled_gradient(batch_loss, loss, opt)
         else:
             gradient = _batch_gradient(batch_loss)
 
         result = gradient.result
-        needs = {name for part in transforms(opt.transform) for name in part.module.needs}
-        known = {"value": result.loss} | inputs.context
-        if terms is not None:
-            known["terms"] = terms
-        if "max_logits" in needs:
-            stacked = (options.microbatches is not None) + first_link(opt.transform).per_example
+        known = {"value": result.loss, **inputs.context, **gradient.known}
+        if loss.by("max_logits"):
+            stacked = (options.microbatches is not None) + bool(loss.by("examples"))
             known.setdefault("max_logits", result.max_logits(stacked))
-        source = curvature_loss(batch_loss.loss_fn, needs, current)
+        source = curvature_loss(batch_loss.loss_fn, loss)
         if source is not None:
             known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
         if options.has_weight:
             known["weight"] = result.weight
-        if "grad" in needs:
+        if loss.by("grad"):
             known["grad"] = gradient.mean
-        if "value_fn" in needs:
+        if loss.by("value_fn"):
             known["value_fn"] = batch_loss.value
-        if "grad_fn" in needs:
+        if loss.by("grad_fn"):
             known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
-        if "sampled_grad_fn" in needs and inputs.sampled_loss is not None:
+        if loss.by("sampled_grad_fn") and inputs.sampled_loss is not None:
             known["sampled_grad_fn"] = functools.partial(
                 _sampled_gradient, batch_loss, inputs.sampled_loss, opt
             )
-        params, state = advance(opt, model, gradient.grads, known, transform=gradient.transform)
+        params, state = advance(opt, model, gradient.grads, known, gathered=gradient.gathered)
         return jax.tree.leaves(params) + state, options.returned(
             result.loss, result.weight, result.aux
         )
@@ -238,18 +231,19 @@ class Gradient(NamedTuple):
         needs per-example gradients.
     - `mean`: the gradient of the mean loss.
     - `result`: the results of the loss.
-    - `transform`: the transform to run, if not the optimizer's own.
+    - `known`: what else of the context is known with it.
+    - `gathered`: where `grads` are the sums that the first link gathers, as in `Context`.
     """
 
     grads: Updates
     mean: Updates
     result: LossResult
-    transform: AbstractTransform | None = None
+    known: Mapping[str, Any] = MappingProxyType({})
+    gathered: tuple[PyTree, int] | None = None
 
 
 def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     """The gradient of the mean loss."""
-    _check_batch_args(batch_loss.options)
     means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
     grads = batch_loss.ascent(means)
     if batch_loss.options.transform_grads is not None:
@@ -257,15 +251,16 @@ def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     return Gradient(grads, grads, result)
 
 
-def combined_gradient(batch_loss: BatchLoss, part: Part, opt: Optimizer) -> tuple[Gradient, Terms]:
+def _combined_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
     """The gradient of the sum of the terms of the loss, with the weights of a combination."""
     options = batch_loss.options
-    _check_batch_args(options)
-    for name, reason in NOT_COMBINED.items():
-        if getattr(options, name):
-            raise ValueError(f"`.combine` {reason}. Remove `{name}`.")
-    if first_link(opt.transform).per_example:
-        raise ValueError("`.combine` cannot combine per-example gradients. Remove it.")
+
+    def part_with(**known: Any) -> Part:
+        context = Context(step=opt.count, **known)
+        loss = asked(opt.transform, opt.state, context, batch_loss.model.params)
+        return loss.by("combined")[0]
+
+    part = part_with()
     names = part.module.terms
 
     def terms_of(trained: list[Array]) -> tuple[Array, Packed]:
@@ -280,12 +275,6 @@ def combined_gradient(batch_loss: BatchLoss, part: Part, opt: Optimizer) -> tupl
         (grads,) = pullback(cast(weights, losses.dtype))
         grads = batch_loss.ascent(grads)
         return grads if options.transform_grads is None else options.transform_grads(grads)
-
-    def part_with(**known: Any) -> Part:
-        context = Context(step=opt.count, **known)
-        part = combination(opt.transform, opt.state, context, batch_loss.model.params)
-        assert part is not None
-        return part
 
     gram = None
     if part.module.combination.uses_gram:
@@ -310,14 +299,7 @@ def combined_gradient(batch_loss: BatchLoss, part: Part, opt: Optimizer) -> tupl
         rest = jax.tree.leaves(gradient(jnp.ones_like(weights)))
         chosen = zip(is_combined, leaves, rest, strict=True)
         grads = structure.unflatten([own if combined else other for combined, own, other in chosen])
-    return Gradient(grads, grads, result), terms
-
-
-NOT_COMBINED = {
-    "microbatches": "weights the terms of whole batches",
-    "reuse_linesearch": "changes the loss from step to step",
-}
-"""Why some options cannot be used with a combination of terms."""
+    return Gradient(grads, grads, result, {"terms": terms})
 
 
 def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:
@@ -361,71 +343,38 @@ def _sampled_gradient(
     return gradient.grads, gradient.result.weight
 
 
-def _recalled_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
+def _recalled_gradient(batch_loss: BatchLoss, loss: Loss, opt: Optimizer) -> Gradient:
     """The gradient that the line search kept, or a new one if it has not kept any."""
-    _check_batch_args(batch_loss.options)
 
     def compute() -> tuple[Scalar, Updates]:
         means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
         return result.loss, batch_loss.ascent(means)
 
-    loss, grads = recalled(opt.transform, opt.state, compute)
-    return Gradient(grads, grads, LossResult(loss, jnp.ones(()), None))
+    value, grads = recalled(opt.transform, loss, compute)
+    return Gradient(grads, grads, LossResult(value, jnp.ones(()), None))
 
 
-def _per_example_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
+def _per_example_gradient(batch_loss: BatchLoss, part: Part) -> Gradient:
     """Per-example gradients, or the sums of them that the first link gathers."""
-    link, options = first_link(opt.transform), batch_loss.options
-    _check_per_example(options, link)
-    batch = batch_loss.divided("examples").with_key_per_example()
-    if options.microbatches is None or not isinstance(link, AbstractPerExampleTransform):
-        stacked, result = map_examples(batch_loss.differentiate, batch)
-        means = [jnp.mean(g, axis=0) for g in stacked]
-        return Gradient(batch_loss.ascent(stacked), batch_loss.ascent(means), result)
-    assert options.microbatches != "split"  # which is refused above
-    total, gathered, means, result = gather_microbatches(
-        batch_loss.differentiate,
-        link,
-        batch,
-        options.microbatches,
-        batch_loss.tree(batch_loss.trained),
-        Context(step=opt.count),
-    )
-    transform = with_first_link(opt.transform, gathered)
-    return Gradient(total, batch_loss.ascent(means), result, transform)
-
-
-def _check_batch_args(options: Options) -> None:
-    if options.batch_args is not None and options.microbatches is None:
-        raise ValueError(
-            "`batch_args` names the arguments that are divided into microbatches or examples, but "
-            "this step does not divide the batch. Pass `microbatches=` too, or remove `batch_args`."
-        )
-
-
-def _check_per_example(options: Options, link: AbstractTransform) -> None:
-    """Raises an error for options that have no meaning with per-example gradients."""
+    link, options = part.module, batch_loss.options
     gathers = isinstance(link, AbstractPerExampleTransform)
     if options.microbatches is not None and not gathers:
         raise TypeError(
             f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
         )
-    if options.microbatches == "split":
-        raise ValueError(
-            "The first link uses per-example gradients, and takes the batch as a whole. Join its "
-            "first two axes, and pass their number: `microbatches=n`."
-        )
-    for name, reason in NOT_PER_EXAMPLE.items():
-        if getattr(options, name):
-            raise ValueError(
-                f"The first link uses per-example gradients, {reason}. Remove `{name}`."
-            )
-
-
-NOT_PER_EXAMPLE = {
-    "has_weight": "and weights all examples equally",
-    "reuse_linesearch": "but a line search knows only the gradient of their mean",
-    "transform_grads": "so there is no single gradient to transform",
-}
-"""Why some options cannot be combined with per-example gradients."""
+    batch = batch_loss.divided("examples").with_key_per_example()
+    if options.microbatches is None or not gathers:
+        stacked, result = map_examples(batch_loss.differentiate, batch)
+        means = [jnp.mean(g, axis=0) for g in stacked]
+        return Gradient(batch_loss.ascent(stacked), batch_loss.ascent(means), result)
+    assert options.microbatches != "split"  # which is refused
+    total, counts, means, result = gather_microbatches(
+        batch_loss.differentiate,
+        functools.partial(link.gather, context=part.context),
+        batch,
+        options.microbatches,
+        batch_loss.tree(batch_loss.trained),
+    )
+    gathered = (counts, batch.size)
+    return Gradient(total, batch_loss.ascent(means), result, gathered=gathered)

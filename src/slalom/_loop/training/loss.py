@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._core.protocol.context import Context
-from ..._core.protocol.per_example import AbstractPerExampleTransform, Gathered
 from ..._core.text.messages import place
 from ...tree import accumulation_dtype, cast, cast_like, is_array, map_leaves
 from ...tree.dtypes import canonical_float
@@ -225,24 +223,22 @@ def scan_microbatches(
 
 def gather_microbatches(
     differentiate: LossGradient,
-    link: AbstractPerExampleTransform,
+    gather: Callable[[Updates], tuple[Updates, PyTree]],
     batch: Batch,
     number: int,
     params: Params,
-    context: Context,
-) -> tuple[Updates, Gathered, list[Array], LossResult]:
+) -> tuple[Updates, PyTree, list[Array], LossResult]:
     """The sums that a per-example link gathers, one microbatch at a time.
 
     **Arguments:**
 
     - `differentiate`: the gradient of the loss on one example.
-    - `link`: the transform that gathers.
+    - `gather`: the link's `gather` in this step.
     - `batch`, `number`: the batch, and the number of microbatches.
     - `params`: the trainable parameters.
-    - `context`: the context of the step.
 
-    **Returns:** the sum that has the parameters' structure, the link holding its other sums, the
-    mean gradient, and the results of the loss.
+    **Returns:** the sum that has the parameters' structure, the other sums, the mean gradient, and
+    the results of the loss.
     """
     _check_divides(batch, number)
     leaves, structure = jax.tree.flatten(params)
@@ -251,7 +247,7 @@ def gather_microbatches(
         return jax.ShapeDtypeStruct((batch.size // number, *x.shape), x.dtype)
 
     def sums_of(stacked: list[Any]) -> Any:
-        sums = link.gather(structure.unflatten(map(jnp.conj, stacked)), context)
+        sums = gather(structure.unflatten(map(jnp.conj, stacked)))
         return sums, [jnp.mean(g, 0, accumulation_dtype(g.dtype)) for g in stacked]
 
     def body(before: Any, i: Any) -> Any:
@@ -263,7 +259,7 @@ def gather_microbatches(
     zeros: PyTree = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     ((total, counts), sums), packed = jax.lax.scan(body, zeros, jnp.arange(number))
     means = [g / number for g in sums]
-    return total, Gathered(link, counts, batch.size), means, _mean_loss(unpack(packed))
+    return total, counts, means, _mean_loss(unpack(packed))
 
 
 def _check_divides(batch: Batch, number: int, advice: str = "") -> None:

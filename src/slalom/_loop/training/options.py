@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from jax.typing import DTypeLike
 
+from ..._core.protocol.loss import Loss
 from ...tree.types import is_function
 
 Donate: TypeAlias = Literal["opt", "all", False]
@@ -62,6 +63,25 @@ class Options(NamedTuple):
             return loss
         return (loss, *(weight,) * self.has_weight, *(aux,) * self.has_aux)
 
+    def check_asked(self, loss: Loss) -> None:
+        """Raises an error for options that do not go with what the transforms ask of the loss."""
+        examples = loss.by("examples")
+        if self.batch_args is not None and self.microbatches is None and not examples:
+            raise ValueError(
+                "`batch_args` names the arguments that are divided into microbatches or examples, "
+                "but this step does not divide the batch. Pass `microbatches=` too, or remove "
+                "`batch_args`."
+            )
+        if self.microbatches == "split" and examples:
+            raise ValueError(
+                "The first link uses per-example gradients, and takes the batch as a whole. Join "
+                "its first two axes, and pass their number: `microbatches=n`."
+            )
+        for what, (who, reasons) in _NOT_ASKED.items():
+            for name, reason in reasons.items() if loss.by(what) else ():
+                if getattr(self, name):
+                    raise ValueError(f"{who}{reason}. Remove `{name}`.")
+
     def check(self) -> None:
         """Raises an error for invalid values."""
         for name in ("has_aux", "has_weight", "reuse_linesearch"):
@@ -110,6 +130,34 @@ class Options(NamedTuple):
                 "`transform_grads` does not change. Remove it, or change the loss itself."
             )
 
+
+_NOT_ASKED = {
+    "combined": (
+        "`.combine` ",
+        {
+            "microbatches": "weights the terms of whole batches",
+            "reuse_linesearch": "changes the loss from step to step",
+        },
+    ),
+    "examples": (
+        "The first link uses per-example gradients, ",
+        {
+            "has_weight": "and weights all examples equally",
+            "reuse_linesearch": "but a line search knows only the gradient of their mean",
+            "transform_grads": "so there is no single gradient to transform",
+        },
+    ),
+    "residuals": (
+        "This optimizer uses the residuals of the loss, ",
+        {
+            "compute_dtype": "whose systems need the digits of the parameters",
+            "transform_grads": "not its gradients",
+            "has_aux": "and such a loss returns nothing else",
+            "has_weight": "and such a loss returns nothing else",
+        },
+    ),
+}
+"""What of a loss does not go with which options, and why."""
 
 DONATE_TRUE = """train_step.donate must be "opt", "all" or False, got True. Write
     sl.train_step(loss_fn, donate="opt")  # the optimizer's state; the model is kept (the default)

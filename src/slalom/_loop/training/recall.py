@@ -1,38 +1,35 @@
 """The loss and gradient that a line search has already computed."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ... import tree
 from ..._core.protocol.chain import Chain
+from ..._core.protocol.loss import Loss
 from ..._core.protocol.transform import AbstractTransform
-from ...rules.linesearch._line import AbstractLinesearch
 from ...tree.types import Scalar, Updates
 
 
 def recalled(
-    transform: AbstractTransform, state: Any, compute: Callable[[], tuple[Scalar, Updates]]
+    transform: AbstractTransform, loss: Loss, compute: Callable[[], tuple[Scalar, Updates]]
 ) -> tuple[Scalar, Updates]:
     """Loss and gradient at the parameters that the last step led to.
 
     **Arguments:**
 
-    - `transform`: a line search, or a chain that ends with one. A line search elsewhere, or under
-        a wrapper, does not know the parameters that the whole step led to.
-    - `state`: its state.
+    - `transform`: a line search, or a chain that ends with one.
+    - `loss`: the loss as they ask for it.
     - `compute`: computes the loss and gradient if the line search does not know them.
 
     **Returns:** the loss in the dtype of the line search's scalars, and the gradient.
     """
-    last = transform
-    while isinstance(last, Chain):
-        last, state = last.links[-1], state[-1]
-    # A masked line search has the same kind of state, with holes, so its class tells.
-    kept = last.recall(state) if isinstance(last, AbstractLinesearch) else None
+    kept = next((part.module.recall(part.state) for part in loss.by("recalled")), None)
     if kept is None:
+        last = transform
+        while isinstance(last, Chain):
+            last = last.links[-1]
         raise TypeError(
             "`reuse_linesearch=True` takes loss and gradient from a line search that ends the "
             "chain, such as `sl.ScaleByZoomLinesearch` or "

@@ -14,7 +14,8 @@ from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.sampler import AbstractSampler
+from ..._core.protocol.loss import Loss
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
@@ -35,7 +36,7 @@ class ScaleByIvonState(eqx.Module):
     """h + δ, which is positive; h alone may be slightly negative."""
 
 
-class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
+class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
     """IVON: learns a Gaussian posterior of the parameters, by an estimate of the Hessian.
 
     The posterior of p is normal with the mean p, the parameters of the model, and the variance
@@ -118,9 +119,20 @@ class ScaleByIvon(AbstractSampler[ScaleByIvonState]):
             ),
         )
 
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        return super().ask(here, loss.asking("sampled", here))
+
     def noise(
         self, state: ScaleByIvonState, params: Params, context: Context | None, key: Any = None
     ) -> Params:
+        """What to add to the parameters for a sample, a tree like them in at least float32.
+
+        **Arguments:**
+
+        - `state`, `params`, `context`: as for `update`. Only the shapes and dtypes of `params`
+            count.
+        - `key`: a PRNG key. Defaults to that of the sample where the next gradient is taken.
+        """
         now = self.at(context)
         normal = normal_like(params, self._key(state)[1] if key is None else key)
 

@@ -11,6 +11,8 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.protocol.context import Context
+from ..._core.protocol.loss import Loss
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ...tree.dtypes import as_canonical, as_float
 from ...tree.types import Params, Scalar, Updates
@@ -18,6 +20,11 @@ from ...tree.types import Params, Scalar, Updates
 
 class AbstractLinesearch(AbstractTransform):
     """A transform that scales its updates by a learning rate for which it evaluates the loss."""
+
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        # A line search elsewhere, or under a wrapper, does not know where the whole step led to.
+        loss = super().ask(here, loss)
+        return loss.asking("recalled", here) if loss.last else loss
 
     @abc.abstractmethod
     def recall(self, state: Any) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:

@@ -9,20 +9,17 @@ from jaxtyping import Array, Float
 
 from ... import tree
 from ..._core.protocol.context import Context
+from ..._core.protocol.loss import Loss, asked
 from ..._core.protocol.parts import Part
 from ..._core.protocol.traits import Merge
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import segments, transforms
+from ..._core.state.walk import segments
 from ..._core.text.messages import uncalled
 from ...combine import AbstractCombination, Terms
 from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params
-from .scale_loss import ScaleLoss
-
-OTHER_LOSSES = ("value_fn", "grad_fn", "sampled_grad_fn", "residuals")
-"""What a transform needs if it evaluates the loss itself, which would be another one."""
 
 
 def _check_combination(name: str, given: Any) -> None:
@@ -122,14 +119,10 @@ class Combine(AbstractWrapper[CombineState]):
         _check_combination("Combine.combination", self.combination)
         _check_names("Combine.terms", self.terms)
         self.combination.check(len(self.terms))
-        for part in transforms(self.inner):
-            other = [name for name in OTHER_LOSSES if name in part.module.needs]
-            if other:
-                raise ValueError(
-                    f"'{part.name}' evaluates the loss itself, and does not know the weights of "
-                    "its terms, so it cannot be inside `.combine`. Weight the terms in the loss, "
-                    "or use another transform."
-                )
+        asked(self)
+
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        return super().ask(here, loss.asking("combined", here))
 
     def init(self, params: Params) -> CombineState:
         number = len(self.terms)
@@ -182,28 +175,3 @@ class Combine(AbstractWrapper[CombineState]):
                 cosine = state.gram[..., i, j] * inverse[..., i] * inverse[..., j]
                 found[f"cosines.{second}.{first}"] = cosine
         return found
-
-
-def check_combinations(transform: AbstractTransform) -> None:
-    """Raises an error for what cannot be beside a combination of the terms of the loss."""
-    kinds = [type(part.module) for part in transforms(transform)]
-    if Combine in kinds and ScaleLoss in kinds:
-        raise ValueError(
-            "`.combine` weights the gradients of the loss itself, so they cannot be scaled. Remove "
-            '`.scale_loss()`, and compute in bfloat16, with `compute_dtype="bfloat16"`.'
-        )
-    if kinds.count(Combine) > 1:
-        raise ValueError(
-            "Two parts of this optimizer call `.combine(...)`, but a step has one gradient. Call "
-            "it once, on the whole optimizer."
-        )
-
-
-def combination(
-    transform: AbstractTransform, state: Any, context: Context, params: Params | None = None
-) -> Part | None:
-    """The part that weighs the terms of the loss, with what it sees."""
-    for part in transforms(transform, state, context, params):
-        if isinstance(part.module, Combine):
-            return part
-    return None

@@ -1,6 +1,5 @@
 """Dynamic scaling of the loss, for gradients in float16."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,11 @@ from jaxtyping import Array, Bool, Float, Int
 from ... import tree
 from ..._core.engine.encoded import scaled
 from ..._core.fields.declare import count_field
+from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import CHECK, Part
-from ..._core.protocol.traits import AbstractTraits
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import inner_transforms, transforms
 from ...tree.types import Gradients, Params
 
 # The inverse of each scale in between is a normal float32.
@@ -119,6 +117,9 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
             inner=self.inner.init(params),
         )
 
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        return super().ask(here, loss.asking("scaled", here))
+
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScaleLossState]:
         state, part = here.state, self.inner_part(here.with_context())
         inverse = 1 / state.scale
@@ -165,45 +166,3 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
             "last_finite": state.last_finite,
             "total_notfinite": state.total_notfinite,
         }
-
-
-def loss_scale(transform: AbstractTransform, state: Any) -> Float[Array, "*runs"] | None:
-    """What to multiply the loss of the next step by, or `None` if it is not scaled."""
-    for part in transforms(transform, state):
-        if isinstance(part.module, ScaleLoss):
-            return part.state.scale
-    return None
-
-
-def check_loss_scale(transform: AbstractTransform) -> None:
-    """Raises an error if another transform would use gradients that are still scaled."""
-    places = list(_places(transform, ()))
-    if len(places) > 1:
-        raise ValueError(
-            "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it "
-            "once, on the whole optimizer: `tx.scale_loss()`."
-        )
-    for part in transforms(transform) if places else ():
-        if "residuals" in part.module.needs:
-            raise ValueError(
-                f"'{part.name}' computes its updates from the residuals of the loss, which "
-                "`.scale_loss()` does not scale. Remove `.scale_loss()`, and keep the parameters "
-                "in float32."
-            )
-    for outer in places[0] if places else ():
-        if not outer.passes_gradients:
-            raise ValueError(
-                f"{type(outer).__name__} is outside `.scale_loss()`, so it would use gradients "
-                "that are still multiplied by the scale. Call `.scale_loss()` last, on the whole "
-                "optimizer: `tx.scale_loss()`."
-            )
-
-
-def _places(
-    transform: Any, outside: tuple[AbstractTraits, ...]
-) -> Iterator[tuple[AbstractTraits, ...]]:
-    """The transforms around each part that scales the loss."""
-    if isinstance(transform, ScaleLoss):
-        yield outside
-    for inner in inner_transforms(transform):
-        yield from _places(inner, (*outside, transform))

@@ -300,12 +300,13 @@ def test_recording_changes_no_bit_and_no_bound():
 
 def test_only_selected_parameters_are_projected_together():
     matrices = sl.where.ndim(min=2)
-    model, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.4), where=matrices))
-    plain, _ = steps(sl.sgd(0.1))
+    model, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.4), where=matrices), number=3)
+    plain, _ = steps(sl.sgd(0.1), number=3)
     assert jnp.linalg.norm(model["dense"]["weight"]) == pytest.approx(0.4, rel=1e-6)
     assert_same_bits(model["dense"]["bias"], plain["dense"]["bias"])
     assert_same_bits(model["scales"], plain["scales"])
-    grouped, _ = steps(sl.sgd(0.1).partition({matrices: sl.sgd(0.1).project(P.l2_ball(0.4))}))
+    tx = sl.sgd(0.1).partition({matrices: sl.sgd(0.1).project(P.l2_ball(0.4))})
+    grouped, _ = steps(tx, number=3)
     assert_same_bits(grouped, model)
 
 
@@ -334,8 +335,6 @@ def test_evaluated_parameters_are_the_model_or_those_of_an_inner_writer():
     assert_same_bits(opt.eval_params(model), model)
     model, opt = steps(sl.sgd(0.1).lookahead(3, 0.5).project(fn))
     assert_same_bits(opt.eval_params(model), opt.state_of("outer").slow)
-    model, opt = steps(sl.sgd(0.1).project(fn).average())
-    assert float(sl.tree.global_norm(opt.eval_params(model))) <= 0.5 * (1 + 1e-6)
 
 
 def test_the_numbers_of_a_projection_are_hyperparameters():
@@ -363,7 +362,7 @@ def test_bounds_that_are_trees_follow_the_model():
 def test_functions_of_optax_and_modules_are_projections_too_and_see_complex_parameters():
     with lenient():
         model, _ = steps(sl.sgd(0.1).project(op.projection_simplex))
-    expected, _ = steps(sl.sgd(0.1).project(P.simplex()))
+    expected, _ = steps(sl.sgd(0.1).project(lambda p: P.simplex()(p)))
     assert_close(model, expected, atol=1e-6)
 
     class Shrink(eqx.Module):

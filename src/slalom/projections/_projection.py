@@ -6,12 +6,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from .. import tree
 from .._core.fields.declare import read_numbers
 from .._core.protocol.context import Context
 from .._core.protocol.parts import AbstractDeclared
 from .._core.text.printing import code
+from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted, first_difference
 from ..tree.types import PyTree
 
@@ -35,9 +37,16 @@ class AbstractProjection(AbstractDeclared):
         return type(self).tangent is not AbstractProjection.tangent
 
     def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
-        """The part of a direction along the set, for sets that are smooth.
+        """The part of a direction along the set.
 
-        `.project` then passes on gradients and updates along the set only.
+        `.project` passes on gradients along the set only. A subclass replaces this for a smooth
+        set, where updates are along the set too. By default it is that of a short step of the
+        length δ, from which the projection returns:
+
+            u + (p − y)·‖u‖/δ   with   y = x + δ·u/‖u‖,   p the nearest point to y
+
+        In the interior this is u. It is 0 exactly where u is normal to a convex set, however long
+        the step is.
 
         **Arguments:**
 
@@ -47,8 +56,18 @@ class AbstractProjection(AbstractDeclared):
 
         **Returns:** a tree like `x`.
         """
-        del now, x
-        return u
+        length, size = norm(u), norm(x)
+        # The rounding of x is then 1e-5 of the direction in float32.
+        step = jnp.where(size > 0, 0.001 * size, 1)
+        usable = (length > 0) & jnp.isfinite(length) & jnp.isfinite(step)
+        ahead = SimpleNamespace(share=jnp.where(usable, step / jnp.where(usable, length, 1), 0))
+        y = tree.map_leaves(lambda now, x, u: x + now.share * u, (x, u), ahead)
+        back = tree.map_leaves(lambda _, p, y: p - y, (self.nearest(now, y), y))
+        # From a point of the set the way back is never longer. A start outside has no direction
+        # along the set.
+        usable &= norm(back) <= 1.01 * step
+        scale = SimpleNamespace(scale=jnp.where(usable, length / step, 0))
+        return tree.map_leaves(lambda now, u, back: u + now.scale * back, (u, back), scale)
 
     @abc.abstractmethod
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
@@ -79,7 +98,7 @@ class AbstractProjection(AbstractDeclared):
         return tree.cast_like(self.nearest(self._at(context), tree.widened(x)), x)
 
     def along(self, x: PyTree, u: PyTree, context: Context | None = None) -> PyTree:
-        """The part of a direction along the set; all of it for a set that is not smooth.
+        """The part of a direction along the set.
 
         **Arguments:**
 
@@ -110,6 +129,17 @@ class AbstractProjection(AbstractDeclared):
                     f"{leaf.dtype}. Select the real parameters, for example with "
                     "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`."
                 )
+
+
+def norm(x: PyTree) -> Array:
+    """The Euclidean norm of all leaves, also where the squares would overflow or underflow."""
+    dtype = sum_dtype(x)
+    largest = jnp.zeros((), dtype)
+    for leaf in jax.tree.leaves(jax.lax.stop_gradient(x)):
+        largest = jnp.maximum(largest, tree.cast(jnp.max(jnp.abs(leaf), initial=0), dtype))
+    unit = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1)
+    scaled = tree.map_leaves(lambda now, x: x / now.unit, (x,), SimpleNamespace(unit=unit))
+    return unit * tree.cast(tree.global_norm(scaled), dtype)
 
 
 def leaves_like(name: str, own: PyTree, x: PyTree) -> list[Any]:

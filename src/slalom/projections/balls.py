@@ -15,7 +15,7 @@ from .._core.text.printing import code
 from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Scalar
-from ._projection import AbstractProjection
+from ._projection import AbstractProjection, norm
 
 
 class simplex(AbstractProjection):
@@ -102,12 +102,12 @@ class l2_sphere(AbstractProjection):
     scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        norm = _norm(x)
-        scale = tree.cast(now.scale, norm.dtype)
+        size = norm(x)
+        scale = tree.cast(now.scale, size.dtype)
         number = sum(leaf.size for leaf in jax.tree.leaves(x))
-        zero = norm == 0
+        zero = size == 0
         now = SimpleNamespace(
-            factor=jnp.where(zero, 0, scale / jnp.where(zero, 1, norm)),
+            factor=jnp.where(zero, 0, scale / jnp.where(zero, 1, size)),
             shift=jnp.where(zero, scale / math.sqrt(max(number, 1)), 0),
         )
         return tree.map_leaves(lambda now, x: now.factor * x + now.shift, (x,), now)
@@ -190,9 +190,9 @@ class l2_ball(AbstractProjection):
     scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        norm = _norm(x)
-        scale = tree.cast(now.scale, norm.dtype)
-        return tree.scale(x, scale / jnp.maximum(norm, scale))
+        size = norm(x)
+        scale = tree.cast(now.scale, size.dtype)
+        return tree.scale(x, scale / jnp.maximum(size, scale))
 
 
 class linf_ball(AbstractProjection):
@@ -293,14 +293,3 @@ def _sum(x: PyTree) -> Array:
     """The sum over all entries of all leaves, which are real."""
     dtype, leaves = sum_dtype(x), jax.tree.leaves(x)
     return sum((tree.cast(jnp.sum(leaf), dtype) for leaf in leaves), jnp.zeros((), dtype))
-
-
-def _norm(x: PyTree) -> Array:
-    """The Euclidean norm of all leaves, also where the squares would overflow or underflow."""
-    dtype = sum_dtype(x)
-    largest = jnp.zeros((), dtype)
-    for leaf in jax.tree.leaves(jax.lax.stop_gradient(x)):
-        largest = jnp.maximum(largest, tree.cast(jnp.max(jnp.abs(leaf), initial=0), dtype))
-    unit = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1)
-    scaled = tree.map_leaves(lambda now, x: x / now.unit, (x,), SimpleNamespace(unit=unit))
-    return unit * tree.cast(tree.global_norm(scaled), dtype)

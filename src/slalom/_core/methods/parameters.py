@@ -178,6 +178,6 @@ class AbstractParameterMethods(AbstractDeclared):
 
         **Returns:** a transform, which must be the last link of a chain.
         """
-        from ...wrappers import Project
+        from ...wrappers.parameters.schedule_free import project
 
-        return Project(self, fn, where)
+        return project(self, fn, where)

@@ -13,7 +13,7 @@ from ... import tree
 from ...tree.types import Params, PyTree, Step, Updates
 from .residuals import Residuals
 
-_OTHER = ("extra", "bounds", "gathered", "shardings", "stored_clock")
+_OTHER = ("extra", "bounds", "constrain", "gathered", "shardings", "stored_clock")
 """The fields that are not inputs by name."""
 
 
@@ -42,6 +42,8 @@ class Context(eqx.Module):
         infinite. `.project` passes them for sets that are boxes.
     - `gathered`: where the updates are already the sums that a per-example transform gathers, its
         other sums and the number of examples. `sl.train_step` passes it.
+    - `constrain`: the projection of `.project`, a function of a tree like the parameters, for
+        transforms that keep other parameters to step or to evaluate.
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.
@@ -63,6 +65,7 @@ class Context(eqx.Module):
     per_param: Mapping[str, PyTree] | None = None
     bounds: tuple[Params, Params] | None = None
     gathered: tuple[PyTree, int] | None = None
+    constrain: Callable[[Params], Params] | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shardings: tuple[NamedSharding | None, ...] = eqx.field(default=(), static=True)
     stored_clock: Any = None
@@ -113,6 +116,10 @@ class Context(eqx.Module):
         """
         return dataclasses.replace(self, **changes)
 
+    def constrained(self, params: Params) -> Params:
+        """Parameters projected onto the set of the `.project` around this, if there is one."""
+        return params if self.constrain is None else self.constrain(params)
+
     def in_form(
         self, inward: Callable[[PyTree], PyTree], outward: Callable[[PyTree], PyTree]
     ) -> "Context":
@@ -124,7 +131,7 @@ class Context(eqx.Module):
         - `outward`: from parameters in that form to the parameters.
         """
         value_fn, grad_fn, sampled = self.value_fn, self.grad_fn, self.sampled_grad_fn
-        residuals = self.residuals
+        residuals, constrain = self.residuals, self.constrain
 
         def sampled_inside(params: Any, key: Any) -> tuple[Any, Any]:
             assert sampled is not None
@@ -136,6 +143,7 @@ class Context(eqx.Module):
             per_param=self.per_param and {k: inward(v) for k, v in self.per_param.items()},
             grad=None if self.grad is None else inward(self.grad),
             bounds=self.bounds and (inward(self.bounds[0]), inward(self.bounds[1])),
+            constrain=None if constrain is None else lambda x: inward(constrain(outward(x))),
             value_fn=None if value_fn is None else lambda params: value_fn(outward(params)),
             grad_fn=None if grad_fn is None else lambda params: inward(grad_fn(outward(params))),
             sampled_grad_fn=None if sampled is None else sampled_inside,

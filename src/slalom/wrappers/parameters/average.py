@@ -73,11 +73,12 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, AverageState]:
+        here = here.with_context()
         params = self.demand("params", here.params)
         result, inner = self.inner_part(here).run(write, updates)
 
         def new_params() -> Params:
-            return write.new_params(params, result)
+            return here.context.constrained(write.new_params(params, result))
 
         return result, self._averaged(new_params, inner, here.state, here.context)
 

@@ -143,10 +143,11 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         def sync(result: Any, slow: Any, own: Any, inner: Any) -> tuple[Any, Any, Any, Any]:
             full = write.full(params)
             new = tree.add(full, result) if write.returns else write.new_params(params, result)
+            new = here.context.constrained(new)
             back = tree.map_leaves(lambda _, s, f: s - f, (slow, new))
             part = outer._replace(state=own, params=slow)
             change, own = part.run(RETURN, back)
-            slow = tree.cast_like(tree.add(slow, change), slow)
+            slow = tree.cast_like(here.context.constrained(tree.add(slow, change)), slow)
             total = tree.map_leaves(lambda _, s, p: s - p, (slow, full))
             result = tree.cast_like(write.assigning(slow)(params, total), result)
             return result, slow, own, self._reset(inner, slow, params)

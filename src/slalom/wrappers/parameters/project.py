@@ -1,6 +1,7 @@
 """Parameters that stay in a set."""
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -20,6 +21,7 @@ from ..._core.state.walk import segments, transforms
 from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import AbstractPrinted, code
 from ...projections import AbstractProjection
+from ...projections._projection import norm
 from ...tree.paths import dotted, first_difference, leaf_paths
 from ...tree.types import Gradients, Params, Tracer, Updates, is_function
 from ...where.resolve import Where, as_where_or_none, mask
@@ -65,23 +67,26 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     with all selected parameters, so it can act on all of them together; the others get p + u. Where
     the inner transform is idle, nothing is written. `update` returns fn(p + u) − p.
 
+    Steps stop where the loss has no better neighbor in a convex set, also after a rule that scales
+    every element separately, such as Adam: of the gradient, the inner transform sees the part along
+    the set, which at the boundary lacks what leads out of the set. While the gradient leads out,
+    updates do not leave the boundary inwards. Otherwise Adam would stop in a ball where p is
+    parallel to its update, which is not the gradient. A box separates the elements, so there a rule
+    sees the whole gradient, and those that mix the elements of a matrix, such as Muon, Shampoo and
+    SOAP, stop elsewhere. A plain function is only applied after the step.
+
     If the set is smooth, such as `sl.projections.sphere` and `stiefel`, this is an optimizer on a
-    manifold: the inner transform sees the part of the gradient along the set, and only the part of
-    its update along the set is added. So moments need no transport of their own: what was tangent
-    at an earlier point is projected onto the tangent at this one.
+    manifold: of the update, too, only the part along the set is added. So moments need no transport
+    of their own: what was tangent at an earlier point is projected onto the tangent at this one.
 
     L-BFGS and line searches inside need to know the set. A box (`box`, `non_negative` and
     `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
     outside the box is projected by the first step. Around other sets L-BFGS is refused.
 
-    Steps stop where p = fn(p + u). After SGD, with or without momentum, these are the points where
-    the loss has no better neighbor in a convex set. After a rule that scales every element
-    separately, such as Adam, the same holds for a box, but not for a set that couples elements: in
-    a ball, Adam stops where p is parallel to its update, which is not the gradient. After a rule
-    that mixes the elements of a matrix, such as Muon, Shampoo or SOAP, it holds for neither.
-
-    Put `.project` inside wrappers that skip steps, which then skip the projection too, and
-    inside `.average` and `.lookahead`: an average of parameters in a convex set is in it.
+    Put `.project` inside wrappers that skip steps, which then skip the projection too. `.average`,
+    `.lookahead` and `.outer` may be inside or outside of it: an average of parameters in a convex
+    set is in it. `.schedule_free` steps and averages other parameters than the model's, which are
+    projected instead: `tx.schedule_free().project(fn)` is `tx.project(fn).schedule_free()`.
 
     ```python
     >>> tx = sl.sgd(0.1).project(sl.projections.non_negative())
@@ -101,6 +106,12 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     def __check_init__(self):
         refuse_written(self, ".project(...)")
         for part in transforms(self.inner):
+            if segments(part.module) == ("schedule_free",):
+                raise ValueError(
+                    f"`.project(...)` cannot be around '{part.name}', which steps and averages "
+                    "other parameters than the model's. Write it directly after it: "
+                    "`tx.schedule_free().project(...)`. In a partition, do so in each group."
+                )
             if part.module.unconstrained and not (self._is_box and part.module.heeds_bounds):
                 instead = "Use a first-order rule, such as `sl.adam(1e-3).project(...)`"
                 if part.module.heeds_bounds:
@@ -124,6 +135,10 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         return isinstance(self.fn, AbstractProjection) and self.fn.is_manifold
 
     @property
+    def _sees_tangent(self) -> bool:
+        return isinstance(self.fn, AbstractProjection) and not self.fn.is_box
+
+    @property
     def _passes_bounds(self) -> bool:
         return self._is_box and any(part.module.heeds_bounds for part in transforms(self.inner))
 
@@ -142,27 +157,58 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         params = self.demand("params", here.params)
-        context, old = here.context, write.full(params)
-        if self._passes_bounds:
-            context = Context() if context is None else context
-            context = context.replace(bounds=self._bounds(old, context))
-        if self._is_manifold:
-            updates = self._along(old, updates, context)
-            context = self._tangent_context(old, context)
-        inner = self.inner_part(here._replace(context=context))
+        here, old = here.with_context(), write.full(params)
+        inner, updates, projected = self.seen_from(old, here, updates)
         updates, state = inner.run(write.returning, updates)
 
         def project(updates: Updates, nothing: None) -> tuple[Any, None]:
-            old = write.full(params)
-            if self._is_manifold:
-                updates = self._along(old, updates, context)
-            new = self._projected(tree.add(tree.widened(old), updates), context)
+            new = projected(updates)
             change = tree.map_leaves(lambda _, new, old: new - old, (new, old))
             return write.assigning(new)(params, change), nothing
 
         wrote = self.inner.has_updated(state)
         result, _ = run_if(wrote, project, write, params, updates, None)
         return result, state
+
+    def seen_from(
+        self, old: Params, here: Part, updates: Gradients
+    ) -> tuple[Part, Gradients, Callable[[Updates], Params]]:
+        """A step from a point that may be another one than the parameters.
+
+        **Arguments:**
+
+        - `old`: the point.
+        - `here`: this transform with what it sees, and a context.
+        - `updates`: the gradients.
+
+        **Returns:** the inner transform with what it sees, the gradients for it, and a function
+        from its updates to the new point.
+        """
+        context = seen = here.context
+
+        def constrain(params: Params) -> Params:
+            return self._projected(context.constrained(params), context)
+
+        if self._passes_bounds:
+            seen = seen.replace(bounds=self._bounds(old, context))
+        heading = along = None
+        if self._sees_tangent:
+            heading = self._turned(old, updates)
+            along = self._along(old, heading, context)
+            updates, seen = self._turned(old, along), self._tangent_context(old, seen)
+        # What a writer inside moves is not the update of a rule.
+        writers = (isinstance(p.module, AbstractParameterWriter) for p in transforms(self.inner))
+        holds = not self._is_manifold and not any(writers)
+
+        def projected(updates: Updates) -> Params:
+            if self._is_manifold:
+                updates = self._along(old, updates, context)
+            elif heading is not None and holds:
+                updates = _held(updates, heading, along)
+            return self._projected(tree.add(tree.widened(old), updates), context)
+
+        seen = seen.replace(constrain=constrain)
+        return self.inner_part(here._replace(context=seen)), updates, projected
 
     def _bounds(self, params: Params, context: Context) -> tuple[Params, Params]:
         """The bounds of the box, and of those around it. What is not selected has none."""
@@ -182,7 +228,16 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             upper = jax.tree.map(jnp.minimum, upper, context.bounds[1])
         return lower, upper
 
-    def _along(self, params: Params, u: Updates, context: Context | None) -> Updates:
+    def _turned(self, params: Params, u: Updates) -> Updates:
+        """A gradient as a direction of updates, which is against it but where they ascend, or such
+        a direction as a gradient."""
+        leaves, structure = jax.tree.flatten(u)
+        signs = self.inner.signs(params)
+        return structure.unflatten(
+            [x if sign == 1 else -x for x, sign in zip(leaves, signs, strict=True)]
+        )
+
+    def _along(self, params: Params, u: Updates, context: Context) -> Updates:
         """The part of a direction along the set, at the selected leaves."""
         assert isinstance(self.fn, AbstractProjection)
         keep = self._keep(params)
@@ -190,17 +245,18 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         rest = tree.cut(u, tuple(not k for k in keep))
         return tree.merge(jax.tree.structure(params), keep, along, rest)
 
-    def _tangent_context(self, params: Params, context: Context | None) -> Context | None:
+    def _tangent_context(self, params: Params, context: Context) -> Context:
         """The context for rules that evaluate the gradient themselves."""
-        if context is None or not (context.has("grad") or context.has("grad_fn")):
-            return context
         grad, has_grad_fn = context.grad, context.has("grad_fn")
 
+        def along(grad: Updates) -> Updates:
+            return self._turned(params, self._along(params, self._turned(params, grad), context))
+
         def grad_fn(other: Params) -> Updates:
-            return self._along(params, context.gradient(other), context)
+            return along(context.gradient(other))
 
         return context.replace(
-            grad=None if grad is None else self._along(params, grad, context),
+            grad=None if grad is None else along(grad),
             grad_fn=grad_fn if has_grad_fn else None,
         )
 
@@ -242,7 +298,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def children(self, here: Part) -> tuple[Part, ...]:
         inner = self.inner_part(here)
-        if self._is_manifold and here.params is not None:
+        if self._is_manifold and here.params is not None and here.context is not None:
             inner = inner._replace(context=self._tangent_context(here.params, inner.context))
         if not isinstance(self.fn, AbstractProjection):
             return (inner,)
@@ -254,3 +310,19 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def full_params(self, state: Any, params: Params) -> Params:
         return params_to_evaluate(self.inner, state, params, full_precision=True)
+
+
+def _held(updates: Updates, heading: Updates, along: Updates) -> Updates:
+    """The updates without what leads inwards from a boundary that the gradient presses against.
+
+    Rules that divide by a mean of squares would otherwise leave the boundary every few steps, see
+    another gradient there, and end elsewhere.
+    """
+    outward = tree.map_leaves(lambda _, d, t: d - t, (heading, along))
+    size = norm(outward)
+    # In float32 rounding leaves 1e-4 of the gradient.
+    pressed = size > 1e-3 * norm(heading)
+    now = SimpleNamespace(unit=jnp.where(pressed, 1 / jnp.where(pressed, size, 1), 0))
+    normal = tree.map_leaves(lambda now, n: now.unit * n, (outward,), now)
+    now = SimpleNamespace(inwards=jnp.maximum(-tree.inner(updates, normal), 0))
+    return tree.map_leaves(lambda now, u, n: u + now.inwards * n, (updates, normal), now)

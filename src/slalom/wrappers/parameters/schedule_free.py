@@ -20,6 +20,7 @@ from ..._core.fields.declare import (
     hyperparameter_fields,
 )
 from ..._core.fields.schedule import read_number
+from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
@@ -39,6 +40,7 @@ from ...tree.dtypes import as_canonical, canonical_float, storage_dtype
 from ...tree.paths import dotted, leaf_paths, whole
 from ...tree.types import Gradients, Params, Scalar, Updates
 from ...where.resolve import Where, as_where_or_none, mask
+from .project import Project
 
 
 class ScheduleFreeState(eqx.Module):
@@ -165,7 +167,8 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
                     "gradients than those that determine the size of the step. Write it outside: "
                     f"`tx.schedule_free(polyak=True).{method}(...)`."
                 )
-            if isinstance(part.module, AbstractParameterWriter):
+            projects = part.module is self.inner and isinstance(self.inner, Project)
+            if isinstance(part.module, AbstractParameterWriter) and not projects:
                 (method,) = segments(part.module)
                 if method == "outer":
                     raise ValueError(
@@ -204,6 +207,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         return storage_dtype(own, self.state_dtype)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScheduleFreeState]:
+        here = here.with_context()
         state, context = here.state, here.context
         params = self.demand("params", here.params)
         now = self.at(context)
@@ -215,14 +219,22 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             size = float(np.sqrt(np.pi / 2)) * size
             factor = jnp.where(size > 0, gap / jnp.where(size > 0, size, 1), 0)
             rate = rate * factor
-        updates, inner = self.inner_part(here).run(write.returning, updates)
+        part = self.inner_part(here)
+        stepped = None
+        if isinstance(self.inner, Project):
+            part, updates, stepped = self.inner.seen_from(state.z, part, updates)
+        updates, inner = part.run(write.returning, updates)
 
         def advance(updates: Any, old: ScheduleFreeState) -> tuple[Any, ScheduleFreeState]:
             if factor is not None:
                 updates = tree.scale(updates, factor)
             updates = self._decayed(now, updates, rate, write.full(params))
             share, after = self._weighed(now, rate, old)
-            z = tree.map_leaves(lambda _, z, u: z + u, (old.z, updates), like=(old.z,))
+            if stepped is None:
+                z = tree.map_leaves(lambda _, z, u: z + u, (old.z, updates), like=(old.z,))
+            else:
+                z = tree.cast_like(stepped(updates), old.z)
+                updates = tree.map_leaves(lambda _, new, old: new - old, (z, old.z))
             # y moves to (1 − β)·z + β·x without x: x is (y − (1 − β')·z)/β' with the old z = z − u
             # and the β' of the last step. If β = β', this is y + c·(z − y) + (1 − c)·(1 − β)·u.
             b1 = as_canonical(now.b1)
@@ -370,3 +382,13 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
                         else f"Write `{field}=0.0`, or use `sl.schedule_free_adamw`."
                     )
                 )
+
+
+def project(inner: AbstractTransform, fn: Any, where: Any) -> AbstractTransform:
+    """A transform with a projection of the parameters that it steps: z in a `ScheduleFree`."""
+    if isinstance(inner, ScheduleFree):
+        return dataclasses.replace(inner, inner=Project(inner.inner, fn, where))
+    if isinstance(inner, Chain) and isinstance(inner.links[-1], ScheduleFree):
+        *first, last = inner.links
+        return Chain((*first, project(last, fn, where)), inner.names)
+    return Project(inner, fn, where)

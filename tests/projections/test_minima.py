@@ -1,0 +1,108 @@
+"""Minima in a set, under every rule that scales the elements."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+import slalom as sl
+from helpers import sampled
+
+P = sl.projections
+RANDOM = np.random.default_rng(0)
+MIX = RANDOM.normal(size=(4, 4))
+CURVATURE = MIX @ MIX.T + np.diag([0.3, 1.0, 2.0, 4.0])
+CENTER = np.array([1.5, -2.0, 0.8, 2.5])
+NORMAL = np.array([0.3, -1.2, 2.0, 0.7])
+ROWS = {"a": jnp.asarray(NORMAL[:3], jnp.float32), "b": jnp.asarray(NORMAL[3], jnp.float32)}
+
+# Each with the bounds of an entry, and with a function that is at least 0 in the set.
+SETS = {
+    "l2_ball": (P.l2_ball(1.5), None, lambda x: 1.5**2 - x @ x),
+    "l1_ball": (P.l1_ball(1.5), None, lambda x: 1.5 - np.abs(x).sum()),
+    "simplex": (P.simplex(2.0), (0, None), lambda x: 2 - x.sum()),
+    "halfspace": (P.halfspace(ROWS, 0.4), None, lambda x: 0.4 - NORMAL @ x),
+    "linf_ball": (P.linf_ball(0.7), (-0.7, 0.7), None),
+    "non_negative": (P.non_negative(), (0, None), None),
+    "box": (P.box(-0.5, 0.8), (-0.5, 0.8), None),
+    "hypercube": (P.hypercube(0.7), (0, 0.7), None),
+}
+RATE = sl.schedules.cosine_decay(0.05, 1500)
+NAMES = ("adam", "rmsprop", "lion", "adabelief", "nadam", "amsgrad", "adan", "radam", "sgd")
+RULES = {name: getattr(sl, name)(RATE) for name in NAMES} | {
+    "maximized": (sl.Scale(-1.0) | sl.adam(RATE)).maximize(),
+    "average": sl.adam(RATE).average(0.9),
+    "lookahead": sl.adam(RATE).lookahead(5, 0.5),
+    "outer": sl.adam(RATE).outer(sl.sgd(0.7, momentum=0.5, nesterov=True), 5),
+    "schedule_free": sl.schedule_free_sgd(0.05),
+    "clipped schedule_free": sl.ClipByGlobalNorm(10.0) | sl.sgd(0.05).schedule_free(),
+}
+CASES = [(name, rule) for rule in RULES for name in SETS]
+
+
+def loss(x):
+    return 0.5 * (x - CENTER) @ CURVATURE @ (x - CENTER)
+
+
+def minimum(bounds, inside):
+    """The smallest loss in the set, by SLSQP from many points, as |x| has no derivative at 0."""
+    found = [
+        scipy.optimize.minimize(
+            loss,
+            start,
+            method="SLSQP",
+            bounds=[bounds or (None, None)] * 4,
+            constraints=[] if inside is None else {"type": "ineq", "fun": inside},
+            options={"ftol": 1e-14, "maxiter": 1000},
+        )
+        for start in RANDOM.normal(size=(10, 4))
+    ]
+    return min(result.fun for result in found if inside is None or inside(result.x) > -1e-9)
+
+
+def as_vector(m):
+    return np.append(m["a"], m["b"]).astype(np.float64)
+
+
+@pytest.mark.parametrize("case", sampled(CASES, ("l2_ball", "rmsprop")))
+def test_steps_end_at_the_minimum_in_the_set(case):
+    """The model ends there, and what is evaluated too; both are in the set."""
+    name, rule = case
+    onto, bounds, inside = SETS[name]
+
+    def of_tree(m):
+        apart = jnp.append(m["a"], m["b"]) - CENTER.astype("f4")
+        return 0.5 * apart @ CURVATURE.astype("f4") @ apart
+
+    model = {"a": jnp.full(3, 0.1), "b": jnp.array(0.1)}
+    opt = sl.Optimizer(RULES[rule].project(onto), model)
+    model, opt, _ = sl.train_step(of_tree).scan(model, opt, length=1500)
+    expected = minimum(bounds, inside)
+    for m in (model, opt.eval_params(model)):
+        np.testing.assert_allclose(as_vector(m), as_vector(onto(m)), atol=1e-5)
+        assert loss(as_vector(m)) == pytest.approx(expected, abs=2e-3 * (1 + abs(expected)))
+
+
+MATRICES = {
+    "psd": P.psd(),
+    "l1_sphere": P.l1_sphere(2.0),
+    "sphere": P.sphere(),
+    "l2_sphere": P.l2_sphere(2.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MATRICES)
+def test_nothing_of_the_gradient_is_along_the_set_at_the_end(name):
+    onto = MATRICES[name]
+    center = jnp.asarray(RANDOM.normal(size=(3, 3)), jnp.float32)
+    weights = jnp.linspace(0.5, 2, 9).reshape(3, 3)
+    value = lambda x: jnp.sum(weights * (x - center) ** 2)  # noqa: E731
+    for tx in (sl.adam(RATE), sl.rmsprop(RATE), sl.lion(RATE)):
+        model = onto(jnp.eye(3) + 0.3)
+        model, *_ = sl.train_step(value).scan(
+            model, sl.Optimizer(tx.project(onto), model), length=1500
+        )
+        along = onto.along(model, -jax.grad(value)(model))
+        assert jnp.linalg.norm(along) < 5e-3 * jnp.linalg.norm(jax.grad(value)(model))

@@ -179,7 +179,7 @@ GROUPS = {
     ],
     "float32": [Case("poisson", "sl.levenberg_marquardt()", steps=660, x64=False)],
     "broyden": [
-        Case("poisson", f'sl.ss_broyden("{family}")', steps=2000, adam=1000)
+        Case("poisson", f'sl.contrib.ss_broyden("{family}")', steps=2000, adam=1000)
         for family in ("broyden", "plain")
     ],
     "burgers": [

@@ -319,14 +319,16 @@ ROWS = {
     "ScaleByAdan": Row(sl.ScaleByAdan(), adan, {"m": 1, "v": 1, "n": 2, "g": 1}),
     "ScaleByAdemamix": Row(sl.ScaleByAdemamix(), ademamix, {"m1": 1, "m2": 1, "nu": 2}),
     "ScaleBySimplifiedAdemamix": Row(
-        sl.ScaleBySimplifiedAdemamix(alpha=2.0), simplified_ademamix, MOMENTS
+        sl.contrib.ScaleBySimplifiedAdemamix(alpha=2.0), simplified_ademamix, MOMENTS
     ),
     "ScaleByAdopt": Row(sl.ScaleByAdopt(), adopt, {"mu": 0, "nu": 2}),
-    "ScaleByLaprop": Row(sl.ScaleByLaprop(), laprop, {"mu": 0, "nu": 2}),
-    "ScaleByMars": Row(sl.ScaleByMars(), mars, {**MOMENTS, "previous_gradient": 1}, largest=1e18),
+    "ScaleByLaprop": Row(sl.contrib.ScaleByLaprop(), laprop, {"mu": 0, "nu": 2}),
+    "ScaleByMars": Row(
+        sl.contrib.ScaleByMars(), mars, {**MOMENTS, "previous_gradient": 1}, largest=1e18
+    ),
     "ScaleByStableAdam": Row(sl.ScaleByStableAdam(weight_decay=0.1), stable_adam, MOMENTS),
-    "ScaleByAdamMini": Row(sl.ScaleByAdamMini(), adam_mini, MOMENTS),
-    "ScaleByAcprop": Row(sl.ScaleByAcprop(), acprop, MOMENTS),
+    "ScaleByAdamMini": Row(sl.contrib.ScaleByAdamMini(), adam_mini, MOMENTS),
+    "ScaleByAcprop": Row(sl.contrib.ScaleByAcprop(), acprop, MOMENTS),
     "ScaleByFactoredRms": Row(sl.ScaleByFactoredRms(), factored, {"nu": 2}, least=1e-30),
     "ScaleByFactoredRms, factored": Row(
         sl.ScaleByFactoredRms(min_dim_size_to_factor=2), factored, {"nu": 2}, least=1e-30
@@ -358,7 +360,7 @@ ROWS = {
     "AddDecayedWeights": Row(sl.AddDecayedWeights(0.1), decayed),
     "SubtractDecayedWeights": Row(sl.SubtractDecayedWeights(0.1), subtracted),
     "ScaleByLearningRateWithCorrectedDecay": Row(
-        sl.ScaleByLearningRateWithCorrectedDecay(0.1, 0.2, weight_decay=0.1), corrected
+        sl.contrib.ScaleByLearningRateWithCorrectedDecay(0.1, 0.2, weight_decay=0.1), corrected
     ),
     "Scale": Row(sl.Scale(-0.1), scaled),
     "Average": Row(sl.Scale(0.0).average(0.999), average, {"average": 0}),

@@ -89,10 +89,10 @@ ROWS: Mapping[str, Row] = {
     "Lion": Row(lambda: sl.lion(1e-4), lambda: optax.lion(1e-4), limit=20, target=2.4),
     "AdEMAMix": Row(lambda: sl.ademamix(1e-3), lambda: contrib.ademamix(1e-3), 36, 0.97),
     "ADOPT": Row(lambda: sl.adopt(1e-3), lambda: contrib.adopt(1e-3), limit=28, target=1.1),
-    "MADGRAD": Row(lambda: sl.madgrad(1e-3), lambda: contrib.madgrad(1e-3), 32, 0.97),
+    "MADGRAD": Row(lambda: sl.contrib.madgrad(1e-3), lambda: contrib.madgrad(1e-3), 32, 0.97),
     # Every tenth step makes an estimate: it reads and writes one more array.
     "Sophia": Row(
-        lambda: sl.sophia(1e-3),
+        lambda: sl.contrib.sophia(1e-3),
         lambda: contrib.sophia(1e-3),
         limit=24 + 8 / 10,
         target=2,

@@ -62,11 +62,12 @@ class Method:
 
     @property
     def title(self) -> str:
-        return f"sl.{self.rule}" + (" with .transfer" if self.factors else "")
+        return f"sl.{self.rule}" + (" with transfer" if self.factors else "")
 
     @property
     def cell(self) -> str:
-        return f"`sl.{self.rule}(...).transfer(...)`" if self.factors else f"`sl.{self.rule}`"
+        plain = f"sl.{self.rule}"
+        return f"`sl.contrib.transfer({plain}(...), ...)`" if self.factors else f"`{plain}`"
 
 
 def methods(rules: Sequence[str]) -> list[Method]:
@@ -79,7 +80,7 @@ def transform(method: Method, width: int, learning_rate: Any) -> sl.AbstractTran
     if not method.factors:
         return tx
     shapes = [eqx.filter_eval_shape(network, n, jax.random.key(0)) for n in (width, WIDTHS[0])]
-    return tx.transfer(*shapes)
+    return sl.contrib.transfer(tx, *shapes)
 
 
 def task(width: int) -> Task:

@@ -269,7 +269,7 @@ def residual_of_any(params, x):
 def known(params, grads):
     """The optional arguments of `opt.step`; few rules look at them."""
     residuals = sl.LeastSquares(residual_of_any).on(jnp.linspace(0.5, 1, 3))
-    # The row of `sl.QKClip` reads arrays of this shape as queries and keys.
+    # The row of `sl.contrib.QKClip` reads arrays of this shape as queries and keys.
     layers = sum(np.shape(x) == (2, 3) for x in jax.tree.leaves(params))
     return {
         "value": loss_of_any(params),
@@ -294,3 +294,8 @@ def kernels(tx, shapes):
     bodies = re.findall(r"^%fused_computation.*?^}", text, re.MULTILINE | re.DOTALL)
     names = r", metadata=\{.*?\}|%[\w.-]+|[\w.]+:|/\*.*?\*/"
     return len({re.sub(names, "", body) for body in bodies})
+
+
+def public(name, *default):
+    """What has this name in `sl` or in `sl.contrib`."""
+    return getattr(sl if name in vars(sl) else sl.contrib, name, *default)

@@ -31,7 +31,8 @@ class Recipe:
         """The optimizer with this learning rate."""
         make = name if self.make is None else self.make
         if isinstance(make, str):
-            return getattr(sl, make)(learning_rate, **self.options)
+            home = sl if hasattr(sl, make) else sl.contrib
+            return getattr(home, make)(learning_rate, **self.options)
         return make(learning_rate)
 
     def learning_rates(self, number: int, factor: float) -> np.ndarray:
@@ -60,7 +61,7 @@ def ada_muon(rate: Any) -> sl.AbstractTransform:
 
 
 def mars_m(rate: Any) -> sl.AbstractTransform:
-    mean = sl.CorrectByMars() | sl.Ema(0.95, debias=False)
+    mean = sl.contrib.CorrectByMars() | sl.Ema(0.95, debias=False)
     return matrices(mean | sl.Orthogonalize(scale="match_rms_adamw"), rate, rate)
 
 
@@ -91,10 +92,10 @@ RECIPES: dict[str, Recipe] = {
     "adan": Recipe(0.03),
     "mars": Recipe(1e-2),
     "adopt": Recipe(1e-2),
-    "dion": Recipe(0.02, lambda rate: sl.dion(rate, adam_learning_rate=rate)),
+    "dion": Recipe(0.02, lambda rate: sl.contrib.dion(rate, adam_learning_rate=rate)),
     "AdaMuon": Recipe(1e-2, ada_muon),
     "MARS-M": Recipe(1e-2, mars_m),
     "Aurora": Recipe(0.02, aurora),
     # Its learning rates are about twice those of Adam times the width, here 32 to 64.
-    "SPlus": Recipe(0.16, lambda rate: matrices(sl.ScaleBySplus(), rate, rate / 64)),
+    "SPlus": Recipe(0.16, lambda rate: matrices(sl.contrib.ScaleBySplus(), rate, rate / 64)),
 }

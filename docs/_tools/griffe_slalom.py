@@ -33,6 +33,7 @@ REFERENCE = re.compile(r"as\s+in\s+`([\w.]+)`\.\s*(.*)", re.DOTALL)
 MODULES = (
     "checkpoint",
     "combine",
+    "contrib",
     "fields",
     "interop",
     "projections",
@@ -213,10 +214,11 @@ def _explained(text: str) -> dict[str, str]:
 
 
 def _text_of(name: str) -> str:
-    """The docstring of `ScaleByAdam`, `tx.schedule_free` or `sl.where.matrix`."""
+    """The docstring of `ScaleByAdam`, `tx.schedule_free`, `sl.where.matrix` or of a name in
+    `sl.contrib`."""
     value: Any = slalom.AbstractTransform if name.startswith("tx.") else slalom
     for part in name.removeprefix("tx.").removeprefix("sl.").split("."):
-        value = getattr(value, part)
+        value = getattr(value, part, None) or getattr(slalom.contrib, part)
     text = inspect.getdoc(value) or ""
     return text if "**Arguments:**" in text else inspect.getdoc(value.__init__) or ""
 

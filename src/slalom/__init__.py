@@ -23,6 +23,7 @@ with _checked:
         checkpoint as checkpoint,
         codecs as codecs,
         combine as combine,
+        contrib as contrib,
         fields as fields,
         interop as interop,
         projections as projections,
@@ -69,7 +70,6 @@ with _checked:
     from ._loop.tools.sweep_result import SweepResult as SweepResult
     from ._loop.training.keep_best import KeepBest as KeepBest
     from ._loop.training.train_step import train_step as train_step
-    from .rules.adaptive.acprop import ScaleByAcprop as ScaleByAcprop, acprop as acprop
     from .rules.adaptive.adam import (
         ScaleByAdam as ScaleByAdam,
         adam as adam,
@@ -77,7 +77,6 @@ with _checked:
         nadam as nadam,
         nadamw as nadamw,
     )
-    from .rules.adaptive.adam_mini import ScaleByAdamMini as ScaleByAdamMini, adam_mini as adam_mini
     from .rules.adaptive.adam_variants import (
         ScaleByBelief as ScaleByBelief,
         ScaleByRadam as ScaleByRadam,
@@ -91,25 +90,10 @@ with _checked:
         adamax as adamax,
         adamaxw as adamaxw,
     )
-    from .rules.adaptive.adamc import (
-        ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
-        adamc as adamc,
-    )
     from .rules.adaptive.adan import ScaleByAdan as ScaleByAdan, adan as adan
-    from .rules.adaptive.ademamix import (
-        ScaleByAdemamix as ScaleByAdemamix,
-        ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
-        ademamix as ademamix,
-        simplified_ademamix as simplified_ademamix,
-    )
+    from .rules.adaptive.ademamix import ScaleByAdemamix as ScaleByAdemamix, ademamix as ademamix
     from .rules.adaptive.adopt import ScaleByAdopt as ScaleByAdopt, adopt as adopt
     from .rules.adaptive.amsgrad import ScaleByAmsgrad as ScaleByAmsgrad, amsgrad as amsgrad
-    from .rules.adaptive.laprop import ScaleByLaprop as ScaleByLaprop, laprop as laprop
-    from .rules.adaptive.mars import (
-        CorrectByMars as CorrectByMars,
-        ScaleByMars as ScaleByMars,
-        mars as mars,
-    )
     from .rules.adaptive.novograd import ScaleByNovograd as ScaleByNovograd, novograd as novograd
     from .rules.adaptive.optimistic import (
         ScaleByOptimisticGradient as ScaleByOptimisticGradient,
@@ -129,22 +113,16 @@ with _checked:
         lamb as lamb,
         lars as lars,
     )
-    from .rules.curvature.broyden import (
-        ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
-        ss_broyden as ss_broyden,
-    )
     from .rules.curvature.gauss_newton import (
         ScaleByGaussNewton as ScaleByGaussNewton,
         gauss_newton as gauss_newton,
         natural_gradient as natural_gradient,
     )
-    from .rules.curvature.ivon import ScaleByIvon as ScaleByIvon, ivon as ivon
     from .rules.curvature.lbfgs import ScaleByLbfgs as ScaleByLbfgs, lbfgs as lbfgs
     from .rules.curvature.levenberg_marquardt import (
         ScaleByLevenbergMarquardt as ScaleByLevenbergMarquardt,
         levenberg_marquardt as levenberg_marquardt,
     )
-    from .rules.curvature.sophia import ScaleBySophia as ScaleBySophia, sophia as sophia
     from .rules.linesearch.backtracking import (
         ScaleByBacktrackingLinesearch as ScaleByBacktrackingLinesearch,
     )
@@ -159,10 +137,6 @@ with _checked:
         rmsprop as rmsprop,
     )
     from .rules.low_memory.sm3 import ScaleBySm3 as ScaleBySm3, sm3 as sm3
-    from .rules.matrices.apollo import ScaleByApollo as ScaleByApollo, apollo as apollo
-    from .rules.matrices.dion import ScaleByDion as ScaleByDion, dion as dion
-    from .rules.matrices.galore import ScaleByGalore as ScaleByGalore, galore as galore
-    from .rules.matrices.kl_soap import ScaleByKlSoap as ScaleByKlSoap
     from .rules.matrices.kron import ScaleByKron as ScaleByKron, kron as kron
     from .rules.matrices.matrix_norms import (
         NormalizeColumns as NormalizeColumns,
@@ -172,15 +146,8 @@ with _checked:
         scion as scion,
     )
     from .rules.matrices.orthogonalize import Orthogonalize as Orthogonalize, muon as muon
-    from .rules.matrices.qk_clip import QKClip as QKClip
-    from .rules.matrices.radius import (
-        PinRadius as PinRadius,
-        RadialBrake as RadialBrake,
-        UpdateFloor as UpdateFloor,
-    )
     from .rules.matrices.shampoo import ScaleByShampoo as ScaleByShampoo, shampoo as shampoo
     from .rules.matrices.soap import ScaleBySoap as ScaleBySoap, soap as soap
-    from .rules.matrices.splus import ScaleBySplus as ScaleBySplus
     from .rules.matrices.unitwise import (
         AdaptiveGradClip as AdaptiveGradClip,
         UnitwiseClip as UnitwiseClip,
@@ -192,10 +159,6 @@ with _checked:
         Snapshot as Snapshot,
     )
     from .rules.measuring.noise import AddNoise as AddNoise, noisy_sgd as noisy_sgd
-    from .rules.measuring.noise_scale import (
-        MeasureGradientNoise as MeasureGradientNoise,
-        gradient_noise_scale as gradient_noise_scale,
-    )
     from .rules.measuring.private_gradients import (
         DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
         PerExampleGlobalNormClip as PerExampleGlobalNormClip,
@@ -209,7 +172,6 @@ with _checked:
         adagrad as adagrad,
     )
     from .rules.momentum.apply_every import ApplyEvery as ApplyEvery
-    from .rules.momentum.madgrad import ScaleByMadgrad as ScaleByMadgrad, madgrad as madgrad
     from .rules.momentum.momentum import Ema as Ema, Trace as Trace, sgd as sgd
     from .rules.momentum.rprop import ScaleByRprop as ScaleByRprop, rprop as rprop
     from .rules.momentum.sign import (
@@ -219,25 +181,8 @@ with _checked:
         sign_sgd as sign_sgd,
         signum as signum,
     )
-    from .rules.rate_factors import layerwise_decay as layerwise_decay, mup as mup
-    from .rules.rate_free.cocob import ScaleByCocob as ScaleByCocob, cocob as cocob
-    from .rules.rate_free.dadapt import (
-        ScaleByDAdaptAdam as ScaleByDAdaptAdam,
-        dadapt_adamw as dadapt_adamw,
-    )
-    from .rules.rate_free.dog import (
-        ScaleByDog as ScaleByDog,
-        ScaleByDowg as ScaleByDowg,
-        dog as dog,
-        dowg as dowg,
-    )
+    from .rules.rate_free.dog import ScaleByDog as ScaleByDog, dog as dog
     from .rules.rate_free.l_dog import ScaleByDistanceOverGradients as ScaleByDistanceOverGradients
-    from .rules.rate_free.momo import (
-        ScaleByMomo as ScaleByMomo,
-        ScaleByMomoAdam as ScaleByMomoAdam,
-        momo as momo,
-        momo_adam as momo_adam,
-    )
     from .rules.rate_free.polyak import ScaleByPolyak as ScaleByPolyak, polyak_sgd as polyak_sgd
     from .rules.rate_free.prodigy import ScaleByProdigy as ScaleByProdigy, prodigy as prodigy
     from .rules.rate_free.schedule_free import (
@@ -291,6 +236,7 @@ if not _TYPE_CHECKING:  # to a type checker it would mean that every name is the
     checkpoint.__getattr__ = _absent(f"{__name__}.checkpoint")
     combine.__getattr__ = _absent(f"{__name__}.combine")
     codecs.__getattr__ = _absent(f"{__name__}.codecs")
+    contrib.__getattr__ = _absent(f"{__name__}.contrib")
     fields.__getattr__ = _absent(f"{__name__}.fields")
     interop.__getattr__ = _absent(f"{__name__}.interop")
     projections.__getattr__ = _absent(f"{__name__}.projections")

@@ -126,7 +126,7 @@ def test_systems_and_matrices_of_p_by_p_are_planned():
     assert sl.plan(sl.gauss_newton(form="residuals"), shapes, mesh).system == 0
     in_a_part = sl.sgd(0.1).partition({sl.where.path("w"): sl.levenberg_marquardt()})
     assert sl.plan(in_a_part, shapes, mesh).system == 4 * 32**2
-    broyden = sl.ScaleBySelfScaledBroyden() | sl.Scale(-0.1)
+    broyden = sl.contrib.ScaleBySelfScaledBroyden() | sl.Scale(-0.1)
     # Both have two more copies of the parameters, and some numbers.
     matrix = sl.plan(broyden, shapes, mesh).state - sl.plan(ADAM, shapes, mesh).state
     assert matrix == pytest.approx(square, abs=50)

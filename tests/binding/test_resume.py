@@ -52,7 +52,7 @@ def steps(step, model, opt, start):
     """The model and the optimizer after each step."""
     history = []
     for n in range(start, STEPS):
-        logits = jnp.full((1, 1), 150.0 + n)  # which only `sl.QKClip` reads
+        logits = jnp.full((1, 1), 150.0 + n)  # which only `sl.contrib.QKClip` reads
         model, opt, _ = step(model, opt, batch(n), context={"max_logits": logits})
         history.append((model, opt))
     return history

@@ -49,10 +49,10 @@ RULES = {
     "adan": sl.adan(1e-3),
     "clip, adan": clip | sl.adan(1e-3),
     "ademamix": sl.ademamix(1e-3),
-    "simplified_ademamix": sl.simplified_ademamix(1e-3, alpha=2.0),
+    "simplified_ademamix": sl.contrib.simplified_ademamix(1e-3, alpha=2.0),
     "adopt": sl.adopt(1e-3),
-    "laprop": sl.laprop(1e-3),
-    "madgrad": sl.madgrad(1e-3),
+    "laprop": sl.contrib.laprop(1e-3),
+    "madgrad": sl.contrib.madgrad(1e-3),
     "adadelta": sl.ScaleByAdadelta() | sl.Scale(-1.0),
     "rprop": sl.rprop(1e-3),
     "adafactor, whole": sl.adafactor(1e-3, factored=False),
@@ -184,7 +184,7 @@ def test_no_mean_is_copied_that_is_stored_in_half_precision():
 
 @pytest.mark.parametrize("store", sampled([None, "bfloat16"], "bfloat16"))
 def test_no_state_is_copied_that_is_measured_before_it_is_written(store):
-    tx = sl.ScaleByDAdaptAdam()
+    tx = sl.contrib.ScaleByDAdaptAdam()
     text = compiled(tx.store(store) if store else tx).as_text()
     copied = re.findall(r"= (\S+) copy\(", text)
     assert not any(",".join(map(str, SHAPE)) in kind for kind in copied)

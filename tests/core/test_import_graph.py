@@ -35,11 +35,12 @@ LAYERS = [
     "_loop.training",
     "checkpoint",
     "interop",
+    "contrib",
     "__init__",
 ]
 
 
-# The same inside `rules`. Below the rooms is `_layout`, and above them what needs all of them.
+# The same inside `rules`. Below the rooms is `_layout`, and above them nothing.
 ROOMS = [
     "_layout",
     "shaping",
@@ -51,7 +52,6 @@ ROOMS = [
     "linesearch",
     "curvature",
     "matrices",
-    "rate_factors",
     "__init__",
 ]
 
@@ -220,7 +220,7 @@ def test_no_module_has_the_name_of_what_its_package_shows():
 
 PUBLIC = (
     *(sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint, sl.codecs, sl.fields),
-    sl.wrappers,
+    *(sl.contrib, sl.wrappers),
 )
 
 

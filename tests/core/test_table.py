@@ -26,7 +26,7 @@ MIXED = (jnp.bfloat16, jnp.float32, jnp.float16)
 def test_no_public_transform_is_missing_from_the_table():
     public = {
         name
-        for name, value in vars(sl).items()
+        for name, value in (vars(sl) | vars(sl.contrib)).items()
         if isinstance(value, type)
         and issubclass(value, sl.AbstractTransform)
         and not name.startswith("Abstract")

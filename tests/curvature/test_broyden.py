@@ -16,7 +16,7 @@ SCALED = [[0.347080, 0.065879], [0.065879, 0.093353]]
 
 def walk(family, steps):
     """Matrices, positions and differences after steps of 0.9 times the exact length."""
-    tx, x = sl.ScaleBySelfScaledBroyden(family), jnp.ones(2)
+    tx, x = sl.contrib.ScaleBySelfScaledBroyden(family), jnp.ones(2)
     update, diagonal = jax.jit(tx.update), jnp.asarray(DIAGONAL)
     direction, state = update(diagonal * x, tx.init(x), x)
     found = []
@@ -49,7 +49,7 @@ def test_the_matrix_is_positive_definite_and_solves_the_secant_equation(x64, fam
 @pytest.mark.slow
 def test_a_step_that_stood_still_forgets_the_matrix():
     params = {"x": jnp.ones(2), "z": jnp.array(1.0 + 2.0j)}
-    tx = sl.ScaleBySelfScaledBroyden()
+    tx = sl.contrib.ScaleBySelfScaledBroyden()
     grads = jax.tree.map(lambda x: 0.1 * x, params)
     _, state = tx.update(grads, tx.init(params), params)
     moved = jax.tree.map(lambda x: 0.9 * x, params)

@@ -9,7 +9,7 @@ import pytest
 import slalom as sl
 from helpers import SLOW, slow_except
 from slalom._core.engine.encoded import decoded
-from slalom.rules.curvature.ivon import ScaleByIvonState
+from slalom.contrib._ivon import ScaleByIvonState
 
 
 # With the normal numbers 1 and −0.5, in float64, of the authors' code at f = θ², θ₀ = 1.
@@ -24,7 +24,7 @@ def test_two_steps_are_those_of_the_authors(b2, thetas, hessians, monkeypatch):
     drawn = []
     monkeypatch.setattr(jax.random, "normal", lambda key, shape, dtype: jnp.full(shape, drawn[-1]))
     model = jnp.ones(())
-    opt = sl.Optimizer(sl.ivon(0.1, 100, b2=b2), model)
+    opt = sl.Optimizer(sl.contrib.ivon(0.1, 100, b2=b2), model)
     for xi, theta, hessian in zip((1.0, -0.5), thetas, hessians, strict=True):
         drawn.append(xi)
         # Not compiled, since a compiled step would keep the first number.
@@ -54,7 +54,7 @@ def test_the_posterior_of_a_linear_regression_is_the_closed_form():
     variance = 1 / np.diag(precision)
 
     rate = sl.schedules.cosine_decay(0.05, 4000)
-    tx = sl.ivon(rate, n, b2=0.999, hessian_init=1.0, weight_decay=weight_decay)
+    tx = sl.contrib.ivon(rate, n, b2=0.999, hessian_init=1.0, weight_decay=weight_decay)
     model = {"w": jnp.zeros(3), "b": jnp.zeros(())}
     data = {"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.float32)}
     step, opt = sl.train_step(loss_fn), sl.Optimizer(tx, model)
@@ -79,7 +79,7 @@ def test_a_step_takes_one_gradient_at_the_sample_and_returns_the_loss_there():
         return jnp.sum((model["w"] - 3) ** 2)
 
     model = {"w": jnp.ones(3), "n": 2}
-    tx = (sl.ClipByGlobalNorm(5.0) | sl.ivon(0.1, 10, b2=0.9)).only(sl.where.path("w"))
+    tx = (sl.ClipByGlobalNorm(5.0) | sl.contrib.ivon(0.1, 10, b2=0.9)).only(sl.where.path("w"))
     opt = sl.Optimizer(tx, model)
     at = opt.sample_params(model)
     assert at["n"] == 2
@@ -117,7 +117,7 @@ def test_the_step_sees_the_noise_of_the_sample(wrap, steps, rtol):
     if wrap(sl.sgd(1.0)).__class__.__name__ == "SplitComplex":
         start = start.astype(jnp.complex64)
     model = {"w": start, "b": jnp.zeros(())}
-    tx = wrap(sl.ScaleByIvon(10.0, b2=0.0) | sl.ScaleByLearningRate(0.1))
+    tx = wrap(sl.contrib.ScaleByIvon(10.0, b2=0.0) | sl.ScaleByLearningRate(0.1))
     opt = sl.Optimizer(tx, model)
     first = np.asarray(opt.sample_params(model)["w"])
     # The gradient is the noise ε, so the estimate of the curvature is ε²·λ·(h₀ + δ) = ξ².
@@ -155,13 +155,13 @@ def sampled(opt):
 
 @pytest.mark.parametrize("name", slow_except(SKIPPING, "if_finite"))
 def test_a_skipped_step_draws_another_sample_and_a_window_keeps_its_own(name):
-    skip, rule = SKIPPING[name], sl.ivon(0.1, 10.0)
+    skip, rule = SKIPPING[name], sl.contrib.ivon(0.1, 10.0)
     model, good = jnp.zeros(3), jnp.ones(3)
     opt = sl.Optimizer(skip(rule).store("int8"), model)
     _, after = opt.step(model, jnp.nan * good)
     assert sampled(after) != sampled(opt)
     _, after = after.step(model, good)
-    assert int(after.state_of(sl.ScaleByIvon).age) == 1
+    assert int(after.state_of(sl.contrib.ScaleByIvon).age) == 1
 
     # The window ends with the second good mini-batch.
     own = name == "every_k"
@@ -180,7 +180,7 @@ def test_all_wrappers_that_skip_draw_another_sample():
     tested = {type(wrap(sl.sgd(0.1))) for wrap in SKIPPING.values()}
     assert {cls for cls in paced if cls.__module__.startswith("slalom.")} <= tested
     # A step that passes the gradients on is skipped by the rule.
-    tx, params = sl.ScaleByIvon(10.0).when(is_finite), jnp.zeros(3)
+    tx, params = sl.contrib.ScaleByIvon(10.0).when(is_finite), jnp.zeros(3)
     state = tx.init(params)
     _, after = tx.update(jnp.nan * params, state, params, sl.Context(step=0))
     assert (after.inner.key != state.inner.key).any()

@@ -44,7 +44,11 @@ def test_self_scaled_broyden_is_a_fifth_of_bfgs(x64):
     for seed in range(3):
         loss_fn, batch, model = small_poisson(seed)
         losses = [
-            float(sl.minimize(loss_fn, sl.ss_broyden(family), model, batch, max_steps=500).loss)
+            float(
+                sl.minimize(
+                    loss_fn, sl.contrib.ss_broyden(family), model, batch, max_steps=500
+                ).loss
+            )
             for family in ("broyden", "plain")
         ]
         ratios.append(losses[0] / losses[1])

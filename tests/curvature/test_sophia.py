@@ -46,7 +46,9 @@ def by_the_book(w, steps, rate, b1=0.965, b2=0.99, gamma=0.01, eps=1e-8, every=1
 
 def test_steps_are_those_of_the_textbook():
     # The estimate v·(H·v) of a diagonal Hessian is exact.
-    tx = sl.ScaleBySophia(b2=0.5, gamma=2.0, update_interval=2) | sl.ScaleByLearningRate(0.1)
+    tx = sl.contrib.ScaleBySophia(b2=0.5, gamma=2.0, update_interval=2) | sl.ScaleByLearningRate(
+        0.1
+    )
     step, w, opt = sl.train_step(quadratic), START, sl.Optimizer(tx, START)
     for _ in range(5):
         w, opt, _ = step(w, opt)
@@ -59,7 +61,7 @@ def test_steps_are_those_of_the_textbook():
 @pytest.mark.parametrize("microbatches", [None, 2])
 def test_gauss_newton_bartlett_is_the_squared_gradient_times_the_number_of_labels(microbatches):
     model = {"w": jnp.arange(6.0).reshape(2, 3)}
-    tx = sl.sophia(0.1, b2=0.0, estimator="gauss_newton_bartlett", weight_decay=0.0)
+    tx = sl.contrib.sophia(0.1, b2=0.0, estimator="gauss_newton_bartlett", weight_decay=0.0)
     step = sl.train_step(
         cross_entropy, sampled_loss_fn=given_labels, microbatches=microbatches, donate=False
     )
@@ -81,7 +83,7 @@ def test_the_estimate_of_drawn_labels_is_the_diagonal_of_gauss_newton_on_average
     expected = jnp.einsum("bi,bj->ij", X**2, probs * (1 - probs)) / 4
     np.testing.assert_allclose(mean, expected, rtol=0.05)
     # And it is what a step takes, with labels of its own in each estimate.
-    tx = sl.ScaleBySophia(b2=0.0, update_interval=1, estimator="gauss_newton_bartlett")
+    tx = sl.contrib.ScaleBySophia(b2=0.0, update_interval=1, estimator="gauss_newton_bartlett")
     tx = tx | sl.ScaleByLearningRate(0.0)
     step = sl.train_step(cross_entropy, sampled_loss_fn=sampled)
     opt, seen = sl.Optimizer(tx, model), []
@@ -97,7 +99,9 @@ def test_each_group_of_a_partition_has_the_hessian_of_its_own_parameters():
         return model["a"] ** 2 * model["b"] ** 3
 
     model = {"a": jnp.array(2.0), "b": jnp.array(3.0)}
-    tx = sl.sophia(0.1, b2=0.0).partition({sl.where.path("a"): sl.sophia(0.1, b2=0.0)})
+    tx = sl.contrib.sophia(0.1, b2=0.0).partition(
+        {sl.where.path("a"): sl.contrib.sophia(0.1, b2=0.0)}
+    )
     _, opt, _ = sl.train_step(loss_fn)(model, sl.Optimizer(tx, model))
     first, rest = opt.state.groups
     assert first[0].hessian["a"] == 2 * 27
@@ -109,7 +113,9 @@ def test_steps_between_estimates_compute_nothing_of_them():
     def loss_fn(w):
         return jnp.sum(jnp.tanh(w) ** 2)
 
-    text = sl.train_step(loss_fn).lower(START, sl.Optimizer(sl.sophia(0.1), START)).as_text()
+    text = (
+        sl.train_step(loss_fn).lower(START, sl.Optimizer(sl.contrib.sophia(0.1), START)).as_text()
+    )
     outside, *_ = text.partition("stablehlo.case")
     assert outside.count("stablehlo.tanh") == 1
     assert text.count("stablehlo.tanh") > 1
@@ -118,19 +124,19 @@ def test_steps_between_estimates_compute_nothing_of_them():
 
 def test_complex_parameters_are_refused_or_split():
     with pytest.raises(TypeError, match=r"but 'z' is complex64. Write `tx\.split_complex\(\)`"):
-        sl.Optimizer(sl.sophia(0.1), {"z": jnp.ones(2, jnp.complex64)})
+        sl.Optimizer(sl.contrib.sophia(0.1), {"z": jnp.ones(2, jnp.complex64)})
     z = jnp.array([1 + 2j])
-    opt = sl.Optimizer(sl.sophia(0.1, b2=0.0).split_complex(), z)
+    opt = sl.Optimizer(sl.contrib.sophia(0.1, b2=0.0).split_complex(), z)
     step = sl.train_step(lambda z: jnp.sum(z.real**2 + 3 * z.imag**2))
     _, opt, _ = step(z, opt)
     assert (opt.state[0].hessian.real, opt.state[0].hessian.imag) == (2, 6)
 
 
 def test_what_is_missing_is_asked_for():
-    opt = sl.Optimizer(sl.sophia(0.1), START)
+    opt = sl.Optimizer(sl.contrib.sophia(0.1), START)
     with pytest.raises(TypeError, match=r"needs 'grad_fn'.*value_fn=fn"):
         opt.step(START, START)
-    opt = sl.Optimizer(sl.sophia(0.1, estimator="gauss_newton_bartlett"), START)
+    opt = sl.Optimizer(sl.contrib.sophia(0.1, estimator="gauss_newton_bartlett"), START)
     with pytest.raises(TypeError, match=r"needs 'sampled_grad_fn'.*sampled_loss_fn=fn"):
         sl.train_step(quadratic)(START, opt)
     with pytest.raises(TypeError, match=r"`sampled_loss_fn` must return a pair.*number of them"):
@@ -139,7 +145,7 @@ def test_what_is_missing_is_asked_for():
         opt.step(START, START, sampled_grad_fn=lambda w, key: w)
     with pytest.raises(TypeError, match="sampled_loss_fn must be a function of the model"):
         sl.train_step(quadratic, sampled_loss_fn=3)
-    tx = sl.ScaleBySophia()
+    tx = sl.contrib.ScaleBySophia()
     with pytest.raises(TypeError, match="ScaleBySophia needs 'grad_fn'"):
         tx.update(START, tx.init(START), START, sl.Context(step=0))
 
@@ -149,14 +155,14 @@ def test_a_scaled_loss_does_not_change_the_estimate():
     # In steps that scale the loss, and by hand.
     for estimator in ("hutchinson", "gauss_newton_bartlett"):
         model = {"w": jnp.arange(6.0).reshape(2, 3)}
-        tx = sl.sophia(0.1, b2=0.0, estimator=estimator)
+        tx = sl.contrib.sophia(0.1, b2=0.0, estimator=estimator)
         step = sl.train_step(cross_entropy, sampled_loss_fn=given_labels, donate=False)
         plain, opt, _ = step(model, sl.Optimizer(tx, model), X, LABELS)
         new, scaled, _ = step(model, sl.Optimizer(tx.scale_loss(2.0**10), model), X, LABELS)
         estimates = opt.state[0].hessian["w"], scaled.state.inner[0].hessian["w"]
         np.testing.assert_allclose(*estimates, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(new["w"], plain["w"], rtol=1e-5)
-    opt = sl.Optimizer(sl.sophia(0.1, b2=0.0).scale_loss(2.0**10), START)
+    opt = sl.Optimizer(sl.contrib.sophia(0.1, b2=0.0).scale_loss(2.0**10), START)
     grads = jax.grad(lambda w: opt.loss_scale * quadratic(w))(START)
     _, opt = opt.step(START, grads, value_fn=quadratic)
     np.testing.assert_allclose(opt.state.inner[0].hessian, CURVATURE, rtol=1e-6)
@@ -166,7 +172,7 @@ def test_a_scaled_loss_does_not_change_the_estimate():
 def test_the_signs_of_the_estimate_are_random():
     # The Hessian of half the square of a sum is 1 everywhere, so the estimate is v·Σv.
     w = jnp.zeros((512, 40))
-    tx = sl.ScaleBySophia(b2=0.0, update_interval=1)
+    tx = sl.contrib.ScaleBySophia(b2=0.0, update_interval=1)
     _, opt = sl.Optimizer(tx, w).step(w, w, value_fn=lambda w: 0.5 * jnp.sum(w) ** 2)
     total = np.sqrt(np.sum(opt.state.hessian))
     signs = np.asarray(opt.state.hessian) / total
@@ -185,6 +191,6 @@ def test_an_estimate_needs_little_scratch_memory():
             params, grads, value_fn=lambda p: sum(jnp.sum(x**2) for x in jax.tree.leaves(p))
         )
 
-    opt = sl.Optimizer(sl.sophia(1e-3), params)
+    opt = sl.Optimizer(sl.contrib.sophia(1e-3), params)
     program = jax.jit(step, donate_argnums=(0, 1)).lower(params, opt, params).compile()
     assert program.memory_analysis().temp_size_in_bytes <= 0.1 * 3 * params["a"].nbytes

@@ -220,5 +220,5 @@ def test_rates_over_widths_are_stored_and_drawn(tmp_path, written):
     plain, factored = ([r.scores for r in runs[i : i + 6]] for i in (0, 6))
     assert plain == factored
     assert [r.scores for r in runs[12:18]] != [r.scores for r in runs[18:]]
-    assert "| `sl.adam(...).transfer(...)` |" in text
+    assert "| `sl.contrib.transfer(sl.adam(...), ...)` |" in text
     assert picture.read_bytes().startswith(PNG)

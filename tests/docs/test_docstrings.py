@@ -75,7 +75,10 @@ def public_names():
     for name, value in vars(sl.schedules).items():
         if isinstance(value, type) and issubclass(value, SCHEDULES):
             names.append((sl.schedules, name))
-    for module in ("where", "projections", "codecs", "checkpoint", "combine", "fields", "wrappers"):
+    for module in (
+        *("where", "projections", "codecs", "checkpoint", "combine", "contrib", "fields"),
+        "wrappers",
+    ):
         names += [(getattr(sl, module), name) for name in getattr(sl, module).__all__]
     for module, name in names:
         value = getattr(module, name)
@@ -129,7 +132,7 @@ def described(value, owner):
         names.update(re.findall(r"`(\w+)`", head))
     # "as for `step`", "the others: as in `ScaleByAdam`": what stands there counts here.
     for other in re.findall(r"\bas(?: for| in)? `(?:tx\.)?(\w+)`", section):
-        every = (owner, sl.checkpoint, sl, sl.AbstractTransform)
+        every = (owner, sl.checkpoint, sl, sl.contrib, sl.AbstractTransform)
         homes = [home for home in every if other in dir(home)]
         found = getattr(homes[0], other)
         names |= described(found, owner)

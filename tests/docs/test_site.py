@@ -17,7 +17,7 @@ from slalom._core.methods.fluent import FLUENT
 ROOT = Path(__file__).parents[2]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
 MODULES = [
-    *("checkpoint", "codecs", "combine", "fields", "interop"),
+    *("checkpoint", "codecs", "combine", "contrib", "fields", "interop"),
     *("projections", "schedules", "tree", "where", "wrappers"),
 ]
 

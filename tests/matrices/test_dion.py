@@ -51,14 +51,14 @@ def run(tx, grads, q):
 
 def test_dion_gives_known_numbers():
     with jax.enable_x64(True):
-        rule = sl.ScaleByDion(0.5, scale=None, layout="oi")
+        rule = sl.contrib.ScaleByDion(0.5, scale=None, layout="oi")
         first, state = run(rule, GRADS[:1], np.array([[1.0], [0.0], [0.0]]))
         wanted = [[0.554700, 0.665640, 0.221880], [0.277350, 0.332820, 0.110940]]
         np.testing.assert_allclose(first, wanted, atol=6e-7)
         wanted = [[0.95, 1.94, -1.02], [0.475, -1.03, 2.99]]
         np.testing.assert_allclose(state.mu, wanted, atol=1e-12)
 
-        tx = sl.ScaleByDion(0.5, layout="oi") | sl.AddDecayedWeights(0.01)
+        tx = sl.contrib.ScaleByDion(0.5, layout="oi") | sl.AddDecayedWeights(0.01)
         tx = tx | sl.ScaleByLearningRate(0.01)
         p = jnp.asarray(START)
         links = tx.init(p)
@@ -85,7 +85,7 @@ def test_dion_follows_its_equations(case):
     grads = [drawn(*shape, seed=i, dtype=dtype) for i in range(3)]
     q = drawn(shape[1], 4, seed=9, dtype=dtype)
     with jax.enable_x64(True):
-        u, state = run(sl.ScaleByDion(1 / 3, 0.9, None, layout="oi"), grads, q)
+        u, state = run(sl.contrib.ScaleByDion(1 / 3, 0.9, None, layout="oi"), grads, q)
     wide = np.result_type(dtype, np.float64)
     want, m = by_equations([g.astype(wide) for g in grads], q.astype(wide), 0.9)
     assert u.dtype == dtype
@@ -95,7 +95,7 @@ def test_dion_follows_its_equations(case):
 
 @pytest.mark.slow
 def test_the_size_of_gradients_does_not_matter():
-    tx = sl.ScaleByDion(0.5, layout="oi")
+    tx = sl.contrib.ScaleByDion(0.5, layout="oi")
     grads = drawn(3, 8, 6, dtype=np.float32)
     q = drawn(6, 3, seed=1)
     want, _ = run(tx, grads, q)
@@ -105,7 +105,7 @@ def test_the_size_of_gradients_does_not_matter():
 
 
 def test_zeros_stay_zeros_and_keep_the_basis():
-    tx = sl.ScaleByDion(0.5, layout="oi")
+    tx = sl.contrib.ScaleByDion(0.5, layout="oi")
     zeros = jnp.zeros((4, 6))
     before = tx.init(zeros)
     update, after = jax.jit(tx.update)(zeros, before)
@@ -118,7 +118,7 @@ def test_zeros_stay_zeros_and_keep_the_basis():
 @pytest.mark.parametrize("rank", [1, 3])
 def test_an_update_has_no_larger_rank_than_the_momentum(rank):
     g = np.ones((48, 32)) if rank == 1 else drawn(48, 3) @ drawn(3, 32, seed=1)
-    tx = sl.ScaleByDion(0.5, scale=None, layout="oi")
+    tx = sl.contrib.ScaleByDion(0.5, scale=None, layout="oi")
     g = jnp.asarray(g, jnp.float32)
     before = tx.init(g)
     update, after = jax.jit(tx.update)(g, before)
@@ -135,7 +135,7 @@ def test_nearly_dependent_columns_are_as_accurate_as_those_of_a_decomposition():
     v, _ = np.linalg.qr(drawn(64, 64, seed=1))
     g = (u * np.logspace(0, -3, 64) @ v).astype(np.float32)
     q = drawn(64, 32, seed=2, dtype=np.float32)
-    got, _ = run(sl.ScaleByDion(0.5, scale=None, layout="oi"), [g], q)
+    got, _ = run(sl.contrib.ScaleByDion(0.5, scale=None, layout="oi"), [g], q)
     p, _ = np.linalg.qr(g @ q)
     r = g.T @ p
     householder = p @ (r / np.linalg.norm(r, axis=0)).T
@@ -146,26 +146,26 @@ def test_nearly_dependent_columns_are_as_accurate_as_those_of_a_decomposition():
 @pytest.mark.slow
 def test_the_scale_of_an_update():
     q = drawn(3, 1)
-    want, _ = run(sl.ScaleByDion(0.5, scale=None, layout="oi"), GRADS[:1], q)
+    want, _ = run(sl.contrib.ScaleByDion(0.5, scale=None, layout="oi"), GRADS[:1], q)
     scales = {"spectral": (2 / 3) ** 0.5, "original": 1.0, "match_rms_adamw": 0.2 * 6**0.5}
     for scale, factor in scales.items():
-        got, _ = run(sl.ScaleByDion(0.5, scale=scale, layout="oi"), GRADS[:1], q)
+        got, _ = run(sl.contrib.ScaleByDion(0.5, scale=scale, layout="oi"), GRADS[:1], q)
         np.testing.assert_allclose(got, factor * want, rtol=1e-6, err_msg=scale)
 
 
 def test_the_rank_is_a_share_of_the_shorter_side():
     ranks = {0.1: 3, 1 / 3: 10, 0.25: 8, 1e-6: 1, 1.0: 30}
-    assert {fraction: sl.ScaleByDion(fraction).rank(30, 40) for fraction in ranks} == ranks
-    assert sl.ScaleByDion(1).rank(30, 40) == 30
-    assert sl.ScaleByDion(0.1).rank(40, 0) == 0
+    assert {fraction: sl.contrib.ScaleByDion(fraction).rank(30, 40) for fraction in ranks} == ranks
+    assert sl.contrib.ScaleByDion(1).rank(30, 40) == 30
+    assert sl.contrib.ScaleByDion(0.1).rank(40, 0) == 0
 
 
 def test_the_first_basis_follows_from_the_key_and_the_path():
     params = {"a": jnp.ones((4, 4)), "b": jnp.ones((4, 4))}
     where = {sl.where.everything(): "oi"}
-    state = sl.ScaleByDion(layout=where).init(params)
-    again = sl.ScaleByDion(key=jax.random.key(0), layout=where).init({"b": params["b"]})
-    other = sl.ScaleByDion(key=1, layout=where).init(params)
+    state = sl.contrib.ScaleByDion(layout=where).init(params)
+    again = sl.contrib.ScaleByDion(key=jax.random.key(0), layout=where).init({"b": params["b"]})
+    other = sl.contrib.ScaleByDion(key=1, layout=where).init(params)
     np.testing.assert_array_equal(state.basis["b"], again.basis["b"])
     assert not jnp.allclose(state.basis["a"], state.basis["b"])
     assert not jnp.allclose(state.basis["b"], other.basis["b"])

@@ -14,8 +14,8 @@ from helpers import compiled_step, kind_of, sampled, slalom_trajectory, slow_exc
 
 EACH = {
     "soap": functools.partial(sl.ScaleBySoap, precondition_frequency=2),
-    "kl_soap": functools.partial(sl.ScaleByKlSoap, precondition_frequency=2),
-    "splus": functools.partial(sl.ScaleBySplus, precondition_frequency=2),
+    "kl_soap": functools.partial(sl.contrib.ScaleByKlSoap, precondition_frequency=2),
+    "splus": functools.partial(sl.contrib.ScaleBySplus, precondition_frequency=2),
     "kron": functools.partial(sl.ScaleByKron, 0.5),
     "shampoo": lambda **options: sl.ScaleByShampoo(
         precondition_frequency=2, block_size=2, **options

@@ -264,10 +264,11 @@ def test_a_stack_is_a_batch_of_matrices():
 
 RULES_WITH_LAYOUT = {
     name: public
-    for name, public in vars(sl).items()
+    for name, public in (vars(sl) | vars(sl.contrib)).items()
     if callable(public) and "layout" in inspect.signature(public).parameters
 }
-del RULES_WITH_LAYOUT["mup"]  # it takes a model, and builds no module with the layout
+for name in ("mup", "transfer"):  # they take a model, and build no module with the layout
+    del RULES_WITH_LAYOUT[name]
 
 
 def test_a_layout_may_have_several_selectors():
@@ -276,7 +277,7 @@ def test_a_layout_may_have_several_selectors():
         parameters = inspect.signature(rule).parameters.values()
         needed = [p for p in parameters if p.default is p.empty]
         numbers = {p.name: 0.1 for p in needed if p.kind is p.POSITIONAL_OR_KEYWORD}
-        if rule is sl.QKClip:
+        if rule is sl.contrib.QKClip:
             numbers = {"heads": 1, "where": {w1: "q", w2: "k"}}
         tx = rule(**numbers, layout={w1: "io", w2: "oi", rest: "io"})
         found = [getattr(part, "layout", None) for part in transforms_in(tx)]

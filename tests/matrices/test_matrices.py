@@ -362,7 +362,7 @@ def test_one_matrix_after_the_other_is_in_memory():
     assert memory.temp_size_in_bytes < sum(x.nbytes for x in params.values())
 
 
-@pytest.mark.parametrize("recipe", [sl.muon, sl.norm_muon, sl.dion])
+@pytest.mark.parametrize("recipe", [sl.muon, sl.norm_muon, sl.contrib.dion])
 def test_adam_beside_muon_gets_a_rate_that_suits_it(recipe):
     def rate(learning_rate, **options):
         return recipe(learning_rate, **options)["rest.scale_by_learning_rate"].learning_rate

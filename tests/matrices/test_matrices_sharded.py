@@ -89,7 +89,7 @@ def test_dion_exchanges_less_than_muon(number, most, axes):
     layout = {sl.where.everything(): "soi"}
     host = np.random.default_rng(0).normal(size=(number, 128, 128)).astype(np.float32)
     params = {"w": jax.device_put(host, place)}
-    tx = sl.dion(0.1, 1 / 8, layout=layout)
+    tx = sl.contrib.dion(0.1, 1 / 8, layout=layout)
     step, dion = compiled(tx, params)
     _, muon = compiled(sl.muon(0.1, layout=layout), params)
     assert exchanged_bytes(dion) < most * exchanged_bytes(muon)

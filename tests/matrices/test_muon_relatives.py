@@ -37,7 +37,7 @@ def test_ada_muon_gives_known_numbers():
 
 def test_mars_m_gives_known_numbers():
     rule = (
-        sl.CorrectByMars(layout="oi")
+        sl.contrib.CorrectByMars(layout="oi")
         | sl.Ema(0.95, debias=False)
         | sl.Orthogonalize(scale="match_rms_adamw", layout="oi")
     )
@@ -48,7 +48,7 @@ def test_mars_m_gives_known_numbers():
     np.testing.assert_allclose(third, wanted, atol=2e-6)
     # Its correction has a norm for each matrix.
     stack = jnp.stack([GRADS[0], GRADS[1] / 100])
-    tx = sl.CorrectByMars(layout="soi")
+    tx = sl.contrib.CorrectByMars(layout="soi")
     updates, _ = tx.update(stack, tx.init(stack))
     np.testing.assert_allclose(updates[0], GRADS[0] / jnp.linalg.norm(GRADS[0]), rtol=1e-6)
     np.testing.assert_allclose(updates[1], stack[1], rtol=1e-6)
@@ -87,13 +87,17 @@ OUTWARD = -jnp.ones((2, 2))
 
 def test_the_brake_and_the_pin_give_known_numbers():
     # From the equations of modded-nanogpt's record: a step outwards, of which half is taken.
-    tx = sl.RadialBrake(layout="oi") | sl.ScaleByLearningRate(0.1) | sl.PinRadius(layout="oi")
+    tx = (
+        sl.contrib.RadialBrake(layout="oi")
+        | sl.ScaleByLearningRate(0.1)
+        | sl.contrib.PinRadius(layout="oi")
+    )
     after, _ = sl.Optimizer(tx, W).step(W, OUTWARD)
     wanted = [[3.056787, 0.099960], [0.099960, 4.042396]]
     np.testing.assert_allclose(after, wanted, atol=2e-6)
     np.testing.assert_allclose(jnp.linalg.norm(after), 5.07, rtol=1e-6)
     # Steps inwards and matrices of zeros pass the brake.
-    brake = sl.RadialBrake(1.0, layout="oi")
+    brake = sl.contrib.RadialBrake(1.0, layout="oi")
     np.testing.assert_array_equal(brake.update(-OUTWARD, None, W)[0], -OUTWARD)
     np.testing.assert_array_equal(brake.update(OUTWARD, None, 0 * W)[0], OUTWARD)
     tangent, _ = brake.update(OUTWARD, None, W)
@@ -102,7 +106,7 @@ def test_the_brake_and_the_pin_give_known_numbers():
 
 def test_the_pin_keeps_the_radius_of_a_tangent_step_however_small():
     tangent = jnp.array([[0.0, 1.0], [-1.0, 0.0]])
-    pin = sl.PinRadius(layout="oi")
+    pin = sl.contrib.PinRadius(layout="oi")
     np.testing.assert_allclose(jnp.linalg.norm(W + pin.update(tangent, None, W)[0]), 5, rtol=1e-6)
     small, _ = pin.update(1e-6 * tangent, None, W)
     np.testing.assert_allclose(small, 1e-6 * tangent, rtol=1e-5, atol=1e-11)
@@ -112,16 +116,20 @@ def test_the_pin_keeps_the_radius_of_a_tangent_step_however_small():
 def test_a_floor_is_for_each_row_or_for_each_matrix():
     w = np.array([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8]], np.float32)
     u = np.array([[0.1, 0.0], [0.2, 0.0], [5.0, 0.0]], np.float32)
-    rows, _ = sl.UpdateFloor(0.5, layout="oi").update(jnp.asarray(u), None, jnp.asarray(w))
+    rows, _ = sl.contrib.UpdateFloor(0.5, layout="oi").update(jnp.asarray(u), None, jnp.asarray(w))
     np.testing.assert_allclose(rows, [[2.5, 0.0], [0.2, 0.0], [5.0, 0.0]], rtol=1e-6)
-    floor = sl.UpdateFloor(2.0, per="matrix", layout="soi")
+    floor = sl.contrib.UpdateFloor(2.0, per="matrix", layout="soi")
     found, _ = floor.update(jnp.stack([u, 0 * u]), None, jnp.stack([w, w]))
     wanted = u * 2 * np.linalg.norm(w) / np.linalg.norm(u)
     np.testing.assert_allclose(found, np.stack([wanted, 0 * u]), rtol=1e-6)
 
 
 def test_sizes_may_be_extreme():
-    for tx in (sl.RadialBrake(layout="oi"), sl.PinRadius(layout="oi"), sl.UpdateFloor(9.0)):
+    for tx in (
+        sl.contrib.RadialBrake(layout="oi"),
+        sl.contrib.PinRadius(layout="oi"),
+        sl.contrib.UpdateFloor(9.0),
+    ):
         update = jax.jit(lambda u, w, tx=tx: tx.update(u, None, w)[0])
         for scale in (1e-30, 1e30):
             wanted = scale * update(OUTWARD, W)

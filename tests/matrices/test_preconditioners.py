@@ -10,7 +10,7 @@ import pytest
 from known_matrix import GRADS, START, drawn_matrix
 
 import slalom as sl
-from helpers import EXHAUSTIVE, SLOW, slalom_trajectory, updates_of
+from helpers import EXHAUSTIVE, SLOW, public, slalom_trajectory, updates_of
 
 
 def cautious(updates, grads, **options):
@@ -138,14 +138,14 @@ def test_kl_soap_on_a_hyperball_follows_the_record(x64):
     # Of a float64 transcription of the equations of modded-nanogpt's records 19 and 25.
     start, grads = jnp.array(START), jnp.array(GRADS)
     hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.018) | sl.KeepInitialNorm()
-    ours, opt = slalom_trajectory(sl.ScaleByKlSoap(layout="oi") | hyperball, start, grads)
+    ours, opt = slalom_trajectory(sl.contrib.ScaleByKlSoap(layout="oi") | hyperball, start, grads)
     theirs = [
         start,
         [[0.500502, -1.002839, 1.500843], [1.993870, 0.247834, -0.761145]],
         [[0.510757, -1.012886, 1.492059], [1.984881, 0.242579, -0.783168]],
     ]
     np.testing.assert_allclose(ours, theirs, atol=6e-7)
-    left, right = opt.state_of(sl.ScaleByKlSoap).variances
+    left, right = opt.state_of(sl.contrib.ScaleByKlSoap).variances
     np.testing.assert_allclose(left[0] ** -0.5, [0.700486, 0.975485], atol=6e-7)
     np.testing.assert_allclose(right[0] ** -0.5, [0.599750, 1.119069, 1.803190], atol=6e-7)
 
@@ -154,7 +154,7 @@ def test_kl_soap_on_a_hyperball_follows_the_record(x64):
 def test_splus_with_an_average_gives_known_numbers(x64):
     # Of a float64 transcription of the authors' equations, at the rate 0.1.
     w, grads = jnp.array(START), jnp.array(GRADS)
-    tx = (sl.ScaleBySplus(layout="oi") | sl.ScaleByLearningRate(0.1)).average(0.999)
+    tx = (sl.contrib.ScaleBySplus(layout="oi") | sl.ScaleByLearningRate(0.1)).average(0.999)
     opt = sl.Optimizer(tx, w)
     known = [
         [[0.459816, -1.039584, 1.539384], [1.959216, 0.289884, -0.789684]],
@@ -170,7 +170,7 @@ def test_splus_with_an_average_gives_known_numbers(x64):
 
 
 def splus_updates(grads, f, **options):
-    tx = sl.ScaleBySplus(precondition_frequency=f, layout="oi", **options)
+    tx = sl.contrib.ScaleBySplus(precondition_frequency=f, layout="oi", **options)
     return updates_of(tx, jnp.asarray(grads))
 
 
@@ -325,7 +325,7 @@ def test_shampoo_after_zeros_alone_leaves_gradients_as_they_are():
 def test_a_vector_is_refused_by_name():
     for name in ("ScaleBySoap", "ScaleByKlSoap", "ScaleBySplus", "ScaleByKron", "ScaleByShampoo"):
         with pytest.raises(ValueError, match=f"{name} takes matrices, and 'b' is a vector"):
-            sl.Optimizer(getattr(sl, name)(), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)})
+            sl.Optimizer(public(name)(), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)})
 
 
 def test_the_frequency_is_a_count_or_a_schedule():

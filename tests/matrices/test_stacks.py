@@ -78,7 +78,7 @@ WITH_LAYOUT = {
     type(part).__name__: part
     for tx in EVERYTHING.values()
     for part in transforms_in(tx)
-    if hasattr(part, "layout") and not isinstance(part, sl.QKClip)
+    if hasattr(part, "layout") and not isinstance(part, sl.contrib.QKClip)
 }
 
 

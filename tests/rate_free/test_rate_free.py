@@ -16,6 +16,7 @@ from helpers import (
     lenient,
     nested_dict,
     optax_trajectory,
+    public,
     slalom_trajectory,
     slow_except,
     trajectory,
@@ -57,7 +58,7 @@ def run_optax(tx, steps, start=START, loss=loss_fn):
 
 def pair(name, *numbers, **options):
     """Our optimizer and that of Optax, of the same numbers."""
-    ours, theirs = getattr(sl, name), getattr(contrib, name)
+    ours, theirs = public(name), getattr(contrib, name)
     return ours(*numbers, **options), lambda: theirs(*numbers, **options)
 
 
@@ -132,7 +133,11 @@ def by_hand(tx, grads, params):
 
 
 SAFE = sl.prodigy(safeguard_warmup=True, b3=0.5)
-RATES = {"prodigy": sl.prodigy(), "dadapt_adamw": sl.dadapt_adamw(), "prodigy, safeguard": SAFE}
+RATES = {
+    "prodigy": sl.prodigy(),
+    "dadapt_adamw": sl.contrib.dadapt_adamw(),
+    "prodigy, safeguard": SAFE,
+}
 
 
 @pytest.mark.parametrize("name", slow_except(RATES, "prodigy"))
@@ -148,7 +153,7 @@ def test_the_estimate_grows_to_the_distance_and_never_decreases(name):
 
 @pytest.mark.slow
 def test_the_estimate_does_not_depend_on_the_scale_of_the_loss():
-    for tx in (sl.dadapt_adamw(eps=0.0), sl.prodigy(eps=0.0)):
+    for tx in (sl.contrib.dadapt_adamw(eps=0.0), sl.prodigy(eps=0.0)):
         # A power of 2 changes no digit.
         small = run(tx, 30, loss=loss_fn)
         large = run(tx, 30, loss=lambda p: 2.0**20 * loss_fn(p))
@@ -159,12 +164,12 @@ def test_momo_and_momo_adam_reach_the_lower_bound_of_their_model():
     # Without momentum the model is the tangent, also where the decay shrinks some parameters.
     params = {"w": jnp.array([[1.0, -2.0]]), "b": jnp.array([0.5])}
     grads = {"w": jnp.array([[0.3, 0.4]]), "b": jnp.array([-1.0])}
-    for make, where in ((sl.momo, matrices), (sl.momo_adam, None)):
+    for make, where in ((sl.contrib.momo, matrices), (sl.contrib.momo_adam, None)):
         tx = make(10.0, b1=0.0, lower_bound=0.25, weight_decay=0.02, decay_where=where)
         stepped, opt = sl.Optimizer(tx, params).step(params, grads, value=2.0)
         change = jax.tree.map(jnp.subtract, stepped, params)
         np.testing.assert_allclose(2.0 + sl.tree.inner(grads, change), 0.25, rtol=1e-5)
-        if make is sl.momo:
+        if make is sl.contrib.momo:
             # b does not decay: its step is along the gradient.
             size = float(opt.metrics["step_size"])
             assert 0 < size < 10.0
@@ -174,7 +179,7 @@ def test_momo_and_momo_adam_reach_the_lower_bound_of_their_model():
 def test_cocob_bets_as_the_paper_says(x64):
     g, p0 = np.array([[0.5, -2.0], [1.0, -1.0], [-3.0, 0.1]]), np.array([1.0, 2.0])
     w, theta, scale, size, reward = p0, 0.0, 1e-8, 0.0, 0.0
-    steps = by_hand(sl.ScaleByCocob(10.0), list(jnp.asarray(g)), jnp.asarray(p0))
+    steps = by_hand(sl.contrib.ScaleByCocob(10.0), list(jnp.asarray(g)), jnp.asarray(p0))
     for grad, (ours, _) in zip(g, steps, strict=True):
         scale = np.maximum(scale, np.abs(grad))
         size = size + np.abs(grad)
@@ -221,12 +226,12 @@ def test_complex_distances_are_those_of_absolute_values_and_a_negative_scale_des
 
 ALL = {
     "prodigy": sl.prodigy(estim_lr0=1e-2),
-    "dadapt_adamw": sl.dadapt_adamw(estim_lr0=1e-2),
+    "dadapt_adamw": sl.contrib.dadapt_adamw(estim_lr0=1e-2),
     "dog": sl.dog(init_step=1e-2),
-    "dowg": sl.dowg(),
-    "momo": sl.momo(0.1),
-    "momo_adam": sl.momo_adam(),
-    "cocob": sl.cocob(),
+    "dowg": sl.contrib.dowg(),
+    "momo": sl.contrib.momo(0.1),
+    "momo_adam": sl.contrib.momo_adam(),
+    "cocob": sl.contrib.cocob(),
 }
 
 

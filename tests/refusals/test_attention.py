@@ -1,4 +1,4 @@
-"""`sl.QKClip`, told wrongly which arrays are queries and keys, and blocks of unequal sizes."""
+"""QK-clip, told wrongly which arrays are queries and keys, and blocks of unequal sizes."""
 
 from typing import Any
 
@@ -16,7 +16,9 @@ PARTS = {"w": jnp.ones((6, 2))}
 
 def heads(where: Any, *, heads: int = 2, layout: Any = "oi", **shapes: tuple[int, ...]) -> Any:
     model = {name: jnp.ones(shape) for name, shape in shapes.items()}
-    return sl.Optimizer(sl.sgd(0.1) | sl.QKClip(heads=heads, where=where, layout=layout), model)
+    return sl.Optimizer(
+        sl.sgd(0.1) | sl.contrib.QKClip(heads=heads, where=where, layout=layout), model
+    )
 
 
 def test_roles_and_heads():
@@ -25,13 +27,13 @@ def test_roles_and_heads():
         "QKClip.where takes a mapping … got sl.where.path('q')",
         "{sl.where.path('**.wq'): 'q', sl.where.path('**.wk'): 'k'}",
     ):
-        sl.QKClip(heads=2, where=sl.where.path("q"))
+        sl.contrib.QKClip(heads=2, where=sl.where.path("q"))
     with refused(
         ValueError,
         "QKClip.where has 'o'",
         "Write 'q' for queries, 'k' for keys, '4q:k:v' for … '8(2q:r)' for",
     ):
-        sl.QKClip(heads=2, where={sl.where.path("q"): "o"})
+        sl.contrib.QKClip(heads=2, where={sl.where.path("q"): "o"})
     with refused(ValueError, "QKClip has no keys for 'q'", "Select them in `where` too"):
         heads(QUERIES, q=(4, 2))
     with refused(
@@ -72,7 +74,7 @@ def test_logits_and_places():
         "`opt.step(model, grads, max_logits=S)`",
     ):
         heads(QUERIES | KEYS, q=(4, 2), k=(4, 2)).step(MODEL, MODEL)
-    clipped = sl.sgd(0.1) | sl.QKClip(heads=2, where=QUERIES | KEYS)
+    clipped = sl.sgd(0.1) | sl.contrib.QKClip(heads=2, where=QUERIES | KEYS)
     with refused(
         ValueError, "'qkclip' cannot be inside `.schedule_free`", "Leave out one of the two"
     ):
@@ -80,7 +82,7 @@ def test_logits_and_places():
     with refused(
         ValueError,
         "'graft.qkclip' cannot be inside `.graft`",
-        "Write it after `.graft`: `direction.graft(magnitude) | sl.QKClip(...)`",
+        "Write it after `.graft`: `direction.graft(magnitude) | sl.contrib.QKClip(...)`",
     ):
         clipped.graft(sl.sgd(0.1))
 
@@ -91,7 +93,7 @@ def test_blocks_of_unequal_sizes():
     with refused(ValueError, f"ScaleBySoap {unequal}", f"Give it {equal}"):
         sl.ScaleBySoap(layout="(2:1o)i").init(PARTS)
     with refused(ValueError, f"ScaleByGalore {unequal}", f"Give it {equal}"):
-        sl.ScaleByGalore(rank=1, layout="(2:1o)i").init(PARTS)
+        sl.contrib.ScaleByGalore(rank=1, layout="(2:1o)i").init(PARTS)
     with refused(ValueError, f"`.graft` {unequal}", f"Give it {equal}"):
         tx = sl.Orthogonalize(layout="(2:1o)i").graft(sl.ScaleByAdam())
         jax.eval_shape(lambda: tx.update(PARTS, tx.init(PARTS)))
@@ -101,7 +103,7 @@ def test_blocks_of_unequal_sizes():
         '`sl.Orthogonalize(scale="spectral")`, or split the parameter in the model',
     ):
         wide = {"w": jnp.ones((12, 8))}
-        sl.mup(wide, PARTS, rule=sl.Orthogonalize(), layout="(5:1o)i")
+        sl.contrib.mup(wide, PARTS, rule=sl.Orthogonalize(), layout="(5:1o)i")
     with refused(
         ValueError,
         "'w' is given the layout '(3:2o)i', but its shape is (6, 2)",

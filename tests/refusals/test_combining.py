@@ -70,22 +70,22 @@ def test_combinations():
 
 def test_samples_of_a_posterior():
     with refused(ValueError, "'sam' … posterior", "Use one of the two"):
-        bound(sl.ivon(0.1, 100).sam(0.05))
-    with refused(ValueError, "no posterior", "`sl.ivon`"):
+        bound(sl.contrib.ivon(0.1, 100).sam(0.05))
+    with refused(ValueError, "no posterior", "`sl.contrib.ivon`"):
         bound().sample_params(params())
     with refused(
         ValueError,
         "posterior … a loop for Optax",
         "Use `sl.train_step`, or `opt.sample_params(model)`",
     ):
-        sl.interop.to_optax(sl.ivon(0.1, 100))
+        sl.interop.to_optax(sl.contrib.ivon(0.1, 100))
     with refused(
         TypeError, "The gradients must be floating … got arrays of dtype int32", obvious="cast"
     ):
         gt = sl.interop.to_optax(sl.sgd(0.1))
         gt.update({"w": jnp.arange(3)}, gt.init({"w": jnp.ones(3)}))
     with refused(TypeError, "ScaleByIvon … 'z' is complex64", "`tx.split_complex()`"):
-        sl.Optimizer(sl.ivon(0.1, 100), {"z": jnp.ones(2, jnp.complex64)})
+        sl.Optimizer(sl.contrib.ivon(0.1, 100), {"z": jnp.ones(2, jnp.complex64)})
 
 
 def test_projections_of_matrices():

@@ -186,10 +186,12 @@ def test_minimize_and_broyden():
     with refused(
         ValueError, "ScaleBySelfScaledBroyden.family … got 'dfp'", "'broyden', 'bfgs' or 'plain'"
     ):
-        sl.ScaleBySelfScaledBroyden("dfp")
+        sl.contrib.ScaleBySelfScaledBroyden("dfp")
     with refused(
         ValueError,
         "ScaleBySelfScaledBroyden … 65537 × 65537 … 17180393476 bytes (16 GiB) … limit is 16 GiB",
         "`trainable=`, or use `sl.lbfgs()`",
     ):
-        sl.Optimizer(sl.ss_broyden(), {"w": jax.ShapeDtypeStruct((2**16 + 1,), jnp.float32)})
+        sl.Optimizer(
+            sl.contrib.ss_broyden(), {"w": jax.ShapeDtypeStruct((2**16 + 1,), jnp.float32)}
+        )

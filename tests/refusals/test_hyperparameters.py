@@ -175,14 +175,14 @@ def test_dion():
         "ScaleByDion.rank_fraction must be a float, got '1/4' of type str.",
         obvious="pass a float",
     ):
-        sl.ScaleByDion("1/4")
+        sl.contrib.ScaleByDion("1/4")
     with refused(
         ValueError, "ScaleByDion.rank_fraction must be in (0, 1], got 64.", obvious="pass a share"
     ):
-        sl.ScaleByDion(64)
+        sl.contrib.ScaleByDion(64)
     with refused(
         ValueError,
         "ScaleByDion.scale … 'match_rms_adamw', None, got 'rms'.",
         obvious="choose one of them",
     ):
-        sl.dion(0.1, scale="rms")
+        sl.contrib.dion(0.1, scale="rms")

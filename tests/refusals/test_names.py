@@ -43,7 +43,7 @@ def test_keywords():
         (sl.sgd, "maximize", "Write `tx.maximize()`"),
         (sl.sgd, "mu_dtype", "Write accumulator_dtype"),
         (sl.ScaleByAdam, "nu_dtype", 'Write `tx.store({"nu": "bfloat16"}, min_size=1)`'),
-        (sl.acprop, "mu_dtype", 'Write `tx.store({"mu": "bfloat16"}, min_size=1)`'),
+        (sl.contrib.acprop, "mu_dtype", 'Write `tx.store({"mu": "bfloat16"}, min_size=1)`'),
         (sl.adagrad, "accumulator_dtype", 'Write `tx.store("bfloat16", min_size=1)`'),
         (sl.adam(1e-3).every_k, "use_grad_mean", "Write mean"),
         (sl.ScaleByAdam, "beta1", "b1"),

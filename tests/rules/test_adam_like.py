@@ -30,7 +30,7 @@ contrib = optax.contrib
 def test_acprop_of_optax_is_smaller_by_the_first_decay(x64):
     numbers, start = (0.8, 0.9, 1e-30, 1e-30), jnp.zeros(3)
     grads = gradients(start, 6)
-    found = updates_of(sl.ScaleByAcprop(*numbers), grads).at[1:].multiply(0.8)
+    found = updates_of(sl.contrib.ScaleByAcprop(*numbers), grads).at[1:].multiply(0.8)
     theirs, _ = optax_trajectory(contrib.scale_by_acprop(*numbers), start, grads)
     np.testing.assert_allclose(np.diff(theirs, axis=0, prepend=0), found, rtol=1e-9)
 
@@ -44,7 +44,7 @@ def test_adopt_clips_the_norm_of_complex_numbers():
 @pytest.mark.slow
 def test_a_learning_rate_of_zero_leaves_the_sums_of_madgrad_as_they_are():
     params = jnp.asarray([1.0, -1.0])
-    tx = sl.ScaleByMadgrad(0.0)
+    tx = sl.contrib.ScaleByMadgrad(0.0)
     updates, state = tx.update(jnp.ones(2), tx.init(params), params, sl.Context(step=0))
     np.testing.assert_array_equal(updates, 0)
     np.testing.assert_array_equal(state.grad_sum, 0)
@@ -84,7 +84,7 @@ BLOCKS = {
 @pytest.mark.slow
 def test_adam_mini_has_a_mean_for_each_token_head_output_and_bias():
     params = params_of(Attention(jax.random.key(0)))
-    nu = jax.tree_util.tree_leaves_with_path(sl.ScaleByAdamMini().init(params).nu)
+    nu = jax.tree_util.tree_leaves_with_path(sl.contrib.ScaleByAdamMini().init(params).nu)
     keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
     shapes = {keystr(path[:-1]): x.shape for path, x in nu}
     assert shapes == BLOCKS
@@ -94,9 +94,9 @@ def test_adam_mini_has_a_mean_for_each_token_head_output_and_bias():
         return Attention(key)
 
     params = params_of(stack(jax.random.split(jax.random.key(0), 3)))
-    nu = jax.tree.leaves(sl.ScaleByAdamMini().init(params).nu)
+    nu = jax.tree.leaves(sl.contrib.ScaleByAdamMini().init(params).nu)
     assert [x.shape for x in nu] == [(3, *shape) for shape in BLOCKS.values()]
-    told = sl.ScaleByAdamMini(layout={sl.where.path("output.weight"): "(1o)i"})
+    told = sl.contrib.ScaleByAdamMini(layout={sl.where.path("output.weight"): "(1o)i"})
     assert told.notes(params)[-2:] == ("15 blocks", "15 blocks")
 
 
@@ -105,7 +105,7 @@ def test_adam_mini_is_adam_with_means_over_blocks():
     # The mean over a block of Adam's means of squares is the mean of the means over the block.
     model = Attention(jax.random.key(0))
     params, grads = params_of(model), gradients(model, 3)
-    mini, adam = sl.ScaleByAdamMini(), sl.ScaleByAdam()
+    mini, adam = sl.contrib.ScaleByAdamMini(), sl.ScaleByAdam()
     state, other = mini.init(params), adam.init(params)
     for n in range(3):
         g = jax.tree.map(lambda g, n=n: g[n], grads)
@@ -129,7 +129,7 @@ def test_galore_is_that_of_optax_for_square_matrices(x64):
     grads = gradients(params, 7)
     numbers = contrib.GaLoreDimensionNumbers(1, 0)
     theirs = contrib.galore(0.05, 2, 3, 0.7, weight_dimension_numbers=numbers)
-    ours, _ = slalom_trajectory(sl.galore(0.05, 2, 3, 0.7), params, grads)
+    ours, _ = slalom_trajectory(sl.contrib.galore(0.05, 2, 3, 0.7), params, grads)
     expected, _ = optax_trajectory(theirs, params, grads)
     # Optax computes the singular vectors in float32.
     assert_close(ours, expected, rtol=1e-5, atol=1e-6)
@@ -138,8 +138,8 @@ def test_galore_is_that_of_optax_for_square_matrices(x64):
 @pytest.mark.slow
 def test_galore_projects_each_matrix_of_a_stack_and_only_when_it_is_due():
     grads = jnp.asarray(np.random.default_rng(0).standard_normal((4, 2, 3, 5)), jnp.float32)
-    tx = sl.ScaleByGalore(2, 3, layout="soi")
-    alone = sl.ScaleByGalore(2, 3, layout="oi")
+    tx = sl.contrib.ScaleByGalore(2, 3, layout="soi")
+    alone = sl.contrib.ScaleByGalore(2, 3, layout="oi")
     found = updates_of(tx, grads)
     for i in range(2):
         np.testing.assert_allclose(found[:, i], updates_of(alone, grads[:, i]), rtol=1e-4)
@@ -155,13 +155,15 @@ def test_galore_projects_each_matrix_of_a_stack_and_only_when_it_is_due():
     assert tx.notes(grads[0]) == ("2 of 3 × 5 at rank 2",)
     # The first update is P·sign(PᵀG): for a matrix of one row it is the sign of G.
     grads = jnp.asarray([[[3.0, -2.0, 1.0]]])
-    np.testing.assert_allclose(updates_of(sl.ScaleByGalore(), grads), jnp.sign(grads), rtol=1e-5)
+    np.testing.assert_allclose(
+        updates_of(sl.contrib.ScaleByGalore(), grads), jnp.sign(grads), rtol=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_idle_steps_of_galore_decompose_nothing():
     grads = jnp.ones((8, 16))
-    tx = sl.ScaleByGalore(2)
+    tx = sl.contrib.ScaleByGalore(2)
     text = jax.jit(tx.update).lower(grads, tx.init(grads)).compile().as_text()
     entry = text[text.index("ENTRY") :]
     assert " conditional(" in entry
@@ -192,25 +194,25 @@ def apollo(grads, rank, gap, alpha, *, per_tensor):
 def test_apollo_is_that_of_the_paper(per_tensor, x64):
     grads = np.random.default_rng(0).standard_normal((6, 3, 5))
     grads[3] *= 9
-    tx = sl.ScaleByApollo(2, 3, 0.5, per_tensor)
+    tx = sl.contrib.ScaleByApollo(2, 3, 0.5, per_tensor)
     expected = apollo(grads, 2, 3, 0.5, per_tensor=per_tensor)
     np.testing.assert_allclose(updates_of(tx, jnp.asarray(grads)), expected, rtol=1e-10)
     # The transpose of a tall matrix.
     tall = updates_of(tx, jnp.asarray(grads.transpose(0, 2, 1)))
     np.testing.assert_allclose(tall, expected.transpose(0, 2, 1), rtol=1e-10)
-    free = sl.ScaleByApollo(2, 3, 0.5, per_tensor, max_growth=jnp.inf)
+    free = sl.contrib.ScaleByApollo(2, 3, 0.5, per_tensor, max_growth=jnp.inf)
     assert jnp.max(jnp.abs(updates_of(free, jnp.asarray(grads)) / expected)) > 1.5
 
 
 @pytest.mark.slow
 def test_apollo_draws_other_projections_for_each_seed_matrix_and_window():
     grads = {"a": jnp.ones((5, 3, 4)), "b": jnp.ones((5, 3, 4))}
-    tx = sl.ScaleByApollo(1, 2, max_growth=jnp.inf)
+    tx = sl.contrib.ScaleByApollo(1, 2, max_growth=jnp.inf)
     updates = updates_of(tx, grads)
     assert not np.allclose(updates["a"], updates["b"])
     np.testing.assert_allclose(updates["a"][0], updates["a"][1], rtol=1e-5)
     assert not np.allclose(updates["a"][1], updates["a"][2])
-    other = updates_of(sl.ScaleByApollo(1, 2, key=1), grads)
+    other = updates_of(sl.contrib.ScaleByApollo(1, 2, key=1), grads)
     assert not np.allclose(other["a"][0], updates["a"][0])
     assert tx.notes({"a": jnp.ones((3, 4)), "b": jnp.ones(3)}) == ("4 × 3 at rank 1", None)
 
@@ -231,12 +233,12 @@ SIZE = 3 * 4 * SHAPE[0] * SHAPE[1]
 
 # Scratch memory, as a fraction of the parameters. `test_compiled.py` has those that need none.
 SCRATCH = {
-    "mars": (sl.mars(1e-3), 0.01),
-    "adam_mini": (sl.adam_mini(1e-3), 0.02),
+    "mars": (sl.contrib.mars(1e-3), 0.01),
+    "adam_mini": (sl.contrib.adam_mini(1e-3), 0.02),
     # A number that XLA broadcasts for a sum.
     "stable_adamw": (sl.stable_adamw(1e-3), 0.34),
     # The old mean of squares is read for the step and overwritten by the new one.
-    "acprop": (sl.acprop(1e-3), 1.01),
+    "acprop": (sl.contrib.acprop(1e-3), 1.01),
     "adopt, nesterov": (sl.adopt(1e-3, nesterov=True), 1.01),
 }
 

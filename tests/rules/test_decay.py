@@ -26,15 +26,23 @@ def losses(tx, steps):
 
 
 def test_corrected_decay_falls_with_the_square_of_the_learning_rate():
-    found = losses(sl.adamc(halving, 0.5, weight_decay=0.1, decay_where=matrices), 2)
+    found = losses(sl.contrib.adamc(halving, 0.5, weight_decay=0.1, decay_where=matrices), 2)
     # η·λ·η/η_max
     np.testing.assert_allclose([f["w"] for f in found], [0.05, 0.0125], rtol=1e-5)
     assert [f["b"] for f in found] == [0, 0]
 
 
 RECIPES = (
-    *(sl.adamw, sl.nadamw, sl.adamaxw, sl.adan, sl.lion, sl.ademamix, sl.simplified_ademamix),
-    *(sl.adopt, sl.laprop, sl.mars, sl.acprop, sl.adam_mini),
+    *(
+        sl.adamw,
+        sl.nadamw,
+        sl.adamaxw,
+        sl.adan,
+        sl.lion,
+        sl.ademamix,
+        sl.contrib.simplified_ademamix,
+    ),
+    *(sl.adopt, sl.contrib.laprop, sl.contrib.mars, sl.contrib.acprop, sl.contrib.adam_mini),
 )
 
 
@@ -53,7 +61,7 @@ def test_a_constant_learning_rate_needs_no_correction():
 
     @jax.jit
     def stepped():
-        both = sl.adamc(0.1, 0.1, weight_decay=0.1), sl.adamw(0.1, weight_decay=0.1)
+        both = sl.contrib.adamc(0.1, 0.1, weight_decay=0.1), sl.adamw(0.1, weight_decay=0.1)
         return [sl.Optimizer(tx, PARAMS).step(PARAMS, grads)[0] for tx in both]
 
     assert_close(*stepped(), rtol=1e-6)

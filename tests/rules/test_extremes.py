@@ -101,7 +101,7 @@ def test_a_gradient_that_is_not_finite_shows_in_the_parameters(row, ends):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rule", [sl.ScaleBySoap(), sl.ScaleByShampoo(), sl.ScaleByKron(), sl.ScaleByDion()]
+    "rule", [sl.ScaleBySoap(), sl.ScaleByShampoo(), sl.ScaleByKron(), sl.contrib.ScaleByDion()]
 )
 def test_a_matrix_rule_returns_nan_for_infinity_in_its_first_step(rule):
     params = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2)), jnp.float32)
@@ -117,7 +117,7 @@ INDEPENDENT = {
     "muon": sl.muon(0.1),
     "scion": sl.scion(1e-3),
     "norm_muon": sl.norm_muon(0.1),
-    "dion": sl.dion(0.1, 1.0),
+    "dion": sl.contrib.dion(0.1, 1.0),
     "NormalizeColumns": sl.NormalizeColumns() | sl.ScaleByLearningRate(0.1),
 }
 
@@ -145,7 +145,7 @@ def test_numbers_whose_inverse_is_subnormal_are_orthogonalized():
 
 @pytest.mark.slow
 def test_the_projection_of_apollo_belongs_to_the_path_of_a_parameter():
-    rule = sl.ScaleByApollo(rank=2)
+    rule = sl.contrib.ScaleByApollo(rank=2)
     w = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
     alone, _ = rule.update({"w": w}, rule.init({"w": w}))
     both = {"added": w, "w": w}

@@ -59,7 +59,7 @@ def by_path(model, factors):
 @pytest.mark.slow
 def test_the_rate_decays_from_the_head_to_the_embeddings_by_factors_that_are_plain_code():
     model = Encoder()
-    factors = sl.layerwise_decay(model, 0.5)
+    factors = sl.contrib.layerwise_decay(model, 0.5)
     found = by_path(model, factors)
     assert found["position"] == found["tokens.weight"] == 0.5**4
     assert [found[f"blocks.{i}.layers.1.bias"] for i in range(3)] == [0.125, 0.25, 0.5]
@@ -70,12 +70,12 @@ def test_the_rate_decays_from_the_head_to_the_embeddings_by_factors_that_are_pla
     table = sl.Optimizer(sl.adam(0.1) | sl.ScaleBy(factors), model).describe(model).to_dict()
     assert table["blocks.1.layers.0.weight"]["transform"].endswith("scale_by.2")
     # Shapes are enough.
-    assert sl.layerwise_decay(eqx.filter_eval_shape(Encoder), 0.5) == factors
+    assert sl.contrib.layerwise_decay(eqx.filter_eval_shape(Encoder), 0.5) == factors
 
 
 def test_what_stands_between_two_lists_is_a_layer_and_embeddings_come_first():
     pair = eqx.filter_eval_shape(Pair)
-    found = by_path(pair, sl.layerwise_decay(pair, 0.5))
+    found = by_path(pair, sl.contrib.layerwise_decay(pair, 0.5))
     # tokens and what stands first | 3 blocks | norm, head, bridge, position | 3 blocks | the last
     assert found["second.head.weight"] == 1.0
     assert [found[f"second.blocks.{i}.layers.0.bias"] for i in range(3)] == [0.125, 0.25, 0.5]
@@ -87,7 +87,7 @@ def test_what_stands_between_two_lists_is_a_layer_and_embeddings_come_first():
 
 def test_a_list_of_layers_is_found_in_plain_trees_too():
     params = [{"w": jnp.ones(2)}, {"w": jnp.ones(2), "inner": [jnp.ones(2)] * 2}, jnp.ones(2)]
-    assert by_path(params, sl.layerwise_decay(params, 0.1)) == pytest.approx(
+    assert by_path(params, sl.contrib.layerwise_decay(params, 0.1)) == pytest.approx(
         {"0.w": 0.01, "1.inner.0": 0.1, "1.inner.1": 0.1, "1.w": 0.1, "2": 1.0}
     )
 
@@ -95,45 +95,45 @@ def test_a_list_of_layers_is_found_in_plain_trees_too():
 def test_layers_may_be_named():
     params = {"embed": jnp.ones(2), "top": jnp.ones(2), "mid": jnp.ones(2), "other": jnp.ones(1)}
     names = [sl.where.path(name) for name in ("embed", "mid", "top")]
-    assert sl.layerwise_decay(params, 0.5, layers=names) == {names[0]: 0.25, names[1]: 0.5}
+    assert sl.contrib.layerwise_decay(params, 0.5, layers=names) == {names[0]: 0.25, names[1]: 0.5}
 
 
 def test_bad_input_is_refused_in_words():
     encoder = eqx.filter_eval_shape(Encoder)
     named = "`layers=[sl.where.path('embedding.**'), ...]`"
     with refused(ValueError, "layerwise_decay found no list of layers in this model", named):
-        sl.layerwise_decay(eqx.nn.Linear(2, 2, key=jax.random.key(0)), 0.5)
+        sl.contrib.layerwise_decay(eqx.nn.Linear(2, 2, key=jax.random.key(0)), 0.5)
     w = {"w": jnp.ones(2)}
     before = "layerwise_decay cannot tell whether 'head' is before or after the layers"
     with refused(ValueError, before, f"Pass a selector … {named}"):
-        sl.layerwise_decay({"head": jnp.ones(2), "layers": [jnp.ones(2)] * 2}, 0.5)
+        sl.contrib.layerwise_decay({"head": jnp.ones(2), "layers": [jnp.ones(2)] * 2}, 0.5)
     with refused(ValueError, "layerwise_decay got no layers", "Pass a selector … `layers=[...]`"):
-        sl.layerwise_decay(w, 0.5, layers=[])
+        sl.contrib.layerwise_decay(w, 0.5, layers=[])
     v = sl.where.path("v")
     with refused(ValueError, "sl.where.path('v') in layerwise_decay", "matches no parameter"):
-        sl.layerwise_decay(w, 0.5, layers=[v])
+        sl.contrib.layerwise_decay(w, 0.5, layers=[v])
     with refused(ValueError, "The decay of layerwise_decay", "must be in (0, 1], got 1.5"):
-        sl.layerwise_decay(encoder, 1.5)
+        sl.contrib.layerwise_decay(encoder, 1.5)
     rules = "must be one of 'adam', 'sgd', 'muon', 'soap', 'kron', 'shampoo', or such a rule, got "
     with refused(ValueError, "The rule of mup", f"{rules}'lion'"):
-        sl.mup(encoder, encoder, rule="lion")
+        sl.contrib.mup(encoder, encoder, rule="lion")
     with refused(ValueError, "The rule of mup", f"{rules}sl.ScaleByTrustRatio()"):
-        sl.mup(encoder, encoder, rule=sl.ScaleByTrustRatio())
-    large = "`.transfer` does not know how large the updates of 'scale_by_trust_ratio' are"
-    remedy = "Write the factors … `sl.ScaleBy(sl.mup(model, base, rule=...))`"
+        sl.contrib.mup(encoder, encoder, rule=sl.ScaleByTrustRatio())
+    large = "transfer does not know how large the updates of 'scale_by_trust_ratio' are"
+    remedy = "Write the factors … `sl.ScaleBy(sl.contrib.mup(model, base, rule=...))`"
     with refused(ValueError, large, remedy):
-        sl.lamb(0.1).transfer(encoder, encoder)
+        sl.contrib.transfer(sl.lamb(0.1), encoder, encoder)
     same = "mup needs two models with the same layers"
     with refused(ValueError, "'1' is only in the model", same):
-        sl.mup([jnp.ones(2)] * 2, [jnp.ones(2)])
+        sl.contrib.mup([jnp.ones(2)] * 2, [jnp.ones(2)])
     remedy = "Pass its layout: `layout={sl.where.path('w'): \"...\"}`"
     with refused(ValueError, "mup does not know which axes of 'w' are outputs", remedy):
-        sl.mup({"w": jnp.ones((2,) * 6)}, {"w": jnp.ones((1,) * 6)})
+        sl.contrib.mup({"w": jnp.ones((2,) * 6)}, {"w": jnp.ones((1,) * 6)})
 
 
 def test_adam_divides_the_rate_by_the_growth_of_the_inputs():
     wide, base = (eqx.filter_eval_shape(Encoder, width) for width in (16, 4))
-    factors = sl.mup(wide, base)
+    factors = sl.contrib.mup(wide, base)
     # Equal layers share a glob.
     assert repr(factors) == (
         "{sl.where.path('blocks.*.layers.*.weight') | sl.where.path('head.weight'): 0.25}"
@@ -142,19 +142,19 @@ def test_adam_divides_the_rate_by_the_growth_of_the_inputs():
     hidden = {f"blocks.{i}.layers.{j}.weight" for i in range(3) for j in range(2)}
     assert {path for path in found if found[path] == 0.25} == hidden | {"head.weight"}
     assert {*found.values()} == {0.25, 1.0}
-    assert sl.mup(base, base) == {}
+    assert sl.contrib.mup(base, base) == {}
 
 
 @pytest.mark.slow
 def test_sgd_multiplies_it_by_the_growth_of_the_outputs_and_channels_are_counted():
     wide, base = (eqx.filter_eval_shape(Encoder, width) for width in (16, 4))
-    found = by_path(wide, sl.mup(wide, base, rule="sgd"))
+    found = by_path(wide, sl.contrib.mup(wide, base, rule="sgd"))
     grown = ("position", "tokens.weight", "blocks.0.layers.1.bias", "norm.weight")
     assert [found[path] for path in grown] == [4.0] * 4
     assert found["blocks.1.layers.0.weight"] == 1.0
     assert (found["head.weight"], found["head.bias"]) == (0.25, 1.0)
     wide, base = (eqx.nn.Conv2d(n, 2 * n, 3, key=jax.random.key(0)) for n in (6, 2))
-    assert by_path(wide, sl.mup(wide, base))["weight"] == pytest.approx(1 / 3)
+    assert by_path(wide, sl.contrib.mup(wide, base))["weight"] == pytest.approx(1 / 3)
 
 
 class Own(eqx.Module):
@@ -164,9 +164,9 @@ class Own(eqx.Module):
 def test_a_guessed_layout_is_reported_where_it_matters():
     wide, base = Own(jnp.ones((8, 3))), Own(jnp.ones((4, 3)))
     with pytest.warns(UserWarning, match=r"mup does not know how Own stores 'w', and assumes"):
-        assert list(sl.mup(wide, base).values()) == [0.5]
+        assert list(sl.contrib.mup(wide, base).values()) == [0.5]
     told = {sl.where.path("w"): "oi"}
-    assert sl.mup(wide, base, layout=told) == {}
+    assert sl.contrib.mup(wide, base, layout=told) == {}
 
 
 # What a layer changes by in a few steps at 8 times the width, over what it changes by at the width
@@ -209,7 +209,7 @@ def test_the_size_of_a_step_does_not_depend_on_the_width(name):
 
     base = eqx.filter_eval_shape(make, 32)
     narrow = changes(tx, 32)
-    growth = changes(tx.transfer(make(256), base), 256) / narrow
+    growth = changes(sl.contrib.transfer(tx, make(256), base), 256) / narrow
     assert np.max(np.maximum(growth, 1 / growth)) < at_most, growth
     assert np.max(changes(tx, 256) / narrow) > without
 
@@ -218,8 +218,8 @@ def test_the_size_of_a_step_does_not_depend_on_the_width(name):
 # the width: the equations of Qiu et al., 2025.
 GROWTH = {
     (1, 4, 1 / 4): ("sgd",),
-    (1, 2, 1 / 2): ("muon", "soap", "kron", "shampoo", sl.ScaleByKlSoap()),
-    (1, 1, 1): (sl.Orthogonalize(scale="spectral"), sl.ScaleByDion()),
+    (1, 2, 1 / 2): ("muon", "soap", "kron", "shampoo", sl.contrib.ScaleByKlSoap()),
+    (1, 1, 1): (sl.Orthogonalize(scale="spectral"), sl.contrib.ScaleByDion()),
     (1, 1, 1 / 2): (sl.Orthogonalize(),),
     (1 / 2, 1, 1 / 4): (sl.Orthogonalize(scale="match_rms_adamw"),),
     (1 / 4, 1, 1 / 4): (
@@ -237,7 +237,7 @@ def test_each_rule_has_factors_of_its_own():
     wide, base = (eqx.filter_eval_shape(make, width) for width in (64, 16))
     for wanted, rules in GROWTH.items():
         for rule in rules:
-            found = by_path(wide, sl.mup(wide, base, rule=rule))
+            found = by_path(wide, sl.contrib.mup(wide, base, rule=rule))
             assert [found[f"layers.{i}.weight"] for i in (1, 0, 2)] == pytest.approx(wanted), rule
             assert found["layers.1.bias"] == (4 if rule == "sgd" else 1)
 
@@ -265,7 +265,7 @@ PLACED = {
 def test_transfer_puts_factors_behind_the_rule():
     small, large = ({"v": jnp.ones((n, 3)), "w": jnp.ones((n, n))} for n in (8, 32))
     for name, (tx, wanted) in PLACED.items():
-        found = tx.transfer(large, base=small)
+        found = sl.contrib.transfer(tx, large, base=small)
         assert type(found) is type(tx)
         chain = getattr(found, "inner", found)
         assert " ".join(type(link).__name__ for link in chain) == wanted, name
@@ -273,10 +273,11 @@ def test_transfer_puts_factors_behind_the_rule():
 
 def test_transfer_reads_groups_and_keeps_them():
     wide, base = make(16), eqx.filter_eval_shape(make, 4)
-    opt = sl.Optimizer(sl.soap(3e-3, adam_weight_decay=0.1).transfer(wide, base=base), wide)
+    soap = sl.soap(3e-3, adam_weight_decay=0.1)
+    opt = sl.Optimizer(sl.contrib.transfer(soap, wide, base=base), wide)
     groups = {name: value for name, value in opt.hyperparams.items() if "step_size" in name}
     assert [float(x) for x in groups.values()] == [2.0, 0.5]
-    assert sl.adam(0.1).transfer(base, base) == sl.adam(0.1)
+    assert sl.contrib.transfer(sl.adam(0.1), base, base) == sl.adam(0.1)
 
 
 def test_transfer_reads_arrays_as_the_rule_does():
@@ -287,7 +288,7 @@ def test_transfer_reads_arrays_as_the_rule_does():
         (sl.ScaleByShampoo(layout="oi").graft(sl.ScaleByAdam()), 1),
         (sl.ScaleByAdam(), 1),
     ):
-        tx = (rule | RATE).transfer(*models, layout={sl.where.path("w"): "oi"})
+        tx = sl.contrib.transfer(rule | RATE, *models, layout={sl.where.path("w"): "oi"})
         factors = [link for link in tx if isinstance(link, sl.ScaleBy)]
         ones = jax.tree.map(jnp.ones_like, models[0])
         made, _ = (factors[0] if factors else sl.Identity()).update(ones, None, ones)

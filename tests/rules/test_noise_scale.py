@@ -20,7 +20,7 @@ def draw(key, examples):
 
 @pytest.mark.slow
 def test_examples_give_the_noise_scale_of_their_distribution():
-    tx = sl.MeasureGradientNoise(0.9999) | sl.sgd(0.0)
+    tx = sl.contrib.MeasureGradientNoise(0.9999) | sl.sgd(0.0)
     params = {"w": jnp.zeros((2, 4)), "b": jnp.zeros(4), "hole": None}
 
     @jax.jit
@@ -40,7 +40,7 @@ def test_examples_give_the_noise_scale_of_their_distribution():
 def test_the_updates_are_the_mean_and_one_step_is_the_formula():
     grads = draw(jax.random.key(1), 5)
     params = jax.tree.map(lambda g: g[0], grads)
-    tx = sl.MeasureGradientNoise()
+    tx = sl.contrib.MeasureGradientNoise()
     updates, state = tx.update(grads, tx.init(params), params)
     jax.tree.map(lambda u, g: np.testing.assert_allclose(u, g.mean(0), rtol=1e-6), updates, grads)
     rows = np.concatenate([np.asarray(g).reshape(5, -1) for g in jax.tree.leaves(grads)], 1)
@@ -55,9 +55,9 @@ def test_two_batch_sizes_give_the_same():
     def squared(n):
         return SIZE * (MEAN**2 + DEVIATION**2 / n)
 
-    found = sl.gradient_noise_scale(squared(4), 4, squared(64), 64)
+    found = sl.contrib.gradient_noise_scale(squared(4), 4, squared(64), 64)
     np.testing.assert_allclose(found, EXACT, rtol=1e-5)
-    assert sl.gradient_noise_scale(2.0, 1, 0.5, 2) == jnp.inf
+    assert sl.contrib.gradient_noise_scale(2.0, 1, 0.5, 2) == jnp.inf
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_microbatches_measure_the_whole_batch():
         return jnp.mean((x - w[None]) ** 2)
 
     x = jax.random.normal(jax.random.key(0), (8, 3))
-    tx = sl.MeasureGradientNoise() | sl.sgd(0.1)
+    tx = sl.contrib.MeasureGradientNoise() | sl.sgd(0.1)
     w = jnp.ones(3)
     found = []
     for microbatches in (None, 4):
@@ -77,7 +77,7 @@ def test_microbatches_measure_the_whole_batch():
 
 def test_bad_input_is_refused_in_words():
     with pytest.raises(ValueError, match=r"^gradient_noise_scale needs a large batch that is larg"):
-        sl.gradient_noise_scale(1.0, 4, 1.0, 4)
-    tx, w = sl.MeasureGradientNoise(), jnp.ones(3)
+        sl.contrib.gradient_noise_scale(1.0, 4, 1.0, 4)
+    tx, w = sl.contrib.MeasureGradientNoise(), jnp.ones(3)
     with pytest.raises(ValueError, match=r"^MeasureGradientNoise needs the gradients of at"):
         tx.update(w[None], tx.init(w), w)

@@ -17,6 +17,7 @@ from helpers import (
     nested_dict,
     optax_trajectory,
     params_of,
+    public,
     slalom_trajectory,
     unoptimized,
 )
@@ -136,7 +137,7 @@ BY_WARMUP = optax.scale_by_learning_rate(theirs_warmup)
 def same(name, *args, adapted=lambda theirs: theirs, theirs=(), row=(), **options):
     """A row for equal arguments, and those of `theirs`. The name begins with the function's."""
     function = name.split()[0]
-    make = getattr(sl, function.title().replace("_", ""), None) or getattr(sl, function)
+    make = public(function.title().replace("_", ""), None) or public(function)
     make_theirs = getattr(optax, function, None) or getattr(optax.contrib, function)
 
     def in_optax(given):
@@ -358,10 +359,15 @@ ROWS = [
     same("adopt unclipped", 0.05, 0.8, 0.9, 0.5, use_clipping=False),
     same("adopt clip_value_fn", 0.05, b2=0.9, clip_value_fn=lambda step: 2 + step / 4),
     # Optax adds ε to the learning rate, and takes the root of the count in float32.
-    Row("madgrad", sl.madgrad(0.05 + 1e-6), optax.contrib.madgrad(0.05), tolerances=(1e-7, 1e-7)),
+    Row(
+        "madgrad",
+        sl.contrib.madgrad(0.05 + 1e-6),
+        optax.contrib.madgrad(0.05),
+        tolerances=(1e-7, 1e-7),
+    ),
     Row(
         "madgrad numbers",
-        sl.madgrad(sl.schedules.linear(0.06, 0.03, 10), 0.5, 0.1, 0.01),
+        sl.contrib.madgrad(sl.schedules.linear(0.06, 0.03, 10), 0.5, 0.1, 0.01),
         optax.contrib.madgrad(widely(optax.linear_schedule(0.05, 0.02, 10)), 0.5, 0.1, 0.01),
         tolerances=(1e-7, 1e-7),
     ),

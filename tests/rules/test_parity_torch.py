@@ -64,10 +64,10 @@ def test_same_path_as_torch(rule, ours, options):
 
 
 PACKAGE = [
-    ("MADGRAD", sl.madgrad(0.05 + 1e-6), {"lr": 0.05}),
-    ("LaProp", sl.laprop(0.05, 0.8, 0.95), {"lr": 0.05, "betas": (0.8, 0.95)}),
-    ("MARS", sl.mars(0.05, weight_decay=0.1), {"lr": 0.05, "weight_decay": 0.1}),
-    ("MARS", sl.mars(0.05, 0.8, 0.9, 0.3), {"lr": 0.05, "betas": (0.8, 0.9), "gamma": 0.3}),
+    ("MADGRAD", sl.contrib.madgrad(0.05 + 1e-6), {"lr": 0.05}),
+    ("LaProp", sl.contrib.laprop(0.05, 0.8, 0.95), {"lr": 0.05, "betas": (0.8, 0.95)}),
+    ("MARS", sl.contrib.mars(0.05, weight_decay=0.1), {"lr": 0.05, "weight_decay": 0.1}),
+    ("MARS", sl.contrib.mars(0.05, 0.8, 0.9, 0.3), {"lr": 0.05, "betas": (0.8, 0.9), "gamma": 0.3}),
     ("StableAdamW", sl.stable_adamw(0.05), {"lr": 0.05, "weight_decay": 0.2}),
     (
         "StableAdamW",
@@ -104,7 +104,7 @@ def test_adam_mini_divides_by_heads_as_pytorch_optimizer_does(x64):
     package = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is in no extra")
     attention = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
     grads = gradients(attention, STEPS)
-    found, _ = slalom_trajectory(sl.adam_mini(0.05, weight_decay=0.1), attention, grads)
+    found, _ = slalom_trajectory(sl.contrib.adam_mini(0.05, weight_decay=0.1), attention, grads)
 
     def make(tensors):
         layer = torch.nn.Linear(4, 4, bias=False, dtype=torch.float64)
@@ -124,8 +124,8 @@ def test_galore_projects_the_shorter_side_as_pytorch_optimizer_does(shape, x64):
     start = jnp.asarray(np.random.default_rng(1).standard_normal(shape))
     grads = gradients(start, STEPS)
     # Once in all of these steps, since the package has another rhythm.
-    found, opt = slalom_trajectory(sl.galore(0.05, 2, scale=0.7), start, grads)
-    state = opt.state_of(sl.ScaleByGalore)
+    found, opt = slalom_trajectory(sl.contrib.galore(0.05, 2, scale=0.7), start, grads)
+    state = opt.state_of(sl.contrib.ScaleByGalore)
     assert [x.shape for x in jax.tree.leaves((state.projector, state.mu))] == [(1, 3, 2), (1, 2, 5)]
 
     def make(tensors):

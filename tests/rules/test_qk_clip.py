@@ -1,4 +1,4 @@
-"""`sl.QKClip` against attention whose logits are computed again, and against its formula."""
+"""QK-clip against attention whose logits are computed again, and against its formula."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ LOGITS = jnp.array([50.0, 200.0, 400.0, 90.0])
 
 def clipped(model, logits, **options):
     """The model after a step that only clips."""
-    opt = sl.Optimizer(STILL | sl.QKClip(100.0, **options), model)
+    opt = sl.Optimizer(STILL | sl.contrib.QKClip(100.0, **options), model)
     grads = jax.tree.map(jnp.zeros_like, model)
     return jax.jit(lambda opt: opt.step(model, grads, max_logits=logits)[0])(opt)
 
@@ -111,7 +111,7 @@ def test_logits_scale_by_exactly_the_factor_of_their_head(case):
     before = [logits_of(params, x) for params in one]
     largest = [np.max(logits, axis=(1, 2)) for logits in before]
     limit = float(np.median(largest))
-    clip = sl.QKClip(limit, heads=4, where=where, layout=layout, alpha=0.3)
+    clip = sl.contrib.QKClip(limit, heads=4, where=where, layout=layout, alpha=0.3)
     opt = sl.Optimizer(STILL | clip, layers)
     given = jnp.stack(largest) if stacked else list(map(jnp.asarray, largest))
     grads = jax.tree.map(jnp.zeros_like, layers)
@@ -126,7 +126,7 @@ def test_logits_scale_by_exactly_the_factor_of_their_head(case):
 
 
 PARAMS = {"b": jnp.ones(3), "k": jnp.full((4, 2), 2.0), "q": jnp.linspace(1, 2, 8).reshape(4, 2)}
-CLIP = sl.QKClip(100.0, heads=2, where={path("q"): "q", path("k"): "k"}, layout="oi")
+CLIP = sl.contrib.QKClip(100.0, heads=2, where={path("q"): "q", path("k"): "k"}, layout="oi")
 # Numbers that bfloat16 holds exactly.
 RULE = sl.sgd(0.1, momentum=0.5)
 QK = path("q") | path("k")
@@ -195,7 +195,7 @@ def test_the_training_step_takes_the_maximum_over_microbatches_and_scans():
     model = Attention(*(eqx.nn.Linear(4, 4, key=key) for key in keys[:2]))
     x = jax.random.normal(keys[2], (2, 8, 3, 4)) * 3
     where = {path("query.*"): "q", path("key.*"): "k"}
-    tx = sl.sgd(1e-3) | sl.QKClip(1.0, heads=2, where=where)
+    tx = sl.sgd(1e-3) | sl.contrib.QKClip(1.0, heads=2, where=where)
     loss_fn = functools.partial(attention_loss, False)
 
     def trained(weight, **options):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, gradients, lenient, sampled
+from helpers import assert_same_bits, gradients, lenient, public, sampled
 from slalom._core.fields.declare import hyperparameter_fields
 
 S = sl.schedules
@@ -18,7 +18,7 @@ S = sl.schedules
 
 def rules():
     """Every rule with a hyperparameter, and one such field: the first, the second and so on."""
-    for i, (name, cls) in enumerate(sorted(vars(sl).items())):
+    for i, (name, cls) in enumerate(sorted((vars(sl) | vars(sl.contrib)).items())):
         is_rule = inspect.isclass(cls) and issubclass(cls, sl.AbstractTransform)
         if not is_rule or inspect.isabstract(cls):
             continue
@@ -37,19 +37,19 @@ def made_with(cls, name, value):
 OTHERS = {
     sl.DifferentiallyPrivateAggregate: {"key": 0},
     sl.MeasureWithEma: {"measure": sl.tree.global_norm},
-    sl.QKClip: {"heads": 1, "where": {sl.where.everything(): "q:k"}, "layout": "oi"},
+    sl.contrib.QKClip: {"heads": 1, "where": {sl.where.everything(): "q:k"}, "layout": "oi"},
     sl.ScaleByBacktrackingLinesearch: {"max_backtracking_steps": 20, "slope_rtol": 0.9},
     sl.ScaleByZoomLinesearch: {"max_linesearch_steps": 20, "curv_rtol": 0.01, "slope_rtol": 0.4},
     sl.ScaleByLion: {"mode": "smooth"},
     sl.ScaleBySoap: {"precondition_frequency": 2},
     sl.ScaleByShampoo: {"precondition_frequency": 2},
-    sl.ScaleBySophia: {"clip_threshold": None, "update_interval": 2},
+    sl.contrib.ScaleBySophia: {"clip_threshold": None, "update_interval": 2},
 }
 
 
 PER_EXAMPLE = {
     sl.DifferentiallyPrivateAggregate,
-    sl.MeasureGradientNoise,
+    sl.contrib.MeasureGradientNoise,
     sl.PerExampleGlobalNormClip,
     sl.PerExampleLayerNormClip,
 }
@@ -112,7 +112,7 @@ def residual(params, x):
 def test_update_n_uses_the_schedule_at_n(rule):
     # Compared with giving each step's number by hand: the same bits. The values are computed
     # without rounding.
-    cls, name = getattr(sl, rule.partition(".")[0]), rule.partition(".")[2]
+    cls, name = public(rule.partition(".")[0]), rule.partition(".")[2]
     least = LEAST.get(rule, 0.0)
     schedule = S.linear(least + 0.75, least + 0.25, 4)
     values = schedule.values(8)

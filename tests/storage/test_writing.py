@@ -234,7 +234,7 @@ def test_losses_see_the_dtypes_of_the_model():
 def test_sophia_takes_the_curvature_of_the_model_at_full_parameters(estimator):
     seen, curvatures = [], []
 
-    class Curved(sl.ScaleBySophia):
+    class Curved(sl.contrib.ScaleBySophia):
         """Tells at which parameters it is asked for a curvature."""
 
         def update(self, updates, state, params=None, context=None):

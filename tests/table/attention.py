@@ -7,5 +7,5 @@ import slalom as sl
 PROJECTIONS = sl.where.leaf(lambda path, x: x.shape == (2, 3))
 
 WRAPPERS: dict[str, Any] = {
-    "QKClip": sl.sgd(0.1) | sl.QKClip(heads=1, where={PROJECTIONS: "q:k"}, layout="oi"),
+    "QKClip": sl.sgd(0.1) | sl.contrib.QKClip(heads=1, where={PROJECTIONS: "q:k"}, layout="oi"),
 }

@@ -8,13 +8,13 @@ matrices = sl.where.ndim(min=2)
 halving = sl.schedules.piecewise_constant(0.1, {1: 0.5, 2: 0.5})
 
 RULES: dict[str, Any] = {
-    "ScaleBySophia": sl.ScaleBySophia(update_interval=2, key=3),
-    "ScaleByIvon": sl.ScaleByIvon(100.0, b2=0.9, clip_radius=2.0, key=3),
+    "ScaleBySophia": sl.contrib.ScaleBySophia(update_interval=2, key=3),
+    "ScaleByIvon": sl.contrib.ScaleByIvon(100.0, b2=0.9, clip_radius=2.0, key=3),
 }
 
 RECIPES: dict[str, Any] = {
-    "sophia": sl.sophia(0.1, decay_where=matrices, clip_threshold=None),
-    "ivon": sl.ivon(halving, 100.0, b2=0.9),
+    "sophia": sl.contrib.sophia(0.1, decay_where=matrices, clip_threshold=None),
+    "ivon": sl.contrib.ivon(halving, 100.0, b2=0.9),
     "schedule_free_sgd": sl.schedule_free_sgd(0.1, weight_decay=0.1, decay_where=matrices),
     "schedule_free_adamw": sl.schedule_free_adamw(0.1, 2, weight_decay=0.1),
 }

@@ -185,7 +185,7 @@ PER_EXAMPLE = {
     "PerExampleGlobalNormClip": sl.PerExampleGlobalNormClip(1.0) | sl.adam(0.1),
     "PerExampleLayerNormClip": sl.PerExampleLayerNormClip(1.0),
     "PerExampleLayerNormClip, by size": sl.PerExampleLayerNormClip(1.0, uniform=False),
-    "MeasureGradientNoise": sl.MeasureGradientNoise(0.9) | sl.adam(0.1),
+    "MeasureGradientNoise": sl.contrib.MeasureGradientNoise(0.9) | sl.adam(0.1),
     "DifferentiallyPrivateAggregate": sl.DifferentiallyPrivateAggregate(1.0, 0.5, key=3),
 }
 """What takes a gradient for each example: `test_per_example.py` has its properties."""

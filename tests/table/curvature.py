@@ -14,14 +14,15 @@ RULES = {
     ),
     "ScaleByLevenbergMarquardt": sl.ScaleByLevenbergMarquardt(),
     "ScaleByLevenbergMarquardt, columns": sl.ScaleByLevenbergMarquardt(0.1, "columns"),
-    "ScaleBySelfScaledBroyden": sl.ScaleBySelfScaledBroyden() | sl.Scale(-0.1),
-    "ScaleBySelfScaledBroyden, plain": sl.ScaleBySelfScaledBroyden("plain") | sl.Scale(-0.1),
+    "ScaleBySelfScaledBroyden": sl.contrib.ScaleBySelfScaledBroyden() | sl.Scale(-0.1),
+    "ScaleBySelfScaledBroyden, plain": sl.contrib.ScaleBySelfScaledBroyden("plain")
+    | sl.Scale(-0.1),
 }
 
 RECIPES = {
     "gauss_newton": sl.gauss_newton(),
     "natural_gradient": sl.natural_gradient(0.1, max_norm=0.1),
-    "ss_broyden": sl.ss_broyden(),
+    "ss_broyden": sl.contrib.ss_broyden(),
     "levenberg_marquardt": sl.levenberg_marquardt(max_tries=3),
 }
 

@@ -16,11 +16,14 @@ RULES: dict[str, Any] = {
         ns_coeffs="polar_express", scale="match_rms_adamw", compute_dtype="bfloat16"
     ).mask(matrices),
     "Orthogonalize, balance": sl.Orthogonalize(balance=2).mask(matrices),
-    "CorrectByMars": sl.CorrectByMars().mask(matrices) | sl.Scale(-0.1),
-    "ScaleByDion": sl.ScaleByDion(0.5).mask(matrices) | sl.Scale(-0.1),
+    "CorrectByMars": sl.contrib.CorrectByMars().mask(matrices) | sl.Scale(-0.1),
+    "ScaleByDion": sl.contrib.ScaleByDion(0.5).mask(matrices) | sl.Scale(-0.1),
     "ScaleByRowRms": sl.ScaleByRowRms().mask(matrices),
     "RadialBrake, UpdateFloor, PinRadius": (
-        sl.RadialBrake() | sl.UpdateFloor(0.5) | sl.Scale(-0.1) | sl.PinRadius()
+        sl.contrib.RadialBrake()
+        | sl.contrib.UpdateFloor(0.5)
+        | sl.Scale(-0.1)
+        | sl.contrib.PinRadius()
     ).only(matrices),
     "NormalizeColumns": sl.NormalizeColumns(),
     "ScaleByFanIn": sl.ScaleByFanIn(),
@@ -30,6 +33,6 @@ RULES: dict[str, Any] = {
 RECIPES: dict[str, Any] = {
     "muon": sl.muon(0.1, weight_decay=0.1),
     "norm_muon": sl.norm_muon(0.1),
-    "dion": sl.dion(0.1, weight_decay=0.1),
+    "dion": sl.contrib.dion(0.1, weight_decay=0.1),
     "scion": sl.scion(1e-3),
 }

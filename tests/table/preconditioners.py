@@ -15,13 +15,14 @@ RULES: dict[str, Any] = {
         sl.ScaleBySoap(0.9, precondition_frequency=1, max_size=2, layout="io").mask(matrices)
         | sl.Scale(-0.1)
     ),
-    "ScaleByKlSoap": sl.ScaleByKlSoap(layout="io").mask(matrices) | sl.Scale(-0.1),
+    "ScaleByKlSoap": sl.contrib.ScaleByKlSoap(layout="io").mask(matrices) | sl.Scale(-0.1),
     "ScaleByKlSoap, one side": (
-        sl.ScaleByKlSoap(precondition_frequency=2, max_size=2, layout="io").mask(matrices)
+        sl.contrib.ScaleByKlSoap(precondition_frequency=2, max_size=2, layout="io").mask(matrices)
         | sl.Scale(-0.1)
     ),
     "ScaleBySplus": (
-        sl.ScaleBySplus(precondition_frequency=2, layout="io").mask(matrices) | sl.Scale(-0.1)
+        sl.contrib.ScaleBySplus(precondition_frequency=2, layout="io").mask(matrices)
+        | sl.Scale(-0.1)
     ),
     "ScaleByKron": sl.ScaleByKron(layout="io").mask(matrices) | sl.Scale(-0.1),
     "ScaleByKron, diagonal": (

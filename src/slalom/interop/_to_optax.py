@@ -68,10 +68,10 @@ def to_optax(
     a whole model. Its `update` needs `params` only if a link of `tx` does. If they are passed, the
     updates have their dtypes.
 
-    **Raises:** `TypeError` for anything but a transform, and `ValueError` for `sl.ivon`. `init` and
-    `update` raise what `sl.Optimizer` and `opt.update` raise. But a transform that passes some
-    gradients on, such as `sl.adam(1e-3).mask(where)`, only gives a warning: another one may follow
-    it in an `optax.chain`.
+    **Raises:** `TypeError` for anything but a transform, and `ValueError` for
+    `sl.contrib.ivon`. `init` and `update` raise what `sl.Optimizer` and `opt.update` raise. But a
+    transform that passes some gradients on, such as `sl.adam(1e-3).mask(where)`, only gives a
+    warning: another one may follow it in an `optax.chain`.
     """
     optax = import_optax("to_optax")
     if isinstance(tx, Optimizer):

@@ -15,6 +15,7 @@ import numpy as np
 
 from .._core.engine.matrices import matrices_or_none, refuse_unequal
 from .._core.text.messages import warn
+from .._core.text.printing import public_name
 from ..tree.paths import leaf_paths
 from ..tree.types import Params
 from ..where.layout import HEADS, Layout, layouts
@@ -116,7 +117,8 @@ def _known(rule: Any, params: Params, what: str) -> tuple[Layout, ...]:
             raise ValueError(
                 f"{who} does not know the {what} of '{path}', which has {len(layout.shape)} axes. "
                 "Say which axes are outputs (o) and inputs (i), for this array only: "
-                f"`sl.{who}(..., layout={{sl.where.path({path!r}): {letters!r}}})`."
+                f"`{public_name(type(rule))}(..., layout={{sl.where.path({path!r}): "
+                f"{letters!r}}})`."
             )
     return found
 
@@ -133,7 +135,8 @@ def warn_guessed(rule: Any, params: Params) -> None:
                 f"does, the layout {letters!r}: inputs before outputs. Equinox's own layers store "
                 "outputs first. To state the layout and silence this warning, write "
                 f"`__layout__ = {{{name!r}: {letters!r}}}` into the class {layout.module}, or "
-                f"`sl.{who}(..., layout={{sl.where.type({layout.module}): {letters!r}}})`."
+                f"`{public_name(type(rule))}(..., layout={{sl.where.type({layout.module}): "
+                f"{letters!r}}})`."
             )
 
 

@@ -151,7 +151,7 @@ EMPTY = {
     .drive({"learning_rate": sl.schedules.ReduceOnPlateau(0.1, patience=1)})
     .every_k(2),
     "terms": sl.sgd(0.1).combine(sl.combine.ReLoBRaLo(), ("a", "b")).every_k(2),
-    "a posterior": sl.ivon(0.1, 10).every_k(2),
+    "a posterior": sl.contrib.ivon(0.1, 10).every_k(2),
 }
 
 

@@ -18,6 +18,7 @@ from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.layout import Layout, Matrix, layouts
 from ..state.marks import params_like_fields
+from ..text.printing import public_name
 from .batches import Batch, batches, is_small, joined
 
 # --- which matrices ---------------------------------------------------------------------------
@@ -54,7 +55,7 @@ def layouts_in_blocks(rule: Any, params: Params) -> tuple[Layout, ...]:
 def _check_matrices(rule: Any, params: Params, found: Sequence[Layout]) -> None:
     for path, layout in zip(leaf_paths(params), found, strict=True):
         if layout.matrix is None:
-            raise ValueError(_not_a_matrix(type(rule).__name__, path, layout))
+            raise ValueError(_not_a_matrix(type(rule), path, layout))
 
 
 def refuse_unequal(who: str, params: Params, found: Sequence[Layout]) -> None:
@@ -88,21 +89,22 @@ def for_each_matrix(
     return structure.unflatten([at_leaf(m, x) for m, x in zip(found, leaves, strict=True)])
 
 
-def _not_a_matrix(who: str, path: str, layout: Layout) -> str:
+def _not_a_matrix(rule: type, path: str, layout: Layout) -> str:
     reason = layout.not_a_matrix
-    message = f"{who} takes matrices, and '{path}' is {reason}. "
+    message = f"{rule.__name__} takes matrices, and '{path}' is {reason}. "
     letters = {2: "io", 3: "sio", 4: "oikk", 5: "oikkk"}.get(len(layout.shape))
     where = f"sl.where.path({path!r})" if path else "sl.where.everything()"
     if letters is not None and (layout.letters is None or layout.guessed or layout.axes("v")):
         message += (
             "If it is a matrix to you, say which axes are outputs (o), inputs (i), a kernel (k) "
-            f"and a stack (s): `sl.{who}(..., layout={{{where}: {letters!r}}})`. Otherwise g"
+            f"and a stack (s): `{public_name(rule)}(..., layout={{{where}: {letters!r}}})`. "
+            "Otherwise g"
         )
     else:
         message += "G"
     return (
         f"{message}ive it another rule: "
-        f"`sl.adamw(1e-3).partition({{sl.where.matrix(): sl.{who}(...) | "
+        f"`sl.adamw(1e-3).partition({{sl.where.matrix(): {public_name(rule)}(...) | "
         "sl.ScaleByLearningRate(1e-3)})`."
     )
 

@@ -71,41 +71,6 @@ class AbstractScopeMethods(AbstractDeclared):
         return Partition.by_cases(self, others, names)
 
     @advise_keywords
-    def transfer(
-        self, model: Any, base: Any, layout: Any | None = None
-    ) -> "slalom.AbstractTransform":
-        """Carries learning rates that suit a narrow model over to a wide one (μP).
-
-        The factors of `sl.mup` come right after each rule and before the decay, which stays as it
-        is. Each rule has its own: `sl.soap(3e-3)` those of SOAP for matrices, and those of Adam for
-        the rest.
-
-        ```python
-        >>> make = lambda width: eqx.nn.MLP(2, 1, width, depth=1, key=jax.random.key(0))
-        >>> sl.adamw(1e-3, weight_decay=0.1).transfer(make(64), base=make(16))
-        (
-            sl.ScaleByAdam()
-            | sl.ScaleBy({sl.where.path('layers.1.weight'): 0.25})
-            | sl.AddDecayedWeights(weight_decay=0.1)
-            | sl.ScaleByLearningRate(0.001)
-        )
-
-        ```
-
-        **Arguments:**
-
-        - `model`: the model, or its shapes.
-        - `base`: the model, or its shapes, at the width at which the learning rate was found.
-        - `layout`: as in `sl.mup`, for rules without a `layout` of their own.
-
-        **Returns:** this transform with `sl.ScaleBy` links. A rule that `sl.mup` does not know is
-        refused.
-        """
-        from ...wrappers.scope.transfer import transfer
-
-        return transfer(self, model, base, layout)
-
-    @advise_keywords
     def maximize(self) -> "slalom.wrappers.Maximize":
         """Maximizes the loss with this transform, which would otherwise descend.
 

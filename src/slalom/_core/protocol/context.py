@@ -33,7 +33,7 @@ class Context(eqx.Module):
     - `residuals`: the loss as a function of the parameters that can be linearized by rows, as
         `loss_fn.on(x, y)` of an `sl.LeastSquares` returns it.
     - `terms`: the terms of the loss, an `sl.combine.Terms`.
-    - `max_logits`: the largest attention logits of each head, as `sl.QKClip` takes them.
+    - `max_logits`: the largest attention logits of each head, as `sl.contrib.QKClip` takes them.
     - `key`: a PRNG key for this step.
     - `weight`: the weight of this mini-batch in a mean over several, a scalar.
     - `per_param`: parameter-shaped trees by name. Masks and partitions restrict them to the leaves

@@ -56,7 +56,7 @@ class Loss(NamedTuple):
     | what is asked | by |
     |---|---|
     | `"scaled"`: the gradients of a multiple of the loss | `.scale_loss()` |
-    | `"sampled"`: gradients at a sample of the parameters | `sl.ivon` |
+    | `"sampled"`: gradients at a sample of the parameters | `sl.contrib.ivon` |
     | `"examples"`: the gradients of single examples | a first link that is `per_example` |
     | `"combined"`: the gradient of a weighted sum of its terms | `.combine` |
     | `"recalled"`: the gradient that the last step has computed | a line search at the end |

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool
 
 from ...tree.types import Gradients, Params, Updates
 from ..state.walk import segments, transforms
+from ..text.printing import public_name
 from .context import Context
 from .parts import Part
 from .transform import AbstractTransform, State, advise_inputs
@@ -127,11 +128,11 @@ def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> No
 
     - `inner`: what is inside the wrapper.
     - `method`: the method that makes the wrapper, such as `".graft"`.
-    - `remedy`: what to write instead, where `{link}` is the class of the constraint.
+    - `remedy`: what to write instead, where `{link}` is the code of the constraint's class.
     """
     for part in transforms(inner):
         if part.module.constrains:
-            link = type(part.module).__name__
+            link = public_name(type(part.module))
             raise ValueError(
                 f"'{part.name}' cannot be inside `{method}`: its updates take the parameters to "
                 "where it wants them only if they are added unchanged. " + remedy.format(link=link)

@@ -11,6 +11,7 @@ from ..methods.fluent import FLUENT
 from ..state.walk import parts
 from .advice import elsewhere, renamed, similar
 from .messages import PACKAGE
+from .printing import public_name
 
 _LEFT_TO_OPTAX = frozenset(
     [
@@ -47,7 +48,7 @@ _LEFT_TO_OPTAX = frozenset(
 """Names of Optax for things that are not optimization: losses above all."""
 
 _MODULES = (
-    *("checkpoint", "codecs", "fields", "projections"),
+    *("checkpoint", "codecs", "contrib", "fields", "projections"),
     *("schedules", "tree", "where", "wrappers"),
 )
 """The modules whose names are suggested."""
@@ -154,7 +155,7 @@ def frozen(owner: Any, name: str) -> AttributeError:
     names = [field.name for field in dataclasses.fields(owner)]
     kind, has = type(owner).__name__, name in names
     make = (
-        f" Make another one, `sl.{kind}({name}=...)`, or"
+        f" Make another one, `{public_name(type(owner))}({name}=...)`, or"
         if has
         else f"{renamed(name, names)} You can"
     )

@@ -138,10 +138,10 @@ def constructor_call(module: Any, **values: Any) -> Call:
 
     if not all(p.kind not in _VARIADIC and is_kept(p.name) for p in parameters):
         # An `__init__` that keeps its arguments under other names.
-        return Call(_public_name(cls), (), {name: getattr(module, name) for name in fields})
+        return Call(public_name(cls), (), {name: getattr(module, name) for name in fields})
     required = [p.name for p in parameters if p.default is _EMPTY]
     positional = required if len(required) == 1 else []
-    return Call(_public_name(cls), *_arguments(parameters, module, values, positional))
+    return Call(public_name(cls), *_arguments(parameters, module, values, positional))
 
 
 def method_call(module: Any, receiver: Any, method: Callable[..., Any], **values: Any) -> Call:
@@ -178,7 +178,7 @@ def _arguments(
     return args, kwargs
 
 
-def _public_name(cls: type) -> str:
+def public_name(cls: type) -> str:
     """The name that code uses for a class: the library's own are reached through `sl`."""
     package, _, rest = cls.__module__.partition(".")
     if package != PACKAGE:

@@ -155,11 +155,11 @@ class AbstractBound(AbstractPrinted):
         return self._with_params(model, evaluated)
 
     def sample_params(self, model: Model, key: Any = None) -> Model:
-        """Returns the model with parameters that are drawn from the posterior of `sl.ivon`.
+        """Returns the model with parameters that are drawn from the posterior of `sl.contrib.ivon`.
 
         ```python
         >>> model = {"w": jnp.zeros(2)}
-        >>> opt = sl.Optimizer(sl.ivon(0.1, ess=100), model)
+        >>> opt = sl.Optimizer(sl.contrib.ivon(0.1, ess=100), model)
         >>> opt.sample_params(model, jax.random.key(0))["w"].shape
         (2,)
 
@@ -178,7 +178,8 @@ class AbstractBound(AbstractPrinted):
         """
         if not asked(self.transform).by("sampled"):
             raise ValueError(
-                "This optimizer has no posterior to draw parameters from. Train with `sl.ivon`."
+                "This optimizer has no posterior to draw parameters from. Train with "
+                "`sl.contrib.ivon`."
             )
 
         def drawn(transform: AbstractTransform, state: Any, params: Params) -> Params:

@@ -30,7 +30,7 @@ class LossResult(NamedTuple):
     """The weight of each microbatch, where the arrays of `aux` have a first axis for them."""
 
     def max_logits(self, stacked: int) -> PyTree | None:
-        """The largest attention logits that the loss returns for `sl.QKClip`, if it does.
+        """The largest attention logits that the loss returns for `sl.contrib.QKClip`, if it does.
 
         **Arguments:**
 

@@ -205,7 +205,7 @@ def train_step(
         `eqx.nn.State` and arrays that the loss itself carries stay as they are. Gradients have the
         dtypes of the parameters. Defaults to the dtypes as they are.
     - `sampled_loss_fn`: for transforms that estimate the curvature from labels which are drawn from
-        the model, such as `sl.sophia` with `"gauss_newton_bartlett"`. It is called as
+        the model, such as `sl.contrib.sophia` with `"gauss_newton_bartlett"`. It is called as
         `sampled_loss_fn(model, key, *args, **kwargs)`, in the steps that make an estimate, and
         returns the mean of the loss over drawn labels, and the number of them.
 

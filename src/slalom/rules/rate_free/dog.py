@@ -94,66 +94,6 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
         return {"max_dist": state.max_dist}
 
 
-class ScaleByDowgState(eqx.Module):
-    """The state of `ScaleByDowg`."""
-
-    estim_sq_dist: Float[Array, ""] = until_reset()
-    weighted_sq_norm_grads: Float[Array, ""] = until_reset()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
-
-
-class ScaleByDowg(AbstractRule[ScaleByDowgState]):
-    """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
-
-        Dₜ = max(Dₜ₋₁, ‖pₜ − p₀‖²),   Vₜ = Vₜ₋₁ + Dₜ·‖gₜ‖²
-        uₜ = Dₜ / (√Vₜ + ε) · gₜ
-
-    The norms are those of all leaves together that this transform sees, so under `.partition` each
-    group has its own step size. It replaces a learning rate: `sl.ScaleByDowg() | sl.Scale(-1.0)`
-    descends.
-
-    Sums are stored in at least float32, and p₀ in the parameter's own dtype, which is exact. The
-    square of a huge norm stays finite, so later steps do not vanish.
-
-    **Arguments:**
-
-    - `init_estim_sq_dist`: D₋₁, a guess of the squared distance to the solution, > 0. Defaults to
-        ε. It should be too small rather than too large.
-    - `eps`: ε, > 0.
-
-    ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
-    """
-
-    init_estim_sq_dist: Hyperparameter | None = hyperparameter(None, within="(0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-4, within="(0, inf)")
-
-    over: ClassVar[str] = "sums"
-    needs: ClassVar[tuple[str, ...]] = ("params",)
-    keeps_zeros: ClassVar[bool] = True
-
-    def init(self, params: Params) -> ScaleByDowgState:
-        tree.check_inexact(params)
-        dtype = sum_dtype(params)
-        now = self.at(Context(step=0))
-        first = now.eps if now.init_estim_sq_dist is None else now.init_estim_sq_dist
-        return ScaleByDowgState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
-
-    def measure(self, now, g, leaf):
-        return _squares(g, leaf)
-
-    def finish(self, now, sums, state):
-        distance = state.estim_sq_dist = jnp.maximum(state.estim_sq_dist, bounded(sums.distance))
-        squares = tree.bounded(state.weighted_sq_norm_grads + distance * bounded(sums.square))
-        state.weighted_sq_norm_grads = squares
-        now.factor = distance / (tree.root(squares) + now.eps)
-
-    def direction(self, now, g, leaf):
-        return g * now.factor
-
-    def metrics(self, state: ScaleByDowgState) -> dict[str, Array]:
-        return {"estim_sq_dist": state.estim_sq_dist}
-
-
 def _squares(g: Array, leaf: Any) -> dict[str, Array]:
     """The squares of the distance traveled and of the gradient."""
     distance = jnp.sum(tree.abs_squared(leaf.p - leaf.init_params))
@@ -195,35 +135,3 @@ def dog(
     return chain(
         *links, ScaleByDog(init_step, eps, init_step_type), ScaleByLearningRate(learning_rate)
     )
-
-
-@advise_keywords
-def dowg(
-    learning_rate: Hyperparameter = 1.0,
-    init_estim_sq_dist: Hyperparameter | None = None,
-    eps: Hyperparameter = 1e-4,
-    weight_decay: Hyperparameter | None = None,
-    decay_where: WhereLike | None = None,
-) -> AbstractTransform:
-    """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
-
-        p ↦ p − η·D / (√V + ε)·g
-
-    D is the squared distance traveled, and V the sum of D·‖g‖².
-
-    With weight decay, g is the gradient plus λ·p.
-
-    **Arguments:**
-
-    - `learning_rate`: η, a factor of the step size; 1 in the paper.
-    - `weight_decay`: λ, ≥ 0. Defaults to no decay.
-    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByDowg`.
-
-    **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDowg` and
-    `ScaleByLearningRate`.
-
-    ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
-    """
-    links = [] if weight_decay is None else [decayed(weight_decay, decay_where)]
-    return chain(*links, ScaleByDowg(init_estim_sq_dist, eps), ScaleByLearningRate(learning_rate))

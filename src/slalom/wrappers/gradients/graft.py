@@ -73,7 +73,7 @@ class Graft(AbstractWrapper[GraftState]):
         refuse_constraints(
             self,
             ".graft",
-            "Write it after `.graft`: `direction.graft(magnitude) | sl.{link}(...)`.",
+            "Write it after `.graft`: `direction.graft(magnitude) | {link}(...)`.",
         )
         for part in (*parts(self.inner), *parts(self.magnitude)):
             if isinstance(part.module, AbstractParameterWriter | Write):

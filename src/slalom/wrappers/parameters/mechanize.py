@@ -84,7 +84,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
         refuse_constraints(
             self.inner,
             ".mechanize",
-            "Write it after `.mechanize`: `tx.mechanize(...) | sl.{link}(...)`.",
+            "Write it after `.mechanize`: `tx.mechanize(...) | {link}(...)`.",
         )
         for part in parts(self.inner):
             if isinstance(part.module, AbstractParameterWriter | Write):

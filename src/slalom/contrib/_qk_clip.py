@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
-from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK
-from ..._core.protocol.stateless import AbstractStatelessTransform
-from ..._core.protocol.traits import Merge
-from ...tree.dtypes import canonical_float
-from ...tree.types import Params, Updates
-from ...where.layout import Layout, LayoutLike, as_layout, layout_of
-from ...where.resolve import Cases, Leaf, Where, resolve
-from .._layout import warn_guessed
+from .. import tree
+from .._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
+from .._core.protocol.context import Context
+from .._core.protocol.parts import CHECK
+from .._core.protocol.stateless import AbstractStatelessTransform
+from .._core.protocol.traits import Merge
+from ..rules._layout import warn_guessed
+from ..tree.dtypes import canonical_float
+from ..tree.types import Params, Updates
+from ..where.layout import Layout, LayoutLike, as_layout, layout_of
+from ..where.resolve import Cases, Leaf, Where, resolve
 
 _PART = re.compile(r"([1-9]\d*)?([qkvr])")
 _PARTS = re.compile(r"(?:([1-9]\d*)\((.+)\)|([^()]+))")
@@ -91,10 +91,10 @@ class QKClip(AbstractStatelessTransform):
     S is the largest logit of a head in the batch, as the loss computed it before the step. The
     logits of that head are multiplied by γ, which makes the largest one τ, apart from the step. The
     factors act on the sum of the weights and their update, so this is the last link of a chain:
-    `sl.muon(0.02) | sl.QKClip(100.0, heads=8, where=where)`. With `.write` the weights in full
-    precision are scaled. Heads below the limit, and those whose S is not finite, stay as they are.
-    Where several heads of queries share keys, S is the largest of theirs. With normalized queries
-    and keys it has no effect.
+    `sl.muon(0.02) | sl.contrib.QKClip(100.0, heads=8, where=where)`. With `.write` the weights in
+    full precision are scaled. Heads below the limit, and those whose S is not finite, stay as they
+    are. Where several heads of queries share keys, S is the largest of theirs. With normalized
+    queries and keys it has no effect.
 
     The loss returns the logits: `(loss, {"max_logits": S})`, with `has_aux=True`. S is an array of
     layers × heads, or any tree of arrays whose last axis is the heads, with the layers in the order
@@ -117,7 +117,7 @@ class QKClip(AbstractStatelessTransform):
     >>> where = {sl.where.path("query.*"): "q", sl.where.path("key.*"): "k"}
     >>> keys = jax.random.split(jax.random.key(0))
     >>> model = Attention(*(eqx.nn.Linear(4, 4, key=key) for key in keys))
-    >>> opt = sl.Optimizer(sl.sgd(0.1) | sl.QKClip(100.0, heads=2, where=where), model)
+    >>> opt = sl.Optimizer(sl.sgd(0.1) | sl.contrib.QKClip(100.0, heads=2, where=where), model)
     >>> model, opt, (loss, aux) = step(model, opt, jnp.ones((8, 3, 4)))
 
     ```

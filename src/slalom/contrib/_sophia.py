@@ -9,25 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
-from ... import tree
-from ..._core.fields.declare import (
+from .. import tree
+from .._core.fields.declare import (
     Hyperparameter,
     choice_field,
     count_field,
     dtype_field,
     hyperparameter,
 )
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform, missing
-from ..._core.state.marks import param_like, per_leaf
-from ..._core.text.advice import advise_keywords
-from ...tree.paths import leaf_paths
-from ...tree.types import Params, Updates
-from ...where.resolve import WhereLike
-from ..momentum.momentum import first_moment
-from ..shaping.decay import decayed_descent
+from .._core.fields.keys import as_key_data, fresh_key_data, key_field
+from .._core.protocol.chain import chain
+from .._core.protocol.context import Context
+from .._core.protocol.transform import AbstractTransform, missing
+from .._core.state.marks import param_like, per_leaf
+from .._core.text.advice import advise_keywords
+from ..rules.momentum.momentum import first_moment
+from ..rules.shaping.decay import decayed_descent
+from ..tree.paths import leaf_paths
+from ..tree.types import Params, Updates
+from ..where.resolve import WhereLike
 
 
 class ScaleBySophiaState(eqx.Module):
@@ -246,7 +246,7 @@ def sophia(
     ... def step(model, x):
     ...     return jnp.mean((x @ model["w"] - 1) ** 2)
     >>> model = {"w": jnp.ones(2)}
-    >>> opt = sl.Optimizer(sl.sophia(1e-3), model)
+    >>> opt = sl.Optimizer(sl.contrib.sophia(1e-3), model)
     >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)))
 
     ```
@@ -263,7 +263,7 @@ def sophia(
     ...     return loss_fn(model, x, drawn), drawn.size
     >>> step = sl.train_step(loss_fn, sampled_loss_fn=sampled_loss_fn)
     >>> model = {"w": jnp.zeros((2, 3))}
-    >>> tx = sl.sophia(1e-3, gamma=0.05, estimator="gauss_newton_bartlett")
+    >>> tx = sl.contrib.sophia(1e-3, gamma=0.05, estimator="gauss_newton_bartlett")
     >>> opt = sl.Optimizer(tx, model)
     >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)), jnp.array([0, 1, 2, 0]))
 

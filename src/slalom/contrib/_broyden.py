@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import choice_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.residuals import from_vector, to_vector
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf, until_reset
-from ..._core.text.advice import advise_keywords
-from ...tree.types import Params, Scalar, Updates
-from ..shaping.scale import Scale
-from ._fields import first_scale, kept, last_changes
-from ._system import check_size, dtype_and_size
-from .lbfgs import _ZOOM
+from .. import tree
+from .._core.fields.declare import choice_field
+from .._core.protocol.chain import chain
+from .._core.protocol.context import Context
+from .._core.protocol.residuals import from_vector, to_vector
+from .._core.protocol.transform import AbstractTransform
+from .._core.state.marks import param_like, per_leaf, until_reset
+from .._core.text.advice import advise_keywords
+from ..rules.curvature._fields import first_scale, kept, last_changes
+from ..rules.curvature._system import check_size, dtype_and_size
+from ..rules.curvature.lbfgs import _ZOOM
+from ..rules.shaping.scale import Scale
+from ..tree.types import Params, Scalar, Updates
 
 
 class ScaleBySelfScaledBroydenState(eqx.Module):
@@ -48,8 +48,8 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
     family also choose φ. On full-batch problems in float64, such as physics-informed networks, this
     reaches much smaller losses than BFGS.
 
-    Use it with a line search, as in `sl.ss_broyden`, with nothing in between: b assumes that the
-    last step went along its updates. The first update starts from a multiple of the identity, and
+    Use it with a line search, as in `ss_broyden`, with nothing in between: b assumes that the last
+    step went along its updates. The first update starts from a multiple of the identity, and
     the first direction is as long as that of L-BFGS. A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖, where ε is the
     machine epsilon, changes nothing. If the parameters did not move, as after a failed line search,
     H is reset, and the next direction is the gradient. Complex parameters count as pairs of real
@@ -189,7 +189,7 @@ def ss_broyden(
     >>> def rosenbrock(p):
     ...     return 100 * (p["y"] - p["x"] ** 2) ** 2 + (1 - p["x"]) ** 2
     >>> params = {"x": jnp.array(0.0), "y": jnp.array(0.0)}
-    >>> found = sl.minimize(rosenbrock, sl.ss_broyden(), params, max_steps=50, tol=1e-3)
+    >>> found = sl.minimize(rosenbrock, sl.contrib.ss_broyden(), params, max_steps=50, tol=1e-3)
     >>> bool(found.loss < 1e-6)
     True
 

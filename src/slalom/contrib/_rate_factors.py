@@ -17,21 +17,21 @@ from .._core.fields.declare import check_number
 from .._core.protocol.chain import Identity
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.messages import warn
+from ..rules.adaptive._adam import AbstractAdam
+from ..rules.adaptive.adam import ScaleByAdam
+from ..rules.adaptive.adan import ScaleByAdan
+from ..rules.low_memory.adafactor import ScaleByFactoredRms
+from ..rules.low_memory.rms import ScaleByRms, ScaleByStddev
+from ..rules.matrices.kron import ScaleByKron
+from ..rules.matrices.orthogonalize import Orthogonalize
+from ..rules.matrices.shampoo import ScaleByShampoo
+from ..rules.matrices.soap import AbstractInEigenbasis, ScaleBySoap
+from ..rules.momentum.sign import ScaleByLion, ScaleBySign
 from ..tree.paths import dotted, glob_pattern, leaf_paths
 from ..where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
 from ..where.resolve import Leaf, Where, WhereLike, as_where, mask
 from ..where.selectors import path as at_path
-from .adaptive._adam import AbstractAdam
-from .adaptive.adam import ScaleByAdam
-from .adaptive.adan import ScaleByAdan
-from .low_memory.adafactor import ScaleByFactoredRms
-from .low_memory.rms import ScaleByRms, ScaleByStddev
-from .matrices.dion import ScaleByDion
-from .matrices.kron import ScaleByKron
-from .matrices.orthogonalize import Orthogonalize
-from .matrices.shampoo import ScaleByShampoo
-from .matrices.soap import AbstractInEigenbasis, ScaleBySoap
-from .momentum.sign import ScaleByLion, ScaleBySign
+from ._dion import ScaleByDion
 
 # --- layer-wise decay -------------------------------------------------------------------------
 
@@ -46,9 +46,9 @@ def layerwise_decay(
 
     ```python
     >>> model = eqx.nn.MLP(2, 1, width_size=4, depth=2, key=jax.random.key(0))
-    >>> sl.layerwise_decay(model, 0.5)
+    >>> sl.contrib.layerwise_decay(model, 0.5)
     {sl.where.path('layers.0.**'): 0.25, sl.where.path('layers.1.**'): 0.5}
-    >>> tx = sl.adamw(1e-3) | sl.ScaleBy(sl.layerwise_decay(model, 0.5))
+    >>> tx = sl.adamw(1e-3) | sl.ScaleBy(sl.contrib.layerwise_decay(model, 0.5))
 
     ```
 
@@ -168,20 +168,21 @@ def mup(
     `"match_rms_adamw"` a smaller one. In `"soap"` and `"kron"` a side of length n without a factor
     of its own contributes another factor of 1 / √n. Both transfer less exactly than the others:
     their first updates are larger in wider models. What is grafted has the factor of the magnitude.
-    `tx.transfer(model, base)` finds the rules of an optimizer, and puts all factors in place.
+    `sl.contrib.transfer(tx, model, base)` finds the rules of an optimizer, and puts all factors in
+    place.
 
     ```python
     >>> def make(width):
     ...     return eqx.nn.MLP(2, 1, width, depth=2, key=jax.random.key(0))
     >>> model, base = make(64), eqx.filter_eval_shape(make, 16)
-    >>> sl.mup(model, base)
+    >>> sl.contrib.mup(model, base)
     {sl.where.path('layers.1.weight') | sl.where.path('layers.2.weight'): 0.25}
-    >>> tx = sl.adam(1e-3) | sl.ScaleBy(sl.mup(model, base))
+    >>> tx = sl.adam(1e-3) | sl.ScaleBy(sl.contrib.mup(model, base))
 
     ```
 
     With weight decay, put it right after the rule, so that the decay is the same for all widths, as
-    `sl.adamw(1e-3).transfer(model, base)` does.
+    `sl.contrib.transfer(sl.adamw(1e-3), model, base)` does.
 
     Learning rates are a part of μP. The initial values are up to you: the variance of hidden
     weights must fall as 1 / inputs, as it does in Equinox's layers, and that of the last layer as 1
@@ -229,7 +230,8 @@ def mup(
                 f"mup does not know how {wide.module} stores '{path}', and assumes, as Optax does, "
                 f"the layout {letters!r}: inputs before outputs. To state the layout and silence "
                 f"this warning, write `__layout__ = {{{name!r}: {letters!r}}}` into the class "
-                f"{wide.module}, or `sl.mup(..., layout={{sl.where.path({path!r}): {letters!r}}})`."
+                f"{wide.module}, or `sl.contrib.mup(..., layout={{sl.where.path({path!r}): "
+                f"{letters!r}}})`."
             )
         factors = [
             _factor(known, inputs, outputs, one.matrix, other.matrix)

@@ -2,14 +2,14 @@
 
 from typing import Any, ClassVar
 
-from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
-from ...where.resolve import Where, WhereLike
-from ..shaping.decay import decay_mask, where_field
-from .adam import ScaleByAdam
+from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.protocol.chain import chain
+from .._core.protocol.rule import AbstractRule
+from .._core.protocol.transform import AbstractTransform
+from .._core.text.advice import advise_keywords
+from ..rules.adaptive.adam import ScaleByAdam
+from ..rules.shaping.decay import decay_mask, where_field
+from ..where.resolve import Where, WhereLike
 
 
 class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
@@ -88,7 +88,7 @@ def adamc(
 
     ```python
     >>> schedule = sl.schedules.cosine_decay(3e-3, decay_steps=1_000)
-    >>> tx = sl.adamc(schedule, max_learning_rate=3e-3, weight_decay=0.1)
+    >>> tx = sl.contrib.adamc(schedule, max_learning_rate=3e-3, weight_decay=0.1)
 
     ```
 

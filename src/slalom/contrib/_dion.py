@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from ... import tree
-from ..._core.engine.matrices import matrices, matrices_or_none
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.parts import CHECK
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_param
-from ..._core.text.advice import advise_keywords
-from ...tree.paths import leaf_paths
-from ...tree.types import Params
-from ...where.layout import LayoutLike, Matrix
-from ...where.resolve import WhereLike
-from .._layout import check_scale, scale_of, warn_guessed
-from ..momentum.momentum import first_moment
-from ..shaping.scale import ScaleByLearningRate
-from ._kronecker import adjoint, times_adjoint
-from ._routing import chosen, decay_if_any, with_adam_elsewhere
-from .orthogonalize import _default_adam_rate
+from .. import tree
+from .._core.engine.matrices import matrices, matrices_or_none
+from .._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from .._core.fields.keys import as_key_data, fresh_key_data, key_field
+from .._core.protocol.chain import chain
+from .._core.protocol.parts import CHECK
+from .._core.protocol.rule import AbstractRule
+from .._core.protocol.transform import AbstractTransform
+from .._core.state.marks import param_like, per_param
+from .._core.text.advice import advise_keywords
+from ..rules._layout import check_scale, scale_of, warn_guessed
+from ..rules.matrices._kronecker import adjoint, times_adjoint
+from ..rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere
+from ..rules.matrices.orthogonalize import _default_adam_rate
+from ..rules.momentum.momentum import first_moment
+from ..rules.shaping.scale import ScaleByLearningRate
+from ..tree.paths import leaf_paths
+from ..tree.types import Params
+from ..where.layout import LayoutLike, Matrix
+from ..where.resolve import WhereLike
 
 
 def _check_fraction(name: str, value: Any) -> None:
@@ -87,7 +87,7 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
 
     ```python
     >>> layer = eqx.nn.Linear(64, 256, key=jax.random.key(0))
-    >>> tx = sl.ScaleByDion(0.25, scale=None).mask(sl.where.matrix())
+    >>> tx = sl.contrib.ScaleByDion(0.25, scale=None).mask(sl.where.matrix())
     >>> updates, _ = tx.update(layer, tx.init(layer))
     >>> jnp.linalg.matrix_rank(updates.weight).item()
     16
@@ -256,9 +256,14 @@ def dion(
     `ScaleByLearningRate`, and of AdamW.
 
     ```python
-    >>> sl.dion(0.02, 0.5)
+    >>> sl.contrib.dion(0.02, 0.5)
     (sl.ScaleByAdam() | sl.ScaleByLearningRate(0.0003)).partition(
-        {sl.where.matrix(): sl.ScaleByDion(rank_fraction=0.5) | sl.ScaleByLearningRate(0.02)},
+        {
+            sl.where.matrix(): (
+                sl.contrib.ScaleByDion(rank_fraction=0.5)
+                | sl.ScaleByLearningRate(0.02)
+            )
+        },
         names=('dion',)
     )
 

@@ -1,27 +1,30 @@
 """Learning rates that carry over from a narrow model to a wide one."""
 
+from typing import Any
+
 import equinox as eqx
 from jaxtyping import PyTree
 
-from ..._core.protocol.chain import Chain, Identity
-from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.state.walk import inner_transforms, transforms
-from ...rules.matrices.matrix_norms import ScaleByRowRms
-from ...rules.measuring.check_finite import CheckFinite
-from ...rules.measuring.monitor import Monitor
-from ...rules.momentum.momentum import Ema, Trace
-from ...rules.rate_factors import mup, rule_of, trainable
-from ...rules.shaping.cautious import Cautious
-from ...rules.shaping.clip import Clip, ClipByGlobalNorm
-from ...rules.shaping.constrain import SetToZero
-from ...rules.shaping.decay import AddDecayedWeights
-from ...rules.shaping.scale import Scale, ScaleByLearningRate, ScaleBySchedule
-from ...rules.shaping.scale_by import ScaleBy
-from ...rules.shaping.zclip import ZClip
-from ...where.layout import LayoutLike
-from ..gradients.graft import Graft
+from .._core.protocol.chain import Chain, Identity
+from .._core.protocol.parts import Part
+from .._core.protocol.transform import AbstractTransform
+from .._core.protocol.wrapper import AbstractWrapper
+from .._core.state.walk import inner_transforms, transforms
+from .._core.text.advice import advise_keywords
+from ..rules.matrices.matrix_norms import ScaleByRowRms
+from ..rules.measuring.check_finite import CheckFinite
+from ..rules.measuring.monitor import Monitor
+from ..rules.momentum.momentum import Ema, Trace
+from ..rules.shaping.cautious import Cautious
+from ..rules.shaping.clip import Clip, ClipByGlobalNorm
+from ..rules.shaping.constrain import SetToZero
+from ..rules.shaping.decay import AddDecayedWeights
+from ..rules.shaping.scale import Scale, ScaleByLearningRate, ScaleBySchedule
+from ..rules.shaping.scale_by import ScaleBy
+from ..rules.shaping.zclip import ZClip
+from ..where.layout import LayoutLike
+from ..wrappers.gradients.graft import Graft
+from ._rate_factors import mup, rule_of, trainable
 
 _AFTER = (AddDecayedWeights, ScaleByLearningRate, SetToZero)
 """What the factors stand in front of, if there is no rule that they stand behind."""
@@ -45,10 +48,36 @@ _NEUTRAL = (
 """Links that leave the dependence of updates on the width as it is, or that SGD may have."""
 
 
+@advise_keywords
 def transfer(
-    tx: AbstractTransform, model: PyTree, base: PyTree, layout: LayoutLike
+    tx: AbstractTransform, model: Any, base: Any, layout: LayoutLike = None
 ) -> AbstractTransform:
-    """The transform with the factors of `mup` behind each of its rules."""
+    """Carries learning rates that suit a narrow model over to a wide one (μP).
+
+    The factors of `mup` come right after each rule and before the decay, which stays as it is. Each
+    rule has its own: `sl.soap(3e-3)` those of SOAP for matrices, and those of Adam for the rest.
+
+    ```python
+    >>> make = lambda width: eqx.nn.MLP(2, 1, width, depth=1, key=jax.random.key(0))
+    >>> sl.contrib.transfer(sl.adamw(1e-3, weight_decay=0.1), make(64), base=make(16))
+    (
+        sl.ScaleByAdam()
+        | sl.ScaleBy({sl.where.path('layers.1.weight'): 0.25})
+        | sl.AddDecayedWeights(weight_decay=0.1)
+        | sl.ScaleByLearningRate(0.001)
+    )
+
+    ```
+
+    **Arguments:**
+
+    - `tx`: a transform.
+    - `model`: the model, or its shapes.
+    - `base`: the model, or its shapes, at the width at which the learning rate was found.
+    - `layout`: as in `mup`, for rules without a `layout` of their own.
+
+    **Returns:** the transform with `sl.ScaleBy` links. A rule that `mup` does not know is refused.
+    """
     wide, narrow = trainable(model), trainable(base)
     if isinstance(tx, Chain):
         return _transferred(tx, wide, narrow, layout)
@@ -111,7 +140,7 @@ def _check_neutral(link: AbstractTransform) -> None:
     for part in transforms(link):
         if not inner_transforms(part.module) and not isinstance(part.module, _NEUTRAL):
             raise ValueError(
-                f"`.transfer` does not know how large the updates of '{part.name}' are in a wider "
-                "model. Write the factors after it yourself: `sl.ScaleBy(sl.mup(model, base, "
-                "rule=...))`."
+                f"transfer does not know how large the updates of '{part.name}' are in a wider "
+                "model. Write the factors after it yourself: `sl.ScaleBy(sl.contrib.mup(model, "
+                "base, rule=...))`."
             )

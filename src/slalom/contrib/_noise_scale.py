@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Real
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
-from ..._core.protocol.context import Context
-from ..._core.protocol.per_example import AbstractPerExampleTransform
-from ...tree.dtypes import as_float, sum_dtype
-from ...tree.means import moved
-from ...tree.types import Gradients, Params, Updates
-from ..rate_free._sums import number
+from .. import tree
+from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.protocol.context import Context
+from .._core.protocol.per_example import AbstractPerExampleTransform
+from ..rules.rate_free._sums import number
+from ..tree.dtypes import as_float, sum_dtype
+from ..tree.means import moved
+from ..tree.types import Gradients, Params, Updates
 
 
 class MeasureGradientNoiseState(eqx.Module):
@@ -41,10 +41,10 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
 
     It takes gradients with a leading axis of examples, which `sl.train_step` computes, and must be
     the first link, without a wrapper. It passes the mean of the gradients on to the next links:
-    `sl.MeasureGradientNoise() | sl.adam(1e-3)`. `opt.metrics` has `noise_scale`,
+    `sl.contrib.MeasureGradientNoise() | sl.adam(1e-3)`. `opt.metrics` has `noise_scale`,
     `gradient_variance` (S) and `squared_gradient_norm` (N). The noise scale is infinite where the
     estimate of ‖G‖² is not positive: average over more steps. Without gradients of examples,
-    use `sl.gradient_noise_scale`.
+    use `sl.contrib.gradient_noise_scale`.
 
     **Arguments:**
 
@@ -120,7 +120,7 @@ def gradient_noise_scale(
     ...     return sl.Monitor({"squared_norm": sl.MeasureWithEma(square, decay)})
     >>> tx = watch(0.998) | (watch(0.99) | sl.adam(1e-3)).every_k(4)
     >>> small, large = 2.0, 1.0  # from opt.metrics, after many steps with batches of 16
-    >>> sl.gradient_noise_scale(small, 16, large, 64)
+    >>> sl.contrib.gradient_noise_scale(small, 16, large, 64)
     Array(32., dtype=float32)
 
     ```

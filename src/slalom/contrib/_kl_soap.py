@@ -9,19 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
+from .. import tree
+from .._core.fields.declare import (
     Hyperparameter,
     count_field,
     dtype_field,
     hyperparameter,
     layout_field,
 )
-from ..._core.fields.schedule import AbstractSchedule
-from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
-from ...tree.types import Params
-from ...where.layout import LayoutLike
-from ._kronecker import (
+from .._core.fields.schedule import AbstractSchedule
+from .._core.state.marks import param_like, per_leaf, per_param, until_reset
+from ..rules.matrices._kronecker import (
     adjoint,
     adjoint_times,
     bounded_entries,
@@ -30,7 +28,9 @@ from ._kronecker import (
     into_basis,
     iterated_eigenvectors,
 )
-from .soap import AbstractInEigenbasis
+from ..rules.matrices.soap import AbstractInEigenbasis
+from ..tree.types import Params
+from ..where.layout import LayoutLike
 
 _LEAST = 1 / 4000**2
 """The smallest variance that KL-SOAP divides by."""
@@ -80,7 +80,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     ```python
     >>> hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.018) | sl.KeepInitialNorm()
-    >>> tx = sl.adam(1e-3).partition({sl.where.matrix(): sl.ScaleByKlSoap() | hyperball})
+    >>> tx = sl.adam(1e-3).partition({sl.where.matrix(): sl.contrib.ScaleByKlSoap() | hyperball})
 
     ```
 

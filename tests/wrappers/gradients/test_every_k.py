@@ -232,6 +232,11 @@ WRITES = {
     # Of composites with two transforms inside, where either of them is idle.
     "direction": (sl.sgd(0.1).every_k(2).graft(sl.sgd(0.1)), [1, 3, 5, 7, 9, 11, 13]),
     "length": (sl.sgd(0.1).graft(sl.sgd(0.1).every_k(2)), [1, 3, 5, 7, 9, 11, 13]),
+    "both": (sl.sgd(0.1).every_k(2).graft(sl.sgd(0.1).every_k(3)), [5, 11]),
+    "groups": (
+        sl.sgd(0.1).every_k(2).partition({sl.where.path("0"): sl.sgd(0.1).every_k(3)}),
+        [1, 2, 3, 5, 7, 8, 9, 11, 13],
+    ),
     "slow weights": (sl.sgd(0.1).outer(sl.sgd(0.7).every_k(2), 1), [1, 3, 5, 7, 9, 11, 13]),
     "some slow weights": (sl.sgd(0.1).outer(sl.sgd(0.7).every_k(2), 2), [*range(14)]),
     # It is rounded, and at least one.

@@ -220,6 +220,13 @@ def first_link(transform: AbstractTransform) -> AbstractTransform:
     return transform
 
 
+def last_link(transform: AbstractTransform) -> AbstractTransform:
+    """The transform that returns the updates: the last link of a chain, or the transform."""
+    while isinstance(transform, Chain):
+        transform = transform.links[-1]
+    return transform
+
+
 def chain(*links: AbstractTransform) -> AbstractTransform:
     """Applies transforms in sequence, as `|` does.
 

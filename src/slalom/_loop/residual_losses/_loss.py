@@ -1,7 +1,7 @@
 """The base of the losses whose curvature is known, and the data of their blocks."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ... import tree
+from ..._core.protocol.loss import Loss
 from ..._core.protocol.residuals import Residuals
 from ...tree.types import Scalar
 
@@ -89,3 +90,28 @@ def divided(name: str, arguments: tuple[Any, ...], axes: tuple[bool, ...]) -> tu
     if 0 in sizes:
         raise ValueError(f"{name[0].upper()}{name[1:]} has no examples: its arrays are empty.")
     return jax.tree.map(jnp.asarray, rows), shared
+
+
+def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureLoss | None:
+    """The loss function, if a rule asks for its residuals; else `None`.
+
+    Raises an error for one that does not suit such a rule.
+    """
+    known = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
+    if known is not None and known.fixed_data is not None:
+        for name in ("value_fn", "grad_fn"):
+            if loss.by(name):
+                raise TypeError(
+                    f"A transform of this optimizer needs '{name}', the loss at other parameters, "
+                    f"which {type(known).__name__} does not know: {known.fixed_data}. Use a "
+                    "rule without a line search, such as `sl.natural_gradient`."
+                )
+    if not loss.by("residuals"):
+        return None
+    if known is None:
+        raise TypeError(
+            "This optimizer needs 'residuals', which this loss does not know. Write the loss as a "
+            "function of one example, `sl.train_step(sl.LeastSquares(residual))`, or as an "
+            "`sl.OutputLoss`."
+        )
+    return known

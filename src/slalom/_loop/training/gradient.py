@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._core.protocol.chain import last_link
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, asked
 from ..._core.protocol.parts import Part
 from ..._core.protocol.per_example import AbstractPerExampleTransform
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import NEEDS_A_VALUE, warn
 from ...combine import Terms
-from ...tree import accumulation_dtype, cast, inner, map_leaves
+from ...tree import accumulation_dtype, cast, cast_like, inner, map_leaves
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import Split, split, strong
@@ -24,9 +26,9 @@ from ..binding.sampling import sampled_params
 from ..programs.callables import with_function
 from ..programs.compiled import advance
 from ..programs.program import Packed, pack, unpack
+from ..residual_losses import residual_loss
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
-from .curvature import curvature_loss
 from .loss import (
     LossGradient,
     LossResult,
@@ -38,7 +40,6 @@ from .loss import (
     scan_microbatches,
 )
 from .options import Options
-from .recall import recalled
 
 
 class TrainingInputs(NamedTuple):
@@ -98,12 +99,19 @@ def training_step(
                 'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
                 "scale."
             )
+        weight = inputs.context.get("weight")
+
+        def ask_again(result: LossResult, **known: Any) -> Loss:
+            own = result.weight if options.has_weight else weight
+            context = Context(step=opt.count, weight=own, **known)
+            return asked(opt.transform, opt.state, context, model.params)
+
         if loss.by("combined"):
-            gradient = _combined_gradient(batch_loss, opt)
+            gradient = _combined_gradient(batch_loss, loss.by("combined")[0], ask_again)
         elif loss.by("examples"):
             gradient = _per_example_gradient(batch_loss, loss.by("examples")[0])
         elif options.reuse_linesearch:
-            gradient = _recalled_gradient(batch_loss, loss, opt)
+            gradient = _recalled_gradient(batch_loss, loss, opt.transform)
         else:
             gradient = _batch_gradient(batch_loss)
 
@@ -112,7 +120,7 @@ def training_step(
         if loss.by("max_logits"):
             stacked = (options.microbatches is not None) + bool(loss.by("examples"))
             known.setdefault("max_logits", result.max_logits(stacked))
-        source = curvature_loss(batch_loss.loss_fn, loss)
+        source = residual_loss(batch_loss.loss_fn, loss)
         if source is not None:
             known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
         if options.has_weight:
@@ -251,17 +259,18 @@ def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     return Gradient(grads, grads, result)
 
 
-def _combined_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
-    """The gradient of the sum of the terms of the loss, with the weights of a combination."""
-    options = batch_loss.options
+def _combined_gradient(
+    batch_loss: BatchLoss, part: Part, ask_again: Callable[..., Loss]
+) -> Gradient:
+    """The gradient of the sum of the terms of the loss, with the weights of a combination.
 
-    def part_with(**known: Any) -> Part:
-        context = Context(step=opt.count, **known)
-        loss = asked(opt.transform, opt.state, context, batch_loss.model.params)
-        return loss.by("combined")[0]
+    **Arguments:**
 
-    part = part_with()
-    names = part.module.terms
+    - `batch_loss`, `part`: the loss, and the part that combines its terms.
+    - `ask_again`: from the results of the loss, and more entries of the context, to the loss that
+        the transforms then ask for.
+    """
+    options, names = batch_loss.options, part.module.terms
 
     def terms_of(trained: list[Array]) -> tuple[Array, Packed]:
         model = batch_loss.model.join(trained)
@@ -270,6 +279,10 @@ def _combined_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
         return losses, pack(result)
 
     losses, pullback, packed = jax.vjp(terms_of, batch_loss.trained, has_aux=True)
+    result: LossResult = unpack(packed)
+
+    def part_with(**known: Any) -> Part:
+        return ask_again(result, **known).by("combined")[0]
 
     def gradient(weights: Array) -> Updates:
         (grads,) = pullback(cast(weights, losses.dtype))
@@ -286,10 +299,9 @@ def _combined_gradient(batch_loss: BatchLoss, opt: Optimizer) -> Gradient:
         rows = [[inner(a, b) for b in each[: i + 1]] for i, a in enumerate(each)]
         lower = [[rows[max(i, j)][min(i, j)] for j in range(len(names))] for i in range(len(names))]
         gram = cast(jnp.stack([jnp.stack(row) for row in lower]), canonical_float())
-    result: LossResult = unpack(packed)
     terms = Terms(cast(losses, canonical_float()), gram)
     # A window of `.every_k` merges the terms of its mini-batches.
-    part = part_with(terms=terms, weight=result.weight if options.has_weight else None)
+    part = part_with(terms=terms)
     weights, _ = part.module.weigh(part.context.terms, part.state, part.context)
     grads = gradient(weights)
     leaves, structure = jax.tree.flatten(grads)
@@ -343,14 +355,23 @@ def _sampled_gradient(
     return gradient.grads, gradient.result.weight
 
 
-def _recalled_gradient(batch_loss: BatchLoss, loss: Loss, opt: Optimizer) -> Gradient:
+def _recalled_gradient(batch_loss: BatchLoss, loss: Loss, transform: AbstractTransform) -> Gradient:
     """The gradient that the line search kept, or a new one if it has not kept any."""
+    kept = next((part.module.recall(part.state) for part in loss.by("recalled")), None)
+    if kept is None:
+        raise TypeError(
+            "`reuse_linesearch=True` takes loss and gradient from a line search that ends the "
+            "chain, such as `sl.ScaleByZoomLinesearch` or "
+            "`sl.ScaleByBacktrackingLinesearch(…, store_grad=True)`. This chain ends with "
+            f"{type(last_link(transform)).__name__}, which keeps no gradient."
+        )
+    value, grad, is_known = kept
 
     def compute() -> tuple[Scalar, Updates]:
         means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
-        return result.loss, batch_loss.ascent(means)
+        return jnp.asarray(result.loss, value.dtype), cast_like(batch_loss.ascent(means), grad)
 
-    value, grads = recalled(opt.transform, loss, compute)
+    value, grads = jax.lax.cond(is_known, lambda: (value, grad), compute)
     return Gradient(grads, grads, LossResult(value, jnp.ones(()), None))
 
 

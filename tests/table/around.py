@@ -15,8 +15,8 @@ TERMS = ("first", "second")
 
 WRAPPERS: dict[str, Any] = {
     "Combine": sl.adam(halving).combine(sl.combine.UPGrad(), TERMS),
-    "Combine, every_k": sl.sgd(0.1).every_k(2).combine(sl.combine.PCGrad(), TERMS),
-    "Combine, averaged": (
+    "Combine, around every_k": sl.sgd(0.1).every_k(2).combine(sl.combine.PCGrad(), TERMS),
+    "Combine, in every_k": (
         sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), TERMS).every_k(2).average().record()
     ),
     "Project, sphere": (

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import slalom as sl
+from mutations.table import MUTATIONS, check_fit
 from table import EVERYTHING
 
 SOURCE = Path(sl.__file__).parent
@@ -233,3 +234,7 @@ def test_a_public_module_shows_only_what_slalom_defines():
             continue  # an alias of types, which are others'
         home = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "")
         assert home.startswith("slalom"), f"{module.__name__}.{name} is {value!r}"
+
+
+def test_the_mutations_fit_the_source():
+    check_fit(MUTATIONS, Path(__file__).parents[2])

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .table import MUTATIONS, Mutation
+from .table import MUTATIONS, Mutation, check_fit
 
 MARKS = {
     "everyday": "not slow and not exhaustive",
@@ -33,13 +33,7 @@ LIMIT = 3600
 
 def check(mutations: dict[str, Mutation], checkout: Path) -> None:
     """Raises an error for a mutation that does not fit the checkout, or uncommitted changes."""
-    for name, (file, old, _, near) in mutations.items():
-        count = (checkout / "src/slalom" / file).read_text().count(old)
-        if count != 1:
-            raise ValueError(f"'{name}': the old text occurs {count} times in {file}.")
-        for path in near.split():
-            if not (checkout / "tests" / path).exists():
-                raise ValueError(f"'{name}': there is no tests/{path}.")
+    check_fit(mutations, checkout)
     files = [f"src/slalom/{mutation.file}" for mutation in mutations.values()]
     status = ["git", "status", "--porcelain", "--", *files]
     if changes := subprocess.check_output(status, cwd=checkout, text=True):
@@ -119,4 +113,5 @@ def main() -> None:
                     file.write(json.dumps(found) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """Faults that the tests must catch, each one that a careless edit could bring, by name."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -154,9 +155,9 @@ MUTATIONS = {
         "binding/test_jit.py",
     ),
     "arrays of transforms are named by the last segment alone": Mutation(
-        "_loop/binding/names.py",
-        "(*part.path, dotted(key_path))",
-        "(*part.path[-1:], dotted(key_path))",
+        "_core/state/slots.py",
+        "_unmarked(part.name, type",
+        "_unmarked(part.name.rpartition('.')[2], type",
         "binding/test_binding.py io/test_checkpoint.py",
     ),
     "a microbatch of padding alone makes the loss NaN": Mutation(
@@ -196,3 +197,14 @@ MUTATIONS = {
         "io/test_interop_from_optax.py",
     ),
 }
+
+
+def check_fit(mutations: dict[str, Mutation], checkout: Path) -> None:
+    """Raises an error for a mutation that does not fit the checkout."""
+    for name, (file, old, _, near) in mutations.items():
+        count = (checkout / "src/slalom" / file).read_text().count(old)
+        if count != 1:
+            raise ValueError(f"'{name}': the old text occurs {count} times in {file}.")
+        for path in near.split():
+            if not (checkout / "tests" / path).exists():
+                raise ValueError(f"'{name}': there is no tests/{path}.")

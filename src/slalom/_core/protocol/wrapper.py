@@ -113,12 +113,17 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
     has_clock: ClassVar[bool] = True
 
 
-def rules_with_clocks() -> frozenset[str]:
-    """The names of all classes of wrappers with a clock, as files and reports have them."""
+def wrapper_names(*, with_clock: bool = False) -> frozenset[str]:
+    """The names of all classes of wrappers, as files and reports have them.
+
+    **Arguments:**
+
+    - `with_clock`: whether to return only those with a clock.
+    """
     classes: list[type[AbstractWrapper]] = [AbstractWrapper]
     for known in classes:
         classes += known.__subclasses__()
-    return frozenset(known.__name__ for known in classes if known.has_clock)
+    return frozenset(known.__name__ for known in classes if known.has_clock or not with_clock)
 
 
 def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> None:

@@ -11,7 +11,7 @@ from ..._core.engine.encoded import is_encoded
 from ..._core.fields.declare import hyperparameter_fields
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import rules_with_clocks
+from ..._core.protocol.wrapper import wrapper_names
 from ..._core.state.marks import PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
 from ..._core.state.walk import transforms
@@ -267,7 +267,8 @@ def _clocks_of(
     innermost one that it may replace, or else from the one around it.
     """
     old, new = _clocks(before.places), _clocks(after.places)
-    wrappers = rules_with_clocks()
+    # The step of what a wrapper contains is not its own.
+    wrappers = wrapper_names()
     chosen: dict[int, int | None] = {}
     for owner, i in sorted(new.items(), key=lambda clock: clock[0].count(".")):
         inside = {
@@ -280,12 +281,18 @@ def _clocks_of(
             continue
         outer = _around(owner, new)
         around = fits.get(i, None if outer is None else chosen[outer])
-        free = [path for path, j in old.items() if j == around or j not in used]
+        start = "" if around is None else f"{before.places[around].owner}."
+        is_outer = any(_around(path, new) == i for path in new)
+        # What the innermost clock is around may have been on a clock that is elsewhere now.
+        inside_it = {j for path, j in old.items() if start and path.startswith(start)}
+        free = [
+            path
+            for path, j in old.items()
+            if j == around or j not in used or (j in inside_it and not is_outer)
+        ]
         if i in fits:
-            own = f"{before.places[fits[i]].owner}."
-            is_outer = any(_around(path, new) == i for path in new)
             # A clock inside it may be gone, and then the rule is on this one.
-            free = [x for x in free if f"{x}." == own or (x.startswith(own) and not is_outer)]
+            free = [x for x in free if old[x] == around or (old[x] in inside_it and not is_outer)]
         chosen[i] = old[max(free, key=len)] if free else None
     return chosen
 
@@ -319,7 +326,7 @@ def _warn_of_jumps(
 
 def _clocks(places: list[Slot]) -> dict[str, int]:
     """The position of each clock, by the path of its wrapper."""
-    wrappers = rules_with_clocks()
+    wrappers = wrapper_names(with_clock=True)
     return {
         slot.owner: i
         for i, slot in enumerate(places)

@@ -15,6 +15,7 @@ from trained import MODEL, after_steps, blank
 
 import slalom as sl
 from helpers import assert_same_bits, kind_of, mlp
+from slalom.checkpoint import _rolling
 
 # --- what is saved --------------------------------------------------------------------------
 
@@ -293,6 +294,34 @@ def test_rolling_never_removes_what_it_just_saved(tmp_path):
     assert rolling.steps == (10, 20)
     with pytest.raises(ValueError, match="`keep` must be at least 1"):
         sl.checkpoint.Rolling(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="`keep` must be at least 1"):
+        sl.checkpoint.Rolling(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="`step` must be at least 0, got -1"):
+        rolling.save(-1, n=1)
+
+
+@pytest.mark.parametrize("where", ["_check", "load", "_files"])
+def test_a_reader_finds_the_newest_file_while_a_trainer_replaces_it(where, tmp_path, monkeypatch):
+    rolling = sl.checkpoint.Rolling(tmp_path, keep=1)
+    rolling.save(1, n=1)
+    owner = sl.checkpoint.Rolling if where == "_files" else _rolling
+    original, saves = getattr(owner, where), iter((2, 3))
+
+    def beside_a_trainer(*args, **kwargs):
+        step = next(saves, None)
+        if step is None:
+            return original(*args, **kwargs)
+        monkeypatch.setattr(owner, where, original)
+        rolling.save(step, n=step)
+        monkeypatch.setattr(owner, where, beside_a_trainer)
+        # A look at a directory that changes may show neither file.
+        return {} if where == "_files" else original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, where, beside_a_trainer)
+    if where == "_check":
+        assert rolling.latest().name == "step-00000003.safetensors"
+    else:
+        assert rolling.load(n=0)["n"] == 3
 
 
 # --- as a dict ------------------------------------------------------------------------------

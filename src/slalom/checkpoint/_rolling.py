@@ -1,7 +1,9 @@
 """The last few checkpoints of a run, in one directory."""
 
+import operator
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +89,9 @@ class Rolling:
         compared with its checksums.
         """
         trees = given(model, opt, more)
-        if step is None:
-            step = _count(opt)
+        step = _count(opt) if step is None else operator.index(step)
+        if step < 0:
+            raise ValueError(f"`step` must be at least 0, got {step}.")
         later = [n for n in self.steps if n > step]
         if later:
             warn(
@@ -121,7 +124,7 @@ class Rolling:
             try:
                 _check(path)
             except _UNREADABLE as error:
-                _warn_of(error)
+                _warn_of(path, error)
             else:
                 return path
         return None
@@ -152,7 +155,7 @@ class Rolling:
             try:
                 return load(path, strict=strict, hyperparams=hyperparams, **trees)
             except _UNREADABLE as error:
-                _warn_of(error)
+                _warn_of(path, error)
         complete = "complete " if self.steps else ""
         raise FileNotFoundError(
             f"There is no {complete}checkpoint in '{self.directory}'. To start without one, check "
@@ -167,9 +170,20 @@ class Rolling:
         named = ((_NAME.fullmatch(path.name), path) for path in found)
         return {int(match[1]): path for match, path in named if match}
 
-    def _newest_first(self) -> list[Path]:
-        files = self._files()
-        return [files[step] for step in sorted(files, reverse=True)]
+    def _newest_first(self) -> Iterator[Path]:
+        """The files from the newest on, as long as there are any, also those that appear now.
+
+        Another process may save while they are read: the last file of an earlier look may be gone,
+        and a look at a directory that changes may show neither an old file nor a new one.
+        """
+        tried: set[int] = set()
+        looks = 3
+        while looks:
+            files = {step: path for step, path in self._files().items() if step not in tried}
+            looks = 3 if files else looks - 1
+            for step in sorted(files)[-1:]:
+                tried.add(step)
+                yield files[step]
 
 
 _UNREADABLE = (DamagedError, NewerVersionError, OSError)
@@ -184,8 +198,9 @@ def _check(path: Path) -> None:
         file.check()
 
 
-def _warn_of(error: Exception) -> None:
-    warn(f"{error} It is skipped.")
+def _warn_of(path: Path, error: Exception) -> None:
+    if os.path.lexists(path):  # or else a trainer has removed it, and saved a newer one
+        warn(f"{error} It is skipped.")
 
 
 def _count(opt: PyTree) -> int:

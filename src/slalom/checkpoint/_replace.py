@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import secrets
+import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import IO, Any, NoReturn
 
 try:
     import fcntl
-except ImportError:  # Windows removes and renames no open file, so it needs no lock
+except ImportError:  # Windows, which renames no open file
     fcntl = None
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
@@ -19,6 +21,8 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
 shortened."""
 _LONGEST = 255
 """The number of bytes that the name of a file may have."""
+_ABANDONED = 24 * 3600
+"""The age in seconds at which a temporary file is a leftover, where files cannot be locked."""
 
 
 @contextmanager
@@ -30,6 +34,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a directory")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(errno.EINVAL, "is no regular file")
         own = _shortened(path.name)
         remove_leftovers(path.parent, lambda name: name == own)
         temporary, file = _open_temporary(path)
@@ -66,7 +72,9 @@ def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         file = os.fdopen(number, "wb")
         try:
-            if _lock(number) and os.fstat(number).st_nlink:
+            if _lock(number) is not False and os.fstat(number).st_nlink:
+                if os.path.exists(path):
+                    os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
                 return temporary, file
         except BaseException:
             file.close()
@@ -74,16 +82,19 @@ def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
         file.close()  # another process took it for a leftover before it was locked
 
 
-def _lock(number: int) -> bool:
-    """Locks an open file until it is closed or its process ends. False if another one has it."""
+def _lock(number: int) -> bool | None:
+    """Locks an open file until it is closed or its process ends.
+
+    **Returns:** `False` if another process has it, `None` if files cannot be locked here.
+    """
     if fcntl is None:
-        return True
+        return None
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks
+        return None  # a file system without locks
     return True
 
 
@@ -102,7 +113,8 @@ def remove_leftovers(directory: Path, of: Callable[[str], Any]) -> None:
         with suppress(OSError):
             number = os.open(leftover, os.O_WRONLY)
             try:
-                if _lock(number):
+                locked, age = _lock(number), time.time() - os.fstat(number).st_mtime
+                if locked or (locked is None and age > _ABANDONED):
                     leftover.unlink()
             finally:
                 os.close(number)
@@ -141,6 +153,8 @@ def _raise_unwritable(path: Path, error: OSError, in_place: bool) -> NoReturn:
         why = f"'{file}' is a file, not a directory. Choose another path"
     elif isinstance(error, IsADirectoryError):
         why = "it is a directory. Add the name of a file, or use `sl.checkpoint.Rolling`"
+    elif os.path.exists(path) and not os.path.isfile(path):
+        why = "it is a device or a pipe, not a file. Choose another path"
     elif isinstance(error, PermissionError):
         why = f"this user may not write in '{path.parent}'. Choose another directory"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -255,6 +255,14 @@ def test_foreign_files_are_refused(path):
         f"'{path}' is a safetensors file, but not a checkpoint that Slalom wrote. Read it with "
         "`safetensors.numpy.load_file`."
     )
+    # As commits before version 1 was fixed wrote it.
+    text = {"format": "slalom.checkpoint", "format_version": "1", "versions": '{"slalom": "0.0"}'}
+    safetensors.numpy.save_file({"w": np.ones(3)}, path, text | {"header_checksum": "12345678"})
+    assert refused(read, path) == (
+        f"'{path}' is a checkpoint of an older form, from before format version 1 was fixed, which "
+        "this version of Slalom does not read. Load it with the version that wrote it: "
+        '{"slalom": "0.0"}.'
+    )
 
 
 def test_a_file_of_a_newer_format_is_refused(path, monkeypatch):

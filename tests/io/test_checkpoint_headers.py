@@ -1,7 +1,14 @@
 """Files that nobody could read: they are not written, or refused, and older ones are found."""
 
+import collections
+import datetime
+import enum
+import errno
 import json
 import os
+import random
+import stat
+import types
 import zlib
 from pathlib import Path
 
@@ -68,6 +75,60 @@ def test_text_of_the_user_in_the_header_is_readable(path):
     sl.checkpoint.save(path, opt=sl.Optimizer(Odd() | sl.sgd(0.1), {"w": jnp.ones(2)}))
     with safetensors.safe_open(path, framework="numpy") as file:
         assert "opt.count" in [*file.keys()]
+
+
+class Phase(enum.IntEnum):
+    WARM = 1
+
+
+class Foreign:
+    """A module of another library."""
+
+    def __call__(self):
+        return self
+
+    def state_dict(self):
+        return {}
+
+
+UNSAVABLE = {
+    "x.name": Phase.WARM,
+    "np.frombuffer(x, np.uint8)": b"bytes",
+    "x.isoformat()": datetime.datetime(2026, 1, 2),
+    "x.total_seconds()": datetime.timedelta(1),
+    "x.bit_generator.state": np.random.default_rng(0),
+    "x.get_state()": np.random.RandomState(0),
+    "x.state`": np.random.PCG64(0),
+    "x.getstate()": random.Random(0),
+    "dict(x)": collections.Counter("aab"),
+    "list(x)": collections.deque([1, 2]),
+    "a list": {1, 2},
+    "np.asarray(x)": types.SimpleNamespace(__array__=np.ones(2)),
+    "x.state_dict()": Foreign(),
+    "a plain Python number": type("Money", (float,), {})(1.5),
+    "or leave it out": Path("data"),
+}
+
+
+@pytest.mark.parametrize("remedy", UNSAVABLE)
+def test_no_leaf_is_left_out_in_silence(remedy, path):
+    loader = {"epoch": 1, "x": UNSAVABLE[remedy]}
+    calls = (
+        lambda: sl.checkpoint.save(path, loader=loader),
+        lambda: sl.checkpoint.to_dict(loader=loader),
+        lambda: sl.checkpoint.from_dict({"loader.epoch": 1}, loader=loader),
+    )
+    for call in calls:
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert str(caught.value).startswith("'loader.x' is a `")
+        assert remedy in str(caught.value)
+    in_model = {"w": jnp.ones(2), "x": UNSAVABLE[remedy]}
+    if remedy in ("np.asarray(x)", "x.state_dict()"):
+        with pytest.raises(TypeError, match=r"'model[.]x' is a `"):
+            sl.checkpoint.save(path, model=in_model)
+    else:
+        sl.checkpoint.save(path, model=in_model, functions=[jnp.tanh, jnp.float32, object()])
 
 
 # --- malformed headers ----------------------------------------------------------------------
@@ -172,6 +233,19 @@ def test_codecs_in_a_file_are_never_run(path):
         loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.lion(0.1), model), strict=False)
         assert loaded.report.retyped == {"opt.scale_by_lion.mu.w": (text, "float32")}
         path.write_bytes(whole)
+
+
+def test_ages_without_an_entry_for_each_parameter_are_refused(path):
+    model = {"w": jnp.ones(2), "b": jnp.ones(3)}
+    opt = sl.Optimizer(sl.adam(0.1), model).reset(model, where=sl.where.path("b"))
+    sl.checkpoint.save(path, opt=opt)
+    layouts = json.loads(sl.checkpoint.header(path)["layouts"])
+    last = layouts["opt"]["state"][-1]
+    slot = last["slot"] | {"param": "z", "local": "nu.z"}
+    layouts["opt"]["state"].append(last | {"slot": slot})
+    forged(path, with_text(layouts=json.dumps(layouts)))
+    with pytest.raises(sl.checkpoint.DamagedError, match=r"adam[.]age' does not have 3 entries"):
+        sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
 
 
 # --- older files ----------------------------------------------------------------------------
@@ -287,3 +361,30 @@ def test_a_directory_that_cannot_be_synced_is_no_failed_save(path, monkeypatch):
         sl.checkpoint.save(path, n=2)
     assert "old file" not in str(caught.value)
     assert sl.checkpoint.load(path, n=0)["n"] == 2
+
+
+def test_a_file_keeps_its_mode_and_what_is_no_file_stays(path, tmp_path):
+    sl.checkpoint.save(path, n=1)
+    path.chmod(0o600)
+    sl.checkpoint.save(path, n=2)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="it is a device or a pipe, not a file"):
+        sl.checkpoint.save(pipe, n=1)
+    assert pipe.is_fifo()
+
+
+def unable(*args):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.parametrize("locks", [None, types.SimpleNamespace(flock=unable, LOCK_EX=2, LOCK_NB=4)])
+def test_without_locks_only_old_temporary_files_are_removed(locks, path, monkeypatch):
+    monkeypatch.setattr(_replace, "fcntl", locks)
+    present, old = (path.parent / f".{path.name}.0000000{n}.partial" for n in (1, 2))
+    for leftover in (present, old):
+        leftover.touch()
+    os.utime(old, (0, 0))
+    sl.checkpoint.save(path, n=1)
+    assert {*path.parent.iterdir()} == {path, present}

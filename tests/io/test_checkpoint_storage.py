@@ -72,6 +72,36 @@ def test_storage_changes_together_with_a_wrapper(outer, path):
     assert_same_bits(loaded["opt"], expected)
 
 
+CHANGES = {
+    "missing": lambda x: None,
+    "reshaped": lambda x: jnp.concatenate([x, x]),
+    "retyped": lambda x: x.astype("float32" if x.dtype != jnp.float32 else "int32"),
+}
+
+
+@pytest.mark.parametrize("codec", slow_except(["int8", "dynamic8", "int4"], "int8"))
+@unoptimized()
+def test_arrays_of_an_encoded_leaf_are_taken_together_or_not_at_all(codec, path):
+    tx = sl.adam(0.1).store(codec, min_size=1)
+    opt, fresh = saved(path, tx), sl.Optimizer(tx, PARAMS)
+    items, initial = (sl.checkpoint.to_dict(opt=x) for x in (opt, fresh))
+    of_w = [name for name in items if ".mu.w." in name]
+    assert len(of_w) > 1
+    for name, (field, change) in itertools.product(of_w, CHANGES.items()):
+        changed = {n: change(x) if n == name else x for n, x in items.items()}
+        changed = {n: x for n, x in changed.items() if x is not None}
+        with pytest.raises(sl.checkpoint.MismatchError, match=re.escape(name.rpartition(".")[0])):
+            sl.checkpoint.from_dict(changed, opt=fresh)
+        loaded = sl.checkpoint.from_dict(changed, opt=fresh, strict=False)
+        assert not loaded.report.fits, field
+        found = sl.checkpoint.to_dict(**loaded)
+        assert_same_bits([found[n] for n in of_w], [initial[n] for n in of_w])
+        # The other mean of the parameter starts anew with it, and those of others go on.
+        for n in items:
+            if ".nu.w" in n or ".mu.b" in n:
+                assert_same_bits(found[n], (initial if ".nu.w" in n else items)[n])
+
+
 def test_codes_of_a_codec_that_the_program_does_not_have_are_named(path):
     tx = sl.lion(0.1).store({"mu": halves()})
     sl.checkpoint.save(path, opt=sl.Optimizer(tx, PARAMS))

@@ -155,16 +155,7 @@ def decoded(head: bytes, body: int, what: str) -> tuple[dict[str, str], dict[str
     """
     at = len(_START)
     if not head.startswith(_START):
-        try:
-            is_safetensors = isinstance(json.loads(head), dict)
-        except (ValueError, RecursionError):
-            is_safetensors = False
-        raise DamagedError(
-            f"{what} is a safetensors file, but not a checkpoint that Slalom wrote. Read it with "
-            "`safetensors.numpy.load_file`."
-            if is_safetensors
-            else not_safetensors(what, "its header is not JSON")
-        )
+        raise DamagedError(_foreign(head, what))
     if checksum(head[:at] + _UNKNOWN + head[at + 8 :]).encode() != head[at : at + 8]:
         raise DamagedError(f"{what} is damaged: its header does not match its checksum. {INSTEAD}")
     # Only a program that computes the checksum of what it has made up comes this far.
@@ -186,6 +177,28 @@ def decoded(head: bytes, body: int, what: str) -> tuple[dict[str, str], dict[str
             f"them. {INSTEAD}"
         )
     return text, entries
+
+
+def _foreign(head: bytes, what: str) -> str:
+    """The message for a header that starts as no header of a known version does."""
+    try:
+        layout = json.loads(head)
+    except (ValueError, RecursionError):
+        layout = None
+    if not isinstance(layout, dict):
+        return not_safetensors(what, "its header is not JSON")
+    text = layout.get("__metadata__")
+    # Without this key, it is the start of this very version that is damaged.
+    if isinstance(text, dict) and text.get("format") == FORMAT and "header_checksum" in text:
+        return (
+            f"{what} is a checkpoint of an older form, from before format version 1 was fixed, "
+            f"which this version of Slalom does not read. Load it with the version that wrote it: "
+            f"{text.get('versions')}."
+        )
+    return (
+        f"{what} is a safetensors file, but not a checkpoint that Slalom wrote. Read it with "
+        "`safetensors.numpy.load_file`."
+    )
 
 
 def not_safetensors(what: str, why: str) -> str:

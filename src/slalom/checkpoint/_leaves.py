@@ -1,7 +1,11 @@
 """The leaves of what is saved, with their names, and their way to the host and back."""
 
+import collections
+import datetime
+import enum
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -43,10 +47,63 @@ def named_leaves(root: str, given: PyTree) -> list[tuple[str, Any]]:
     return named
 
 
-def is_saved(root: str, leaf: Any) -> bool:
-    """Whether a leaf is saved: arrays, and numbers and strings outside the model."""
-    array = tree.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-    return array or (root != "model" and type(leaf) in NUMBERS)
+def saved_leaves(root: str, given: PyTree) -> dict[str, Any]:
+    """The leaves of a tree that are saved: arrays, and numbers and strings outside the model.
+
+    Functions are part of the program, as is whatever else a model holds. Raises an error for
+    anything else, which would be lost.
+    """
+    found = {}
+    for name, leaf in named_leaves(root, given):
+        in_model = root == "model"
+        if tree.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            found[name] = leaf
+        elif type(leaf) in NUMBERS:
+            if not in_model:
+                found[name] = leaf
+        elif _has_values(leaf) or not (
+            in_model or callable(leaf) or type(leaf) in (object, _DTYPE)
+        ):
+            raise TypeError(_not_savable(name, leaf))
+    return found
+
+
+_DTYPE = type(np.dtype("float32"))
+_INSTEAD = (
+    (enum.Enum, "its name or value, `{}.name`"),
+    ((bytes, bytearray, memoryview), "an array, `np.frombuffer({}, np.uint8)`"),
+    ((datetime.date, datetime.time), "text, `{}.isoformat()`"),
+    (datetime.timedelta, "a number, `{}.total_seconds()`"),
+    (np.random.Generator, "its state, `{}.bit_generator.state`"),
+    ((np.random.RandomState, np.random.BitGenerator), "its state, `{}.get_state()` or `{}.state`"),
+    (random.Random, "its state, `{}.getstate()`"),
+    ((collections.Counter, Mapping), "a dict, `dict({})`"),
+    ((Set, collections.deque, Sequence), "a list, `list({})`"),
+    (NUMBERS, "a plain Python number or string"),
+)
+"""What to save in place of objects of some types, of which the first one counts."""
+
+
+def _not_savable(name: str, leaf: Any) -> str:
+    """The message for a leaf that no checkpoint can hold."""
+    last, owner = name.rpartition(".")[2], type(leaf)
+    known = (text for types, text in _INSTEAD if isinstance(leaf, types))
+    instead = next(known, "arrays, numbers and strings, or leave it out")
+    if hasattr(leaf, "state_dict"):
+        instead = "its state, `{}.state_dict()`"
+    elif _has_values(leaf):
+        instead = "an array, `np.asarray({})`"
+    instead = instead.replace("{}", last if last.isidentifier() else "x")
+    module = "" if owner.__module__ == "builtins" else f"{owner.__module__}."
+    return (
+        f"'{name}' is a `{module}{owner.__qualname__}`, which a checkpoint cannot hold. Save and "
+        f"load {instead}."
+    )
+
+
+def _has_values(x: Any) -> bool:
+    """Whether this is an array, or a module with arrays, of another library."""
+    return not isinstance(x, type) and (hasattr(x, "__array__") or hasattr(x, "state_dict"))
 
 
 def is_key(x: Any) -> bool:

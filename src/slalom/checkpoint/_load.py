@@ -5,7 +5,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from .._core.state.slots import leaves_of
 from .._core.text.advice import advise_positions
+from .._loop.reports.rebind import Side
 from ..tree.types import PyTree
 from . import _file
 from ._layouts import Layout, layout_from_json
@@ -78,7 +80,23 @@ def layouts(file: _file.File) -> dict[str, Layout]:
     """The layouts of the optimizers in a file, by path."""
     with file.parsing():
         known = json.loads(file.text["layouts"])
-        return {path: layout_from_json(x, f"{path}.") for path, x in known.items()}
+        found = {path: layout_from_json(x, f"{path}.") for path, x in known.items()}
+        for path, layout in found.items():
+            if f"{path}.count" in file.names and file.unread(f"{path}.count").shape == ():
+                _check_entries(file, layout["state"])
+        return found
+
+
+def _check_entries(file: _file.File, state: Side) -> None:
+    """Raises an error for vectors without an entry for each parameter."""
+    for i in state.entries:
+        name, count = state.leaves[i], len(leaves_of(state.places[i].node, state.places))
+        if not isinstance(name, str):
+            raise TypeError(f"'{state.places[i].name}' is encoded")
+        shape = file.unread(name).shape if name in file.names else ()
+        # More of them if two parameters have one path.
+        if len(shape) > 1 or any(n < count for n in shape):
+            raise ValueError(f"'{name}' does not have {count} entries")
 
 
 def header(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from .._loop.reports.rebind import Side, Transfer, in_form_of, transfer
 from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
 from ._layouts import Layout, arrays_in, filled, has_all, is_decodable, layout_of, read
-from ._leaves import difference, is_saved, kind, named_leaves, nodes, placed, shape_of, words
+from ._leaves import difference, kind, named_leaves, nodes, placed, saved_leaves, shape_of, words
 from ._report import MismatchError, Report, mismatch, other_hyperparams
 
 
@@ -137,7 +137,7 @@ def _compare(
     root: str, template: PyTree, source: Source, take_hyperparams: bool, found: _Findings
 ) -> None:
     """Finds what the leaves of a tree take from the source."""
-    leaves = {name: leaf for name, leaf in named_leaves(root, template) if is_saved(root, leaf)}
+    leaves = saved_leaves(root, template)
     for name, leaf in leaves.items():
         if isinstance(leaf, Tracer):
             raise TypeError(
@@ -183,8 +183,9 @@ def _compare_optimizers(
     names = (f"{path}.{name}" for name in opt.binding.names)
     arrays = dict(zip(names, opt.arrays, strict=True))
     codecs = {repr(x.codec): x.codec for x in own["state"].leaves if is_encoded(x)}
-    # Without a layout there are only names. Those of several runs have an axis more than slots say.
-    by_name = path not in source.layouts or opt.arrays[-1].ndim > 0
+    count = source.items.get(f"{path}.count")
+    # Several runs have an axis more than their slots say.
+    by_name = opt.arrays[-1].ndim > 0 or bool(shape_of(count))
 
     def pair(part: str) -> _Pair:
         known = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)
@@ -198,7 +199,7 @@ def _compare_optimizers(
         return _Pair(own[part], new, known, old, by)
 
     _compare_rules(pair("rules"), take_hyperparams, found)
-    _compare_states(path, pair("state"), source.items.get(f"{path}.count"), found)
+    _compare_states(path, pair("state"), count, found)
     return {name for side in own.values() for x in side.leaves for name in jax.tree.leaves(x)}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import tree
 from .._core.text.advice import advise_positions
 from .._core.text.messages import PACKAGE
 from .._loop.binding.optimizer import Optimizer
@@ -18,7 +17,7 @@ from .._loop.programs.compiled import check_readable
 from ..tree.types import PyTree
 from . import _file
 from ._layouts import layout_of, layout_to_json
-from ._leaves import check_savable, is_saved, named_leaves, nodes, to_host
+from ._leaves import NUMBERS, check_savable, nodes, saved_leaves, to_host
 from ._saving import Saving, settle
 
 _RESERVED = ("path", "background", "strict", "hyperparams")
@@ -62,12 +61,13 @@ def save(
         the file while training goes on. An error is raised by `.wait()` of the result, by the next
         save to the same directory, or printed when the program ends.
     - `more`: other trees by name, such as an `eqx.nn.State`, a key or the position of a data
-        loader. Their Python numbers and strings are saved too.
+        loader. Their Python numbers and strings are saved too. Functions are not: they belong to
+        the program.
 
     **Returns:** a `Saving`, whose `.wait()` waits for a file that is written in the background.
 
     **Raises:** `OSError` if the file cannot be written; `ValueError` or `TypeError` for what cannot
-    be saved. The old file is intact.
+    be saved, such as bytes or a set, with what to save instead. The old file is intact.
     """
     return start(Path(path), given(model, opt, more), background, lambda: None)
 
@@ -90,8 +90,7 @@ def to_dict(*, model: PyTree = None, opt: PyTree = None, **more: PyTree) -> dict
     **Returns:** a flat dict. The arrays are those of the trees, with their shardings.
     """
     trees = given(model, opt, more)
-    named = (pair for root, x in trees.items() for pair in named_leaves(root, x))
-    return {name: leaf for name, leaf in named if is_saved(name.partition(".")[0], leaf)}
+    return {name: leaf for root, x in trees.items() for name, leaf in saved_leaves(root, x).items()}
 
 
 def given(model: PyTree, opt: PyTree, more: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -125,10 +124,8 @@ def start(
             if isinstance(node, Optimizer):
                 check_readable(node)
                 layouts[place] = node
-        for name, leaf in named_leaves(root, given):
-            if is_saved(root, leaf):
-                is_value = not (tree.is_array(leaf) or hasattr(leaf, "shape"))
-                (values if is_value else leaves)[name] = leaf
+        for name, leaf in saved_leaves(root, given).items():
+            (values if type(leaf) in NUMBERS else leaves)[name] = leaf
     for name in (*leaves, *values):
         _file.check_name(name)
     check_savable(leaves)

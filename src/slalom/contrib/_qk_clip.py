@@ -155,7 +155,6 @@ class QKClip(AbstractStatelessTransform):
             ),
             read=lambda logits, like: _logit_rows(logits, *like.shape),
             entry=lambda rows: rows,
-            by="max",
         )
     }
 

@@ -1,5 +1,7 @@
 """Accumulation over mini-steps: its numbers, its clock, its weights, and where it may stand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from helpers import (
     transforms_in,
     unoptimized,
 )
+from slalom.wrappers.gradients.every_k import WINDOW
 from table import EVERYTHING, halving
 
 WEIGHT = sl.where.path("dense.weight")
@@ -175,6 +178,7 @@ def test_a_window_without_weight_leaves_no_trace(name):
 
 
 def test_what_is_known_of_one_mini_batch_only_is_refused_in_a_window():
+    assert {*WINDOW} == {field.name for field in dataclasses.fields(sl.Context)}
     searches = [
         tx
         for tx in EVERYTHING.values()

@@ -17,7 +17,7 @@ from .parts import AbstractDeclared
 
 
 class Merge(NamedTuple):
-    """How a window of `.every_k` merges an entry of the context that a transform needs.
+    """The arrays that a window of `.every_k` merges for an entry of the context.
 
     **Arguments:**
 
@@ -26,13 +26,11 @@ class Merge(NamedTuple):
     - `read`: a function of the entry and of an array like that one that returns the entry as such
         an array.
     - `entry`: a function of such an array that returns the entry.
-    - `by`: `"mean"`, weighted, or `"max"`.
     """
 
     start: Callable[[Any, Params], Array]
     read: Callable[[Any, Array], Array]
     entry: Callable[[Array], Any]
-    by: str
 
 
 MIXED = 2
@@ -73,7 +71,7 @@ class AbstractTraits(AbstractDeclared):
     """Whether the transform needs per-example gradients, with a leading axis of examples."""
 
     merges: ClassVar[Mapping[str, Merge]] = {}
-    """How a window of `.every_k` merges entries of the context that only this transform knows."""
+    """Entries of the context as arrays that a window of `.every_k` can merge."""
 
     computes_gradient: ClassVar[bool] = False
     """Whether the transform replaces the incoming updates by a gradient that it computes.

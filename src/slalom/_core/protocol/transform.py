@@ -2,9 +2,9 @@
 
 A transform is an immutable module whose fields are its hyperparameters and its parts. Its state is
 a separate module: `init` creates it, and `update` returns the next one. The other files of this
-folder explain what a step knows besides the gradients (`context.py`), how updates reach the
-parameters (`writer.py`), how transforms are made of others (`wrapper.py`, `chain.py`), and what the
-checks at binding read (`traits.py`).
+folder explain what a step knows besides the gradients (`context.py`), which gradients transforms
+ask for (`loss.py`), how updates reach the parameters (`writer.py`), how transforms are made of
+others (`wrapper.py`, `chain.py`), and what the checks at binding read (`traits.py`).
 """
 
 import abc

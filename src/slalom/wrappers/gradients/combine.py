@@ -48,7 +48,6 @@ _MERGES = {
         start=lambda own, params: jnp.zeros(len(own.terms), canonical_float()),
         read=lambda terms, like: tree.cast(terms.losses, like.dtype),
         entry=Terms,
-        by="mean",
     )
 }
 

@@ -33,7 +33,26 @@ def _as_skip(skip: Any) -> Any:
     return None if skip is None else as_skip(skip)
 
 
-_OF_ONE = {
+WINDOW = {
+    "step": "count",
+    "value": "mean",
+    "grad": "mean",
+    "terms": "mean",
+    "weight": "sum",
+    "max_logits": "max",
+    "value_fn": "refused",
+    "residuals": "refused",
+    # For estimates of the curvature, one mini-batch is enough.
+    **dict.fromkeys(("grad_fn", "sampled_grad_fn"), "last"),
+    # The caller decides what they are in each mini-step.
+    **dict.fromkeys(("key", "per_param", "extra"), "last"),
+    # They do not depend on the mini-batch.
+    **dict.fromkeys(("bounds", "constrain", "gathered", "shardings", "stored_clock"), "last"),
+}
+"""What the inner transform sees of each entry of the context: the number of windows, the mean, sum
+or maximum over the window, or the entry of the last mini-batch."""
+
+_REFUSED = {
     "residuals": (
         "would see the linearization of one mini-batch only. Take a larger batch in each step "
         "instead, with `chunk=` to save memory."
@@ -48,10 +67,7 @@ _OF_ONE = {
         "`sl.combine.ReLoBRaLo()`."
     ),
 }
-"""Why entries of the context that are about one mini-batch are refused. Of the others, the window
-merges `grad`, `value`, `weight` and what the transforms inside say in `merges`. Inputs for
-estimates (`grad_fn`, `sampled_grad_fn`, `key`) and those of the caller (`per_param` and its own)
-are those of the last mini-batch."""
+"""Why a transform that needs such an entry is refused, unless it says how to merge it."""
 
 
 class EveryKState(eqx.Module):
@@ -128,7 +144,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     def __check_init__(self):
         for part in transforms(self.inner):
             needs, (method, *_) = part.module.needs, (*segments(part.module), "")
-            for name, message in _OF_ONE.items():
+            for name, message in _REFUSED.items():
                 if name in needs and name not in part.module.merges:
                     raise ValueError(f"'{part.name}' inside `.every_k` {message}")
             if part.module.computes_gradient:
@@ -274,7 +290,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
                 continue
             before = state.merged[name]
             new = merge.read(entry, before)
-            if merge.by == "mean":
+            if WINDOW[name] == "mean":
                 new = _mean(before, new, begins, weight, share)
             else:
                 before = jnp.where(begins, 0, before)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import lenient, params_of, transforms_in
+from helpers import assert_close, lenient, params_of, slow_except, transforms_in
 from slalom.tree.paths import leaf_paths
 from slalom.where.layout import as_layout, layouts
 
@@ -196,13 +196,79 @@ def test_known_layers_are_outputs_times_inputs():
     assert found == {
         **{f"attention.{x}_proj.weight": "4 × 4" for x in ("query", "key", "value", "output")},
         "conv2.weight": "4 × 6",
-        "conv3.weight": "6 × 16",
+        "conv3.weight": "2 of 3 × 16",
         "embedding.weight": "an embedding",
         "gru.weight_ih": "9 × 2",
         "gru.weight_hh": "9 × 3",
         "linear.weight": "4 × 3",
         "transposed.weight": "3 × 8",
     }
+
+
+GROUPED = [
+    (layer, axes, groups)
+    for layer in (eqx.nn.Conv, eqx.nn.ConvTranspose)
+    for axes, groups in ((1, 2), (2, 3), (2, 6))
+]
+# Rules without random numbers, which would be others for each leaf.
+OF_MATRICES = (
+    *("Orthogonalize", "ScaleByShampoo", "ScaleBySoap", "ScaleByKlSoap", "ScaleBySplus"),
+    *("ScaleByRowRms", "UpdateFloor"),
+)
+OF_LAYERS = (
+    *("NormalizeColumns", "ScaleByFanIn", "UnitwiseClip", "AdaptiveGradClip", "Centralize"),
+    "ScaleByAdamMini",
+)
+
+
+def grouped(layer, axes, groups):
+    return layer(axes, 6, 12, 3, groups=groups, use_bias=False, key=keys[0])
+
+
+def parts(layer, axes, groups, whole):
+    one = layer(axes, 6 // groups, 12 // groups, 3, use_bias=False, key=keys[0])
+    made = [eqx.tree_at(lambda c: c.weight, one, w) for w in jnp.split(whole.weight, groups)]
+    return [params_of(part) for part in made]
+
+
+def test_groups_of_a_convolution_see_their_own_inputs():
+    for layer, axes, groups in GROUPED:
+        conv = grouped(layer, axes, groups)
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(6, *(5,) * axes)), jnp.float32)
+        pairs = zip(parts(layer, axes, groups, conv), jnp.split(x, groups), strict=True)
+        apart = jnp.concatenate([part(own) for part, own in pairs])
+        np.testing.assert_allclose(conv(x), apart, rtol=1e-4, atol=1e-5)
+    assert (
+        matrices([grouped(*kind) for kind in GROUPED])
+        == [*("2 of 6 × 9", "3 of 4 × 18", "a depthwise kernel")] * 2
+    )
+
+
+@pytest.mark.parametrize("name", slow_except(OF_MATRICES + OF_LAYERS, "Orthogonalize"))
+def test_a_grouped_convolution_is_updated_as_its_parts_are(name):
+    rule = getattr(sl, name)
+    tx = rule(0.1) if name in ("UnitwiseClip", "AdaptiveGradClip", "UpdateFloor") else rule()
+    kinds = GROUPED if name in OF_LAYERS else [kind for kind in GROUPED if kind[2] < 6]
+
+    def updated(params, grads):
+        state = tx.init(params)
+        for step, own in enumerate(grads):
+            updates, state = tx.update(own, state, params, sl.Context(step=step))
+        return updates
+
+    @jax.jit
+    def both(whole, grads):
+        # Each by itself: what is due when depends on how many leaves there are.
+        pairs = []
+        for i, kind in enumerate(kinds):
+            split = lambda tree, i=i, kind=kind: parts(*kind, tree[i])  # noqa: E731
+            one = updated([whole[i]], [[own[i]] for own in grads])
+            pairs.append((parts(*kind, *one), updated(split(whole), [*map(split, grads)])))
+        return pairs
+
+    make = lambda: [grouped(*kind) for kind in kinds]  # noqa: E731
+    for ours, apart in both(drawn(make), [drawn(make, seed) for seed in (1, 2)]):
+        assert_close(ours, apart, rtol=1e-4, atol=2e-5)
 
 
 def test_heads_are_matrices_on_request():

@@ -77,9 +77,20 @@ def unit_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
     return tuple(layout.unit or () for layout in _known(rule, params, "units"))
 
 
-def column_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
-    """For each leaf the axes along which its numbers belong to one input, as in `unit_axes`."""
-    return tuple(layout.axes("o") for layout in _known(rule, params, "columns"))
+def columns(rule: Any, params: Params) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """For each leaf a shape and its axes along which the numbers belong to one input.
+
+    It is the shape of the leaf, but with an axis for the groups of a convolution. Arguments as in
+    `unit_axes`.
+    """
+    found = []
+    for layout in _known(rule, params, "columns"):
+        shape, axes = layout.shape, layout.axes("o")
+        if layout.is_grouped:
+            shape = tuple(size for _, size in layout.split)
+            axes = tuple(a for a, (letter, _) in enumerate(layout.split) if letter == "o")
+        found.append((shape, axes))
+    return tuple(found)
 
 
 def row_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
@@ -174,11 +185,11 @@ def block_counts(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
 
 def _block_counts(layout: Layout) -> tuple[int, ...]:
     letters = layout.letters or ()
-    blocks = max((n for letter, n in letters if letter == "o"), default=1)
+    whole = layout.is_grouped or all(n == 1 for letter, n in letters if letter == "o")
     # The rows of an embedding are its tokens, and vectors have no inputs to average over.
     units = "v" if layout.axes("v") else "o" if layout.axes("ik") else ""
     return tuple(
-        size if letter == "s" else 1 if letter not in units else size if blocks == 1 else n
+        size if letter == "s" else 1 if letter not in units else size if whole else n
         for size, (letter, n) in zip(layout.shape, letters, strict=True)
     )
 

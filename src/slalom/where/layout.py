@@ -11,8 +11,8 @@ A layout is a string with a letter for each axis, in order:
 Several axes may have the same letter. Axes in front of the letters are stacks too, such as those
 that `eqx.filter_vmap` makes. `(3o)` is an axis of outputs in 3 equal blocks, each a matrix of its
 own, such as a projection to queries, keys and values at once, and `(4:1:1o)` one in blocks of these
-proportions, where keys and values have fewer heads. `heads` separates the heads in the projections
-of an `eqx.nn.MultiheadAttention`.
+proportions, where keys and values have fewer heads. The groups of a convolution are such blocks.
+`heads` separates the heads in the projections of an `eqx.nn.MultiheadAttention`.
 
 The layout of an array is, in this order: what the user passes to the rule (`layout={where: "io"}`),
 what a module around it states (`__layout__ = {"weight": "io"}`), that of a known layer, and, as
@@ -175,11 +175,19 @@ class Layout:
         if self.tied:
             return "tied to an embedding"
         if self.axes("o") and self.axes(_INPUTS):
-            return None
+            # The taps of a single input form no matrix.
+            single = self.is_grouped and all(self.shape[a] == 1 for a in self.axes("i"))
+            return "a depthwise kernel" if single else None
         own = self.axes("oik")
         if sum(self.shape[a] != 1 for a in own) < 2:
             return "a vector" if own else "a scalar"
         return "an array without inputs" if self.axes("o") else "an array without outputs"
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether its blocks are groups of a convolution, which have inputs of their own."""
+        blocks = max((n for letter, n in self.letters or () if letter == "o"), default=1)
+        return blocks > 1 and bool(self.axes("k"))
 
     @property
     def matrix(self) -> Matrix | None:
@@ -273,8 +281,9 @@ def _layout(leaf: Leaf, told: str | None) -> Layout:
             how = f"has the layout in {type(node).__name__}.__layout__"
             return dataclasses.replace(_stated(leaf, nodes, found, how), tied=tied)
     letters = _of_layer(nodes[-1], leaf.path.rpartition(".")[2])
-    if letters is not None and len(shape) >= len(letters):
-        return Layout(shape, _with_stacks(shape, parsed(letters) or ()), tied=tied)
+    axes = None if letters is None else parsed(letters)
+    if axes is not None and len(shape) >= len(axes):
+        return Layout(shape, _with_stacks(shape, axes), tied=tied)
     many = sum(n != 1 for n in shape) > 1
     module = type(nodes[-1]).__name__ if isinstance(nodes[-1], eqx.Module) and many else None
     return Layout(shape, _as_optax(shape), guessed=True, module=module, tied=tied)
@@ -391,7 +400,9 @@ def _of_layer(owner: Any, name: str) -> str | None:
 
 def _convolution(layer: Any) -> dict[str, str]:
     kernel = "k" * layer.num_spatial_dims
-    return {"weight": "oi" + kernel, "bias": "o" * (1 + layer.num_spatial_dims)}
+    # Each group of outputs has inputs of its own, whether the convolution is transposed or not.
+    outputs = "o" if layer.groups == 1 else f"({layer.groups}o)"
+    return {"weight": f"{outputs}i{kernel}", "bias": "o" * (1 + layer.num_spatial_dims)}
 
 
 def _elementwise(shape: tuple[int, ...]) -> dict[str, str]:

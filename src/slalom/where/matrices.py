@@ -42,8 +42,9 @@ def matrix(layout: LayoutLike = None) -> Where:
     own, and `(4:1:1o)` one in blocks of these proportions, which `sl.Orthogonalize` takes. `heads`
     separates the heads in the projections of a `MultiheadAttention`.
 
-    Equinox's layers have the layout `oi`, or `oikk` with a kernel. Other arrays are read as Optax
-    reads them, as `io`. A module of your own states its layout in the class:
+    Equinox's layers have the layout `oi`, or `oikk` with a kernel. The groups of a convolution are
+    separate matrices, and a kernel with one input per group, a depthwise one, is none. Other arrays
+    are read as Optax reads them, as `io`. A module of your own states its layout in the class:
 
     ```python
     >>> class Mixer(eqx.Module):

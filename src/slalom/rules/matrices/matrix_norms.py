@@ -23,7 +23,7 @@ from ...tree.types import Params
 from ...where import matrix
 from ...where.layout import LayoutLike
 from ...where.resolve import Where, WhereLike
-from .._layout import column_axes, inputs, matrices_as_text, warn_guessed
+from .._layout import columns, inputs, matrices_as_text, warn_guessed
 from ..momentum.momentum import Ema, Trace
 from ..momentum.sign import ScaleBySign
 from ..shaping.scale import Scale, ScaleByLearningRate
@@ -133,17 +133,18 @@ class NormalizeColumns(AbstractRule[None]):
 
     def init(self, params: Params) -> None:
         tree.check_inexact(params)
-        column_axes(self, params)
+        columns(self, params)
         warn_guessed(self, params)
 
     def plan(self, params):
-        return column_axes(self, params)
+        return columns(self, params)
 
     def direction(self, now, g, leaf):
         if g.size == 0:
             return g
-        root = math.sqrt(math.prod(g.shape[a] for a in leaf.plan))
-        return divided_by_norm(g, now.eps, leaf.plan) * root
+        shape, axes = leaf.plan
+        root = math.sqrt(math.prod(shape[a] for a in axes))
+        return (divided_by_norm(g.reshape(shape), now.eps, axes) * root).reshape(g.shape)
 
 
 class ScaleByFanIn(AbstractRule[None]):

@@ -246,7 +246,7 @@ def test_groups_of_a_convolution_see_their_own_inputs():
 
 @pytest.mark.parametrize("name", slow_except(OF_MATRICES + OF_LAYERS, "Orthogonalize"))
 def test_a_grouped_convolution_is_updated_as_its_parts_are(name):
-    rule = getattr(sl, name)
+    rule = getattr(sl, name, None) or getattr(sl.contrib, name)
     tx = rule(0.1) if name in ("UnitwiseClip", "AdaptiveGradClip", "UpdateFloor") else rule()
     kinds = GROUPED if name in OF_LAYERS else [kind for kind in GROUPED if kind[2] < 6]
 
@@ -256,19 +256,12 @@ def test_a_grouped_convolution_is_updated_as_its_parts_are(name):
             updates, state = tx.update(own, state, params, sl.Context(step=step))
         return updates
 
-    @jax.jit
-    def both(whole, grads):
-        # Each by itself: what is due when depends on how many leaves there are.
-        pairs = []
-        for i, kind in enumerate(kinds):
-            split = lambda tree, i=i, kind=kind: parts(*kind, tree[i])  # noqa: E731
-            one = updated([whole[i]], [[own[i]] for own in grads])
-            pairs.append((parts(*kind, *one), updated(split(whole), [*map(split, grads)])))
-        return pairs
-
-    make = lambda: [grouped(*kind) for kind in kinds]  # noqa: E731
-    for ours, apart in both(drawn(make), [drawn(make, seed) for seed in (1, 2)]):
-        assert_close(ours, apart, rtol=1e-4, atol=2e-5)
+    # Not compiled, as the roots of singular factors are as exact as their rounding is the same.
+    for kind in kinds:
+        make = lambda kind=kind: grouped(*kind)  # noqa: E731
+        whole, grads = drawn(make), [drawn(make, seed) for seed in (1, 2)]
+        apart = updated(parts(*kind, whole), [parts(*kind, own) for own in grads])
+        assert_close(parts(*kind, updated(whole, grads)), apart, rtol=1e-4, atol=2e-5)
 
 
 def test_heads_are_matrices_on_request():

@@ -300,7 +300,7 @@ def test_rolling_never_removes_what_it_just_saved(tmp_path):
         rolling.save(-1, n=1)
 
 
-@pytest.mark.parametrize("where", ["_check", "load", "_files"])
+@pytest.mark.parametrize("where", ["_checked", "load", "_files"])
 def test_a_reader_finds_the_newest_file_while_a_trainer_replaces_it(where, tmp_path, monkeypatch):
     rolling = sl.checkpoint.Rolling(tmp_path, keep=1)
     rolling.save(1, n=1)
@@ -318,7 +318,7 @@ def test_a_reader_finds_the_newest_file_while_a_trainer_replaces_it(where, tmp_p
         return {} if where == "_files" else original(*args, **kwargs)
 
     monkeypatch.setattr(owner, where, beside_a_trainer)
-    if where == "_check":
+    if where == "_checked":
         assert rolling.latest().name == "step-00000003.safetensors"
     else:
         assert rolling.load(n=0)["n"] == 3

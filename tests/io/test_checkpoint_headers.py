@@ -246,6 +246,9 @@ def test_ages_without_an_entry_for_each_parameter_are_refused(path):
     forged(path, with_text(layouts=json.dumps(layouts)))
     with pytest.raises(sl.checkpoint.DamagedError, match=r"adam[.]age' does not have 3 entries"):
         sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
+    forged(path, with_text(layouts=sl.checkpoint.header(path)["layouts"].replace("age", "other")))
+    with pytest.raises(sl.checkpoint.DamagedError, match=r"malformed .'opt.scale_by_adam[.]other'"):
+        sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
 
 
 # --- older files ----------------------------------------------------------------------------

@@ -336,21 +336,20 @@ class File:
         return _decode(memory.view(entry.dtype).reshape(entry.shape), entry.kind)
 
 
+_UNOPENED = {
+    FileNotFoundError: "There is no checkpoint '{0}'.",
+    NotADirectoryError: "There is no checkpoint '{0}': a part of this path is a file.",
+    IsADirectoryError: "'{0}' is a directory. To load its newest checkpoint, write "
+    "`sl.checkpoint.Rolling({0!r}).load(...)`.",
+    PermissionError: "This user may not read the checkpoint '{0}'.",
+}
+"""The messages for paths that lead to no readable file."""
+
+
 def _opened(path: Path) -> Any:
-    """The open file. Raises the error of a path that leads to no readable file."""
+    """The open file."""
     try:
         return path.open("rb")
-    except FileNotFoundError:
-        message = f"There is no checkpoint '{path}'."
-        kind = FileNotFoundError
-    except NotADirectoryError:
-        message = f"There is no checkpoint '{path}': a part of this path is a file."
-        kind = NotADirectoryError
-    except IsADirectoryError:
-        message = f"'{path}' is a directory. To load its newest checkpoint, write "
-        message += f"`sl.checkpoint.Rolling({str(path)!r}).load(...)`."
-        kind = IsADirectoryError
-    except PermissionError:
-        message = f"This user may not read the checkpoint '{path}'."
-        kind = PermissionError
-    raise kind(message)
+    except tuple(_UNOPENED) as error:
+        kind = type(error)
+    raise kind(_UNOPENED[kind].format(str(path)))

@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from .._core.state.slots import leaves_of
 from .._core.text.advice import advise_positions
 from .._loop.reports.rebind import Side
@@ -82,18 +84,18 @@ def layouts(file: _file.File) -> dict[str, Layout]:
         known = json.loads(file.text["layouts"])
         found = {path: layout_from_json(x, f"{path}.") for path, x in known.items()}
         for path, layout in found.items():
-            if f"{path}.count" in file.names and file.unread(f"{path}.count").shape == ():
-                _check_entries(file, layout["state"])
+            leaves = [names for side in layout.values() for names in side.leaves]
+            shapes = {name: file.unread(name).shape for name in jax.tree.leaves(leaves)}
+            if file.unread(f"{path}.count").shape == ():
+                _check_entries(layout["state"], shapes)
         return found
 
 
-def _check_entries(file: _file.File, state: Side) -> None:
+def _check_entries(state: Side, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises an error for vectors without an entry for each parameter."""
     for i in state.entries:
         name, count = state.leaves[i], len(leaves_of(state.places[i].node, state.places))
-        if not isinstance(name, str):
-            raise TypeError(f"'{state.places[i].name}' is encoded")
-        shape = file.unread(name).shape if name in file.names else ()
+        shape = shapes[name]
         # More of them if two parameters have one path.
         if len(shape) > 1 or any(n < count for n in shape):
             raise ValueError(f"'{name}' does not have {count} entries")

@@ -3,8 +3,9 @@
 import operator
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from ._replace import remove_leftovers
 from ._save import given, start
 from ._saving import Saving, settle
 
+_Result = TypeVar("_Result")
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -108,7 +110,7 @@ class Rolling:
             old = [] if self.keep is None else earlier[: -self.keep]
             if old:
                 # What the disk holds, before an older file goes.
-                _check(path)
+                _checked(path)
             for n in old:
                 files[n].unlink(missing_ok=True)
 
@@ -119,15 +121,7 @@ class Rolling:
 
         **Returns:** its path, or `None` if there is no complete one.
         """
-        settle(self.directory / "any")
-        for path in self._newest_first():
-            try:
-                _check(path)
-            except _UNREADABLE as error:
-                _warn_of(path, error)
-            else:
-                return path
-        return None
+        return self._newest(_checked)
 
     def load(
         self,
@@ -149,13 +143,11 @@ class Rolling:
         **Raises:** `FileNotFoundError` if there is no complete checkpoint; `MismatchError` if the
         newest one does not fit the program, as `sl.checkpoint.load`.
         """
-        settle(self.directory / "any")
         trees = given(model, opt, more)
-        for path in self._newest_first():
-            try:
-                return load(path, strict=strict, hyperparams=hyperparams, **trees)
-            except _UNREADABLE as error:
-                _warn_of(path, error)
+        options: dict[str, Any] = {"strict": strict, "hyperparams": hyperparams}
+        loaded = self._newest(lambda path: load(path, **options, **trees))
+        if loaded is not None:
+            return loaded
         complete = "complete " if self.steps else ""
         raise FileNotFoundError(
             f"There is no {complete}checkpoint in '{self.directory}'. To start without one, check "
@@ -170,12 +162,13 @@ class Rolling:
         named = ((_NAME.fullmatch(path.name), path) for path in found)
         return {int(match[1]): path for match, path in named if match}
 
-    def _newest_first(self) -> Iterator[Path]:
-        """The files from the newest on, as long as there are any, also those that appear now.
+    def _newest(self, read: Callable[[Path], _Result]) -> _Result | None:
+        """Reads the newest file that can be read.
 
-        Another process may save while they are read: the last file of an earlier look may be gone,
-        and a look at a directory that changes may show neither an old file nor a new one.
+        Another process may save meanwhile: the last file of an earlier look may be gone, and a look
+        at a directory that changes may show neither an old file nor a new one.
         """
+        settle(self.directory / "any")
         tried: set[int] = set()
         looks = 3
         while looks:
@@ -183,24 +176,25 @@ class Rolling:
             looks = 3 if files else looks - 1
             for step in sorted(files)[-1:]:
                 tried.add(step)
-                yield files[step]
+                try:
+                    return read(files[step])
+                except _UNREADABLE as error:
+                    if os.path.lexists(files[step]):
+                        warn(f"{error} It is skipped.")
+        return None
 
 
 _UNREADABLE = (DamagedError, NewerVersionError, OSError)
 """The errors of a file that this program cannot read, while it may be able to read an older one."""
 
 
-def _check(path: Path) -> None:
-    """Raises the error of a file that is no whole checkpoint."""
+def _checked(path: Path) -> Path:
+    """The path. Raises the error of a file that is no whole checkpoint."""
     with File(path) as file:
         layouts(file)
         file.values()
         file.check()
-
-
-def _warn_of(path: Path, error: Exception) -> None:
-    if os.path.lexists(path):  # or else a trainer has removed it, and saved a newer one
-        warn(f"{error} It is skipped.")
+    return path
 
 
 def _count(opt: PyTree) -> int:

@@ -108,18 +108,20 @@ def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Snap
     layout = layouts(file).get(opt)
     if layout is None:
         return
-    sigmas = {
-        slot.owner: float(file.unread(name).read())
-        for slot, name in _pairs(layout["rules"])
-        if slot.local == "decay.sigma_rel" and slot.rule == Average.__name__
-    }
-    own = [(slot, names) for slot, names in _pairs(layout["state"]) if slot.owner in sigmas]
-    ages = {slot.owner: file.unread(name).read() for slot, name in own if slot.mark == PER_LEAF}
+    with file.parsing():
+        sigmas = {
+            slot.owner: float(file.unread(name).read())
+            for slot, name in _pairs(layout["rules"])
+            if slot.local == "decay.sigma_rel" and slot.rule == Average.__name__
+        }
+        own = [(slot, names) for slot, names in _pairs(layout["state"]) if slot.owner in sigmas]
+        ages = {slot.owner: file.unread(name).read() for slot, name in own if slot.mark == PER_LEAF}
+        ages = {owner: np.unique(ages[owner]) for owner in sigmas}
     for slot, names in own:
         owner, param = slot.owner, slot.param
         if param is None:  # "" is a model that is one array
             continue
-        age = np.unique(ages[owner])
+        age = ages[owner]
         if age.size > 1:
             raise ValueError(
                 "The averages of some parameters were reset during the run, so their snapshots "

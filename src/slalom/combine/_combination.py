@@ -21,7 +21,8 @@ class Terms(eqx.Module):
     **Arguments:**
 
     - `losses`: the value of each term.
-    - `gram`: the inner products of the gradients of the terms, where a combination uses them.
+    - `gram`: the inner products of the gradients of the terms, where a combination uses them. They
+        are multiplied by a power of 4 if they would overflow or underflow.
     """
 
     losses: Float[Array, " terms"]

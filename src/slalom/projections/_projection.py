@@ -6,14 +6,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from .. import tree
 from .._core.fields.declare import read_numbers
 from .._core.protocol.context import Context
 from .._core.protocol.parts import AbstractDeclared
 from .._core.text.printing import code
-from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted, first_difference
 from ..tree.types import PyTree
 
@@ -56,7 +54,7 @@ class AbstractProjection(AbstractDeclared):
 
         **Returns:** a tree like `x`.
         """
-        length, size = norm(u), norm(x)
+        length, size = tree.global_norm(u), tree.global_norm(x)
         # The rounding of x is then 1e-5 of the direction in float32.
         step = jnp.where(size > 0, 0.001 * size, 1)
         usable = (length > 0) & jnp.isfinite(length) & jnp.isfinite(step)
@@ -65,7 +63,7 @@ class AbstractProjection(AbstractDeclared):
         back = tree.map_leaves(lambda _, p, y: p - y, (self.nearest(now, y), y))
         # From a point of the set the way back is never longer. A start outside has no direction
         # along the set.
-        usable &= norm(back) <= 1.01 * step
+        usable &= tree.global_norm(back) <= 1.01 * step
         scale = SimpleNamespace(scale=jnp.where(usable, length / step, 0))
         return tree.map_leaves(lambda now, u, back: u + now.scale * back, (u, back), scale)
 
@@ -129,17 +127,6 @@ class AbstractProjection(AbstractDeclared):
                     f"{leaf.dtype}. Select the real parameters, for example with "
                     "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`."
                 )
-
-
-def norm(x: PyTree) -> Array:
-    """The Euclidean norm of all leaves, also where the squares would overflow or underflow."""
-    dtype = sum_dtype(x)
-    largest = jnp.zeros((), dtype)
-    for leaf in jax.tree.leaves(jax.lax.stop_gradient(x)):
-        largest = jnp.maximum(largest, tree.cast(jnp.max(jnp.abs(leaf), initial=0), dtype))
-    unit = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1)
-    scaled = tree.map_leaves(lambda now, x: x / now.unit, (x,), SimpleNamespace(unit=unit))
-    return unit * tree.cast(tree.global_norm(scaled), dtype)
 
 
 def leaves_like(name: str, own: PyTree, x: PyTree) -> list[Any]:

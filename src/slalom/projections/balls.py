@@ -15,7 +15,7 @@ from .._core.text.printing import code
 from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Scalar
-from ._projection import AbstractProjection, norm
+from ._projection import AbstractProjection
 
 
 class simplex(AbstractProjection):
@@ -102,7 +102,7 @@ class l2_sphere(AbstractProjection):
     scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        size = norm(x)
+        size = tree.global_norm(x)
         scale = tree.cast(now.scale, size.dtype)
         number = sum(leaf.size for leaf in jax.tree.leaves(x))
         zero = size == 0
@@ -190,7 +190,7 @@ class l2_ball(AbstractProjection):
     scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        size = norm(x)
+        size = tree.global_norm(x)
         scale = tree.cast(now.scale, size.dtype)
         return tree.scale(x, scale / jnp.maximum(size, scale))
 

@@ -26,7 +26,7 @@ class vector(AbstractProjection):
     a: PyTree
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        a = _normal("vector.a", self.a, x)
+        a, _ = _normal("vector.a", self.a, x)
         now = SimpleNamespace(factor=_quotient(tree.inner(a, x), tree.inner(a, a)))
         return tree.map_leaves(lambda now, a: now.factor * a, (a,), now)
 
@@ -50,13 +50,13 @@ class hyperplane(AbstractProjection):
     b: Hyperparameter = hyperparameter()
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        a = _normal("hyperplane.a", self.a, x)
-        return _shifted(x, a, _distance(now.b, a, x))
+        a, factor = _normal("hyperplane.a", self.a, x)
+        return _shifted(x, a, _distance(now.b, factor, a, x))
 
     def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
         del now, x
-        a = _normal("hyperplane.a", self.a, u)
-        return _shifted(u, a, _distance(jnp.zeros(()), a, u))
+        a, factor = _normal("hyperplane.a", self.a, u)
+        return _shifted(u, a, _distance(jnp.zeros(()), factor, a, u))
 
 
 class halfspace(AbstractProjection):
@@ -72,8 +72,8 @@ class halfspace(AbstractProjection):
     b: Hyperparameter = hyperparameter()
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        a = _normal("halfspace.a", self.a, x)
-        return _shifted(x, a, jnp.minimum(_distance(now.b, a, x), 0))
+        a, factor = _normal("halfspace.a", self.a, x)
+        return _shifted(x, a, jnp.minimum(_distance(now.b, factor, a, x), 0))
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -81,10 +81,11 @@ def _quotient(a: Array, b: Array) -> Array:
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
 
 
-def _distance(b: Array, a: PyTree, x: PyTree) -> Array:
-    """How many times a has to be added to x to reach ⟨a, p⟩ = b."""
+def _distance(b: Array, factor: Array, a: PyTree, x: PyTree) -> Array:
+    """How many times a has to be added to x to reach ⟨a, p⟩ = factor·b."""
     product = tree.inner(a, x)
-    return _quotient(tree.cast(b, product.dtype) - product, tree.inner(a, a))
+    goal = tree.cast(b, product.dtype) * tree.cast(factor, product.dtype)
+    return _quotient(goal - product, tree.inner(a, a))
 
 
 def _shifted(x: PyTree, a: PyTree, factor: Array) -> PyTree:
@@ -92,8 +93,9 @@ def _shifted(x: PyTree, a: PyTree, factor: Array) -> PyTree:
     return tree.map_leaves(lambda now, x, a: x + now.factor * a, (x, a), now)
 
 
-def _normal(name: str, a: PyTree, x: PyTree) -> PyTree:
-    """The tree `a` in the dtypes of x, refused if it is not like x."""
+def _normal(name: str, a: PyTree, x: PyTree) -> tuple[PyTree, Array]:
+    """The tree `a` in the dtypes of x, times a number with which its squares are in range, and this
+    number. It is refused if it is not like x."""
     own = leaves_like(name, a, x)
     paths = jax.tree_util.tree_leaves_with_path(x)
     for (path, leaf), y in zip(paths, own, strict=True):
@@ -103,6 +105,5 @@ def _normal(name: str, a: PyTree, x: PyTree) -> PyTree:
                 f"'{dotted(path)}', but the leaf to project has shape {leaf.shape} and dtype "
                 f"{leaf.dtype}."
             )
-    return jax.tree.structure(x).unflatten(
-        [jnp.asarray(y, leaf.dtype) for y, (_, leaf) in zip(own, paths, strict=True)]
-    )
+    like = [jnp.asarray(y, leaf.dtype) for y, (_, leaf) in zip(own, paths, strict=True)]
+    return tree.squarable(jax.tree.structure(x).unflatten(like))

@@ -1,25 +1,20 @@
-"""Sums over arrays and trees, in at least float32."""
+"""Norms of arrays and trees, in at least float32, whose squares may be out of range."""
 
 import functools
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Inexact, Real
 
-from .dtypes import accumulation_dtype, cast, in_precision_of, sum_dtype, widened
-from .kernels import entries
+from .dtypes import accumulation_dtype, cast, sum_dtype, widened
 from .leaves import map_leaves
+from .sums import inner, sum_of
 from .types import PyTree, Scalar
-
-_MANY = 512
-"""The number of scalars from which they are added in a loop."""
-_AT_ONCE = 64
-"""How many scalars a round of that loop adds."""
 
 
 def abs_squared(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
@@ -150,8 +145,53 @@ def positive(square: Real[Array, "..."]) -> Real[Array, "..."]:
     return jnp.maximum(square, float(jnp.finfo(square.dtype).tiny))
 
 
+def scaled_square(
+    x: Inexact[Array, "..."], axes: int | tuple[int, ...] | None = None
+) -> tuple[Real[Array, "..."], Real[Array, "..."]]:
+    """Σ |f·x|² and f, such that the sum neither overflows nor underflows.
+
+    f is a power of 2, and 1 unless Σ |x|² is out of range.
+
+    **Arguments:**
+
+    - `x`: a floating or complex array.
+    - `axes`: those over which the squares are summed, which keep size 1; `None` for all.
+    """
+
+    def summed(x: Array) -> Array:
+        return jnp.sum(abs_squared(x), axes, keepdims=axes is not None)
+
+    factor = _factor(summed(x))
+    return summed(_times(x, factor)), factor
+
+
+def _factor(square: Real[Array, "..."]) -> Real[Array, "..."]:
+    """The factor with which to sum the squares again, whose sum is this one without a factor."""
+    square = jax.lax.stop_gradient(square)
+    # Its square is finite, for the reason that `_times` says.
+    power = 2.0 ** (int(jnp.finfo(square.dtype).maxexp) // 2 - 1)
+    too_large = jnp.where(square < jnp.inf, 1, 1 / power)
+    return jnp.where(square < _least(square), power, too_large).astype(square.dtype)
+
+
+def _least(square: Real[Array, "..."]) -> float:
+    """The least sum whose smallest squares may have underflowed: they are less than a rounding."""
+    return 2.0 ** -(int(jnp.finfo(square.dtype).maxexp) // 2)
+
+
+def _times(x: Inexact[Array, "..."], factor: Real[Array, "..."]) -> Inexact[Array, "..."]:
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(_times(x.real, factor), _times(x.imag, factor))
+    # Of a constant array, such as the zeros that are the gradient of what a loss does not use, XLA
+    # squares the array and the factor separately. Where it does not know the factor, the selection,
+    # whose condition never holds, prevents this.
+    return jnp.where(factor < 0, 0, x * factor)
+
+
 def global_norm(tree: PyTree) -> Scalar:
     """The Euclidean norm of all leaves together, summed in at least float32.
+
+    It is right even where the sum of squares overflows or underflows. All leaves are read twice.
 
     **Arguments:**
 
@@ -159,32 +199,68 @@ def global_norm(tree: PyTree) -> Scalar:
 
     **Returns:** a real scalar; 0 for a tree without leaves.
     """
-    return root(squared_norm(tree))
+    pairs = [_scaled_square(widened(x)) for x in jax.tree.leaves(tree)]
+    terms, factor = _in_one_scale(pairs)
+    return root(sum_of(terms)) / factor
+
+
+def norm_of_stored(tree: PyTree) -> Scalar:
+    """The `global_norm` of arrays that are in memory, which are read twice only if they must be.
+
+    What a conditional reads is in memory. So arrays that are computed where they are read would be
+    written first.
+    """
+    leaves = jax.tree.leaves(tree)
+
+    def again(factors: list[Scalar]) -> list[SumOfSquares]:
+        pairs = zip(leaves, factors, strict=True)
+        return [NormOf(widened(x)).squared(factor) for x, factor in pairs]
+
+    return norm_of_all([NormOf(widened(x)).squared() for x in leaves], again)
+
+
+def squarable(tree: PyTree) -> tuple[PyTree, Scalar]:
+    """The tree times a power of 2, so that sums of its squares are in range, and this power.
+
+    It is 1 unless squares are out of range.
+    """
+    pairs = [_scaled_square(widened(x)) for x in jax.tree.leaves(tree)]
+    _, factor = _in_one_scale(pairs)
+    return map_leaves(
+        lambda now, x: _times(x, now.factor), (tree,), SimpleNamespace(factor=factor)
+    ), factor
+
+
+def _in_one_scale(pairs: Sequence[tuple[Array, Scalar]]) -> tuple[list[Array], Scalar]:
+    """Sums from `scaled_square` with the smallest of their factors, and this factor."""
+    dtype = sum_dtype(pairs)
+    factors = [cast(factor, dtype) for _, factor in pairs]
+    least = functools.reduce(jnp.minimum, factors) if factors else jnp.ones((), dtype)
+    ratios = [least / factor for factor in factors]
+    # One ratio after the other, since their product may underflow.
+    return [cast(x, dtype) * r * r for (x, _), r in zip(pairs, ratios, strict=True)], least
+
+
+def gram_matrix(trees: Sequence[PyTree]) -> Real[Array, "trees trees"]:
+    """The inner products of trees, times a power of 4 where they would overflow or underflow.
+
+    The products of one leaf are computed together, so that the leaves of all trees need not be in
+    memory at once.
+    """
+    numbers = range(len(trees))
+    products: list[tuple[Array, Scalar]] = []
+    for leaves in zip(*map(jax.tree.leaves, trees), strict=True):
+        scaled, factor = squarable(leaves)
+        lower = [[inner(scaled[i], scaled[j]) for j in range(i + 1)] for i in numbers]
+        whole = [[lower[max(i, j)][min(i, j)] for j in numbers] for i in numbers]
+        products.append((jnp.stack([jnp.stack(row) for row in whole]), factor))
+    start = jnp.zeros((len(trees), len(trees)), sum_dtype(products))
+    return functools.reduce(jnp.add, _in_one_scale(products)[0], start)
 
 
 def squared_norm(tree: PyTree) -> Scalar:
     """The square of `global_norm`."""
     return sum_of(jax.tree.leaves(map_leaves(lambda _, x: jnp.sum(abs_squared(x)), (tree,))))
-
-
-def sum_of(scalars: Sequence[Scalar]) -> Scalar:
-    """The sum of real scalars, in order, in at least float32."""
-    dtype = sum_dtype(scalars)
-    terms = [cast(x, dtype) for x in scalars]
-    total = jnp.zeros((), dtype)
-    if len(terms) <= _MANY:
-        return _added(total, terms)
-    # XLA:CPU would make one kernel of all additions, and search it again for each of them.
-    stacked = jnp.stack(terms)
-    number = (len(terms) - 1) // _AT_ONCE
-    rows = jnp.reshape(stacked[1 : 1 + number * _AT_ONCE], (number, _AT_ONCE))
-    total = _added(total, stacked[:1])
-    total, _ = jax.lax.scan(lambda total, row: (_added(total, row), None), total, rows)
-    return _added(total, stacked[1 + number * _AT_ONCE :])
-
-
-def _added(total: Scalar, terms: Sequence[Scalar] | Array) -> Scalar:
-    return functools.reduce(jax.lax.add, terms, total)
 
 
 class NormOf(eqx.Module):
@@ -194,7 +270,7 @@ class NormOf(eqx.Module):
     all leaves together, and `sums.each("name")` has the norm of each leaf. A norm that no float
     holds, or of an array that is not finite, is NaN.
 
-    The squares are summed as they are, and once more with factors where that sum was out of range.
+    The squares are summed as they are, and once more with a factor where that sum was out of range.
 
     **Arguments:**
 
@@ -219,81 +295,49 @@ class NormOf(eqx.Module):
     x: Inexact[Array, "..."]
     small: bool = eqx.field(default=True, static=True)
 
-    def squared(self, twice: "Twice | None" = None) -> "SumOfSquares":
+    def squared(self, factor: Scalar | None = None) -> "SumOfSquares":
         """The sum of the squares of the array, or of factor · array."""
-        return SumOfSquares(_sum_of_squares(self.x, twice), self.x.size, self.small)
+        return SumOfSquares(_sum_of_squares(self.x, factor), self.small)
 
 
 class SumOfSquares(eqx.Module):
     """A sum of squares that may be out of range."""
 
     value: Scalar
-    size: int = eqx.field(static=True)
-    """The number of squares."""
     small: bool = eqx.field(static=True)
     """As for `NormOf`."""
 
-    @property
-    def least(self) -> float:
-        """The least value for which what the smallest squares lack is less than a rounding."""
-        limits = jnp.finfo(self.value.dtype)
-        return self.size * float(limits.tiny) / float(limits.eps) if self.small else 0.0
+
+Again: TypeAlias = Callable[[list[Scalar]], Sequence[SumOfSquares]]
+"""From factors to the sums of the squares of factor · array."""
 
 
-SumsOfSquares: TypeAlias = Sequence[SumOfSquares]
-Twice: TypeAlias = tuple[Scalar, Scalar]
-"""A factor, twice: XLA would write factor · array to memory if it were used twice."""
-Again: TypeAlias = Callable[[list[Twice]], SumsOfSquares]
-"""From factors to the sums of the squares of factor · array, where XLA must not know the array."""
-
-
-def norms_of(sums: SumsOfSquares, again: Again) -> Real[Array, " sums"]:
+def norms_of(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]:
     """The norms whose squares are these sums, of which there is at least one."""
-    values = [s.value for s in sums]
-    squares = _stacked(values)
-    good = jnp.all(_in_range(squares, np.array([s.least for s in sums])))
+    squares = _stacked([s.value for s in sums])
+    good = functools.reduce(jnp.logical_and, [_in_range(s.value, s.small) for s in sums])
     # A single conditional, since a GPU waits for the host at each.
-    return jax.lax.cond(good, lambda: root(squares), lambda: _norms_again(squares, values, again))
+    return jax.lax.cond(good, lambda: root(squares), lambda: _or_nan(_norms_again(sums, again)))
 
 
-def norm_of_all(sums: SumsOfSquares, again: Again) -> Scalar:
+def norm_of_all(sums: Sequence[SumOfSquares], again: Again) -> Scalar:
     """The norm of all arrays together, the sums of whose squares these are."""
-    values = [s.value for s in sums]
-    total = sum_of(values)
-
-    def combined() -> Scalar:
-        _, norm, largest = norms_along(_norms_again(_stacked(values), values, again), 0)
-        return _or_nan((largest * norm)[0])
-
-    good = _in_range(total, sum(s.least for s in sums))
-    return jax.lax.cond(good, lambda: root(total), combined)
+    total = sum_of([s.value for s in sums])
+    if not sums:
+        return total
+    good = _in_range(total, any(s.small for s in sums))
+    return jax.lax.cond(good, lambda: root(total), lambda: _or_nan(norm(_norms_again(sums, again))))
 
 
-def _in_range(total: Array, least: Any) -> Array:
-    return (total >= jnp.asarray(least, total.dtype)) & (total < jnp.inf)
+def _norms_again(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]:
+    # Compiled, so that leaves share a trace.
+    factors = [jax.jit(_factor)(s.value) for s in sums]
+    pairs = zip(again(factors), factors, strict=True)
+    return _stacked([root(s.value) / factor for s, factor in pairs])
 
 
-def _factor(square: Array, exponent: Any) -> Array:
-    """A power of 2 times which the squares of all numbers that count are in range. Most arrays need
-    none: they are here because of another one.
-
-    **Arguments:**
-
-    - `square`: the sum of squares.
-    - `exponent`: that of the largest number in the dtype of the array.
-    """
-    power, least = (
-        jnp.asarray(2.0**n, square.dtype) for n in (5 * exponent // 8, -5 * exponent // 16)
-    )
-    return jnp.where(square < least, power, jnp.where(square < jnp.inf, 1, 1 / power))
-
-
-def _norms_again(squares: Array, values: Sequence[Scalar], again: Again) -> Real[Array, " sums"]:
-    """The norms, given their squares as a vector and as numbers, from sums with factors."""
-    exponents = [jnp.finfo(x.dtype).maxexp for x in values]
-    factors = map(jax.jit(_factor, static_argnums=1), values, exponents)
-    scaled = _stacked([s.value for s in again([opaque((f, f)) for f in factors])])
-    return _or_nan(root(scaled) / _factor(squares, np.array(exponents)))
+def _in_range(square: Scalar, small: bool) -> Bool[Array, ""]:
+    return (square >= (_least(square) if small else 0.0)) & (square < jnp.inf)
 
 
 def _or_nan(norm: Array) -> Array:
@@ -307,108 +351,31 @@ def _stacked(values: Sequence[Scalar]) -> Array:
 
 
 @jax.jit
-def _sum_of_squares(x: Array, twice: Twice | None) -> Scalar:
+def _scaled_square(x: Array) -> tuple[Scalar, Scalar]:
+    return scaled_square(x)
+
+
+@jax.jit
+def _sum_of_squares(x: Array, factor: Scalar | None) -> Scalar:
     """The sum of |factor · x|². Compiled, so that arrays of equal shape share a trace."""
-    if twice is None:
-        return jnp.sum(abs_squared(x))
-    parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
-    return sum_of([jnp.sum((part * twice[0]) * (part * twice[1])) for part in parts])
-
-
-def opaque(tree: PyTree) -> PyTree:
-    """Arrays of which XLA knows nothing.
-
-    It would compute the square of a factor for an array of equal constants, such as zeros, the
-    gradient of what a loss does not use, and that square is infinite.
-    """
-    return jax.lax.optimization_barrier(tree)
-
-
-def scaled_norm(tree: PyTree) -> Scalar:
-    """The `global_norm`, even where the sum of squares overflows or underflows.
-
-    It is NaN if the tree is not finite, or if the norm itself overflows.
-    """
-    leaves = jax.tree.leaves(tree)
-    if not leaves:
-        return jnp.zeros((), jnp.float32)
-    return norm_of_all(*_sums_and_again(leaves))
-
-
-def leaf_norms(tree: PyTree) -> PyTree:
-    """The Euclidean norm of each leaf, even where the sum of its squares overflows."""
-    leaves, structure = jax.tree.flatten(tree)
-    if not leaves:
-        return tree
-    sums, again = _sums_and_again(leaves)
-    (norms,) = entries([norms_of(sums, again)])
-    return structure.unflatten([cast(x, s.value.dtype) for x, s in zip(norms, sums, strict=True)])
-
-
-def _sums_and_again(leaves: list[Array]) -> tuple[SumsOfSquares, Again]:
-    def again(factors: list[Twice]) -> SumsOfSquares:
-        pairs = zip(opaque(leaves), factors, strict=True)
-        return [NormOf(widened(x)).squared(twice) for x, twice in pairs]
-
-    return [NormOf(widened(x)).squared() for x in leaves], again
-
-
-def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether all elements of a tree are finite.
-
-    **Arguments:**
-
-    - `tree`: a tree of floating or complex arrays.
-
-    **Returns:** a bool scalar; true for a tree without leaves.
-    """
-    finite = jnp.array(True)
-    for x in jax.tree.leaves(tree):
-        # For `all(isfinite(x))` XLA would write the bools to memory, which takes twice as long. A
-        # maximum would miss a NaN: XLA drops it where it joins the maxima of several threads or
-        # devices. x − x is NaN unless x is finite, and so is every sum with it. (0·x is, too, but
-        # it is written to memory.)
-        parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
-        for part in parts:
-            finite = finite & (jnp.sum(jnp.subtract(part, part)) == 0)
-    return finite
-
-
-def inner(a: PyTree, b: PyTree) -> Scalar:
-    """Re⟨a, b⟩ = Σ Re(āᵢ·bᵢ) over all entries of all leaves, summed in at least float32.
-
-    The real part treats a complex parameter as two real ones, as a gradient does.
-
-    **Arguments:**
-
-    - `a`, `b`: trees of floating or complex arrays, of one structure and equal shapes.
-
-    **Returns:** a real scalar; 0 for trees without leaves.
-    """
-    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    dtype = sum_dtype(pairs)
-    total = jnp.zeros((), dtype)
-    for x, y in pairs:
-        wide = accumulation_dtype(x.dtype, y.dtype)
-        x, y = in_precision_of(x, wide), in_precision_of(y, wide)
-        product = x.real * y.real
-        if jnp.iscomplexobj(x) and jnp.iscomplexobj(y):
-            product = product + x.imag * y.imag
-        total = total + jnp.asarray(jnp.sum(product), dtype)
-    return total
+    return jnp.sum(abs_squared(x if factor is None else _times(x, factor)))
 
 
 def norm(x: Inexact[Array, "..."], axes: int | tuple[int, ...] | None = None) -> Real[Array, "..."]:
     """The Euclidean norm of one array, in its own precision, which in rules is at least float32.
+
+    It is right even where the sum of squares overflows or underflows.
 
     **Arguments:**
 
     - `x`: a floating or complex array.
     - `axes`: those over which the squares are summed, which keep size 1; `None` for all.
     """
-    return root(jnp.sum(abs_squared(x), axes, keepdims=axes is not None))
+    square, factor = scaled_square(x, axes)
+    return root(square) / factor
 
 
 def rms(x: Inexact[Array, "..."]) -> Scalar:
     """The root mean square of one array, in its own precision; 0 for an empty one."""
-    return root(jnp.sum(abs_squared(x)) / float(max(x.size, 1)))
+    square, factor = scaled_square(x)
+    return root(square / float(max(x.size, 1))) / factor

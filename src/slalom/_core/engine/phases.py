@@ -30,16 +30,17 @@ class Sums:
 
     def __init__(self, found: Sequence[Found], again: Again, dtype: np.dtype):
         self._found, self._again, self._dtype = found, again, dtype
+        self._totals: dict[str, Scalar] = {}
 
     def __getattr__(self, name: str) -> Scalar:
-        terms = [one[name] for one in self._found]
-        if terms and isinstance(terms[0], tree.SumOfSquares):
-            total = tree.norm_of_all(terms, self._terms_again(name))
-        else:
-            total = tree.sum_of([cast(x, self._dtype) for x in terms])
-        total = cast(total, self._dtype)
-        setattr(self, name, total)  # the next time, no second conditional
-        return total
+        if name not in self._totals:  # the next time, no second conditional
+            terms = [one[name] for one in self._found]
+            if terms and isinstance(terms[0], tree.SumOfSquares):
+                total = tree.norm_of_all(terms, self._terms_again(name))
+            else:
+                total = tree.sum_of([cast(x, self._dtype) for x in terms])
+            self._totals[name] = cast(total, self._dtype)
+        return self._totals[name]
 
     def each(self, *names: str) -> Any:
         """What the leaves have measured: a vector with an entry for each, or one for each name."""

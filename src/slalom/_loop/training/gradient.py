@@ -17,7 +17,7 @@ from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import NEEDS_A_VALUE, warn
 from ...combine import Terms
-from ...tree import accumulation_dtype, cast, cast_like, inner, map_leaves
+from ...tree import accumulation_dtype, cast, cast_like, gram_matrix, map_leaves
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import Split, split, strong
@@ -296,9 +296,7 @@ def _combined_gradient(
         # along the set that these are projected onto.
         rows_of = jnp.eye(len(names), dtype=losses.dtype)
         each = [part_with(grad=gradient(row)).context.grad for row in rows_of]
-        rows = [[inner(a, b) for b in each[: i + 1]] for i, a in enumerate(each)]
-        lower = [[rows[max(i, j)][min(i, j)] for j in range(len(names))] for i in range(len(names))]
-        gram = cast(jnp.stack([jnp.stack(row) for row in lower]), canonical_float())
+        gram = cast(gram_matrix(each), canonical_float())
     terms = Terms(cast(losses, canonical_float()), gram)
     # A window of `.every_k` merges the terms of its mini-batches.
     part = part_with(terms=terms)

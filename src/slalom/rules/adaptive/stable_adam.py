@@ -63,9 +63,11 @@ class ScaleByStableAdam(AbstractAdam):
         leaf.nu = moved(leaf.nu, tree.bounded_square(g), now.w2)
 
     def direction(self, now, g, leaf):
-        # Not the mean of a quotient of squares, which XLA would write to memory. Where the
-        # squares in v are bounded, r is as large as the update by which it divides.
-        r = tree.rms(g * tree.inverse_root(jnp.maximum(leaf.nu, now.least)))
+        # Not the mean of a quotient of squares, and not `tree.rms`, which reads the quotient twice:
+        # XLA would write it to memory. Where the squares in v are bounded, r is as large as the
+        # update by which it divides.
+        quotient = g * tree.inverse_root(jnp.maximum(leaf.nu, now.least))
+        r = tree.root(jnp.sum(tree.abs_squared(quotient)) / float(max(g.size, 1)))
         factor = 1 / jnp.maximum(1, r / now.clipping_threshold)
         direction = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.eps)
         return factor * (direction + now.weight_decay * leaf.p)

@@ -67,7 +67,7 @@ def last_changes(params: Params, updates: Updates, state: Any) -> tuple[Params, 
 
 def first_scale(updates: Updates, params: Params) -> Scalar:
     """The factor of the first direction, which is the gradient, of a quasi-Newton rule."""
-    norm = tree.scaled_norm(updates)
+    norm = tree.global_norm(updates)
     size = jnp.asarray(tree.global_norm(params), norm.dtype)
     # A step shorter than a rounding of the parameters would not change them. A longer one than the
     # gradient would be wrong without a line search, so it is only as long as it needs to be.

@@ -85,13 +85,16 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
         return ClipByGlobalNormState(jnp.zeros((), canonical_float())) if self.delayed else None
 
     def measure(self, now, g, leaf):
-        return {"square": jnp.sum(tree.abs_squared(g))}
+        # `NormOf` may read the gradients again, so all of them would be kept until then.
+        return {"norm": tree.norm(g) if self.delayed else tree.NormOf(g)}
 
     def finish(self, now, sums, state):
-        norm = tree.root(sums.square)
-        now.factor = clip_factor(state.norm if self.delayed else norm, now.max_norm)
-        if self.delayed:
-            state.norm = jnp.where(jnp.isfinite(norm), norm, state.norm)
+        if not self.delayed:
+            now.factor = clip_factor(sums.norm, now.max_norm)
+            return
+        now.factor = clip_factor(state.norm, now.max_norm)
+        norm = tree.norm(sums.each("norm"))
+        state.norm = jnp.where(jnp.isfinite(norm), norm, state.norm)
 
     def direction(self, now, g, leaf):
         # A factor, since XLA would write updates that were divided leaf by leaf to memory.
@@ -125,7 +128,7 @@ class ClipByBlockRms(AbstractRule[None]):
 
 def clip_factor(size: Any, limit: Any) -> Any:
     """min(1, limit / size), or NaN if the size is not finite."""
-    # `size <= limit` is false for a NaN. An infinite size, which may be the overflowed norm of
-    # finite updates, becomes NaN because a factor of 0 would silently stop the training.
+    # `size <= limit` is false for a NaN. An infinite size, which may be a norm of finite updates
+    # that no float holds, becomes NaN because a factor of 0 would silently stop the training.
     divisor = jnp.where(size == 0, 1, jnp.where(jnp.isinf(size), jnp.nan, size))
     return jnp.where(size <= limit, 1, limit / divisor)

@@ -111,15 +111,14 @@ class KeepInitialNorm(AbstractRule[KeepInitialNormState]):
 
     def init(self, params: Params) -> KeepInitialNormState:
         tree.check_inexact(params)
-        return KeepInitialNormState(tree.leaf_norms(params))
+        return KeepInitialNormState(jax.tree.map(lambda p: tree.norm(tree.widened(p)), params))
 
     def direction(self, now, g, leaf):
-        # Relative to the radius, squares neither overflow nor underflow where they matter.
         is_free = leaf.radius == 0
         inverse = 1 / jnp.where(is_free, 1, leaf.radius)
-        square = tree.bounded(jnp.sum(tree.bounded_square((leaf.p + g) * inverse)))
+        square, scale = tree.scaled_square((leaf.p + g) * inverse)
         is_free = is_free | (square == 0)
-        factor = jnp.where(is_free, 1, jax.lax.rsqrt(jnp.where(is_free, 1, square)))
+        factor = jnp.where(is_free, 1, scale * jax.lax.rsqrt(jnp.where(is_free, 1, square)))
         # R·(p + u) / ‖p + u‖ − p would lose a small u to rounding.
         return g * factor + leaf.p * (factor - 1)
 

@@ -134,7 +134,7 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
         if self.by != "grad_norm":
             values.append(as_float(self.demand("value", context.value)))
         if self.by != "loss":
-            values.append(tree.global_norm(updates))
+            values.append(tree.norm_of_stored(updates))
         return jnp.stack([x.astype(canonical_float()) for x in values])
 
     def _deviations(

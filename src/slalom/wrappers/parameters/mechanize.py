@@ -147,7 +147,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
         negative = tree.map_leaves(lambda _, g: -g, (grads,))
         # Bounded, as the squares below: one huge gradient must not leave infinity in the state.
         norm = as_canonical(tree.root(tree.bounded(-tree.inner(grads, negative))))
-        size = as_canonical(tree.global_norm(params))
+        size = as_canonical(tree.root(tree.squared_norm(params)))
         numbers = SimpleNamespace(decay=decay * total * norm / (size + eps))
         # Not bounded entry by entry, or XLA would write them to memory.
         decayed = tree.map_leaves(lambda now, g, p: g + now.decay * p, (grads, params), numbers)

@@ -21,7 +21,6 @@ from ..._core.state.walk import segments, transforms
 from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import AbstractPrinted, code
 from ...projections import AbstractProjection
-from ...projections._projection import norm
 from ...tree.paths import dotted, first_difference, leaf_paths
 from ...tree.types import Gradients, Params, Tracer, Updates, is_function
 from ...where.resolve import Where, as_where_or_none, mask
@@ -319,9 +318,9 @@ def _held(updates: Updates, heading: Updates, along: Updates) -> Updates:
     another gradient there, and end elsewhere.
     """
     outward = tree.map_leaves(lambda _, d, t: d - t, (heading, along))
-    size = norm(outward)
+    size = tree.global_norm(outward)
     # In float32 rounding leaves 1e-4 of the gradient.
-    pressed = size > 1e-3 * norm(heading)
+    pressed = size > 1e-3 * tree.global_norm(heading)
     now = SimpleNamespace(unit=jnp.where(pressed, 1 / jnp.where(pressed, size, 1), 0))
     normal = tree.map_leaves(lambda now, n: now.unit * n, (outward,), now)
     now = SimpleNamespace(inwards=jnp.maximum(-tree.inner(updates, normal), 0))

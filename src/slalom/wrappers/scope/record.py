@@ -57,7 +57,7 @@ class Record(AbstractWrapper[RecordState]):
 
     def init(self, params: Params) -> RecordState:
         inner = self.inner.init(params)
-        norm = jax.eval_shape(tree.global_norm, params)
+        norm = jax.eval_shape(tree.squared_norm, params)
         hyperparams = self._hyperparams(inner, Context(step=jnp.zeros((), jnp.int32)))
 
         def zero() -> Scalar:
@@ -72,10 +72,10 @@ class Record(AbstractWrapper[RecordState]):
         result, update_norm, lost = measured.split(result)
         param_norm = jnp.nan
         if params is not None:
-            param_norm = tree.global_norm(write.new_params(params, result))
+            param_norm = tree.root(tree.squared_norm(write.new_params(params, result)))
         return result, RecordState(
             inner,
-            _as(state.grad_norm, tree.global_norm(updates)),
+            _as(state.grad_norm, tree.root(tree.squared_norm(updates))),
             _as(state.update_norm, update_norm),
             _as(state.param_norm, param_norm),
             _as(state.lost_updates, lost),

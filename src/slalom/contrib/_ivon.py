@@ -120,7 +120,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
         )
 
     def ask(self, here: Part, loss: Loss) -> Loss:
-        return super().ask(here, loss.asking("sampled", here))
+        return super().ask(here, loss.request("sampled parameters", here))
 
     def noise(
         self, state: ScaleByIvonState, params: Params, context: Context | None, key: Any = None

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from .. import tree
 from .._core.fields.declare import bind_numbers
-from .._core.protocol.loss import asked
+from .._core.protocol.loss import loss_of
 from .._core.protocol.transform import AbstractTransform, require_transform
 from .._core.protocol.writer import RETURN
 from .._core.state.walk import transforms
@@ -80,7 +80,7 @@ def to_optax(
             "model. Write `sl.interop.to_optax(opt.transform)`."
         )
     require_transform("The argument of `sl.interop.to_optax`", tx)
-    if asked(tx).by("sampled"):
+    if loss_of(tx).askers("sampled parameters"):
         raise ValueError(
             "This optimizer needs gradients at samples of its posterior, and a loop for Optax "
             "takes them at the parameters. Use `sl.train_step`, or `opt.sample_params(model)`."

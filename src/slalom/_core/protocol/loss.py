@@ -12,25 +12,28 @@ _ELSEWHERE = ("value_fn", "grad_fn", "sampled_grad_fn", "residuals")
 """What a transform needs that evaluates the loss at parameters of its own."""
 
 _PAIRS = {
-    ("scaled", "scaled"): (
+    ("scaled loss", "scaled loss"): (
         "Two parts of this optimizer call `.scale_loss()`, but there is only one loss. Call it "
         "once, on the whole optimizer: `tx.scale_loss()`."
     ),
-    ("scaled", "residuals"): (
+    ("scaled loss", "residuals"): (
         "'{name}' computes its updates from the residuals of the loss, which `.scale_loss()` does "
         "not scale. Remove `.scale_loss()`, and keep the parameters in float32."
     ),
-    ("combined", "combined"): (
+    ("combined terms", "combined terms"): (
         "Two parts of this optimizer call `.combine(...)`, but a step has one gradient. Call it "
         "once, on the whole optimizer."
     ),
-    ("combined", "scaled"): (
+    ("combined terms", "scaled loss"): (
         "`.combine` weights the gradients of the loss itself, so they cannot be scaled. Remove "
         '`.scale_loss()`, and compute in bfloat16, with `compute_dtype="bfloat16"`.'
     ),
-    ("combined", "examples"): "`.combine` cannot combine per-example gradients. Remove it.",
+    (
+        "combined terms",
+        "single examples",
+    ): "`.combine` cannot combine per-example gradients. Remove it.",
     **{
-        ("combined", need): (
+        ("combined terms", need): (
             "'{name}' evaluates the loss itself, and does not know the weights of its terms, so it "
             "cannot be inside `.combine` or beside it. Weight the terms in the loss, or use "
             "another transform."
@@ -38,7 +41,7 @@ _PAIRS = {
         for need in _ELSEWHERE
     },
     **{
-        ("sampled", need): (
+        ("sampled parameters", need): (
             "'{name}' evaluates the loss at parameters of its own, but this optimizer learns a "
             "posterior from gradients at its samples. Use one of the two."
         )
@@ -55,34 +58,34 @@ class Loss(NamedTuple):
 
     | what is asked | by |
     |---|---|
-    | `"scaled"`: the gradients of a multiple of the loss | `.scale_loss()` |
-    | `"sampled"`: gradients at a sample of the parameters | `sl.contrib.ivon` |
-    | `"examples"`: the gradients of single examples | a first link that is `per_example` |
-    | `"combined"`: the gradient of a weighted sum of its terms | `.combine` |
-    | `"recalled"`: the gradient that the last step has computed | a line search at the end |
+    | `"scaled loss"`: the gradients of a multiple of it | `.scale_loss()` |
+    | `"sampled parameters"`: gradients at a sample of them | `sl.contrib.ivon` |
+    | `"single examples"`: their gradients | a first link that is `per_example` |
+    | `"combined terms"`: the gradient of a weighted sum of them | `.combine` |
+    | `"recalled gradient"`: that of the last step, if it is known | a line search at the end |
     | an entry of the context | every transform that `needs` it |
 
     **Arguments:**
 
-    - `asked`: what is asked, with the part that asks for it.
+    - `requests`: what is asked, with the part that asks for it.
     - `first`, `last`: whether the transform that is asked is the first or last link.
     """
 
-    asked: tuple[tuple[str, Part], ...] = ()
+    requests: tuple[tuple[str, Part], ...] = ()
     first: bool = True
     last: bool = True
 
-    def asking(self, what: str, part: Part) -> "Loss":
+    def request(self, what: str, part: Part) -> "Loss":
         """This loss, of which a part asks one thing more."""
-        for other, by in self.asked:
+        for other, by in self.requests:
             for pair, second in (((what, other), by), ((other, what), part)):
                 if pair in _PAIRS:
                     raise ValueError(_PAIRS[pair].format(name=second.name))
-        return self._replace(asked=(*self.asked, (what, part)))
+        return self._replace(requests=(*self.requests, (what, part)))
 
-    def by(self, what: str) -> tuple[Part, ...]:
+    def askers(self, what: str) -> tuple[Part, ...]:
         """The parts that ask for this."""
-        return tuple(part for name, part in self.asked if name == what)
+        return tuple(part for name, part in self.requests if name == what)
 
     def inside(self, here: Part, *, in_sequence: bool = False) -> "Loss":
         """This loss, as the transforms inside a part ask for it.
@@ -102,7 +105,8 @@ class Loss(NamedTuple):
                     last=in_sequence and self.last and i == len(inner) - 1,
                 ),
             )
-        if not here.module.passes_gradients and loss.by("scaled") != self.by("scaled"):
+        is_scaled = len(loss.askers("scaled loss")) > len(self.askers("scaled loss"))
+        if is_scaled and not here.module.passes_gradients:
             raise ValueError(
                 f"{type(here.module).__name__} is outside `.scale_loss()`, so it would use "
                 "gradients that are still multiplied by the scale. Call `.scale_loss()` last, on "
@@ -111,7 +115,7 @@ class Loss(NamedTuple):
         return loss._replace(first=self.first, last=self.last)
 
 
-def asked(
+def loss_of(
     transform: AbstractTraits,
     state: Any = None,
     context: Context | None = None,

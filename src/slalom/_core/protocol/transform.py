@@ -175,7 +175,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         the gradients of single examples if it is `per_example`.
         """
         for name in self.needs:
-            loss = loss.asking(name, here)
+            loss = loss.request(name, here)
         if self.per_example:
             if not loss.first:
                 raise ValueError(
@@ -183,7 +183,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
                     f"of the chain, and must not be wrapped. Write `{operand(self)} | rest`, and "
                     "wrap only the rest."
                 )
-            loss = loss.asking("examples", here)
+            loss = loss.request("single examples", here)
         return loss.inside(here)
 
     def skipped(self, state: State) -> State:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..._core.fields.hyperparams import read
 from ..._core.protocol.context import Context
-from ..._core.protocol.loss import asked
+from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.walk import find
@@ -97,7 +97,7 @@ class AbstractBound(AbstractPrinted):
         multiplies the loss itself.
         """
         check_readable(self)
-        for part in asked(self.transform, self.state).by("scaled"):
+        for part in loss_of(self.transform, self.state).askers("scaled loss"):
             return jnp.copy(part.state.scale)  # the next step may donate the state
         return jnp.ones(self.count.shape, jnp.float32)
 
@@ -176,14 +176,14 @@ class AbstractBound(AbstractPrinted):
 
         **Raises:** `ValueError` for an optimizer without a posterior.
         """
-        if not asked(self.transform).by("sampled"):
+        if not loss_of(self.transform).askers("sampled parameters"):
             raise ValueError(
                 "This optimizer has no posterior to draw parameters from. Train with "
                 "`sl.contrib.ivon`."
             )
 
         def drawn(transform: AbstractTransform, state: Any, params: Params) -> Params:
-            loss = asked(transform, state, Context(step=self.count), params)
+            loss = loss_of(transform, state, Context(step=self.count), params)
             return sampled_params(loss, params, key)
 
         return self._with_params(model, drawn)

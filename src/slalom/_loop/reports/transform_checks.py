@@ -11,7 +11,7 @@ from ... import tree
 from ..._core.fields.declare import bind_numbers
 from ..._core.fields.hyperparams import bound
 from ..._core.protocol.chain import Chain
-from ..._core.protocol.loss import asked
+from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parts import Part
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.traits import MIXED, AbstractTraits
@@ -82,7 +82,7 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
     for part in transforms(transform):
         for where in part.module.selectors():
             check_matches(where, params)
-    asked(transform)
+    loss_of(transform)
     _check_objective(transform)
     yield from _idle_steps(transform, params)
     yield from _two_rates(transform, params)

@@ -100,13 +100,13 @@ def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureL
     known = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
     if known is not None and known.fixed_data is not None:
         for name in ("value_fn", "grad_fn"):
-            if loss.by(name):
+            if loss.askers(name):
                 raise TypeError(
                     f"A transform of this optimizer needs '{name}', the loss at other parameters, "
                     f"which {type(known).__name__} does not know: {known.fixed_data}. Use a "
                     "rule without a line search, such as `sl.natural_gradient`."
                 )
-    if not loss.by("residuals"):
+    if not loss.askers("residuals"):
         return None
     if known is None:
         raise TypeError(

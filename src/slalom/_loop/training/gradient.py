@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from ..._core.protocol.chain import last_link
 from ..._core.protocol.context import Context
-from ..._core.protocol.loss import Loss, asked
+from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
 from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.protocol.transform import AbstractTransform
@@ -80,9 +80,9 @@ def training_step(
         # Steps that differ only in this function share a program.
         current = options._replace(transform_grads=inputs.transform_grads)
         model = at = split(inputs.model, opt.binding.trainable)
-        loss = asked(opt.transform, opt.state, Context(step=opt.count), model.params)
-        current.check_asked(loss)
-        if loss.by("sampled"):
+        loss = loss_of(opt.transform, opt.state, Context(step=opt.count), model.params)
+        current.check_loss(loss)
+        if loss.askers("sampled parameters"):
             drawn = sampled_params(loss, model.params)
             at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
         batch_loss = BatchLoss(
@@ -91,7 +91,7 @@ def training_step(
             model=at,
             args=inputs.args,
             kwargs=inputs.kwargs,
-            scale=next((part.state.scale for part in loss.by("scaled")), None),
+            scale=next((part.state.scale for part in loss.askers("scaled loss")), None),
         )
         if options.compute_dtype == "float16" and batch_loss.scale is None:
             warn(
@@ -104,12 +104,12 @@ def training_step(
         def ask_again(result: LossResult, **known: Any) -> Loss:
             own = result.weight if options.has_weight else weight
             context = Context(step=opt.count, weight=own, **known)
-            return asked(opt.transform, opt.state, context, model.params)
+            return loss_of(opt.transform, opt.state, context, model.params)
 
-        if loss.by("combined"):
-            gradient = _combined_gradient(batch_loss, loss.by("combined")[0], ask_again)
-        elif loss.by("examples"):
-            gradient = _per_example_gradient(batch_loss, loss.by("examples")[0])
+        if loss.askers("combined terms"):
+            gradient = _combined_gradient(batch_loss, loss.askers("combined terms")[0], ask_again)
+        elif loss.askers("single examples"):
+            gradient = _per_example_gradient(batch_loss, loss.askers("single examples")[0])
         elif options.reuse_linesearch:
             gradient = _recalled_gradient(batch_loss, loss, opt.transform)
         else:
@@ -117,21 +117,21 @@ def training_step(
 
         result = gradient.result
         known = {"value": result.loss, **inputs.context, **gradient.known}
-        if loss.by("max_logits"):
-            stacked = (options.microbatches is not None) + bool(loss.by("examples"))
+        if loss.askers("max_logits"):
+            stacked = (options.microbatches is not None) + bool(loss.askers("single examples"))
             known.setdefault("max_logits", result.max_logits(stacked))
         source = residual_loss(batch_loss.loss_fn, loss)
         if source is not None:
             known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
         if options.has_weight:
             known["weight"] = result.weight
-        if loss.by("grad"):
+        if loss.askers("grad"):
             known["grad"] = gradient.mean
-        if loss.by("value_fn"):
+        if loss.askers("value_fn"):
             known["value_fn"] = batch_loss.value
-        if loss.by("grad_fn"):
+        if loss.askers("grad_fn"):
             known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
-        if loss.by("sampled_grad_fn") and inputs.sampled_loss is not None:
+        if loss.askers("sampled_grad_fn") and inputs.sampled_loss is not None:
             known["sampled_grad_fn"] = functools.partial(
                 _sampled_gradient, batch_loss, inputs.sampled_loss, opt
             )
@@ -282,7 +282,7 @@ def _combined_gradient(
     result: LossResult = unpack(packed)
 
     def part_with(**known: Any) -> Part:
-        return ask_again(result, **known).by("combined")[0]
+        return ask_again(result, **known).askers("combined terms")[0]
 
     def gradient(weights: Array) -> Updates:
         (grads,) = pullback(cast(weights, losses.dtype))
@@ -355,7 +355,7 @@ def _sampled_gradient(
 
 def _recalled_gradient(batch_loss: BatchLoss, loss: Loss, transform: AbstractTransform) -> Gradient:
     """The gradient that the line search kept, or a new one if it has not kept any."""
-    kept = next((part.module.recall(part.state) for part in loss.by("recalled")), None)
+    kept = next((part.module.recall(part.state) for part in loss.askers("recalled gradient")), None)
     if kept is None:
         raise TypeError(
             "`reuse_linesearch=True` takes loss and gradient from a line search that ends the "

@@ -63,9 +63,9 @@ class Options(NamedTuple):
             return loss
         return (loss, *(weight,) * self.has_weight, *(aux,) * self.has_aux)
 
-    def check_asked(self, loss: Loss) -> None:
+    def check_loss(self, loss: Loss) -> None:
         """Raises an error for options that do not go with what the transforms ask of the loss."""
-        examples = loss.by("examples")
+        examples = loss.askers("single examples")
         if self.batch_args is not None and self.microbatches is None and not examples:
             raise ValueError(
                 "`batch_args` names the arguments that are divided into microbatches or examples, "
@@ -77,8 +77,8 @@ class Options(NamedTuple):
                 "The first link uses per-example gradients, and takes the batch as a whole. Join "
                 "its first two axes, and pass their number: `microbatches=n`."
             )
-        for what, (who, reasons) in _NOT_ASKED.items():
-            for name, reason in reasons.items() if loss.by(what) else ():
+        for what, (who, reasons) in _REFUSED.items():
+            for name, reason in reasons.items() if loss.askers(what) else ():
                 if getattr(self, name):
                     raise ValueError(f"{who}{reason}. Remove `{name}`.")
 
@@ -131,15 +131,15 @@ class Options(NamedTuple):
             )
 
 
-_NOT_ASKED = {
-    "combined": (
+_REFUSED = {
+    "combined terms": (
         "`.combine` ",
         {
             "microbatches": "weights the terms of whole batches",
             "reuse_linesearch": "changes the loss from step to step",
         },
     ),
-    "examples": (
+    "single examples": (
         "The first link uses per-example gradients, ",
         {
             "has_weight": "and weights all examples equally",

@@ -24,7 +24,7 @@ class AbstractLinesearch(AbstractTransform):
     def ask(self, here: Part, loss: Loss) -> Loss:
         # A line search elsewhere, or under a wrapper, does not know where the whole step led to.
         loss = super().ask(here, loss)
-        return loss.asking("recalled", here) if loss.last else loss
+        return loss.request("recalled gradient", here) if loss.last else loss
 
     @abc.abstractmethod
     def recall(self, state: Any) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from ... import tree
 from ..._core.protocol.context import Context
-from ..._core.protocol.loss import Loss, asked
+from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
 from ..._core.protocol.traits import Merge
 from ..._core.protocol.transform import AbstractTransform
@@ -118,10 +118,10 @@ class Combine(AbstractWrapper[CombineState]):
         _check_combination("Combine.combination", self.combination)
         _check_names("Combine.terms", self.terms)
         self.combination.check(len(self.terms))
-        asked(self)
+        loss_of(self)
 
     def ask(self, here: Part, loss: Loss) -> Loss:
-        return super().ask(here, loss.asking("combined", here))
+        return super().ask(here, loss.request("combined terms", here))
 
     def init(self, params: Params) -> CombineState:
         number = len(self.terms)

@@ -118,7 +118,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
         )
 
     def ask(self, here: Part, loss: Loss) -> Loss:
-        return super().ask(here, loss.asking("scaled", here))
+        return super().ask(here, loss.request("scaled loss", here))
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScaleLossState]:
         state, part = here.state, self.inner_part(here.with_context())

@@ -303,6 +303,29 @@ def test_a_predicate_of_a_leaf_is_no_function_of_the_tree():
         sl.Optimizer(sl.adamw(0.1, decay_where=eqx.is_inexact_array), mlp(jax.random.key(0)))
 
 
+def test_trees_like_a_model_with_state_are_masks_labels_bounds_and_updates():
+    class Net(eqx.Module):
+        linear: eqx.nn.Linear
+        norm: eqx.nn.BatchNorm
+
+    make = lambda key: Net(  # noqa: E731
+        eqx.nn.Linear(2, 3, key=key), eqx.nn.BatchNorm(3, "batch", mode="ema")
+    )
+    model, _ = eqx.nn.make_with_state(make)(jax.random.key(0))
+    params, adam = params_of(model), sl.adam(0.1)
+    for like in (model, params):
+        bools = jax.tree.map(eqx.is_inexact_array, like)
+        labels = jax.tree.map(lambda _: "a", like)
+        for tx in (
+            *(adam.only(bools), adam | sl.freeze(bools), sl.adamw(0.1, decay_where=bools)),
+            *(sl.partition({"a": adam}, labels), adam.project(sl.projections.box(params, None))),
+        ):
+            sl.Optimizer(tx, model, trainable=bools).reset(model, bools)
+    added = sl.apply_updates(model, params)
+    assert_same_bits(params_of(added.linear), jax.tree.map(lambda p: p + p, params.linear))
+    assert added.norm.ema_state_index is model.norm.ema_state_index
+
+
 def test_an_abstract_model_makes_an_abstract_optimizer():
     abstract = sl.Optimizer(sl.adam(0.1), eqx.filter_eval_shape(mlp))
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in abstract.arrays)

@@ -1,5 +1,7 @@
 """Transforms, optimizers and states print as code, at any width."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -81,6 +83,8 @@ LINEAR = sl.schedules.linear(0.1, 0.0, 10)
 WEIGHT = sl.where.path("w")
 PRINTED = [
     sl.Identity(),
+    sl.AddNoise(0.1, 0.5, 3) | sl.contrib.ScaleByApollo(2) | sl.contrib.ScaleByDion(0.5),
+    sl.ScaleByKron() | sl.contrib.ScaleBySophia() | sl.contrib.ScaleByIvon(10.0),
     sl.ScaleByLearningRate(half_life),
     sl.ScaleByAdam(0.8, b2=0.99, mu_dtype=jnp.bfloat16, nesterov=True),
     sl.ClipByGlobalNorm(float("inf")),
@@ -109,6 +113,7 @@ def test_transforms_print_as_the_code_that_makes_them():
         again = eval(repr(tx), NAMES)
         assert eqx.tree_equal(again, tx) is True, tx
         assert repr(again) == repr(tx)
+        assert eqx.tree_equal(dataclasses.replace(tx), tx) is True, tx
 
 
 def test_bound_transforms_print_as_unbound_ones():

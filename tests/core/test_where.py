@@ -1,6 +1,7 @@
 """Selectors: which leaves they select, how they are joined, and how masks follow from them."""
 
 import functools
+import operator
 
 import equinox as eqx
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ import pytest
 
 import slalom as sl
 from helpers import drawn, mlp, params_of, unoptimized
+from slalom.where.resolve import mask
 
 LAYERS = ("layers.1.weight", "layers.12.weight", "layers.2.norm.bias", "layers.2.weight")
 PATHS = ("bias", "head.bias", "head.weight", *LAYERS)
@@ -249,6 +251,14 @@ SELECTORS = [
     sl.where.path("a") | (sl.where.path("b") & sl.where.ndim(1) | sl.where.ndim(2)),
     sl.where.path("a") & {"a": True, "b": [False, True]},
 ]
+
+
+def test_hundreds_of_selectors_are_joined():
+    for join in (operator.or_, operator.and_):
+        many = functools.reduce(join, [sl.where.ndim(min=i % 2) for i in range(2000)])
+        chosen = {"w": jnp.ones(2), "b": jnp.ones(())}
+        assert mask(many, chosen) == (join is operator.or_, True)
+        assert repr(many).count("sl.where.ndim") == 2000
 
 
 def test_selectors_print_as_code_and_hash():

@@ -136,6 +136,21 @@ class ScaleByLoss(sl.AbstractStatelessTransform):
         return jax.tree.map(lambda u: u * context.extra["loss"], updates)
 
 
+@pytest.mark.parametrize("kind", ["NamedSharding", "SingleDeviceSharding"])
+def test_parameters_may_be_placed(kind):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    named = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    place = (
+        named if kind == "NamedSharding" else jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    )
+    params = jax.device_put({"w": jnp.ones((4, 4))}, place)
+    tx = sl.interop.to_optax(sl.muon(0.1))
+    state = tx.init(params)
+    assert all(x.sharding.device_set == place.device_set for x in jax.tree.leaves(state))
+    updates, _ = tx.update(params, state, params)
+    assert updates["w"].sharding.is_equivalent_to(place, 2)
+
+
 def test_declared_extra_arguments_are_passed_and_others_dropped():
     tx = to_optax(ScaleByLoss())
     state = tx.init(params)

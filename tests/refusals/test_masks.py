@@ -14,6 +14,13 @@ ONE_CALL = "`sl.where.leaf(lambda path, leaf: ...)`"
 PYTHON_VALUE = "a Python value … `sl.where.ndim(min=2)`"
 
 
+def test_selectors_that_mean_nothing():
+    with refused(ValueError, "'a.***', and `***` has no meaning", "`**` any number"):
+        sl.where.path("a.***")
+    with refused(ValueError, "sl.where.ndim has min=3 and max=1", "nothing matches"):
+        sl.where.ndim(min=3, max=1)
+
+
 def test_selections_of_nothing():
     with refused(
         ValueError,

@@ -119,7 +119,7 @@ class PCGrad(AbstractCombination):
     """
 
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     def __init__(self, key: Any = 0):
         self.key, self.implementation = as_key_data(key)

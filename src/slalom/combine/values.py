@@ -91,7 +91,7 @@ class ReLoBRaLo(AbstractCombination):
     temperature: Hyperparameter = hyperparameter(within="(0, inf)")
     rho: Hyperparameter = hyperparameter(within="[0, 1]")
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     uses_gram: ClassVar[bool] = False
 

@@ -82,7 +82,7 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
     scale: Hyperparameter = hyperparameter(1.0)
     per_tensor: bool = eqx.field(default=False, static=True)
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True, kw_only=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
     b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)", kw_only=True)
     b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)", kw_only=True)
     eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)", kw_only=True)

@@ -105,7 +105,7 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
     scale: str | None = eqx.field(default="spectral", static=True, metadata={CHECK: check_scale})
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     key: Any = key_field(default=0, kw_only=True)
-    implementation: Any = eqx.field(default=None, static=True, kw_only=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "matrix"

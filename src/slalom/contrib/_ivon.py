@@ -81,7 +81,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
     weight_decay: Hyperparameter = hyperparameter(within="(0, inf)")
     clip_radius: Hyperparameter | None = hyperparameter(None, within="(0, inf)", optional=True)
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 

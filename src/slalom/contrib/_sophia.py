@@ -93,7 +93,7 @@ class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):
     estimator: str = choice_field("hutchinson", "gauss_newton_bartlett")
     key: Any = key_field(default=0)
     mu_dtype: np.dtype | None = dtype_field()
-    implementation: Any = eqx.field(default=None, static=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     def __init__(
         self,

@@ -121,8 +121,9 @@ def _bound(tx: AbstractTransform[Any], params: PyTree, dtype: Any | None) -> tup
         return eqx.filter_eval_shape(_bound, tx, params, dtype)
     params = jax.tree.map(strong, checked_split(params, None).params)
     transform = checked(tx, params, dtype, is_whole=False)
-    parts = (transform, init_state(transform, params), tree.fresh_count())
-    return on_param_devices(parts, params)
+    parts = (transform, (init_state(transform, params), tree.fresh_count()))
+    transform, (state, count) = on_param_devices(parts, params)
+    return transform, state, count
 
 
 # --- one update -----------------------------------------------------------------------------

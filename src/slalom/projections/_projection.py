@@ -14,6 +14,7 @@ from .._core.protocol.parts import AbstractDeclared
 from .._core.text.printing import code
 from ..tree.paths import dotted, first_difference
 from ..tree.types import PyTree
+from ..where.resolve import without_state
 
 
 class AbstractProjection(AbstractDeclared):
@@ -130,6 +131,7 @@ class AbstractProjection(AbstractDeclared):
 
 
 def leaves_like(name: str, own: PyTree, x: PyTree) -> list[Any]:
+    own = without_state(own, x)
     if jax.tree.structure(own) != jax.tree.structure(x):
         differ = first_difference(own, x, (name, "the tree to project"))
         raise ValueError(f"{name} must be a tree like the one to project: {differ}.")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import equinox as eqx
 import numpy as np
 from jax.core import Tracer as Tracer
 from jax.interpreters.partial_eval import DynamicJaxprTracer
@@ -46,6 +47,11 @@ else:
         """Whether `x` is something to call. A transform or an optimizer is not: their `__call__`
         only raises the error that says what to write instead."""
         return callable(x) and not getattr(type(x), "_refuses_calls", False)
+
+
+def is_state_index(x: Any) -> bool:
+    """Whether this holds the place of what belongs to an `eqx.nn.State`."""
+    return isinstance(x, eqx.nn.StateIndex)
 
 
 def under_jit(x: Any) -> bool:

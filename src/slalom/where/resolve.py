@@ -18,7 +18,7 @@ import wadler_lindig as wl
 from jaxtyping import PyTree
 
 from ..tree.paths import candidates, dotted, first_difference, leaf_paths, whole
-from ..tree.types import Params, Tracer, Updates, is_function
+from ..tree.types import Params, Tracer, Updates, is_function, is_state_index
 
 WhereLike: TypeAlias = Any
 """A selector, a function of the parameter tree to a tree of bools, or a tree of bools."""
@@ -71,10 +71,10 @@ class Where(abc.ABC):
         """A bool or a label for each leaf."""
 
     def __and__(self, other: WhereLike) -> "Where":
-        return _Both(self, as_where(other))
+        return _Both((*_operands(self, _Both), as_where(other)))
 
     def __or__(self, other: WhereLike) -> "Where":
-        return _Either(self, as_where(other))
+        return _Either((*_operands(self, _Either), as_where(other)))
 
     def __invert__(self) -> "Where":
         return _Not(self)
@@ -116,38 +116,35 @@ class Where(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _Both(Where):
-    left: Where
-    right: Where
+    operands: tuple[Where, ...]
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [a and b for a, b in _pairs(self.left, self.right, leaves)]
+        return [all(each) for each in _chosen(self.operands, leaves)]
 
     def primitives(self) -> tuple[Where, ...]:
         among = () if self.if_unmatched() is None else (self,)
         # It comes last: a path that matches nothing is the better message.
-        return self.left.primitives() + self.right.primitives() + among
+        return (*_primitives(self.operands), *among)
 
     def if_unmatched(self) -> str | None:
-        return self.left.unmatched_among
+        return self.operands[0].unmatched_among
 
     def __repr__(self) -> str:
-        left, right = _operand(self.left, _Either), _operand(self.right, _Either, _Both)
-        return f"{left} & {right}"
+        return " & ".join(_operand(own, _Either, _Both) for own in self.operands)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Either(Where):
-    left: Where
-    right: Where
+    operands: tuple[Where, ...]
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [a or b for a, b in _pairs(self.left, self.right, leaves)]
+        return [any(each) for each in _chosen(self.operands, leaves)]
 
     def primitives(self) -> tuple[Where, ...]:
-        return self.left.primitives() + self.right.primitives()
+        return _primitives(self.operands)
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {_operand(self.right, _Either)}"
+        return " | ".join(_operand(own, _Either) for own in self.operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +166,17 @@ def _operand(where: Where, *looser: type[Where]) -> str:
     return f"({where!r})" if isinstance(where, looser) else repr(where)
 
 
-def _pairs(left: Where, right: Where, leaves: list[Leaf]) -> list[tuple[bool, bool]]:
-    return list(zip(resolve_bools(left, leaves), resolve_bools(right, leaves), strict=True))
+def _operands(where: Where, kind: type[Any]) -> tuple[Where, ...]:
+    """Those of a longer combination. One within another would be too deep with hundreds of them."""
+    return where.operands if isinstance(where, kind) else (where,)
+
+
+def _primitives(operands: tuple[Where, ...]) -> tuple[Where, ...]:
+    return tuple(primitive for own in operands for primitive in own.primitives())
+
+
+def _chosen(operands: tuple[Where, ...], leaves: list[Leaf]) -> list[tuple[bool, ...]]:
+    return list(zip(*(resolve_bools(own, leaves) for own in operands), strict=True))
 
 
 # --- functions and trees as selectors -------------------------------------------------------
@@ -224,19 +230,18 @@ class _Tree(Where):
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         if not leaves:
             return []
+        own = without_state(self.structure.unflatten(self.values), leaves[0].tree)
+        values, structure = jax.tree.flatten(own)
         try:
-            parts = self.structure.flatten_up_to(leaves[0].tree)
+            parts = structure.flatten_up_to(leaves[0].tree)
         except ValueError:
-            own = self.structure.unflatten(self.values)
             differ = first_difference(own, leaves[0].tree, ("the mask", "the parameters"))
             raise ValueError(
                 "The tree of masks or labels must have the structure of the parameters, or be a "
                 f"prefix of it: {differ}."
             ) from None
         return [
-            value
-            for value, part in zip(self.values, parts, strict=True)
-            for _ in jax.tree.leaves(part)
+            value for value, part in zip(values, parts, strict=True) for _ in jax.tree.leaves(part)
         ]
 
     def __repr__(self) -> str:
@@ -246,6 +251,18 @@ class _Tree(Where):
         # A whole model with a bool at each leaf is no code either, and much longer.
         counts = collections.Counter(map(repr, self.values))
         return f"<{', '.join(f'{name}: {n}' for name, n in counts.items())}>"
+
+
+def without_state(own: PyTree, params: Params) -> PyTree:
+    """A tree like a model, with `None` in place of each `eqx.nn.StateIndex` if the parameters have
+    none."""
+
+    def has_none(tree: PyTree) -> bool:
+        return not any(map(is_state_index, jax.tree.leaves(tree, is_leaf=is_state_index)))
+
+    if has_none(own) or not has_none(params):
+        return own
+    return jax.tree.map(lambda x: None if is_state_index(x) else x, own, is_leaf=is_state_index)
 
 
 def _concrete(value: Any) -> Any:

@@ -157,6 +157,11 @@ def path(glob: str) -> Where:
     **Returns:** a selector.
     """
     _check("path", "one glob", glob, str)
+    if "***" in glob:
+        raise ValueError(
+            f"sl.where.path has {glob!r}, and `***` has no meaning: `*` matches one segment, and "
+            "`**` any number of them."
+        )
     return _Path(glob)
 
 
@@ -197,6 +202,8 @@ def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where
         raise TypeError("sl.where.ndim takes either a number of axes, or `min` and `max`.")
     for axes in (n, min, max):
         _check("ndim", "whole numbers", 0 if axes is None else axes, int)
+    if max is not None and max < min:
+        raise ValueError(f"sl.where.ndim has min={min} and max={max}, which nothing matches.")
     return _NDim(min, max) if n is None else _NDim(n, n)
 
 

@@ -23,9 +23,12 @@ def key_field(**options: Any) -> Any:
 
 
 def as_key_data(key: Any) -> tuple[Any, Any]:
-    """The value of such a field for a key, and the implementation of a typed key."""
+    """The value of such a field for a key, and the implementation of the key."""
     if is_key(key):
         return jax.random.key_data(key), jax.random.key_impl(key)
+    if tree.is_array(key) and key.ndim == 1:
+        # Raw data, such as `dataclasses.replace` passes on, has no implementation but its length.
+        return key, "rbg" if key.size == 4 else "threefry2x32"
     return (int(key) if isinstance(key, np.integer) else key), None
 
 

@@ -11,7 +11,7 @@ from ... import tree
 from ..._core.text.messages import warn
 from ...tree.memory import to_device, to_memory_of
 from ...tree.paths import example, first_difference, leaf_paths
-from ...tree.types import Params, PyTree, Tracer, Updates, is_function
+from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state_index
 from ...where.frozen import Unmarked
 from ...where.resolve import Where, check_matches, mask
 from ...where.selectors import everything
@@ -219,11 +219,6 @@ def _overlooked(x: Any) -> bool:
     return tree.is_inexact(x) and not eqx.is_inexact_array(x)
 
 
-def is_state_index(x: Any) -> bool:
-    """Whether this holds the place of what belongs to an `eqx.nn.State`."""
-    return isinstance(x, eqx.nn.StateIndex)
-
-
 def _kind(x: Any) -> str:
     return f"{x.dtype} arrays" if tree.is_array(x) else f"leaves of type {type(x).__name__}"
 
@@ -271,6 +266,8 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
     except (ValueError, TypeError):
         differ = first_difference(updates, model, ("the updates", "the model"))
         raise ValueError(f"The updates do not have the structure of the model: {differ}.") from None
+    # Filters keep the contents of an `eqx.nn.StateIndex`, which are no parameters.
+    given = [None if is_state_index(x) else u for x, u in zip(leaves, given, strict=True)]
     parts = Split(leaves, structure, tuple(u is not None for u in given))
     params = parts.params
     added = tree.add(to_device(params), to_device(structure.unflatten(given)))

@@ -12,8 +12,7 @@ from ... import tree
 from ..._core.fields.declare import check_number
 from ...tree.dtypes import as_float
 from ...tree.paths import dotted, first_difference
-from ...tree.types import Step, Tracer
-from ..binding.model import is_state_index
+from ...tree.types import Step, Tracer, is_state_index
 
 _Model = TypeVar("_Model")
 

@@ -80,17 +80,11 @@ def newton_schulz(
     """
     if x.size == 0:
         return x
-    if x.shape[-2] > x.shape[-1]:
-        # Products of the short sides, and less work.
-        turned = newton_schulz(
-            jnp.swapaxes(x, -1, -2),
-            triples,
-            eps,
-            preconditioning=preconditioning,
-            margin=margin,
-            dtype=dtype,
-        )
-        return jnp.swapaxes(turned, -1, -2)
+    rows, columns = x.shape[-2:]
+    # Products of the short sides, and less work. Of a square matrix AOL scales the inputs, as in
+    # Optax, which stores inputs first.
+    turned = rows > columns or (rows == columns and preconditioning == "aol")
+    x = jnp.swapaxes(x, -1, -2) if turned else x
     dtype = x.dtype if dtype is None else tree.storage_dtype(x.dtype, dtype)
     wide = jnp.finfo(dtype).bits >= 32
     small, gram = _PRECONDITION[preconditioning](divided_by_norm(x, eps), margin)
@@ -100,7 +94,8 @@ def newton_schulz(
         result = _on_gram_matrices(small, gram, triples)
     else:
         result = _on_matrices(small, None if gram is None else gram.astype(dtype), triples)
-    return result.astype(x.dtype)
+    result = result.astype(x.dtype)
+    return jnp.swapaxes(result, -1, -2) if turned else result
 
 
 def balanced(

@@ -94,7 +94,7 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
     preconditioner_init_scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
     max_size: int = count_field(8192)
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
     clip: Hyperparameter = hyperparameter(1.1, within="[0, inf]", kw_only=True)
     layout: LayoutLike = layout_field()
 

@@ -115,8 +115,8 @@ class Orthogonalize(AbstractStatelessTransform):
         rescaled.
     - `preconditioning`: what X is divided by first. `"frobenius"` is the norm above. `"schatten"`
         is closer to the largest singular value, and `"aol"` scales the rows of the shorter side
-        separately; both cost nothing and can save a step. `"spectral"` is the largest singular
-        value itself, which needs an eigendecomposition.
+        separately, and the inputs of a square matrix; both cost nothing and can save a step.
+        `"spectral"` is the largest singular value itself, which needs an eigendecomposition.
     - `eps`: ε, ≥ 0. It is relative to the norm, so that the result does not depend on the size of
         the updates; the authors add it to the norm, which freezes parameters whose gradients are
         below 1e-7. Zeros stay zero.

@@ -46,7 +46,7 @@ class AddNoise(AbstractTransform[AddNoiseState]):
     eta: Hyperparameter = hyperparameter(within="[0, inf)")
     gamma: Hyperparameter = hyperparameter(within="[0, inf)")
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     needs: ClassVar[tuple[str, ...]] = ("step",)
 

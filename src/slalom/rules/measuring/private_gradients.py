@@ -175,7 +175,7 @@ class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
     l2_norm_clip: Hyperparameter = hyperparameter(within="[0, inf)")
     noise_multiplier: Hyperparameter = hyperparameter(within="[0, inf)")
     key: Any = key_field()
-    implementation: Any = eqx.field(default=None, static=True)
+    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     def __init__(self, l2_norm_clip: Hyperparameter, noise_multiplier: Hyperparameter, key: Any):
         self.l2_norm_clip = l2_norm_clip

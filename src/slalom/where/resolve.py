@@ -166,7 +166,7 @@ def _operand(where: Where, *looser: type[Where]) -> str:
     return f"({where!r})" if isinstance(where, looser) else repr(where)
 
 
-def _operands(where: Where, kind: type[Any]) -> tuple[Where, ...]:
+def _operands(where: Where, kind: type["_Both | _Either"]) -> tuple[Where, ...]:
     """Those of a longer combination. One within another would be too deep with hundreds of them."""
     return where.operands if isinstance(where, kind) else (where,)
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 FORMAT = "slalom.checkpoint"
 VERSION = 1
-"""Raised by every change of what a file holds: of its header, its layouts or the form of its body.
-Readers of the new version keep reading the old ones, of each of which `tests/io/files` has one."""
+"""Every change to the form of the header, the layouts or the body raises it. Readers of a new
+version still read all earlier ones; `tests/io/files` has a file of each."""
 POLICY = (
     "A reader accepts its own format version and all earlier ones. The version is raised whenever "
     "an older reader would misread the file."

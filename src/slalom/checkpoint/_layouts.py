@@ -64,7 +64,7 @@ def _without_defaults(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layout_from_json(known: Mapping[str, Any], start: str) -> Layout:
-    """The layout of which `layout_to_json` made this, whose names begin with `start` from now on.
+    """The layout from the JSON of `layout_to_json`, with `start` before all names.
 
     Raises an error for anything else.
     """

@@ -81,7 +81,7 @@ _INSTEAD = (
     ((Set, collections.deque, Sequence), "a list, `list({})`"),
     (NUMBERS, "a plain Python number or string"),
 )
-"""What to save in place of objects of some types, of which the first one counts."""
+"""Remedies by type. The first type that fits counts."""
 
 
 def _not_savable(name: str, leaf: Any) -> str:

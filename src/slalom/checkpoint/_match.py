@@ -1,4 +1,4 @@
-"""Puts what was read in place of a program's own arrays, and reports what differs."""
+"""Matches a program with a file or a dict, replaces its leaves, and reports differences."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from ._report import MismatchError, Report, mismatch, other_hyperparams
 
 
 class Source(NamedTuple):
-    """What was read."""
+    """A file or a dict that was read."""
 
     where: str
     """The source at the start of a sentence."""
@@ -36,17 +36,17 @@ class Loaded(dict[str, Any]):
     """The trees that were loaded, by keyword, and a report."""
 
     report: Report
-    """What was loaded and what differs."""
+    """A report of the matches and differences."""
 
 
 class _Findings:
-    """What is known so far of what the leaves of a program take."""
+    """The matches and differences so far."""
 
     def __init__(self):
         self.values: dict[str, Any] = {}
-        """What replaces leaves of the program, by their names."""
+        """The new values of leaves, by their names in the program."""
         self.used: set[str] = set()
-        """The names in the source that have a counterpart."""
+        """Names in the source that have a counterpart in the program."""
         self.notes: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(Report)}
         """The fields of the report."""
 
@@ -136,7 +136,7 @@ def _check_concrete(trees: Mapping[str, PyTree], where: str) -> None:
 def _compare(
     root: str, template: PyTree, source: Source, take_hyperparams: bool, found: _Findings
 ) -> None:
-    """Finds what the leaves of a tree take from the source."""
+    """Matches the leaves of a tree with the source."""
     leaves = saved_leaves(root, template)
     for name, leaf in leaves.items():
         if isinstance(leaf, Tracer):
@@ -168,13 +168,13 @@ class _Pair(NamedTuple):
     old: Side
     """The same as arrays, most of which are not read yet."""
     moved: Transfer
-    """What the program takes."""
+    """Which of the old leaves the new ones take."""
 
 
 def _compare_optimizers(
     path: str, opt: Optimizer, source: Source, take_hyperparams: bool, found: _Findings
 ) -> set[str]:
-    """Finds what the arrays of an optimizer take, by the rules of `opt.rebind`.
+    """Matches the arrays of an optimizer with the source, by the rules of `opt.rebind`.
 
     **Returns:** their names, without that of the count.
     """
@@ -279,7 +279,7 @@ def _arrays(leaf: Any) -> str:
     return f"{kind(leaf)} with " + ", ".join(f"{n} {kind(x)}{list(x.shape)}" for n, x in known)
 
 
-# --- what fits ------------------------------------------------------------------------------
+# --- forms of leaves -----------------------------------------------------------------------
 
 
 def _can_follow(old: Any, new: Any) -> bool:

@@ -267,7 +267,7 @@ def _clocks_of(
     innermost one that it may replace, or else from the one around it.
     """
     old, new = _clocks(before.places), _clocks(after.places)
-    # The step of what a wrapper contains is not its own.
+    # The leaves of a wrapper itself say nothing about the clock of its inner transform.
     wrappers = wrapper_names()
     chosen: dict[int, int | None] = {}
     for owner, i in sorted(new.items(), key=lambda clock: clock[0].count(".")):
@@ -281,18 +281,12 @@ def _clocks_of(
             continue
         outer = _around(owner, new)
         around = fits.get(i, None if outer is None else chosen[outer])
-        start = "" if around is None else f"{before.places[around].owner}."
-        is_outer = any(_around(path, new) == i for path in new)
-        # What the innermost clock is around may have been on a clock that is elsewhere now.
-        inside_it = {j for path, j in old.items() if start and path.startswith(start)}
-        free = [
-            path
-            for path, j in old.items()
-            if j == around or j not in used or (j in inside_it and not is_outer)
-        ]
-        if i in fits:
-            # A clock inside it may be gone, and then the rule is on this one.
-            free = [x for x in free if old[x] == around or (old[x] in inside_it and not is_outer)]
+        near = {around}
+        if around is not None and all(_around(path, new) != i for path in new):
+            # The clock of the inner transform may be gone, or in another place.
+            start = f"{before.places[around].owner}."
+            near |= {j for path, j in old.items() if path.startswith(start)}
+        free = [path for path, j in old.items() if j in near or (i not in fits and j not in used)]
         chosen[i] = old[max(free, key=len)] if free else None
     return chosen
 

@@ -187,3 +187,23 @@ def test_bias_correction_has_the_right_derivative(x64):
     with np.errstate(under="ignore"):
         expected = age * decay ** (age - 1) / (1 - decay**age) ** 2
     np.testing.assert_allclose(derivatives, expected, rtol=1e-12, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", ["ScaleByMomo", "ScaleByMomoAdam"])
+@pytest.mark.parametrize("size", [0.0, 1e-25])
+@unoptimized()
+def test_step_sizes_from_the_loss_have_derivatives_where_gradients_are_tiny(name, size):
+    grads = jnp.full(3, size)
+
+    @jax.jit
+    @jax.grad
+    def slope(rate):
+        tx = getattr(sl.contrib, name)(rate, weight_decay=0.1)
+        state, total = tx.init(jnp.ones(3)), 0.0
+        for step in range(2):
+            context = sl.Context(step=step, value=jnp.array(1.0))
+            updates, state = tx.update(grads, state, jnp.ones(3), context)
+            total += jnp.sum(updates)
+        return total
+
+    assert jnp.isfinite(slope(0.1))

@@ -254,7 +254,11 @@ def _find_step_size(
         lowest = jnp.where(too_high, jnp.maximum(height * factor / 2, bound), lowest)
     gap = jnp.maximum(height - lowest / factor, 0)
     shrunk_square = now.shrink * square + fixed_square
-    now.step_size = jnp.minimum(rate * factor, gap / tree.positive(shrunk_square))
+    # Divided only where the quotient counts: at zero its derivative is infinite.
+    longest = rate * factor
+    is_longest = gap >= longest * shrunk_square
+    divisor = jnp.where(is_longest, 1, tree.positive(shrunk_square))
+    now.step_size = jnp.where(is_longest, longest, gap / divisor)
     if state.lower_bound is not None:
         reached = (
             value + (inner + fixed_inner) - gamma - now.step_size * (square + fixed_square) / 2

@@ -38,6 +38,8 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
     needs: tuple[str, ...] = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # a class of Slalom knows its own
 
     update_sign: ClassVar[int | None] = None
+    # A transform of Slalom inside decodes its state itself, on its own clock.
+    reads_encoded: ClassVar[tuple[str, ...]] = ("state",)
 
     def init(self, params: Params) -> PyTree:
         with _usual_promotion():

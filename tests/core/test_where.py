@@ -253,6 +253,13 @@ SELECTORS = [
 ]
 
 
+def test_globs_with_many_double_stars_match_at_once():
+    deep = tree_of([".".join(["a"] * 60)])
+    for last in ("a", "z"):
+        glob = ".".join(["**", "a"] * 12 + [last])
+        assert mask(sl.where.path(glob), deep) == (last == "a",)
+
+
 def test_hundreds_of_selectors_are_joined():
     for join in (operator.or_, operator.and_):
         many = functools.reduce(join, [sl.where.ndim(min=i % 2) for i in range(2000)])

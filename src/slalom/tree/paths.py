@@ -72,13 +72,18 @@ def snake_case(name: str) -> str:
 
 def glob_pattern(glob: str) -> re.Pattern[str]:
     """Compiles a glob over dotted paths: `*` matches within a segment, `**` any number of them."""
-    pattern = ""
+    pattern, opened = "", False
     segments = glob.split(".")
     for i, segment in enumerate(segments):
         last = i == len(segments) - 1
         if segment == "**":
+            pattern += ")" * opened
+            # Up to another `**` the first match is as good as any, and the only one that is tried:
+            # trying all of them would take minutes.
+            opened = "**" in segments[i + 1 :]
             # Includes its own dot, so that it can also match no segment.
-            pattern += r"(?:[^.]+(?:\.[^.]+)*)?" if last else r"(?:[^.]+\.)*"
+            several = r"(?>(?:[^.]+\.)*?" if opened else r"(?:[^.]+\.)*"
+            pattern += r"(?:[^.]+(?:\.[^.]+)*)?" if last else several
         else:
             # A segment `*` must not be empty; within a segment, `*` may match nothing.
             part = r"[^.]+" if segment == "*" else re.escape(segment).replace(r"\*", r"[^.]*")

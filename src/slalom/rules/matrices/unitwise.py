@@ -89,5 +89,7 @@ class AdaptiveGradClip(_AbstractUnitwise):
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
     def direction(self, now, g, leaf):
-        limit = now.clipping * jnp.maximum(tree.norm(leaf.p, leaf.plan), now.eps)
+        # Not `tree.norm`, which would read them twice for sizes that weights do not have.
+        size = tree.root(jnp.sum(tree.abs_squared(leaf.p), leaf.plan, keepdims=True))
+        limit = now.clipping * jnp.maximum(size, now.eps)
         return g * clip_factor(tree.norm(g, leaf.plan), limit)

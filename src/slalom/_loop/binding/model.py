@@ -110,6 +110,11 @@ class Split(NamedTuple):
         for path, g, p, is_trainable in pairs:
             if is_trainable:
                 _check_gradient(path, g, p, examples)
+            elif isinstance(p, float | complex) and g is not None:
+                raise TypeError(
+                    f"There is a gradient at '{path}', but the parameter is the Python number "
+                    f"{p!r}, and only arrays are trained. Write `jnp.asarray({p!r})` in the model."
+                )
         if examples:
             _check_examples(self.paths, leaves, self.trainable)
         return self.structure.unflatten(

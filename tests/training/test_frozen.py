@@ -59,6 +59,14 @@ MARKED = {
         {*(f"layers.1.{weight}" for weight in WEIGHTS), "head.weight"},
     ),
     "layers stacked by vmap": (STACKED, {"linear"}),
+    "what optimizes another part": (
+        {
+            "net": LINEAR,
+            "critic": (jnp.ones(2), sl.Optimizer(sl.adam(0.1), jnp.ones(2))),
+            "own": sl.ScaleByAdam().init(LINEAR),
+        },
+        {"net.weight", "net.bias", "critic.0"},
+    ),
 }
 
 

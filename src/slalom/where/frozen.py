@@ -1,7 +1,8 @@
 """What a model itself declares as not trainable.
 
-There are two marks. `paramax.NonTrainable` around a part of the model, and in a class the paths of
-what is frozen in its instances:
+States of transforms and optimizers inside a model are not trained. Other parts have two marks:
+`paramax.NonTrainable` around a part of the model, and in a class the paths of what is frozen in its
+instances:
 
     class Normalized(eqx.Module):
         __frozen__ = ("mean", "std")
@@ -17,6 +18,9 @@ import jax
 from ..tree.paths import candidates, glob_pattern, leaf_paths
 from .resolve import Leaf, Where
 
+MARK = "slalom.mark"
+"""The key in the metadata of a field that makes its class one of states."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Unmarked(Where):
@@ -28,7 +32,7 @@ class Unmarked(Where):
 
 def _frozen(node: Any) -> list[bool]:
     """Whether a mark in this node or inside it freezes each of its leaves."""
-    if _is_non_trainable(type(node)):
+    if _is_non_trainable(type(node)) or _is_state(type(node)):
         return [True] * len(jax.tree.leaves(node))
     parts = jax.tree.leaves(node, is_leaf=lambda x: x is not node and _has_mark(type(x)))
     frozen = [f for x in parts for f in (_frozen(x) if _has_mark(type(x)) else [False])]
@@ -42,7 +46,12 @@ def _frozen(node: Any) -> list[bool]:
 
 
 def _has_mark(cls: type) -> bool:
-    return hasattr(cls, "__frozen__") or _is_non_trainable(cls)
+    return hasattr(cls, "__frozen__") or _is_non_trainable(cls) or _is_state(cls)
+
+
+def _is_state(cls: type) -> bool:
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return any(MARK in field.metadata for field in fields)
 
 
 def _is_non_trainable(cls: type) -> bool:

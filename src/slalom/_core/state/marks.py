@@ -8,9 +8,9 @@ import equinox as eqx
 import jax
 
 from ...tree.paths import children_of
+from ...where.frozen import MARK
 from ..engine.encoded import is_encoded
 
-_MARK = "slalom.mark"
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
 SPREAD, UNTIL_RESET = "spread", "until_reset"
 _STORED = "slalom.stored"
@@ -42,7 +42,7 @@ def param_like(stored: str = SIGNED) -> Any:
             f"`stored` must be 'signed', 'nonnegative' or 'exact', got {stored!r}: how `tx.store` "
             "may encode the field."
         )
-    return eqx.field(metadata={_MARK: PARAM_LIKE, _STORED: stored})
+    return eqx.field(metadata={MARK: PARAM_LIKE, _STORED: stored})
 
 
 def per_param(*, spread: bool = False) -> Any:
@@ -81,7 +81,7 @@ def until_reset() -> Any:
 
 
 def _marked(mark: str) -> Any:
-    return eqx.field(metadata={_MARK: mark})
+    return eqx.field(metadata={MARK: mark})
 
 
 # --- reading them ---------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def marks(node: Any) -> dict[str, str]:
     """The marks of a state's fields, by field name. Empty for what is no state."""
     if isinstance(node, type) or not dataclasses.is_dataclass(node):
         return {}
-    return {f.name: f.metadata[_MARK] for f in dataclasses.fields(node) if _MARK in f.metadata}
+    return {f.name: f.metadata[MARK] for f in dataclasses.fields(node) if MARK in f.metadata}
 
 
 def params_like_fields(state: Any) -> list[str]:

@@ -84,9 +84,10 @@ class Optimizer(AbstractBound):
             models. The optimizer does not keep it. A tree of `jax.ShapeDtypeStruct`s makes an
             optimizer of those, to plan memory and sharding with.
         - `trainable`: which floating and complex arrays to train: a selector, a function or a tree
-            of bools. Defaults to all except those that the model marks as frozen, with
-            `paramax.NonTrainable` or `__frozen__ = ("path", ...)` in a class. The others have no
-            state and no weight decay, do not contribute to norms, and never change.
+            of bools. Defaults to all except those of optimizers inside the model and those that it
+            marks as frozen, with `paramax.NonTrainable` or `__frozen__ = ("path", ...)` in a
+            class. The others have no state and no weight decay, do not contribute to norms, and
+            never change.
         - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
         - `arrays`: only for `dataclasses.replace`, which passes the field by its name.
         """
@@ -113,6 +114,7 @@ class Optimizer(AbstractBound):
         self.arrays = Arrays(*_bound(bound_tree, params, where))
 
     _refuses_calls: ClassVar[bool] = True
+    __frozen__: ClassVar[tuple[str, ...]] = ("**",)
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept every name, and calls
 

@@ -55,6 +55,18 @@ def test_selections_of_nothing():
         sl.partition({1: sl.sgd(0.1), "1": sl.sgd(0.2)}, {"w": 1, "b": "1"})
     with refused(ValueError, "'w' has no label", "`sl.where.everything()` as the last case"):
         bound(sl.partition({"a": sl.adam(0.1)}, {sl.where.path("b"): "a"}))
+    general, special = sl.where.everything(), sl.where.path("w")
+    for tx in (
+        sl.adam(0.1).partition({general: sl.sgd(0.1), special: sl.sgd(0.2)}),
+        sl.partition({1: sl.sgd(0.1), 2: sl.adam(0.1)}, {general: 1, special: 2}),
+        sl.ScaleBy({general: 0.1, special: 0.2}) | sl.sgd(0.1),
+    ):
+        with refused(
+            ValueError,
+            "sl.where.path('w') selects nothing … 'w' belongs to sl.where.everything()",
+            "put the special ones first",
+        ):
+            bound(tx)
 
 
 def test_what_is_no_selector():

@@ -368,12 +368,29 @@ def labels(where: Where, params: Params) -> tuple[Hashable, ...]:
 
 
 def check_matches(where: Where, params: Params) -> None:
-    """Raises an error if a path or regex selects nothing in the whole bound tree."""
+    """Raises an error if a path or regex selects nothing in the whole bound tree, or if a case
+    selects only what earlier cases take."""
     for primitive in where.primitives():
         message = primitive.if_unmatched()
         if message is not None and not any(mask(primitive, params)):
             paths = candidates("", leaf_paths(params))
             raise ValueError(f"{primitive!r} {message} Paths: {paths}.")
+    if isinstance(where, Cases):
+        _check_no_case_is_hidden(where, params)
+
+
+def _check_no_case_is_hidden(cases: Cases, params: Params) -> None:
+    takers: dict[str, Where] = {}
+    for where, _ in cases.cases:
+        chosen = mask(where, params)
+        paths = [path for path, c in zip(leaf_paths(params), chosen, strict=True) if c]
+        if paths and takers.keys() >= set(paths):
+            raise ValueError(
+                f"{where!r} selects nothing that earlier selectors leave: '{paths[0]}' belongs to "
+                f"{takers[paths[0]]!r}. The first selector that matches counts, so put the special "
+                "ones first."
+            )
+        takers = dict.fromkeys(paths, where) | takers
 
 
 def resolve_bools(where: Where, leaves: list[Leaf]) -> list[bool]:

@@ -335,6 +335,22 @@ def test_a_full_reset_starts_the_window_again():
     assert (float(model["a"]), float(model["b"])) == (-2.0, -2.0)
 
 
+def test_a_full_reset_restarts_statistics_and_keeps_counts_of_the_run():
+    relobralo = sl.combine.ReLoBRaLo(key=1)
+    tx = (
+        (sl.ZClip() | sl.ClipByGlobalNorm(1.0, delayed=True) | sl.sgd(0.1))
+        .combine(relobralo, ("fit", "bound"))
+        .skip_spikes()
+    )
+    opt = sl.Optimizer(tx, MODEL)
+    leaves = [worn_out(x) if i >= opt.binding.rules else x for i, x in enumerate(opt.arrays)]
+    again = jax.tree.structure(opt).unflatten(leaves).reset(MODEL)
+    paths = (slot.name for slot in slots(opt.transform, opt.state, leaf_paths(MODEL)))
+    pairs = zip(jax.tree.leaves(opt.state), jax.tree.leaves(again.state), strict=True)
+    kept = {p.rpartition(".")[2] for p, (x, y) in zip(paths, pairs, strict=True) if np.any(x != y)}
+    assert kept == {"total_skipped", "last_skipped", "z", "count", "key", "losses", "weights"}
+
+
 def test_dataclasses_replace_works_on_transforms_and_optimizers():
     for changes in ({"mean": False}, {"k": 3}):
         tx = dataclasses.replace(sl.sgd(1.0).every_k(2), **changes)

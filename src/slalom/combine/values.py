@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from .. import tree
 from .._core.fields.declare import Hyperparameter, hyperparameter
 from .._core.fields.keys import as_key_data, fresh_key_data, key_field
+from .._core.state.marks import until_reset
 from ..tree.dtypes import canonical_float
 from ._combination import AbstractCombination, Terms
 
@@ -53,15 +54,15 @@ class Fixed(AbstractCombination):
 class ReLoBRaLoState(eqx.Module):
     """The state of `ReLoBRaLo`."""
 
-    age: Int[Array, "*runs"]
+    age: Int[Array, "*runs"] = until_reset()
     """The number of steps with finite losses."""
     key: UInt32[Array, "*words"]
     """The raw data of the key for the next draw."""
-    first: Float[Array, "*terms"]
+    first: Float[Array, "*terms"] = until_reset()
     """The losses of the first step."""
-    last: Float[Array, "*terms"]
+    last: Float[Array, "*terms"] = until_reset()
     """The losses of the last step."""
-    weights: Float[Array, "*terms"]
+    weights: Float[Array, "*terms"] = until_reset()
     """The weights of the last step."""
 
 

@@ -11,6 +11,7 @@ from .. import tree
 from .._core.fields.declare import Hyperparameter, hyperparameter
 from .._core.protocol.context import Context
 from .._core.protocol.per_example import AbstractPerExampleTransform
+from .._core.state.marks import until_reset
 from ..rules.rate_free._sums import number
 from ..tree.dtypes import as_float, sum_dtype
 from ..tree.means import moved
@@ -20,10 +21,10 @@ from ..tree.types import Gradients, Params, Updates
 class MeasureGradientNoiseState(eqx.Module):
     """The state of `MeasureGradientNoise`."""
 
-    age: Int[Array, ""]
-    squared_norm: Float[Array, ""]
+    age: Int[Array, ""] = until_reset()
+    squared_norm: Float[Array, ""] = until_reset()
     """The mean of the estimates of ‖G‖²."""
-    variance: Float[Array, ""]
+    variance: Float[Array, ""] = until_reset()
     """The mean of the estimates of tr Σ."""
 
 

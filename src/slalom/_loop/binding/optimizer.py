@@ -257,9 +257,10 @@ class Optimizer(AbstractBound):
     def reset(self, model: PyTree, where: WhereLike | None = None) -> "Optimizer":
         """Reinitializes the state of some parameters.
 
-        Their moments and bias corrections start from scratch. The state of the other parameters,
-        the step count and the hyperparameters do not change. The first step after resetting only
-        some of the parameters recompiles, because each parameter then has its own age.
+        Their moments and bias corrections start from scratch, and with all parameters also the
+        statistics of losses and norms. The state of the other parameters, the step count and the
+        hyperparameters do not change. The first step after resetting only some of the parameters
+        recompiles, because each parameter then has its own age.
 
         **Arguments:**
 

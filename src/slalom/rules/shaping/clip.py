@@ -9,6 +9,7 @@ from jaxtyping import Array
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, hyperparameter
 from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import until_reset
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar
 
@@ -42,7 +43,7 @@ def _clipped(u: Array, limit: Scalar) -> Array:
 class ClipByGlobalNormState(eqx.Module):
     """The state of `ClipByGlobalNorm` with `delayed=True`."""
 
-    norm: Scalar
+    norm: Scalar = until_reset()
     """The last norm that was finite."""
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import until_reset
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar
 from .clip import clip_factor
@@ -17,13 +18,13 @@ from .clip import clip_factor
 class ZClipState(eqx.Module):
     """The state of `ZClip`."""
 
-    age: Int[Array, "*runs"]
+    age: Int[Array, "*runs"] = until_reset()
     """The number of finite norms so far."""
-    mean: Scalar
+    mean: Scalar = until_reset()
     """The mean of recent norms."""
-    std: Scalar
+    std: Scalar = until_reset()
     """Their standard deviation."""
-    z: Scalar
+    z: Scalar = until_reset()
     """How many standard deviations above the mean the last norm was."""
 
 

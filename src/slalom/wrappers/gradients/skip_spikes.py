@@ -13,6 +13,7 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
 from ..._core.protocol.writer import Writer
+from ..._core.state.marks import until_reset
 from ...tree.dtypes import as_canonical, as_float, canonical_float
 from ...tree.types import Gradients, Params, Scalar, Updates
 
@@ -24,11 +25,11 @@ otherwise be a spike."""
 class SkipSpikesState(eqx.Module):
     """The state of `SkipSpikes`."""
 
-    recent: Float[Array, "*runs watched window"]
+    recent: Float[Array, "*runs watched window"] = until_reset()
     """The last values of the loss and of the gradient norm in steps that were not skipped."""
-    seen: Int[Array, "*runs"]
+    seen: Int[Array, "*runs"] = until_reset()
     """How many values the window has taken in since it was restarted."""
-    spikes_in_a_row: Int[Array, "*runs"]
+    spikes_in_a_row: Int[Array, "*runs"] = until_reset()
     """The number of consecutive spikes that were skipped, up to the last step."""
     total_skipped: Int[Array, "*runs"]
     """The total number of skipped steps."""

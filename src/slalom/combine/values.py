@@ -54,10 +54,10 @@ class Fixed(AbstractCombination):
 class ReLoBRaLoState(eqx.Module):
     """The state of `ReLoBRaLo`."""
 
-    age: Int[Array, "*runs"] = until_reset()
-    """The number of steps with finite losses."""
     key: UInt32[Array, "*words"]
     """The raw data of the key for the next draw."""
+    age: Int[Array, "*runs"] = until_reset()
+    """The number of steps with finite losses."""
     first: Float[Array, "*terms"] = until_reset()
     """The losses of the first step."""
     last: Float[Array, "*terms"] = until_reset()
@@ -112,7 +112,7 @@ class ReLoBRaLo(AbstractCombination):
         # Three arrays of their own, which can be donated.
         first, last, weights = (jnp.full(number, x, canonical_float()) for x in (1, 1, 1))
         key = fresh_key_data(self.key)
-        return ReLoBRaLoState(tree.fresh_count(), key, first, last, weights)
+        return ReLoBRaLoState(key, tree.fresh_count(), first, last, weights)
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: ReLoBRaLoState
@@ -132,6 +132,6 @@ class ReLoBRaLo(AbstractCombination):
         new = alpha * old + (1 - alpha) * relative_to(state.last)
         new = jnp.where(state.age == 0, 1, new)
         age, key = tree.increment(state.age), jax.random.key_data(key)
-        moved = ReLoBRaLoState(age, key, first, losses, new)
+        moved = ReLoBRaLoState(key, age, first, losses, new)
         kept = jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), moved, state)
         return kept.weights, kept

@@ -163,7 +163,7 @@ class AbstractParameterMethods(AbstractDeclared):
     @advise_keywords
     def project(
         self, fn: Callable[..., Any], where: WhereLike | None = None
-    ) -> "slalom.wrappers.Project":
+    ) -> "slalom.AbstractTransform":
         """Projects the parameters after each step of this transform.
 
         Onto a smooth set, such as `sl.projections.sphere()`, it also projects gradients and updates

@@ -25,12 +25,6 @@ otherwise be a spike."""
 class SkipSpikesState(eqx.Module):
     """The state of `SkipSpikes`."""
 
-    recent: Float[Array, "*runs watched window"] = until_reset()
-    """The last values of the loss and of the gradient norm in steps that were not skipped."""
-    seen: Int[Array, "*runs"] = until_reset()
-    """How many values the window has taken in since it was restarted."""
-    spikes_in_a_row: Int[Array, "*runs"] = until_reset()
-    """The number of consecutive spikes that were skipped, up to the last step."""
     total_skipped: Int[Array, "*runs"]
     """The total number of skipped steps."""
     last_skipped: Bool[Array, "*runs"]
@@ -41,6 +35,12 @@ class SkipSpikesState(eqx.Module):
     """The number of steps of the inner transform: its clock."""
     inner: Any
     """The inner transform's state."""
+    recent: Float[Array, "*runs watched window"] = until_reset()
+    """The last values of the loss and of the gradient norm in steps that were not skipped."""
+    seen: Int[Array, "*runs"] = until_reset()
+    """How many values the window has taken in since it was restarted."""
+    spikes_in_a_row: Int[Array, "*runs"] = until_reset()
+    """The number of consecutive spikes that were skipped, up to the last step."""
 
 
 class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):

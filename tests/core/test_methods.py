@@ -14,6 +14,7 @@ METHODS = {
     for name, method in inspect.getmembers(sl.AbstractTransform, inspect.isfunction)
     if str(returned := method.__annotations__.get("return")).startswith("slalom.wrappers.")
 }
+METHODS["project"] = sl.wrappers.Project  # a `ScheduleFree` is projected inside
 """The methods that return a wrapper, with its class."""
 # `sl.partition` makes a partition from labels too, so it has the fields of both. `.lookahead` is
 # `.outer` with an `sl.sgd`.

@@ -103,14 +103,6 @@ def test_two_groups_search_each_by_itself():
     assert history["c"][0] != BOWL["c"]
 
 
-@pytest.mark.slow
-def test_a_search_in_a_window_is_the_search_with_its_mean():
-    expected, _, _ = run(rosenbrock, jnp.zeros(2), SHORT, 4)
-    history, _, _ = run(rosenbrock, jnp.zeros(2), SHORT.every_k(2), 8)
-    np.testing.assert_allclose(history[1::2], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(history[:-1:2][1:], history[1:-1:2])
-
-
 # --- its memory ---------------------------------------------------------------------------------
 
 

@@ -253,7 +253,7 @@ class _Tree(Where):
         return f"<{', '.join(f'{name}: {n}' for name, n in counts.items())}>"
 
 
-def without_state(own: PyTree, params: Params) -> PyTree:
+def without_state(own: PyTree, params: PyTree) -> PyTree:
     """A tree like a model, with `None` in place of each `eqx.nn.StateIndex` if the parameters have
     none."""
 

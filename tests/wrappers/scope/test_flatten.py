@@ -92,7 +92,9 @@ def test_every_rule_gives_in_buffers_what_it_gives_in_leaves():
     for name in allowed:
         leaves, buffers = paths[name, "leaves"], paths[name, "buffers"]
         assert kind_of(leaves) == kind_of(buffers), name
-        assert_close(leaves, buffers, rtol=1e-5, atol=1e-7, err_msg=name)
+        # A bound that adapts is a small difference of sums, which are rounded in another order.
+        rtol = 1e-4 if name.endswith("adapt_lower_bound") else 1e-5
+        assert_close(leaves, buffers, rtol=rtol, atol=1e-7, err_msg=name)
 
 
 def shapes_in(buffers):

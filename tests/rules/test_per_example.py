@@ -322,8 +322,8 @@ def test_microbatches_need_the_scratch_of_a_part():
     opt = sl.Optimizer(CLIP, model)
     step = sl.train_step(deep, microbatches=8, donate="all")
     program = step.lower(model, opt, jnp.ones((32, 128))).compile()
-    # The gradients of 4 examples, their sum, the accumulator, and one leaf of the 4, which a norm
-    # reads twice; 32 at once without it.
+    # The gradients of 4 examples, their sum, the accumulator, and a copy of one leaf for its norm.
+    # Without microbatches there would be 32 gradients.
     assert program.memory_analysis().temp_size_in_bytes <= 8 * size
 
 

@@ -28,10 +28,9 @@ _PAIRS = {
         "`.combine` weights the gradients of the loss itself, so they cannot be scaled. Remove "
         '`.scale_loss()`, and compute in bfloat16, with `compute_dtype="bfloat16"`.'
     ),
-    (
-        "combined terms",
-        "single examples",
-    ): "`.combine` cannot combine per-example gradients. Remove it.",
+    ("combined terms", "single examples"): (
+        "`.combine` cannot combine per-example gradients. Remove it."
+    ),
     **{
         ("combined terms", need): (
             "'{name}' evaluates the loss itself, and does not know the weights of its terms, so it "

@@ -162,9 +162,9 @@ def run_if(
     - `run`: `run(*operands)` returns the result and the inner transform's new state.
     - `write`, `params`: as `AbstractTransform.run` gets them.
     - `operands`: what `run` takes; the last one is the inner transform's state.
-    - `skips`: the inner transform, if a step in which it does not run is skipped for good. Samples
-        inside are then drawn anew, as `AbstractTransform.skipped` says. Without it they are kept,
-        as a window of `.every_k` needs them.
+    - `skips`: the inner transform, if a step in which it does not run is skipped for good. Then
+        `AbstractTransform.skipped` draws new samples inside it. Leave it out to keep the samples,
+        as in an unfinished window of `.every_k`.
 
     **Returns:** the result and the inner transform's new state, as `run` returns them, or
     `write.idle(...)` and the old state.

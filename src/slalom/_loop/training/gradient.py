@@ -184,11 +184,11 @@ class BatchLoss(NamedTuple):
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:
         """The leaves of the gradient with these arguments, not conjugated."""
 
-        def loss_of(trained: list[Array]) -> tuple[Scalar, Packed]:
+        def scaled_loss(trained: list[Array]) -> tuple[Scalar, Packed]:
             result = self.evaluate(self.model.join(trained), arguments)
             return self._scaled(result.loss), pack(result)
 
-        return jax.grad(loss_of, has_aux=True)(self.trained)
+        return jax.grad(scaled_loss, has_aux=True)(self.trained)
 
     def _scaled(self, loss: Scalar) -> Scalar:
         """What is differentiated."""

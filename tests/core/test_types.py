@@ -28,8 +28,10 @@ def diagnostics(tmp_path_factory):
     unknown = tmp_path_factory.mktemp("types") / "unknown.py"
     unknown.write_text("# pyright: strict\nfrom jaxtyping import PyTree\n\ntree: PyTree = {}\n")
     files = [*FOLDER.glob("*.py"), unknown]
+    # Without its own option the checker resolves imports in the environment on PATH.
+    checker = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable]
     done = subprocess.run(
-        [sys.executable, "-m", "basedpyright", "--outputjson", *map(str, files)],
+        [*checker, "--outputjson", *map(str, files)],
         capture_output=True,
         text=True,
         check=False,

@@ -9,7 +9,7 @@ import pytest
 import slalom as sl
 from helpers import SLOW, slow_except
 from slalom._core.engine.encoded import decoded
-from slalom.contrib._ivon import ScaleByIvonState
+from slalom.contrib.curvature.ivon import ScaleByIvonState
 
 
 # With the normal numbers 1 and −0.5, in float64, of the authors' code at f = θ², θ₀ = 1.

@@ -95,7 +95,7 @@ MUTATIONS = {
         "rate_free",
     ),
     "QK-clip swaps the shares of queries and keys": Mutation(
-        "contrib/_qk_clip.py",
+        "contrib/shaping/qk_clip.py",
         '"q": ratio**alpha, "k": ratio ** (1 - alpha)',
         '"k": ratio**alpha, "q": ratio ** (1 - alpha)',
         "rules/test_qk_clip.py",

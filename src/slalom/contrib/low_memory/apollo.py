@@ -8,27 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from .. import tree
-from .._core.fields.declare import (
+from ... import tree
+from ..._core.fields.declare import (
     Hyperparameter,
     count_field,
     dtype_field,
     hyperparameter,
     layout_field,
 )
-from .._core.fields.keys import as_key_data, fresh_key_data, key_field
-from .._core.protocol.chain import chain
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import per_leaf, per_param
-from .._core.text.advice import advise_keywords
-from ..rules.adaptive._adam import begin_adam
-from ..rules.momentum.momentum import first_moment
-from ..rules.shaping.decay import decayed_descent
-from ..tree.dtypes import sum_dtype
-from ..tree.types import Params
-from ..where.layout import LayoutLike
-from ..where.resolve import WhereLike
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import per_leaf, per_param
+from ..._core.text.advice import advise_keywords
+from ...rules.adaptive._adam import begin_adam
+from ...rules.momentum.momentum import first_moment
+from ...rules.shaping.decay import decayed_descent
+from ...tree.dtypes import sum_dtype
+from ...tree.types import Params
+from ...where.layout import LayoutLike
+from ...where.resolve import WhereLike
 from ._low_rank import Side, advance_adam, direction_of_adam, sides_of
 
 

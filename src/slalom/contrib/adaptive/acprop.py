@@ -4,14 +4,14 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
-from .._core.protocol.chain import chain
-from .._core.protocol.transform import AbstractTransform
-from .._core.text.advice import advise_keywords
-from ..rules.adaptive._adam import AbstractAdam
-from ..rules.shaping.decay import decayed_descent
-from ..where.resolve import WhereLike
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...rules.adaptive._adam import AbstractAdam
+from ...rules.shaping.decay import decayed_descent
+from ...where.resolve import WhereLike
 
 
 class ScaleByAcprop(AbstractAdam):

@@ -12,26 +12,26 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .. import tree
-from .._core.fields.declare import check_number
-from .._core.protocol.chain import Identity
-from .._core.protocol.transform import AbstractTransform
-from .._core.text.messages import warn
-from ..rules.adaptive._adam import AbstractAdam
-from ..rules.adaptive.adam import ScaleByAdam
-from ..rules.adaptive.adan import ScaleByAdan
-from ..rules.low_memory.adafactor import ScaleByFactoredRms
-from ..rules.low_memory.rms import ScaleByRms, ScaleByStddev
-from ..rules.matrices.kron import ScaleByKron
-from ..rules.matrices.orthogonalize import Orthogonalize
-from ..rules.matrices.shampoo import ScaleByShampoo
-from ..rules.matrices.soap import AbstractInEigenbasis, ScaleBySoap
-from ..rules.momentum.sign import ScaleByLion, ScaleBySign
-from ..tree.paths import dotted, glob_pattern, leaf_paths
-from ..where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
-from ..where.resolve import Leaf, Where, WhereLike, as_where, mask
-from ..where.selectors import path as at_path
-from ._dion import ScaleByDion
+from ... import tree
+from ..._core.fields.declare import check_number
+from ..._core.protocol.chain import Identity
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.messages import warn
+from ...rules.adaptive._adam import AbstractAdam
+from ...rules.adaptive.adam import ScaleByAdam
+from ...rules.adaptive.adan import ScaleByAdan
+from ...rules.low_memory.adafactor import ScaleByFactoredRms
+from ...rules.low_memory.rms import ScaleByRms, ScaleByStddev
+from ...rules.matrices.kron import ScaleByKron
+from ...rules.matrices.orthogonalize import Orthogonalize
+from ...rules.matrices.shampoo import ScaleByShampoo
+from ...rules.matrices.soap import AbstractInEigenbasis, ScaleBySoap
+from ...rules.momentum.sign import ScaleByLion, ScaleBySign
+from ...tree.paths import dotted, glob_pattern, leaf_paths
+from ...where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
+from ...where.resolve import Leaf, Where, WhereLike, as_where, mask
+from ...where.selectors import path as at_path
+from ..matrices.dion import ScaleByDion
 
 # --- layer-wise decay -------------------------------------------------------------------------
 

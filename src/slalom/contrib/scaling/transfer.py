@@ -5,26 +5,26 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import PyTree
 
-from .._core.protocol.chain import Chain, Identity
-from .._core.protocol.parts import Part
-from .._core.protocol.transform import AbstractTransform
-from .._core.protocol.wrapper import AbstractWrapper
-from .._core.state.walk import inner_transforms, transforms
-from .._core.text.advice import advise_keywords
-from ..rules.matrices.matrix_norms import ScaleByRowRms
-from ..rules.measuring.check_finite import CheckFinite
-from ..rules.measuring.monitor import Monitor
-from ..rules.momentum.momentum import Ema, Trace
-from ..rules.shaping.cautious import Cautious
-from ..rules.shaping.clip import Clip, ClipByGlobalNorm
-from ..rules.shaping.constrain import SetToZero
-from ..rules.shaping.decay import AddDecayedWeights
-from ..rules.shaping.scale import Scale, ScaleByLearningRate, ScaleBySchedule
-from ..rules.shaping.scale_by import ScaleBy
-from ..rules.shaping.zclip import ZClip
-from ..where.layout import LayoutLike
-from ..wrappers.gradients.graft import Graft
-from ._rate_factors import mup, rule_of, trainable
+from ..._core.protocol.chain import Chain, Identity
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.state.walk import inner_transforms, transforms
+from ..._core.text.advice import advise_keywords
+from ...rules.matrices.matrix_norms import ScaleByRowRms
+from ...rules.measuring.check_finite import CheckFinite
+from ...rules.measuring.monitor import Monitor
+from ...rules.momentum.momentum import Ema, Trace
+from ...rules.shaping.cautious import Cautious
+from ...rules.shaping.clip import Clip, ClipByGlobalNorm
+from ...rules.shaping.constrain import SetToZero
+from ...rules.shaping.decay import AddDecayedWeights
+from ...rules.shaping.scale import Scale, ScaleByLearningRate, ScaleBySchedule
+from ...rules.shaping.scale_by import ScaleBy
+from ...rules.shaping.zclip import ZClip
+from ...where.layout import LayoutLike
+from ...wrappers.gradients.graft import Graft
+from .rate_factors import mup, rule_of, trainable
 
 _AFTER = (AddDecayedWeights, ScaleByLearningRate, SetToZero)
 """What the factors stand in front of, if there is no rule that they stand behind."""

@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
-from .._core.fields.keys import as_key_data, fresh_key_data, key_field
-from .._core.protocol.chain import chain
-from .._core.protocol.context import Context
-from .._core.protocol.loss import Loss
-from .._core.protocol.parts import Part
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import param_like, per_leaf
-from .._core.text.advice import advise_keywords
-from ..rules.measuring.noise import normal_like
-from ..rules.shaping.scale import ScaleByLearningRate
-from ..tree.paths import leaf_paths
-from ..tree.types import Params, Updates
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
+from ..._core.protocol.context import Context
+from ..._core.protocol.loss import Loss
+from ..._core.protocol.parts import Part
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
+from ...rules.measuring.noise import normal_like
+from ...rules.shaping.scale import ScaleByLearningRate
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, Updates
 
 
 class ScaleByIvonState(eqx.Module):

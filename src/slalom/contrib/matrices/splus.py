@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from .. import tree
-from .._core.fields.declare import (
+from ... import tree
+from ..._core.fields.declare import (
     Hyperparameter,
     count_field,
     dtype_field,
     hyperparameter,
     layout_field,
 )
-from .._core.fields.schedule import AbstractSchedule
-from .._core.protocol.context import Context
-from .._core.protocol.rule import AbstractRule
-from .._core.state.marks import param_like, per_leaf, per_param, until_reset
-from ..rules.matrices._kronecker import (
+from ..._core.fields.schedule import AbstractSchedule
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
+from ...rules.matrices._kronecker import (
     bounded_entries,
     first_eigenvectors,
     frequency_at,
@@ -31,9 +31,9 @@ from ..rules.matrices._kronecker import (
     toward_products,
     zeros_of_sides,
 )
-from ..rules.momentum.momentum import first_moment
-from ..tree.types import Params
-from ..where.layout import LayoutLike
+from ...rules.momentum.momentum import first_moment
+from ...tree.types import Params
+from ...where.layout import LayoutLike
 
 _ROUNDING = 16.0
 """How many times the rounding of the largest entry in the basis counts as zero."""

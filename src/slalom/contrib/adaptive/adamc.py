@@ -2,14 +2,14 @@
 
 from typing import Any, ClassVar
 
-from .._core.fields.declare import Hyperparameter, hyperparameter
-from .._core.protocol.chain import chain
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform
-from .._core.text.advice import advise_keywords
-from ..rules.adaptive.adam import ScaleByAdam
-from ..rules.shaping.decay import decay_mask, where_field
-from ..where.resolve import Where, WhereLike
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_keywords
+from ...rules.adaptive.adam import ScaleByAdam
+from ...rules.shaping.decay import decay_mask, where_field
+from ...where.resolve import Where, WhereLike
 
 
 class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):

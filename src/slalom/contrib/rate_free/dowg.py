@@ -6,21 +6,21 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
-from .._core.protocol.chain import chain
-from .._core.protocol.context import Context
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import param_like, until_reset
-from .._core.text.advice import advise_keywords
-from ..rules.rate_free._sums import bounded
-from ..rules.rate_free.dog import _squares
-from ..rules.shaping.decay import decayed
-from ..rules.shaping.scale import ScaleByLearningRate
-from ..tree.dtypes import sum_dtype
-from ..tree.types import Params
-from ..where.resolve import WhereLike
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, until_reset
+from ..._core.text.advice import advise_keywords
+from ...rules.rate_free._sums import bounded
+from ...rules.rate_free.dog import _squares
+from ...rules.shaping.decay import decayed
+from ...rules.shaping.scale import ScaleByLearningRate
+from ...tree.dtypes import sum_dtype
+from ...tree.types import Params
+from ...where.resolve import WhereLike
 
 
 class ScaleByDowgState(eqx.Module):

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from .. import tree
-from .._core.fields.declare import (
+from ... import tree
+from ..._core.fields.declare import (
     Hyperparameter,
     count_field,
     dtype_field,
     hyperparameter,
     layout_field,
 )
-from .._core.fields.schedule import AbstractSchedule
-from .._core.state.marks import param_like, per_leaf, per_param, until_reset
-from ..rules.matrices._kronecker import (
+from ..._core.fields.schedule import AbstractSchedule
+from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
+from ...rules.matrices._kronecker import (
     adjoint,
     adjoint_times,
     bounded_entries,
@@ -28,9 +28,9 @@ from ..rules.matrices._kronecker import (
     into_basis,
     iterated_eigenvectors,
 )
-from ..rules.matrices.soap import AbstractInEigenbasis
-from ..tree.types import Params
-from ..where.layout import LayoutLike
+from ...rules.matrices.soap import AbstractInEigenbasis
+from ...tree.types import Params
+from ...where.layout import LayoutLike
 
 _LEAST = 1 / 4000**2
 """The smallest variance that KL-SOAP divides by."""

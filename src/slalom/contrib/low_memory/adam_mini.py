@@ -8,21 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
-from .._core.protocol.chain import chain
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import param_like, per_leaf, per_param
-from .._core.text.advice import advise_keywords
-from ..rules._layout import block_counts, warn_guessed
-from ..rules.adaptive._adam import begin_adam
-from ..rules.momentum.momentum import first_moment
-from ..rules.shaping.decay import decayed_descent
-from ..tree.paths import leaf_paths
-from ..tree.types import Params
-from ..where.layout import LayoutLike
-from ..where.resolve import WhereLike
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.protocol.chain import chain
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf, per_param
+from ..._core.text.advice import advise_keywords
+from ...rules._layout import block_counts, warn_guessed
+from ...rules.adaptive._adam import begin_adam
+from ...rules.momentum.momentum import first_moment
+from ...rules.shaping.decay import decayed_descent
+from ...tree.paths import leaf_paths
+from ...tree.types import Params
+from ...where.layout import LayoutLike
+from ...where.resolve import WhereLike
 
 
 class ScaleByAdamMiniState(eqx.Module):

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
-from .._core.protocol.context import Context
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform, State
-from .._core.state.marks import param_like, per_leaf, until_reset
-from .._core.text.advice import advise_keywords
-from ..rules.momentum.momentum import first_moment
-from ..rules.rate_free._sums import bounded
-from ..rules.shaping.decay import decay_mask, where_field
-from ..tree.dtypes import sum_dtype
-from ..tree.types import Params, Scalar
-from ..where.resolve import Where, WhereLike
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform, State
+from ..._core.state.marks import param_like, per_leaf, until_reset
+from ..._core.text.advice import advise_keywords
+from ...rules.momentum.momentum import first_moment
+from ...rules.rate_free._sums import bounded
+from ...rules.shaping.decay import decay_mask, where_field
+from ...tree.dtypes import sum_dtype
+from ...tree.types import Params, Scalar
+from ...where.resolve import Where, WhereLike
 
 
 class _AbstractMomo(AbstractRule[State]):

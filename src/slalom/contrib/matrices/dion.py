@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from .. import tree
-from .._core.engine.matrices import matrices, matrices_or_none
-from .._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
-from .._core.fields.keys import as_key_data, fresh_key_data, key_field
-from .._core.protocol.chain import chain
-from .._core.protocol.parts import CHECK
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import param_like, per_param
-from .._core.text.advice import advise_keywords
-from ..rules._layout import check_scale, scale_of, warn_guessed
-from ..rules.matrices._kronecker import adjoint, times_adjoint
-from ..rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere
-from ..rules.matrices.orthogonalize import _default_adam_rate
-from ..rules.momentum.momentum import first_moment
-from ..rules.shaping.scale import ScaleByLearningRate
-from ..tree.paths import leaf_paths
-from ..tree.types import Params
-from ..where.layout import LayoutLike, Matrix
-from ..where.resolve import WhereLike
+from ... import tree
+from ..._core.engine.matrices import matrices, matrices_or_none
+from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
+from ..._core.protocol.parts import CHECK
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_param
+from ..._core.text.advice import advise_keywords
+from ...rules._layout import check_scale, scale_of, warn_guessed
+from ...rules.matrices._kronecker import adjoint, times_adjoint
+from ...rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere
+from ...rules.matrices.orthogonalize import _default_adam_rate
+from ...rules.momentum.momentum import first_moment
+from ...rules.shaping.scale import ScaleByLearningRate
+from ...tree.paths import leaf_paths
+from ...tree.types import Params
+from ...where.layout import LayoutLike, Matrix
+from ...where.resolve import WhereLike
 
 
 def _check_fraction(name: str, value: Any) -> None:

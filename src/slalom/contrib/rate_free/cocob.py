@@ -6,18 +6,18 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
-from .._core.protocol.chain import chain
-from .._core.protocol.context import Context
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import param_like
-from .._core.text.advice import advise_keywords
-from ..rules.shaping.decay import decayed
-from ..rules.shaping.scale import ScaleByLearningRate
-from ..tree.types import Params
-from ..where.resolve import WhereLike
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.context import Context
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like
+from ..._core.text.advice import advise_keywords
+from ...rules.shaping.decay import decayed
+from ...rules.shaping.scale import ScaleByLearningRate
+from ...tree.types import Params
+from ...where.resolve import WhereLike
 
 
 class ScaleByCocobState(eqx.Module):

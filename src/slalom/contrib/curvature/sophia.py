@@ -9,25 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
-from .. import tree
-from .._core.fields.declare import (
+from ... import tree
+from ..._core.fields.declare import (
     Hyperparameter,
     choice_field,
     count_field,
     dtype_field,
     hyperparameter,
 )
-from .._core.fields.keys import as_key_data, fresh_key_data, key_field
-from .._core.protocol.chain import chain
-from .._core.protocol.context import Context
-from .._core.protocol.transform import AbstractTransform, missing
-from .._core.state.marks import param_like, per_leaf
-from .._core.text.advice import advise_keywords
-from ..rules.momentum.momentum import first_moment
-from ..rules.shaping.decay import decayed_descent
-from ..tree.paths import leaf_paths
-from ..tree.types import Params, Updates
-from ..where.resolve import WhereLike
+from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.protocol.chain import chain
+from ..._core.protocol.context import Context
+from ..._core.protocol.transform import AbstractTransform, missing
+from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
+from ...rules.momentum.momentum import first_moment
+from ...rules.shaping.decay import decayed_descent
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, Updates
+from ...where.resolve import WhereLike
 
 
 class ScaleBySophiaState(eqx.Module):

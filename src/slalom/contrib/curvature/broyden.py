@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from .. import tree
-from .._core.fields.declare import choice_field
-from .._core.protocol.chain import chain
-from .._core.protocol.context import Context
-from .._core.protocol.residuals import from_vector, to_vector
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import param_like, per_leaf, until_reset
-from .._core.text.advice import advise_keywords
-from ..rules.curvature._fields import first_scale, kept, last_changes
-from ..rules.curvature._system import check_size, dtype_and_size
-from ..rules.curvature.lbfgs import _ZOOM
-from ..rules.shaping.scale import Scale
-from ..tree.types import Params, Scalar, Updates
+from ... import tree
+from ..._core.fields.declare import choice_field
+from ..._core.protocol.chain import chain
+from ..._core.protocol.context import Context
+from ..._core.protocol.residuals import from_vector, to_vector
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf, until_reset
+from ..._core.text.advice import advise_keywords
+from ...rules.curvature._fields import first_scale, kept, last_changes
+from ...rules.curvature._system import check_size, dtype_and_size
+from ...rules.curvature.lbfgs import _ZOOM
+from ...rules.shaping.scale import Scale
+from ...tree.types import Params, Scalar, Updates
 
 
 class ScaleBySelfScaledBroydenState(eqx.Module):

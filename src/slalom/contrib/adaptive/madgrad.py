@@ -6,16 +6,16 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
-from .._core.protocol.chain import chain
-from .._core.protocol.rule import AbstractRule
-from .._core.protocol.transform import AbstractTransform
-from .._core.state.marks import param_like, per_leaf
-from .._core.text.advice import advise_keywords
-from ..rules.shaping.decay import decayed
-from ..tree.types import Params
-from ..where.resolve import WhereLike
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.chain import chain
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import AbstractTransform
+from ..._core.state.marks import param_like, per_leaf
+from ..._core.text.advice import advise_keywords
+from ...rules.shaping.decay import decayed
+from ...tree.types import Params
+from ...where.resolve import WhereLike
 
 
 class ScaleByMadgradState(eqx.Module):

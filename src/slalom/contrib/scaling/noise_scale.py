@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Real
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
-from .._core.protocol.context import Context
-from .._core.protocol.per_example import AbstractPerExampleTransform
-from .._core.state.marks import until_reset
-from ..rules.rate_free._sums import number
-from ..tree.dtypes import as_float, sum_dtype
-from ..tree.means import moved
-from ..tree.types import Gradients, Params, Updates
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.protocol.context import Context
+from ..._core.protocol.per_example import AbstractPerExampleTransform
+from ..._core.state.marks import until_reset
+from ...rules.rate_free._sums import number
+from ...tree.dtypes import as_float, sum_dtype
+from ...tree.means import moved
+from ...tree.types import Gradients, Params, Updates
 
 
 class MeasureGradientNoiseState(eqx.Module):

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
-from .._core.protocol.context import Context
-from .._core.protocol.parts import CHECK
-from .._core.protocol.stateless import AbstractStatelessTransform
-from .._core.protocol.traits import Merge
-from ..rules._layout import warn_guessed
-from ..tree.dtypes import canonical_float
-from ..tree.types import Params, Updates
-from ..where.layout import Layout, LayoutLike, as_layout, layout_of
-from ..where.resolve import Cases, Leaf, Where, resolve
+from ... import tree
+from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import CHECK
+from ..._core.protocol.stateless import AbstractStatelessTransform
+from ..._core.protocol.traits import Merge
+from ...rules._layout import warn_guessed
+from ...tree.dtypes import canonical_float
+from ...tree.types import Params, Updates
+from ...where.layout import Layout, LayoutLike, as_layout, layout_of
+from ...where.resolve import Cases, Leaf, Where, resolve
 
 _PART = re.compile(r"([1-9]\d*)?([qkvr])")
 _PARTS = re.compile(r"(?:([1-9]\d*)\((.+)\)|([^()]+))")

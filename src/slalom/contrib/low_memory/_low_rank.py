@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .. import tree
-from .._core.engine.matrices import matrices_or_none, refuse_unequal
-from ..tree.types import Params
-from ..where.layout import Matrix, layouts
+from ... import tree
+from ..._core.engine.matrices import matrices_or_none, refuse_unequal
+from ...tree.types import Params
+from ...where.layout import Matrix, layouts
 
 
 class Side(NamedTuple):

@@ -5,13 +5,13 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
-from .. import tree
-from .._core.engine.matrices import matrices
-from .._core.fields.declare import Hyperparameter, choice_field, hyperparameter, layout_field
-from .._core.protocol.rule import AbstractRule
-from ..rules.matrices._newton_schulz import divided_by_norm
-from ..tree.types import Params
-from ..where.layout import LayoutLike
+from ... import tree
+from ..._core.engine.matrices import matrices
+from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter, layout_field
+from ..._core.protocol.rule import AbstractRule
+from ...rules.matrices._newton_schulz import divided_by_norm
+from ...tree.types import Params
+from ...where.layout import LayoutLike
 
 
 class _AbstractOfMatrices(AbstractRule[None]):

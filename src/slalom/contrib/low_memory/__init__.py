@@ -1,0 +1,1 @@
+"""Adam with less state."""

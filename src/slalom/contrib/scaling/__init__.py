@@ -1,0 +1,1 @@
+"""From a small model and batch to large ones."""

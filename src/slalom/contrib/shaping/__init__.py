@@ -1,0 +1,1 @@
+"""Bounds for weights and updates."""

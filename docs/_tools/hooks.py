@@ -23,6 +23,7 @@ CODE = re.compile(r"<code>[^<]*</code>")
 
 
 ROOT = Path(__file__).parents[2]
+ADDRESS = "$SLALOM_REPOSITORY"
 SOURCE = '<details class="mkdocstrings-source"'
 PICTURES = {
     "choosing.md": (valley.PLACE, valley.figure),
@@ -30,6 +31,7 @@ PICTURES = {
     "guides/storing-state.md": (memory.CODECS_PLACE, memory.codecs),
 }
 """The place of a picture on a page, and what draws it."""
+DRAWN_TIMES = {"index.md": times.times_at_home, "performance.md": times.times}
 
 
 def on_config(config):
@@ -39,14 +41,22 @@ def on_config(config):
     return config
 
 
-def on_page_markdown(markdown, page, **_):
+def on_page_markdown(markdown, page, config, **_):
     """Shows a notebook, or a file of the repository with links that lead to the pages."""
+    markdown = with_address(markdown, config["repo_url"])
     if "notebook" in page.meta:
         return "\n\n".join([markdown, _ways_to_run(page), notebooks.markdown(_source(page))])
     name = page.meta.get("include")
     if name is None:
         return markdown
     return re.sub(r"\]\(docs/", "](../", (ROOT / name).read_text())
+
+
+def with_address(markdown, address):
+    """Puts in the address of the repository, or leaves lines out that need it if it is not known."""
+    if address:
+        return markdown.replace(ADDRESS, address)
+    return "".join(line for line in markdown.splitlines(keepends=True) if ADDRESS not in line)
 
 
 def _ways_to_run(page):
@@ -84,8 +94,8 @@ def on_page_content(html, page=None, **_):
     if where in PICTURES:
         place, draw = PICTURES[where]
         html = html.replace(place, draw())
-    if where in ("index.md", "performance.md"):
-        html = times.PICTURE.sub(lambda _: times.times(), html)
+    if where in DRAWN_TIMES:
+        html = times.PICTURE.sub(lambda _: DRAWN_TIMES[where](), html)
     return schedule_curves.add(html) if where == "api/schedules.md" else html
 
 

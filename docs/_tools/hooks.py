@@ -27,6 +27,7 @@ ADDRESS = "$SLALOM_REPOSITORY"
 SOURCE = '<details class="mkdocstrings-source"'
 PICTURES = {
     "choosing.md": (valley.PLACE, valley.figure),
+    "guides/schedules.md": (schedule_curves.GUIDE_PLACE, schedule_curves.in_the_guide),
     "guides/sharding.md": (memory.DEVICES_PLACE, memory.devices),
     "guides/storing-state.md": (memory.CODECS_PLACE, memory.codecs),
 }
@@ -53,7 +54,7 @@ def on_page_markdown(markdown, page, config, **_):
 
 
 def with_address(markdown, address):
-    """Puts in the address of the repository, or leaves lines out that need it if it is not known."""
+    """Puts in the address of the repository. If it is not known, lines that need it are left out."""
     if address:
         return markdown.replace(ADDRESS, address)
     return "".join(line for line in markdown.splitlines(keepends=True) if ADDRESS not in line)

@@ -35,6 +35,7 @@ CURVES = [
     sl.schedules.piecewise_constant(1.0, {40: 0.5, 70: 0.3}),
     sl.schedules.piecewise_interpolate("linear", 1.0, {40: 0.5, 90: 0.3}),
 ]
+GUIDE_PLACE = "<!-- curve -->"
 WIDTH, HEIGHT, LEFT, BOTTOM = 320, 110, 8, 14
 """The size of a picture, and the space for its axes, in pixels."""
 
@@ -51,12 +52,17 @@ def add(page):
     return page
 
 
-def figure(schedule):
+def in_the_guide():
+    """The curve of the first schedule in the guide to schedules."""
+    return figure(sl.schedules.warmup_cosine_decay(0.0, 4e-3, warmup_steps=2, decay_steps=6), 6)
+
+
+def figure(schedule, steps=STEPS):
     """The curve of a schedule and the code that made it."""
-    values = [float(v) for v in schedule.values(STEPS + 1)]
+    values = [float(v) for v in schedule.values(steps + 1)]
     most = max(*values, 1e-9)
     points = " ".join(
-        f"{LEFT + (WIDTH - LEFT) * i / STEPS:.1f},{4 + (HEIGHT - 8) * (1 - v / most):.1f}"
+        f"{LEFT + (WIDTH - LEFT) * i / steps:.1f},{4 + (HEIGHT - 8) * (1 - v / most):.1f}"
         for i, v in enumerate(values)
     )
     code = html_of(repr(schedule))

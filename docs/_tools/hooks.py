@@ -54,7 +54,7 @@ def on_page_markdown(markdown, page, config, **_):
 
 
 def with_address(markdown, address):
-    """Puts in the address of the repository. If it is not known, lines that need it are left out."""
+    """Puts in the address of the repository. Lines that need it are left out if it is not set."""
     if address:
         return markdown.replace(ADDRESS, address)
     return "".join(line for line in markdown.splitlines(keepends=True) if ADDRESS not in line)

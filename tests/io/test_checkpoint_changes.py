@@ -31,6 +31,9 @@ def test_every_difference_is_reported_by_path(path):
         "Pass the same model and optimizer as when it was saved, or `strict=False` to load what "
         "fits and keep the program's values for the rest."
     )
+    with pytest.raises(sl.checkpoint.MismatchError) as caught:
+        sl.checkpoint.load(path, net=tree)
+    assert "It was saved with the keywords n, model: load it with the same." in str(caught.value)
     loaded = sl.checkpoint.load(path, model=mine, n=1, strict=False)
     assert_same_bits(loaded["model"], mine | {"same": jnp.ones(2)})
     assert loaded["n"] == 1

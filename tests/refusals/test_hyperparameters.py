@@ -19,6 +19,11 @@ ADAM_KNOWS = (
 )
 
 
+def test_one_number_for_all_parameters():
+    with refused(TypeError, "got {'w': 0.001} of type dict", f"{REAL} … use `.partition`."):
+        sl.adam({"w": 1e-3})
+
+
 def test_names_dtypes_and_counts():
     with refused(
         TypeError,

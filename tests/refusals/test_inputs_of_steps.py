@@ -87,6 +87,8 @@ def test_structures():
         ValueError, "the gradients are of type list, the model of type dict", DIFFERENTIATE
     ):
         bound().step(params(), jax.tree.leaves(params()))
+    with refused(ValueError, "the gradients are an array of shape (4, 2), the", DIFFERENTIATE):
+        bound().step(params(), jnp.ones((4, 2)))
 
 
 def test_leaves():

@@ -82,6 +82,15 @@ def test_what_is_no_selector():
         "`&`, `|` and `~` instead of `and`, `or` and `not`",
     ):
         sl.where.path("b") and sl.where.path("w")
+    paths = "`sl.where.path('b') | sl.where.path('w')`"
+    with refused(TypeError, "A list of strings is not a selector, got ['b', 'w']", paths):
+        sl.Clip(1.0).mask(["b", "w"])
+    with refused(
+        TypeError,
+        "sl.where.dtype(float) would mean float64 alone",
+        "`sl.where.dtype(jnp.floating)`, or name one dtype.",
+    ):
+        sl.where.dtype(float)
     with refused(TypeError, "None is not a selector", "`sl.where.everything()` or `.nothing()`"):
         sl.adam(0.1).only(None)
     with refused(TypeError, "sl.where.everything makes a selector", "`sl.where.everything()`"):

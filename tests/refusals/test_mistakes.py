@@ -96,6 +96,54 @@ def test_calls():
         tx.update(params(), params(), tx.init(params()))
 
 
+def test_calls_of_steps():
+    model = params()
+    step = sl.train_step(lambda model, x, y: total(model) + x + y)
+    for call, culprit, remedy in [
+        (lambda: step(model, bound(), (1.0, 2.0)), "argument: 'y'", "`step(model, opt, *batch)`"),
+        (lambda: step(model, bound(), 1.0), "argument: 'y'", "`step(model, opt, x, y)`"),
+        (
+            lambda: step(model, bound(), 1.0, 2.0, weight=3),
+            "argument 'weight'",
+            "`context={'weight': weight}`",
+        ),
+        (lambda: step(model, bound(), 1.0, 2.0, value=3), "argument 'value'", "leave `value` out"),
+    ]:
+        with refused(TypeError, f"The loss does not take these arguments … {culprit}", remedy):
+            call()
+    call_step = "`model, opt, loss = step(model, opt, x, y)`"
+    with refused(TypeError, "step() is missing 'model' and 'opt'", call_step):
+        step(model=model, opt=bound(), x=1.0, y=2.0)
+    hand = "`model, opt = opt.step(model, grads)` … `value=loss`"
+    with refused(TypeError, "step() is missing 'grads'", hand):
+        bound().step(params())
+    with refused(TypeError, "eval_params() is missing 'model'", "`opt.eval_params(model)`"):
+        bound().eval_params()
+    with refused(
+        TypeError, "sweep() is missing 'model'", "`sl.sweep(loss_fn, tx, model, batches, grid"
+    ):
+        sl.sweep(step, {"learning_rate": [0.1]})
+    with refused(
+        TypeError, "Got sl.train_step(<lambda>)", "the function that `sl.train_step` was called"
+    ):
+        sl.train_step(step)
+    rebound = "`opt, report = opt.rebind(model)`"
+    with refused(AttributeError, "a pair, which has no attribute 'step'", rebound):
+        bound().rebind(model).step(model, model)
+    with refused(TypeError, "got Rebound in its place", rebound):
+        step(model, bound().rebind(model))
+    with refused(
+        TypeError, "got str in its place", '`model, opt = loaded["model"], loaded["opt"]`'
+    ):
+        step("model", "opt")
+    with refused(
+        ValueError,
+        "the keyword `length` has 10, and the positional argument 0 has 2",
+        "`step.scan(model, opt, length=10, x=x, y=y)`",
+    ):
+        step.scan(model, bound(), jnp.ones(2), jnp.ones(2), length=10)
+
+
 def test_calls_of_functions():
     with refused(TypeError, "train_step() … 'optimizer'", "It takes loss_fn, has_aux"):
         sl.train_step(total, optimizer=sl.adam(0.1))
@@ -166,8 +214,16 @@ def test_links():
         sl.chain(sl.Clip(1.0), bound())
 
 
+def test_operators():
+    with refused(TypeError, "Transforms are not added", "`|`: `sl.Clip(1.0) | tx`"):
+        sl.Clip(1.0) + sl.adam(0.1)
+    with refused(TypeError, "Transforms are not multiplied", "`tx | sl.Scale(0.5)`"):
+        0.5 * sl.adam(0.1)
+
+
 def test_attributes():
     others = {
+        "with_hyperparams": "opt = opt.with_hyperparams(...)",
         "every": "tx.every_k(k)",
         "accumulate": "tx.every_k(k)",
         "ema": "tx.average(decay)",

@@ -14,6 +14,9 @@ CREATE = "`sl.Optimizer(tx, model)` … `opt.rebind(model)`"
 ARRAYS = "floating or complex arrays"
 
 
+Tensor = type("Tensor", (), {"__module__": "torch"})
+
+
 def test_models_that_cannot_be_bound():
     with refused(ValueError, "nothing to train … leaves of type int", ARRAYS):
         sl.Optimizer(sl.adam(0.1), 3)
@@ -25,6 +28,10 @@ def test_models_that_cannot_be_bound():
         sl.Optimizer(sl.adam(0.1), {})
     with refused(ValueError, "nothing to train … float32 arrays", "that `trainable` selects"):
         bound(trainable=sl.where.nothing())
+    with refused(TypeError, "a Tensor of PyTorch at 'w'", "`jnp.asarray(tensor.numpy())`"):
+        sl.Optimizer(sl.adam(0.1), {"b": jnp.ones(2), "w": Tensor()})
+    with refused(TypeError, "gradient at 'w' … got Tensor", "`jnp.asarray(tensor.numpy())`"):
+        bound().step(params(), params() | {"w": Tensor()})
     with refused(TypeError, "'w' is a NumPy array of dtype bfloat16", "`jnp.asarray(leaf)`"):
         sl.Optimizer(sl.adam(0.1), {"w": np.ones(2, jnp.bfloat16)})
 

@@ -12,6 +12,8 @@ OTHERS = [
     (sl, "polyak_averaging", "`tx.average()`, or `sl.incremental_update(new, old, step_size)`"),
     (sl, "apply_every", "sl.ApplyEvery"),
     (sl, "skip_not_finite", "tx.every_k(k, skip=sl.SkipNotFinite())"),
+    (sl, "train", "step = sl.train_step(loss_fn)"),
+    (sl, "value_and_grad", "eqx.filter_value_and_grad(loss_fn)"),
     (sl, "MultiSteps", "tx.every_k(k)"),
     (sl, "clip_grad_norm_", "sl.ClipByGlobalNorm(1.0) | tx"),
     (sl.projections, "projection_simplex", "sl.projections.simplex"),

@@ -18,7 +18,9 @@ from ._save import given
 from ._saving import settle
 
 
-@advise_positions("Name the others: `sl.checkpoint.load(path, model=model, opt=opt)`.")
+@advise_positions(
+    "Write `sl.checkpoint.load(path, model=model, opt=opt)`, with names for all but the path."
+)
 def load(
     path: str | os.PathLike[str],
     *,
@@ -74,7 +76,8 @@ def load(
     with _file.File(path) as file:
         arrays = {name: file.unread(name) for name in file.names if name.partition(".")[0] in trees}
         where = f"The checkpoint '{path}'"
-        source = Source(where, arrays | file.values(), layouts(file))
+        others = tuple(name for name in file.names if name not in arrays)
+        source = Source(where, arrays | file.values(), layouts(file), others)
         return assemble(source, trees, strict, hyperparams)
 
 

@@ -30,6 +30,8 @@ class Source(NamedTuple):
     """Arrays, read or not, and numbers and strings, by name."""
     layouts: Mapping[str, Layout]
     """The layouts of optimizers, by path, where they are known."""
+    others: tuple[str, ...] = ()
+    """The names of arrays that the program does not ask for."""
 
 
 class Loaded(dict[str, Any]):
@@ -104,7 +106,8 @@ def assemble(
     found.note("unexpected", *(name for name in asked if name not in found.used))
     report = found.report()
     if strict and not report.fits:
-        raise MismatchError(mismatch(report, source.where))
+        saved = dict.fromkeys(name.partition(".")[0] for name in (*source.items, *source.others))
+        raise MismatchError(mismatch(report, source.where, [*templates], [*saved]))
     # Nothing large has been read so far. One array after the other is, and goes to its devices.
     trees = {
         root: jax.tree.structure(template).unflatten(

@@ -62,13 +62,14 @@ def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
     ]
 
 
-def mismatch(report: Report, where: str) -> str:
+def mismatch(report: Report, where: str, asked: list[str], saved: list[str]) -> str:
     """The message for a checkpoint that does not fit.
 
     **Arguments:**
 
     - `report`: the differences.
     - `where`: the checkpoint, at the start of a sentence.
+    - `asked`, `saved`: the keywords of the program, and those in the checkpoint.
     """
     lines = {
         "only in the program": list(report.missing),
@@ -77,6 +78,8 @@ def mismatch(report: Report, where: str) -> str:
         "other dtypes": differences(report.retyped),
     }
     text = "".join(f"\n  {what}: {listed(items, 8)}" for what, items in lines.items() if items)
+    if {name.partition(".")[0] for name in report.missing} & {*asked} - {*saved}:
+        text += f"\nIt was saved with the keywords {', '.join(saved)}: load it with the same."
     return (
         f"{where} does not fit this program:{text}\nPass the same model and optimizer as when it "
         "was saved, or `strict=False` to load what fits and keep the program's values for the rest."

@@ -23,7 +23,9 @@ from ._saving import Saving, settle
 _RESERVED = ("path", "background", "strict", "hyperparams")
 
 
-@advise_positions("Name the others: `sl.checkpoint.save(path, model=model, opt=opt)`.")
+@advise_positions(
+    "Write `sl.checkpoint.save(path, model=model, opt=opt)`, with names for all but the path."
+)
 def save(
     path: str | os.PathLike[str],
     *,

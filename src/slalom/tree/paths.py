@@ -138,14 +138,20 @@ def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str
     """Describes the first difference in structure between two trees with the given names."""
     here, there = names
     if type(left) is not type(right):
-        verb, kinds = "are" if here.endswith("s") else "is", (type(left), type(right))
-        return f"{here} {verb} of type {kinds[0].__name__}, {there} of type {kinds[1].__name__}"
+        verb = "are" if here.endswith("s") else "is"
+        return f"{here} {verb} {_kind(left)}, {there} {_kind(right)}"
     lefts, rights = leaf_paths(left), leaf_paths(right)
     for ours, theirs, own, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
         for path in ours:
             if path not in theirs:
                 return f"'{path}' is in {own} but not in {other}"
     return _other_node(left, right, names, "") or "a container differs"
+
+
+def _kind(tree: PyTree) -> str:
+    # The class of an array says little, and nothing inside a program.
+    shape = getattr(tree, "shape", None)
+    return f"of type {type(tree).__name__}" if shape is None else f"an array of shape {shape}"
 
 
 def _other_node(left: Any, right: Any, names: tuple[str, str], path: str) -> str | None:

@@ -293,6 +293,9 @@ def as_where(where: WhereLike) -> Where:
         raise TypeError(
             f"A string is not a selector, got {where!r}. Write `sl.where.path({where!r})`."
         )
+    if isinstance(where, list | tuple) and where and all(isinstance(w, str) for w in where):
+        paths = " | ".join(f"sl.where.path({path!r})" for path in where[:2])
+        raise TypeError(f"A list of strings is not a selector, got {where!r}. Write `{paths}`.")
     if where is None:
         raise TypeError("None is not a selector. Write `sl.where.everything()` or `.nothing()`.")
     # A callable module is a tree of bools, not a function.
@@ -338,7 +341,8 @@ def as_labels(labels: Any) -> Where:
     """Labels from a tree, a prefix, a function, or a mapping from selectors to labels."""
     if isinstance(labels, Mapping) and any(isinstance(k, Where) or is_function(k) for k in labels):
         return Cases(tuple((as_where(where), label) for where, label in labels.items()))
-    return _Tree.freeze(labels) if isinstance(labels, str) else as_where(labels)
+    is_tree = isinstance(labels, str | list | tuple)
+    return _Tree.freeze(labels) if is_tree else as_where(labels)
 
 
 # --- resolving ------------------------------------------------------------------------------

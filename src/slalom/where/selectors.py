@@ -216,6 +216,12 @@ def dtype(dtype: Any) -> Where:
 
     **Returns:** a selector.
     """
+    for own, group in ((float, "floating"), (complex, "complexfloating")):
+        if dtype is own:
+            raise TypeError(
+                f"sl.where.dtype({own.__name__}) would mean {np.dtype(own)} alone. Write "
+                f"`sl.where.dtype(jnp.{group})`, or name one dtype."
+            )
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if name in _DTYPE_GROUPS:
         return _DType(name)

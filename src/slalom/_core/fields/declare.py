@@ -10,7 +10,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import equinox as eqx
@@ -255,7 +255,11 @@ def _check_hyperparameter(within: _Interval, name: str, value: Any, optional: bo
         if not real:
             raise TypeError(f"{name} must be {wanted}, got an array of dtype {value.dtype}.")
     elif not isinstance(value, float):
-        raise TypeError(f"{name} must be {wanted}, got {value!r} of type {type(value).__name__}.")
+        several = " To use different values for different parameters, use `.partition`."
+        raise TypeError(
+            f"{name} must be {wanted}, got {value!r} of type {type(value).__name__}."
+            f"{several * isinstance(value, Mapping)}"
+        )
     if not isinstance(value, Tracer):
         within.check(name, value)
 

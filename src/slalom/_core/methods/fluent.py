@@ -50,6 +50,18 @@ class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractPara
 
         return Chain.join(other, self)
 
+    if not TYPE_CHECKING:  # to a type checker it would mean that they can be added
+
+        def __add__(self, other: Any) -> Any:
+            raise TypeError("Transforms are not added. Join them with `|`: `sl.Clip(1.0) | tx`.")
+
+        def __mul__(self, other: Any) -> Any:
+            raise TypeError(
+                "Transforms are not multiplied. Scale the updates: `tx | sl.Scale(0.5)`."
+            )
+
+        __radd__, __rmul__ = __add__, __mul__
+
 
 FLUENT = frozenset(
     name for cls in AbstractFluent.__mro__[:4] for name in vars(cls) if name[0] != "_"

@@ -71,6 +71,7 @@ _ELSEWHERE: dict[str, str] = {
     "ExponentialLR": "`sl.schedules.exponential_decay(1e-3, 1, gamma)`",
     "fit": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
     "freeze": "`sl.Optimizer(tx, model, trainable=~where)`",
+    "grad": "`eqx.filter_grad(loss_fn)`, or `step = sl.train_step(loss_fn)`",
     "global_clipnorm": "`sl.ClipByGlobalNorm(1.0) | tx`",
     "GradientTransformation": "`sl.AbstractTransform`",
     "GradientTransformationExtraArgs": "`sl.AbstractTransform`",
@@ -123,14 +124,19 @@ _ELSEWHERE: dict[str, str] = {
     "swa": "`tx.average()`",
     "SWALR": "`tx.average()`",
     "then": "`tx | other`",
+    "train": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
     "tree_map_params": "`sl.map_params(fn, state, params)`",
     "tree_utils": "`sl.tree`",
     "use_ema": "`tx.average(decay)`",
+    "value_and_grad": "`step = sl.train_step(loss_fn)`, or `eqx.filter_value_and_grad(loss_fn)`",
     "value_and_grad_from_state": "`sl.train_step(loss_fn, reuse_linesearch=True)`",
     "weight_decay": (
         "`sl.adamw(learning_rate, weight_decay=0.1)`, or `sl.AddDecayedWeights(0.1) | tx`"
     ),
     "with_ema": "`tx.average(decay)`",
+    "with_hyperparams": (
+        "`opt = opt.with_hyperparams(...)` of an optimizer, `opt = sl.Optimizer(tx, model)`"
+    ),
     "zero_grad": "nothing: JAX does not accumulate gradients",
 }
 """Functions, methods and keywords of Optax, PyTorch and Keras, or that people expect, and what to
@@ -191,23 +197,39 @@ def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(parameters)
 
 
-def advise_positions(advice: str) -> Callable[[_Function], _Function]:
-    """A decorator that refuses too many arguments by position with advice. The signature stays the
-    same."""
+def advise_positions(advice: str, name: str | None = None) -> Callable[[_Function], _Function]:
+    """A decorator that refuses missing arguments, and too many by position, with advice.
+
+    The signature stays the same. `name` is the function's name if users call it by another one.
+    """
 
     def decorate(function: _Function) -> _Function:
-        parameters = inspect.signature(function).parameters.values()
-        most = sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+        parameters = inspect.signature(function).parameters
+        named = name or function.__name__
+        kinds = [p.kind for p in parameters.values()]
+        most = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
+        unlimited = inspect.Parameter.VAR_POSITIONAL in kinds
+        required = [p for p in [*parameters.values()][:most] if p.default is p.empty]
+        # Methods are called with `self`, which nobody writes.
+        own = "self" in parameters
+
+        def is_missing(i: int, p: inspect.Parameter, count: int, keywords: Iterable[str]) -> bool:
+            return i >= count and (p.kind is p.POSITIONAL_ONLY or p.name not in keywords)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > most:
-                # Methods are called with `self`, which nobody writes.
-                own = "self" in inspect.signature(function).parameters
+            if len(args) > most and not unlimited:
                 raise TypeError(
-                    f"{function.__name__}() takes {most - own} argument{'s' * (most - own > 1)} by "
+                    f"{named}() takes {most - own} argument{'s' * (most - own > 1)} by "
                     f"position, got {len(args) - own}. {advice}"
                 )
+            if len(args) < len(required):
+                count = len(args)
+                absent = [
+                    f"'{p.name}'" for i, p in enumerate(required) if is_missing(i, p, count, kwargs)
+                ]
+                if absent:
+                    raise TypeError(f"{named}() is missing {' and '.join(absent)}. {advice}")
             return function(*args, **kwargs)
 
         return cast(_Function, call)

@@ -14,6 +14,7 @@ from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.walk import find
+from ..._core.text.advice import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.memory import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer
@@ -136,6 +137,7 @@ class AbstractBound(AbstractPrinted):
 
     # --- parameters -------------------------------------------------------------------------
 
+    @advise_positions("The optimizer does not hold the model: write `opt.eval_params(model)`.")
     def eval_params(self, model: Model, *, full_precision: bool = False) -> Model:
         """Returns the model to evaluate.
 

@@ -133,6 +133,7 @@ def _check_gradient(path: str, grad: Any, param: Any, examples: bool) -> None:
         kind = f"an array of dtype {grad.dtype}" if tree.is_array(grad) else type(grad).__name__
         raise TypeError(
             f"The gradient at '{path}' must be a floating or complex array, got {kind}."
+            f"{' Convert it: `jnp.asarray(tensor.numpy())`.' * _of_pytorch(grad)}"
         )
     if jnp.iscomplexobj(grad) and not jnp.iscomplexobj(param):
         raise TypeError(
@@ -181,10 +182,19 @@ def split(model: PyTree, trainable: Where | None) -> Split:
     return Split(leaves, structure, tuple(i and next(chosen) for i in inexact))
 
 
+def _of_pytorch(x: Any) -> bool:
+    return type(x).__module__.partition(".")[0] == "torch"
+
+
 def checked_split(model: PyTree, trainable: Where | None) -> Split:
     """Splits a model. Raises an error for one that cannot be trained as expected."""
     parts = split(model, trainable)
     for i, x in enumerate(parts.leaves):
+        if _of_pytorch(x):
+            raise TypeError(
+                f"The model contains a {type(x).__name__} of PyTorch at '{parts.paths[i]}'. Write "
+                "the model with Equinox, and convert tensors: `jnp.asarray(tensor.numpy())`."
+            )
         if _overlooked(x):
             raise TypeError(
                 f"The leaf '{parts.paths[i]}' is a NumPy array of dtype {x.dtype}, which Equinox "

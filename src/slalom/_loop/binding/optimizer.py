@@ -26,7 +26,7 @@ from ..programs.compiled import (
     compiled_step,
     compiled_update,
 )
-from ..reports.rebind import AS_BEFORE, AsBefore, Rebinding, carry
+from ..reports.rebind import AS_BEFORE, AsBefore, Rebinding, Rebound, carry
 from ..reports.transform_checks import checked
 from ..sharding.shard import ShardedState, shard
 from ..sharding.sharded_state import remembered
@@ -287,7 +287,7 @@ class Optimizer(AbstractBound):
         leaves, binding = _bound((transform, (state, count)), params, self.binding.trainable)
         return made(Optimizer, leaves, binding)._sharded_like(self, params)
 
-    @advise_positions("Name the others: `opt, report = opt.rebind(model, tx=tx)`.")
+    @advise_positions("Write `opt, report = opt.rebind(model, tx=tx)`.")
     def rebind(
         self,
         model: PyTree,
@@ -337,7 +337,7 @@ class Optimizer(AbstractBound):
         bound_tree = (new.transform, (state, jnp.copy(self.count)))
         params = split(model, new.binding.trainable).params
         new = made(Optimizer, *_bound(bound_tree, params, new.binding.trainable))
-        return new._sharded_like(self, params), report
+        return Rebound(new._sharded_like(self, params), report)
 
     def shard_state(self, mesh: Mesh, axis: str = "data") -> "tuple[Optimizer, ShardedState]":
         """Partitions the state over a mesh axis along which the parameters are replicated (ZeRO-1).

@@ -54,6 +54,20 @@ class Rebinding:
         return "\n".join(line(name, getattr(self, name)) for name in names)
 
 
+class Rebound(NamedTuple):
+    """The results of `opt.rebind`. It refuses to be used as the optimizer in it."""
+
+    opt: Any
+    report: Rebinding
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"`opt.rebind` returns a pair, which has no attribute '{name}'. Write `opt, report = "
+            "opt.rebind(model)`.",
+            name=name,
+        )
+
+
 class Side(NamedTuple):
     """The places and values of the leaves of a state, or of a transform itself."""
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Real
 from ..._core.fields.hyperparams import all_targets, targets
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.advice import advise_keywords, advise_positions
 from ...tree.paths import candidates
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
@@ -32,6 +32,7 @@ IN_FLIGHT = 8
 limit, the batches of all steps could be in memory at once."""
 
 
+@advise_positions("Write `sl.sweep(loss_fn, tx, model, batches, grid, steps=100)`.")
 @advise_keywords
 def sweep(
     loss_fn: Callable[..., Any],

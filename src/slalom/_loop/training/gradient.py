@@ -32,6 +32,7 @@ from .compute_dtype import in_compute_dtype
 from .loss import (
     LossGradient,
     LossResult,
+    check_call,
     checked_loss,
     checked_terms,
     gather_microbatches,
@@ -85,8 +86,10 @@ def training_step(
         if loss.askers("sampled parameters"):
             drawn = sampled_params(loss, model.params)
             at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
+        loss_fn = with_function(inputs.loss, get_function())
+        check_call(loss_fn, inputs.args, inputs.kwargs)
         batch_loss = BatchLoss(
-            loss_fn=with_function(inputs.loss, get_function()),
+            loss_fn=loss_fn,
             options=current,
             model=at,
             args=inputs.args,

@@ -1,5 +1,6 @@
 """Checks the results of a loss, and averages them over microbatches and examples."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +47,38 @@ class LossResult(NamedTuple):
             return jnp.max(x, axis=tuple(range(stacked)))
 
         return jax.tree.map(largest, logits)
+
+
+_FOR_TRANSFORMS = ("value", "weight", "key", "per_param", "grad", "value_fn")
+
+
+def check_call(
+    loss_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Raises an error if a loss does not take the arguments of a step."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"The loss does not take these arguments: {error}. "
+            f"{_call_advice(signature.parameters, args, kwargs)}"
+        ) from None
+
+
+def _call_advice(names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    for name in kwargs:
+        if name == "value" and name not in names:
+            return "The step passes the loss to the transforms itself: leave `value` out."
+        if name in _FOR_TRANSFORMS and name not in names:
+            return f"For the transforms, write `context={{{name!r}: {name}}}`."
+    if len(args) < len(names) - 1 and any(isinstance(x, tuple | list) for x in args):
+        return "Unpack the batch: `step(model, opt, *batch)`."
+    others = [*names][1:]
+    return f"Write `step({', '.join(['model', 'opt', *others])})`."
 
 
 def checked_loss(returned: Any, has_aux: bool, has_weight: bool) -> LossResult:

@@ -106,7 +106,9 @@ class _PerStep:
             if size != self.length:
                 raise ValueError(
                     f"The arguments of `step.scan` have different numbers of steps: the {first} "
-                    f"has {self.length}, and the {name} has {size}."
+                    f"has {self.length}, and the {name} has {size}. Pass by keyword what is the "
+                    "same in every step, such as one batch: `step.scan(model, opt, length=10, "
+                    "x=x, y=y)`."
                 )
         self.rows: list[Array] = []
         """What differs from step to step, stacked."""

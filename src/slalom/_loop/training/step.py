@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array
 
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.advice import advise_positions
 from ...tree.types import PyTree, Tracer
 from ..binding.arrays import is_deleted
 from ..binding.optimizer import Optimizer
@@ -67,6 +68,7 @@ class TrainStep(Generic[P, R]):
             **kwargs: Any,
         ) -> tuple[Model, Optimizer, R]: ...
 
+    @advise_positions("Write `model, opt, loss = step(model, opt, x, y)`.", "step")
     def __call__(
         self,
         model: PyTree,
@@ -313,6 +315,13 @@ def _no_optimizer(model: Any, opt: Any) -> str:
     )
     if isinstance(opt, AbstractTransform):
         message += " Bind it to the model first: `opt = sl.Optimizer(tx, model)`."
+    if isinstance(opt, tuple) and any(isinstance(part, Optimizer) for part in opt):
+        message += " `opt.rebind` returns a pair: write `opt, report = opt.rebind(model)`."
+    if isinstance(opt, str):
+        message += (
+            " `sl.checkpoint.load` returns a dict: write `loaded = sl.checkpoint.load(path, "
+            'model=model, opt=opt)` and `model, opt = loaded["model"], loaded["opt"]`.'
+        )
     return message
 
 

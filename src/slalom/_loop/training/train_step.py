@@ -237,6 +237,11 @@ def train_step(
 
 
 def _step_of(loss_fn: Any, options: Options) -> TrainStep[Any, Any]:
+    if isinstance(loss_fn, TrainStep):
+        raise TypeError(
+            f"Got {loss_fn!r}, which is a training step already, where the loss itself belongs: "
+            "pass the function that `sl.train_step` was called with."
+        )
     if not is_function(loss_fn):
         raise TypeError(f"train_step takes a loss function, got {loss_fn!r}.")
     if type(loss_fn).__module__.startswith("equinox.nn"):

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, mlp, params_of, sampled, slow_except
+from helpers import (
+    assert_same_bits,
+    assert_same_path,
+    known,
+    mlp,
+    params_of,
+    sampled,
+    slow_except,
+)
 from slalom._core.state.slots import slots
 from slalom.tree.paths import leaf_paths
-from table import rows
+from table import GRADIENT_ROWS, rows
 from table.row import pointers
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3), "s": jnp.asarray(0.5)}
@@ -34,16 +42,16 @@ def worn_out(x):
 
 
 @rows(1)
-def test_reset_makes_anew_what_belongs_to_parameters_and_rebinding_keeps_everything(row):
+def test_reset_makes_anew_what_belongs_to_parameters_and_rebinding_keeps_all_but_copies(row):
     model = {"a": jnp.ones((7, 11)), "b": jnp.ones((7, 11)), "c": jnp.ones(11)}
     opt = sl.Optimizer(row.tx, model)
     leaves = [worn_out(x) if i >= opt.binding.rules else x for i, x in enumerate(opt.arrays)]
     worn = jax.tree.structure(opt).unflatten(leaves)
 
-    again, report = worn.rebind(model)
+    again, report = worn.rebind(model, tx=worn.transform)
     assert again.binding == worn.binding
     assert_same_bits(again.arrays, worn.arrays)
-    assert (report.new, report.reshaped, report.dropped) == ((), (), ())
+    assert (report.new, report.reshaped, report.dropped, report.renewed) == ((), (), (), ())
     # So that either may be donated.
     assert not {*pointers(again)} & {*pointers(worn)}
 
@@ -53,6 +61,17 @@ def test_reset_makes_anew_what_belongs_to_parameters_and_rebinding_keeps_everyth
         np.testing.assert_array_equal(after, before if slot.mark is None else fresh)
         if before.shape == (7, 11) and "Monitor" not in repr(row.tx):
             assert slot.mark in ("param_like", "per_param")
+
+    # With other values, whatever depends on these starts again, and nothing else.
+    loaded = jax.tree.map(lambda x: 3 * x + 1, model)
+    onto, report = worn.rebind(loaded)
+    assert (report.new, report.reshaped, report.dropped) == ((), (), ())
+    renewed = {slot.node for slot in places if slot.name in report.renewed}
+    states = (jax.tree.leaves(o.state) for o in (worn, opt, sl.Optimizer(row.tx, loaded), onto))
+    for slot, before, start, fresh, after in zip(places, *states, strict=True):
+        is_new = slot.node in renewed and slot.mark is not None
+        np.testing.assert_array_equal(after, fresh if is_new else before)
+        assert is_new or np.array_equal(start, fresh), slot.name
 
 
 # --- reset ----------------------------------------------------------------------------------
@@ -156,6 +175,122 @@ def test_unfrozen_layers_start_with_an_age_of_their_own():
     fresh, _ = steps(sl.Optimizer(tx, model), model, 2)
     close(thawed["b"], alone["b"])
     close((thawed["w"], thawed["s"]), (fresh["w"], fresh["s"]))
+
+
+PULL_BACK = {
+    "schedule_free": sl.sgd(0.1).schedule_free(),
+    "lookahead": sl.sgd(0.1).lookahead(2, 0.5),
+    "outer": sl.sgd(0.1).outer(sl.sgd(0.7, momentum=0.9), 2),
+    "mechanize": sl.sgd(1.0).mechanize(),
+    "dog": sl.ScaleByDog() | sl.Scale(-1.0),
+    "prodigy": sl.prodigy(1.0),
+    "madgrad": sl.contrib.madgrad(0.01),
+    "cocob": sl.contrib.cocob(),
+    "decay to the start": sl.AddDecayToInitialParams(1.0) | sl.sgd(0.1),
+    "norm": sl.sgd(0.1) | sl.KeepInitialNorm(),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(PULL_BACK, "lookahead", "madgrad"))
+def test_weights_that_were_loaded_later_are_not_pulled_back_after_rebinding(name):
+    model, opt = steps(sl.Optimizer(PULL_BACK[name], MODEL), MODEL, 3)
+    loaded = jax.tree.map(lambda x: x + 50.0, model)
+    pulled, _ = steps(opt, loaded, 2)
+    opt, report = opt.rebind(loaded)
+    assert report.renewed
+    assert "renewed:  " in repr(report)
+    stayed, opt = steps(opt, loaded, 2)
+    assert float(jnp.abs(stayed["w"] - loaded["w"]).max()) < 1.0
+    assert float(jnp.abs(opt.eval_params(stayed)["w"] - loaded["w"]).max()) < 1.0
+    far = float(jnp.abs(pulled["w"] - loaded["w"]).max())
+    assert far > 1.0 or name in ("mechanize", "prodigy")
+
+
+OWN_AXES = (
+    "Lbfgs",
+    "Dion",
+    "RowRms",
+    "Soap",
+    "Splus",
+    "Kron",
+    "Shampoo",
+    "Galore",
+    "Apollo",
+    "Broyden",
+)
+DETERMINISTIC = [n for n in GRADIENT_ROWS if not {"AddNoise", "ScaleByIvon"} & {n}]
+
+
+@rows(2, DETERMINISTIC, everyday=("ScaleByAdam", "ScaleByFactoredRms, factored", "Store"))
+def test_rows_of_the_state_move_with_those_of_the_parameters(row):
+    model = {"a": jax.random.normal(jax.random.key(0), (7, 11)), "b": jnp.linspace(1, 2, 7)}
+    order = jnp.array([3, 0, 6, 1, 5, 2, 4])
+
+    def moved(tree):
+        return jax.tree.map(lambda x: x[order], tree)
+
+    @jax.jit
+    def step(model, opt):
+        grads = jax.tree.map(lambda x: 0.3 * x + jnp.sin(5 * x), model)
+        return opt.step(model, grads, **known(model, grads))
+
+    now, opt = step(*step(model, sl.Optimizer(row.tx, model)))
+    mover, report = opt.rebind(moved(now), rows={sl.where.everything(): order})
+    assert (report.new, report.dropped, report.renewed) == ((), (), ())
+    assert bool(report.reshaped) == any(name in row.name for name in OWN_AXES)
+    places = slots(mover.transform, mover.state, leaf_paths(model))
+    states = (jax.tree.leaves(o.state) for o in (mover, sl.Optimizer(row.tx, moved(now))))
+    for slot, x, fresh in zip(places, *states, strict=True):
+        if slot.name in report.reshaped:
+            np.testing.assert_array_equal(x, fresh)
+    if not report.reshaped:
+        expected, _ = step(now, opt)
+        # An int8 codec has another scale for each group of entries, and other ones are neighbors.
+        rounding = 3e-2 if "Store" in row.name else 1e-4
+        assert_same_path(step(moved(now), mover)[0], moved(expected), moved(now), rounding)
+
+
+ADAM = sl.adam(0.1).average()
+
+
+@pytest.mark.parametrize("tx", slow_except([ADAM, ADAM.store("bfloat16")], ADAM), ids=["", "store"])
+def test_old_rows_go_on_beside_new_ones(tx):
+    table, grad = jnp.linspace(-1, 1, 12).reshape(4, 3), jnp.linspace(1, 2, 12).reshape(4, 3)
+    model, opt = steps(sl.Optimizer(tx, {"table": table}), {"table": table}, 20, {"table": grad})
+
+    index = [2, -1, 0, -1]  # two tokens are gone, two are new
+    kept, new = jnp.array([0, 2]), jnp.array([1, 3])
+    grown = {"table": model["table"][jnp.array([2, 2, 0, 0])].at[new].set(5.0)}
+    more, report = opt.rebind(grown, rows={sl.where.path("table"): index})
+    assert report.reshaped == ()
+    adam, average = more.state_of("scale_by_adam"), more.state_of("average").average
+    assert_same_bits(average["table"][new], jnp.full((2, 3), 5.0))
+    assert float(jnp.abs(adam.mu["table"][new].astype(float)).max()) == 0
+    on, _ = steps(opt, model, 3, {"table": grad})
+    after, _ = steps(more, grown, 3, {"table": grad[jnp.array([2, 1, 0, 3])]})
+    close(after["table"][kept], on["table"][jnp.array([2, 0])], 2e-2)
+    # Adam's mean of squares would make steps of up to seven learning rates from 0.
+    assert float(jnp.abs(after["table"][new] - 5.0).max()) < 0.3
+
+    fresh = opt.rebind(grown, rows={sl.where.path("table"): [-1] * 4})[1]
+    assert any(path.endswith("scale_by_adam.nu.table") for path in fresh.reshaped)
+
+
+def test_units_are_pruned_with_their_inputs_in_the_next_layer():
+    net = {"in": jnp.ones((4, 2)), "out": jnp.ones((3, 4)), "bias": jnp.ones(4)}
+    opt = sl.Optimizer(sl.adam(0.1), net)
+    numbered = (x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) for x in opt.arrays)
+    opt = jax.tree.structure(opt).unflatten(list(numbered))
+    kept = jnp.array([0, 3])
+
+    def pruned(tree):
+        return {"in": tree["in"][kept], "out": tree["out"][:, kept], "bias": tree["bias"][kept]}
+
+    first = sl.where.path("in") | sl.where.path("bias")
+    small, report = opt.rebind(pruned(net), rows={first: kept, sl.where.path("out"): {1: kept}})
+    assert (report.new, report.reshaped, report.dropped) == ((), (), ())
+    old, new = (o.state_of("scale_by_adam") for o in (opt, small))
+    assert_same_bits((new.mu, new.nu), (pruned(old.mu), pruned(old.nu)))
 
 
 def test_layers_are_added_grown_and_removed():

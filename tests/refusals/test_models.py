@@ -53,6 +53,30 @@ def test_models_other_than_the_one_bound():
         bound().step(other, other)
 
 
+def test_rows_that_do_not_fit():
+    both, w = sl.where.everything(), sl.where.path("w")
+    with refused(TypeError, "`rows` … a list", "{sl.where.path("):
+        bound().rebind(params(), rows=[0, 1])
+    with refused(ValueError, "`rows` for 'b' has 3 … has 2 along axis 0", "for each of these"):
+        bound().rebind(params(), rows={both: [0, 1, 2]})
+    with refused(
+        ValueError, "`rows` takes entry 3 of 'scale_by_adam.mu.w', which has 3", "-1 makes"
+    ):
+        bound().rebind(params(), rows={w: [0, 1, 3]})
+    with refused(ValueError, "`rows` for 'w' has a negative entry other than -1", "count from 0"):
+        bound().rebind(params(), rows={w: [0, 1, -2]})
+    with refused(
+        TypeError,
+        "`rows` for 'w' … got an array of shape (3,) and dtype float32",
+        "vector of integers … -1",
+    ):
+        bound().rebind(params(), rows={w: [0.0, 1.0, 2.0]})
+    with refused(ValueError, "`rows` moves axis 2 of 'w'", "shape (3, 2)"):
+        bound().rebind(params(), rows={w: {2: [0, 1]}})
+    with refused(ValueError, "`rows` selects 'c', which is a new parameter", "no old rows"):
+        bound().rebind(params() | {"c": jnp.ones(1)}, rows={sl.where.path("c"): [0]})
+
+
 class Frozen(eqx.Module):
     weight: Any = None
     bias: Any = None

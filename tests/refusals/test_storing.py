@@ -60,9 +60,13 @@ def test_codecs_and_fields():
     ):
         sl.codecs.cast("int8")
     with refused(
-        ValueError, "`stored` … got 'big' … `tx.store`", "'signed', 'nonnegative' or 'exact'"
+        ValueError,
+        "`stored` … got 'big' … `tx.store`",
+        "'signed', 'nonnegative', 'exact' or 'copy'",
     ):
         sl.fields.param_like("big")
+    with refused(ValueError, "`stored` … got 'big' … `opt.rebind`", "'reduced', 'copy' or None"):
+        sl.fields.per_param(stored="big")
 
 
 def test_write_policies():

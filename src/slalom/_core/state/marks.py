@@ -14,7 +14,8 @@ from ..engine.encoded import is_encoded
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
 SPREAD, UNTIL_RESET = "spread", "until_reset"
 _STORED = "slalom.stored"
-SIGNED, NONNEGATIVE, EXACT = "signed", "nonnegative", "exact"
+SIGNED, NONNEGATIVE, EXACT, COPY = "signed", "nonnegative", "exact", "copy"
+REDUCED = "reduced"
 _State = TypeVar("_State")
 
 
@@ -32,20 +33,21 @@ def param_like(stored: str = SIGNED) -> Any:
     - `stored`: how `tx.store` may encode the field. A `"signed"` field, such as a mean of
         gradients, tolerates an error that is small compared with its neighbors. A
         `"nonnegative"` one, such as a mean of squares, changes slowly, has a huge range and must
-        not become 0, because updates are divided by it. An `"exact"` one, such as a copy of the
-        parameters, stays as it is unless the user names it.
+        not become 0, because updates are divided by it. An `"exact"` one, such as a sum over all
+        steps, stays as it is unless the user names it. So does a `"copy"` of the parameters,
+        with which `opt.rebind(model)` starts again from the model.
 
     **Returns:** a field, for the body of a state class.
     """
-    if stored not in (SIGNED, NONNEGATIVE, EXACT):
+    if stored not in (SIGNED, NONNEGATIVE, EXACT, COPY):
         raise ValueError(
-            f"`stored` must be 'signed', 'nonnegative' or 'exact', got {stored!r}: how `tx.store` "
-            "may encode the field."
+            f"`stored` must be 'signed', 'nonnegative', 'exact' or 'copy', got {stored!r}: how "
+            "`tx.store` may encode the field."
         )
-    return eqx.field(metadata={MARK: PARAM_LIKE, _STORED: stored})
+    return _marked(PARAM_LIKE, stored)
 
 
-def per_param(*, spread: bool = False) -> Any:
+def per_param(*, spread: bool = False, stored: str | None = None) -> Any:
     """Marks a state field that has arrays of other shapes for each parameter.
 
     It is a tree like the parameters, with an array or a tree of arrays in place of each leaf.
@@ -56,10 +58,18 @@ def per_param(*, spread: bool = False) -> Any:
         is for large arrays whose axes are not those of the parameter, such as the factors of
         Shampoo: what divides an axis of the parameter divides their next axis that it can. It acts
         on automatic axes of a mesh.
+    - `stored`: what `opt.rebind` may assume. `"reduced"` arrays have the axes of their parameter,
+        of size 1 where they are means or sums along it, so they move with its rows. A `"copy"` is
+        computed from the parameters, such as their norm, and `opt.rebind(model)` computes it again.
 
     **Returns:** a field, for the body of a state class.
     """
-    return _marked(SPREAD if spread else PER_PARAM)
+    if stored not in (None, REDUCED, COPY):
+        raise ValueError(
+            f"`stored` must be 'reduced', 'copy' or None, got {stored!r}: what `opt.rebind` may "
+            "assume of the field."
+        )
+    return _marked(SPREAD if spread else PER_PARAM, stored)
 
 
 def per_leaf() -> Any:
@@ -80,8 +90,8 @@ def until_reset() -> Any:
     return _marked(UNTIL_RESET)
 
 
-def _marked(mark: str) -> Any:
-    return eqx.field(metadata={MARK: mark})
+def _marked(mark: str, stored: str | None = None) -> Any:
+    return eqx.field(metadata={MARK: mark, _STORED: stored or ""})
 
 
 # --- reading them ---------------------------------------------------------------------------
@@ -115,7 +125,7 @@ def with_fields(state: Any, new: dict[str, Any]) -> Any:
 
 
 def stored_as(state: Any, field: str) -> str:
-    """How `tx.store` may encode a parameter-shaped field."""
+    """The `stored` of a marked field."""
     (found,) = (f for f in dataclasses.fields(state) if f.name == field)
     return found.metadata[_STORED]
 

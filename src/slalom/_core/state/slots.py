@@ -33,7 +33,7 @@ class Slot(NamedTuple):
     half: str = ""
     """The part of a complex parameter that it belongs to, under `.split_complex()`."""
     stored: str = ""
-    """How `tx.store` may encode it, if it is parameter-shaped."""
+    """The `stored` of its field, if it is marked."""
 
     @property
     def leaf(self) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str
             apart = mark not in (PER_LEAF, UNTIL_RESET)
             param = None if not apart else _owner_of(dotted(whole(within)), mark, params)
             node_path, half = (owner, inside), half_of(within)
-            stored = stored_as(node, field) if mark == PARAM_LIKE else ""
+            stored = stored_as(node, field)
             local = dotted(key_path)
             return Slot(owner, rule, local, mark, node_path, field, param, half, stored)
         node = next(child for own, child in children_of(node)[0] if own == key)

@@ -26,7 +26,9 @@ from ..programs.compiled import (
     compiled_step,
     compiled_update,
 )
-from ..reports.rebind import AS_BEFORE, AsBefore, Rebinding, Rebound, carry
+from ..reports.rebind import carry
+from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound
+from ..reports.rows import rows_of
 from ..reports.transform_checks import checked
 from ..sharding.shard import ShardedState, shard
 from ..sharding.sharded_state import remembered
@@ -294,12 +296,18 @@ class Optimizer(AbstractBound):
         *,
         tx: AbstractTransform[Any] | None = None,
         trainable: WhereLike | AsBefore | None = AS_BEFORE,
+        rows: Mapping[Any, Any] | None = None,
     ) -> "tuple[Optimizer, Rebinding]":
         """Transfers the state to another model, other trainable parameters or another transform.
 
         All state whose path still exists is kept, and so is the step count. New parameters have a
         bias correction of their own. Schedules inside a new wrapper with a clock of its own,
         such as `.every_k` or `.if_finite`, go on where they were.
+
+        Given only a model with the same parameters, their values may be new, as after loading
+        weights. Copies of the parameters then start again from these values: the slow weights of
+        `.lookahead`, the average of `.average`, the start of DoG, and the statistics beside them.
+        With another argument or other parameters the run goes on, and copies are kept.
 
         ```python
         >>> model = {"body": jnp.ones(2), "head": jnp.ones(1)}
@@ -321,21 +329,38 @@ class Optimizer(AbstractBound):
             state. A different rule in its place keeps the momentum `mu` if it needs no bias
             correction, as in `lion`.
         - `trainable`: as in `Optimizer`. Defaults to that of this optimizer.
+        - `rows`: where the rows of parameters come from, as a mapping from selectors to indices:
+            `{sl.where.path("embedding.weight"): index}`. `index[i]` is the old row that is row `i`
+            now, and −1 makes a new one. A mapping from axes to indices, such as `{1: index}`, moves
+            other entries than rows. Moments and other state with the axes of the parameter move
+            with it. New rows have the initial state, but a mean of squares whose bias is corrected
+            starts at the mean of the rows that stay, because its age is that of all rows. State
+            with axes of its own, as in Shampoo, SOAP and L-BFGS, starts anew.
 
         **Returns:** the new optimizer, and a report of the paths that were carried over, new,
         reshaped or dropped.
+
+        **Raises:** `ValueError` or `TypeError` for an index that does not fit its parameter.
         """
         check_one_run(self.count, "opt.rebind(model)[0]")
         if isinstance(trainable, AsBefore):
             trainable = self.binding.trainable
+            goes_on = tx is not None or rows is not None
+        else:
+            goes_on = True
         new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
+        params = split(model, new.binding.trainable).params
+        moved = (
+            {} if rows is None else rows_of(rows, params, leaf_paths(example(self.binding.params)))
+        )
         state, report = carry(
             (self.transform, self.state, example(self.binding.params)),
             (new.transform, new.state, example(new.binding.params)),
             self.count,
+            moved,
+            goes_on=goes_on,
         )
         bound_tree = (new.transform, (state, jnp.copy(self.count)))
-        params = split(model, new.binding.trainable).params
         new = made(Optimizer, *_bound(bound_tree, params, new.binding.trainable))
         return Rebound(new._sharded_like(self, params), report)
 

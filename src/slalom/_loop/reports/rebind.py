@@ -1,7 +1,6 @@
 """Transfers a state to another transform or model."""
 
-import dataclasses
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,60 +11,14 @@ from ..._core.fields.declare import hyperparameter_fields
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import wrapper_names
-from ..._core.state.marks import PER_LEAF
+from ..._core.state.marks import COPY, PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
 from ..._core.state.walk import transforms
-from ..._core.text.messages import listed, warn
+from ..._core.text.messages import warn
 from ...tree.paths import leaf_paths
 from ...tree.types import PyTree, Tracer
-
-
-class AsBefore:
-    """The type of a default that keeps the present value, where `None` has a meaning."""
-
-    def __repr__(self) -> str:
-        return "as before"
-
-
-AS_BEFORE = AsBefore()
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Rebinding:
-    """A report of `opt.rebind`: the paths of all leaves of the old and the new state."""
-
-    carried: tuple[str, ...]
-    """Leaves whose value comes from the old state."""
-    new: tuple[str, ...]
-    """Leaves that only the new state has, with their initial value."""
-    reshaped: tuple[str, ...]
-    """Leaves whose shape changed, and ages that restart with them, with their initial value."""
-    dropped: tuple[str, ...]
-    """Leaves that only the old state had."""
-    recoded: tuple[str, ...] = ()
-    """Those of the carried leaves that are stored in another codec or dtype than before."""
-
-    def __repr__(self) -> str:
-        def line(field: str, names: tuple[str, ...]) -> str:
-            return f"{field + ':':<9} {listed(names, 4) or '–'}"
-
-        names = [f.name for f in dataclasses.fields(self)]
-        names = names if self.recoded else names[:-1]
-        return "\n".join(line(name, getattr(self, name)) for name in names)
-
-
-class Rebound(NamedTuple):
-    """The results of `opt.rebind`. It refuses to be used as the optimizer in it."""
-
-    opt: Any
-    report: Rebinding
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"`opt.rebind` returns a pair, which has no attribute '{name}'. Write `opt, report = "
-            "opt.rebind(model)`.",
-            name=name,
-        )
+from .rebinding import Rebinding
+from .rows import Indices, Moved, moved
 
 
 class Side(NamedTuple):
@@ -113,11 +66,19 @@ class Transfer(NamedTuple):
     used: set[int]
     """The old leaves whose values are taken."""
 
+    def without(self, dropped: set[int]) -> "Transfer":
+        """The transfer in which these new leaves keep their initial values."""
+        kept = [{i: x for i, x in d.items() if i not in dropped} for d in self[:3]]
+        return Transfer(kept[0], kept[1], kept[2], self.clocks, self.used)
+
 
 def carry(
     old: tuple[AbstractTransform, PyTree, PyTree],
     new: tuple[AbstractTransform, PyTree, PyTree],
     count: Any,
+    rows: Mapping[str, Indices],
+    *,
+    goes_on: bool,
 ) -> tuple[PyTree, Rebinding]:
     """Transfers everything that still fits from the old state to the new one.
 
@@ -125,16 +86,26 @@ def carry(
 
     - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
     - `count`: the number of steps of the optimizer.
+    - `rows`: where the rows of parameters come from.
+    - `goes_on`: whether the parameters are those of the last step. Otherwise only their values can
+        be others, and copies of them start again.
     """
     before, after = Side.of(*old), Side.of(*new)
-    found = transfer(before, after, lambda a, b: _shape(a) == _shape(b))
+    whole = before
+    if rows:
+        before = before._replace(leaves=moved(before.places, before.leaves, rows))
+    found = transfer(before, after, _fits)
     leaves = list(after.leaves)
     clocks = found.clocks
     _warn_of_jumps(new[0], before, after, {*clocks.values()}, count)
-    recoded = set()
+    recoded, anew = set(), set()
+    if not goes_on and found.fits.keys() == {*range(len(leaves))}:
+        anew = _of_copies(after.places)
+        found = found.without(anew)
     for i, j in found.fits.items():
-        leaves[i] = in_form_of(after.leaves[i], before.leaves[j])
-        if _storage(leaves[i]) != _storage(before.leaves[j]):
+        x = before.leaves[j]
+        leaves[i] = in_form_of(after.leaves[i], x.onto(leaves[i]) if isinstance(x, Moved) else x)
+        if _storage(leaves[i]) != _storage(whole.leaves[j]):
             recoded.add(i)
     for i, value in found.gathered.items():
         leaves[i] = value
@@ -146,14 +117,15 @@ def carry(
     # Ages say nothing apart from their leaves, so a path is listed once even if it restarts.
     ages = {slot.name: j for j, slot in enumerate(before.places) if slot.mark == PER_LEAF}
     restarted = {i for i, slot in enumerate(after.places) if slot.name in ages}
-    reshaped |= restarted - carried
+    reshaped |= restarted - carried - anew
     used |= {ages[after.places[i].name] for i in restarted}
     report = Rebinding(
         carried=_names(after, carried),
-        new=_names(after, set(range(len(leaves))) - carried - reshaped),
+        new=_names(after, set(range(len(leaves))) - carried - reshaped - anew),
         reshaped=_names(after, reshaped),
         dropped=_names(before, set(range(len(before.leaves))) - used),
         recoded=_names(after, recoded),
+        renewed=_names(after, anew),
     )
     return jax.tree.structure(new[1], is_leaf=is_encoded).unflatten(leaves), report
 
@@ -215,6 +187,17 @@ def in_form_of(like: Any, x: Any) -> Any:
 
 def _shape(x: Any) -> tuple[int, ...]:
     return x.shape if is_encoded(x) else jnp.shape(x)
+
+
+def _fits(old: Any, new: Any) -> bool:
+    shape = _shape(new)
+    return old.fits(shape) if isinstance(old, Moved) else _shape(old) == shape
+
+
+def _of_copies(places: list[Slot]) -> set[int]:
+    """The leaves of rules that keep a copy of the parameters, but for their counts and clocks."""
+    nodes = {slot.node for slot in places if slot.stored == COPY}
+    return {i for i, s in enumerate(places) if s.node in nodes and s.mark is not None}
 
 
 def _storage(x: Any) -> Any:

@@ -24,7 +24,7 @@ class ScaleByMadgradState(eqx.Module):
     age: Int[Array, "*leaves"] = per_leaf()
     grad_sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
 
 
 class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):

@@ -30,7 +30,7 @@ class ScaleByAdamMiniState(eqx.Module):
 
     age: Int[Array, "*leaves"] = per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Float[Array, "..."]] = per_param()
+    nu: PyTree[Float[Array, "..."]] = per_param(stored="reduced")
     """At each leaf a tuple of the means of squares, with as many axes as the leaf: an entry for
     each block along each axis."""
 

@@ -23,7 +23,7 @@ from ...where.resolve import WhereLike
 class ScaleByCocobState(eqx.Module):
     """The state of `ScaleByCocob`."""
 
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
     cumulative_gradients: PyTree[Inexact[Array, "..."]] = param_like("exact")
     """The sum of the negative gradients."""
     scale: PyTree[Float[Array, "..."]] = param_like("exact")

@@ -28,7 +28,7 @@ class ScaleByDowgState(eqx.Module):
 
     estim_sq_dist: Float[Array, ""] = until_reset()
     weighted_sq_norm_grads: Float[Array, ""] = until_reset()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
 
 
 class ScaleByDowg(AbstractRule[ScaleByDowgState]):

@@ -37,7 +37,7 @@ class ScaleByFactoredRmsState(eqx.Module):
     """The state of `ScaleByFactoredRms`."""
 
     age: Int[Array, "*leaves"] = per_leaf()
-    nu: PyTree[Float[Array, "..."]] = per_param()
+    nu: PyTree[Float[Array, "..."]] = per_param(stored="reduced")
     """At each factored leaf the row and column means, of size 1 along the averaged axis, in the
     order of the axes; at each other leaf a tuple of the one mean of squares."""
 

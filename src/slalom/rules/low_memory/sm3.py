@@ -25,7 +25,7 @@ from ..shaping.scale import ScaleByLearningRate
 class ScaleBySm3State(eqx.Module):
     """The state of `ScaleBySm3`."""
 
-    accumulators: PyTree[Float[Array, "..."]] = per_param()
+    accumulators: PyTree[Float[Array, "..."]] = per_param(stored="reduced")
     """At each leaf one accumulator per axis, of size 1 along the others."""
     mu: PyTree[Inexact[Array, "..."]] = param_like()
 

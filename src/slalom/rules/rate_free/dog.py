@@ -27,7 +27,7 @@ class ScaleByDogState(eqx.Module):
 
     max_dist: Float[Array, ""] = until_reset()
     sum_sq_norm_grads: Float[Array, ""] = until_reset()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
 
 
 class ScaleByDog(AbstractRule[ScaleByDogState]):

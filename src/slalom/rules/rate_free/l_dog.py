@@ -23,7 +23,7 @@ class ScaleByDistanceOverGradientsState(eqx.Module):
 
     max_dist: PyTree[Float[Array, ""]] = per_param()
     grad_sum_of_squares: PyTree[Float[Array, ""]] = per_param()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
 
 
 class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsState]):

@@ -30,7 +30,7 @@ class ScaleByProdigyState(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
 
 
 class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):

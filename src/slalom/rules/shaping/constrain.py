@@ -78,7 +78,7 @@ class KeepParamsNonnegative(AbstractRule[None]):
 class KeepInitialNormState(eqx.Module):
     """The state of `KeepInitialNorm`."""
 
-    radius: PyTree[Float[Array, ""]] = per_param()
+    radius: PyTree[Float[Array, ""]] = per_param(stored="copy")
     """The norm of each parameter when its state was created."""
 
 

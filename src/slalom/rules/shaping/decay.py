@@ -80,7 +80,7 @@ class SubtractDecayedWeights(AbstractRule[None]):
 class AddDecayToInitialParamsState(eqx.Module):
     """The state of `AddDecayToInitialParams`."""
 
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
 
 
 class AddDecayToInitialParams(AbstractRule[AddDecayToInitialParamsState]):

@@ -31,7 +31,7 @@ class AverageState(eqx.Module):
     """The inner transform's state."""
     age: Int[Array, "*leaves"] = per_leaf()
     """The number of averaged steps."""
-    average: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    average: PyTree[Inexact[Array, "..."]] = param_like("copy")
     """The average. Before the first step, the initial parameters."""
 
 

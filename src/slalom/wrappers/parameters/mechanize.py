@@ -36,7 +36,7 @@ class MechanizeState(eqx.Module):
     """The decaying sum v of h²."""
     reward: Float[Array, "*betas"] = until_reset()
     """The decaying sum r of h·s."""
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
     """The parameters that the run started from."""
 
 

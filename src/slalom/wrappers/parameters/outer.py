@@ -39,7 +39,7 @@ class OuterState(eqx.Module):
     wrote: Bool[Array, "*runs"] | None
     """Whether the last step updated the parameters. `None` without `reset_state`, where the inner
     state contains this."""
-    slow: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    slow: PyTree[Inexact[Array, "..."]] = param_like("copy")
     """The slow weights, in at least float32."""
 
 

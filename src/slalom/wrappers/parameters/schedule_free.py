@@ -56,7 +56,7 @@ class ScheduleFreeState(eqx.Module):
     """The largest learning rate so far."""
     weight_sum: Float[Array, "*leaves"] = per_leaf()
     """The sum of the weights so far."""
-    z: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    z: PyTree[Inexact[Array, "..."]] = param_like("copy")
     """The parameters that the inner transform steps."""
     mean_l1: Float[Array, ""] | None = until_reset()
     """The exponential average of ‖g‖₁, from 0; `None` without `polyak_beta`."""

@@ -18,7 +18,7 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.state.marks import EXACT, NONNEGATIVE, PARAM_LIKE
+from ..._core.state.marks import COPY, EXACT, NONNEGATIVE, PARAM_LIKE
 from ..._core.state.slots import Slot, slots
 from ..._core.text.printing import Call, code, method_call
 from ...codecs.names import as_codec
@@ -138,7 +138,7 @@ class Store(AbstractWrapper[StoreState]):
                 )
             for i in sorted(named - found.keys()):
                 slot = places[i]
-                if not name and slot.stored == EXACT and not isinstance(codec, offload):
+                if not name and slot.stored in (EXACT, COPY) and not isinstance(codec, offload):
                     continue
                 if selected is not None and slot.param not in selected:
                     continue

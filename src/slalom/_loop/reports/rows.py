@@ -1,0 +1,161 @@
+"""Moves entries of the state with the rows of its parameters, for `opt.rebind(model, rows=...)`."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from ..._core.engine.encoded import is_encoded
+from ..._core.state.marks import NONNEGATIVE, PARAM_LIKE, PER_LEAF, REDUCED, UNTIL_RESET
+from ..._core.state.slots import Slot
+from ...tree.paths import leaf_paths
+from ...tree.types import Params, Tracer
+from ...where.resolve import Cases, as_where, check_matches, labels
+
+Indices = dict[int, Int[Array, " rows"]]
+"""For each axis of a parameter that changes, where its new entries come from; −1 is nowhere."""
+
+
+class Moved(NamedTuple):
+    """An old leaf of the state, as it is after the rows of its parameter have moved."""
+
+    name: str
+    leaf: Any
+    indices: Indices
+    movable: bool
+    """Whether its axes are those of the parameter."""
+    reduced: bool
+    """Whether an axis of size 1 stands for all entries."""
+    averages: bool
+    """Whether new entries are the mean of the others."""
+
+    @classmethod
+    def of(cls, slot: Slot, leaf: Any, indices: Indices, aged: bool) -> "Moved":
+        """The leaf of this slot; `aged` if the bias of its means is corrected by their age."""
+        reduced = slot.stored == REDUCED
+        # Age is that of the whole parameter. A mean of squares that starts at 0 without a
+        # correction of its own would make the first hundred steps several times too long.
+        averages = aged and (reduced or slot.stored == NONNEGATIVE)
+        movable = reduced or slot.mark == PARAM_LIKE
+        return cls(slot.name, leaf, indices, movable, reduced, averages)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether it then has this shape, and any of its entries."""
+        own = _shape(self.leaf)
+        if not self.movable or len(own) != len(shape):
+            return False
+        for axis, (size, wanted) in enumerate(zip(own, shape, strict=True)):
+            index = self.indices.get(axis)
+            if index is None or (self.reduced and size == wanted == 1):
+                if size != wanted:
+                    return False
+                continue
+            if index.shape[0] != wanted:
+                return False
+            if isinstance(index, Tracer):
+                continue
+            largest = int(np.max(index, initial=-1))
+            if largest >= size:
+                raise ValueError(
+                    f"`rows` takes entry {largest} of '{self.name}', which has {size} along axis "
+                    f"{axis}. Entries count from 0, and -1 makes a new one."
+                )
+            if largest < 0:
+                return False
+        return True
+
+    def onto(self, fresh: Any) -> Array:
+        """Its value, with those of the initial one for new entries."""
+        x = self.leaf.decode() if is_encoded(self.leaf) else self.leaf
+        fresh = fresh.decode() if is_encoded(fresh) else fresh
+        is_new = jnp.zeros((1,) * x.ndim, bool)
+        for axis, index in self.indices.items():
+            if self.reduced and x.shape[axis] == fresh.shape[axis] == 1:
+                continue
+            absent = jnp.expand_dims(index < 0, [n for n in range(x.ndim) if n != axis])
+            x = jnp.take(x, jnp.maximum(index, 0), axis)
+            if self.averages:
+                mean = jnp.mean(x, axis, keepdims=True, where=~absent)
+                x = jnp.where(absent, mean.astype(x.dtype), x)
+            else:
+                is_new = is_new | absent
+        return jnp.where(is_new, fresh.astype(x.dtype), x)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.shape if is_encoded(x) else jnp.shape(x)
+
+
+def moved(places: list[Slot], leaves: list[Any], rows: Mapping[str, Indices]) -> list[Any]:
+    """The leaves of a state, in which those of these parameters are on their way to other rows."""
+    aged = {slot.node for slot in places if slot.mark == PER_LEAF}
+    concerned = {slot.node for slot in places if slot.param in rows}
+
+    def one(slot: Slot, x: Any) -> Any:
+        ndim = len(_shape(x))
+        indices = None if slot.param is None else rows.get(slot.param)
+        if indices is not None and ndim > 0:  # a number stands for all rows
+            return Moved.of(slot, x, indices, slot.node in aged)
+        # A matrix over the entries of all parameters, as in Broyden's method.
+        of_all = slot.node in concerned and slot.mark == UNTIL_RESET and ndim > 1
+        return Moved.of(slot, x, {}, False) if of_all else x
+
+    return [one(slot, x) for slot, x in zip(places, leaves, strict=True)]
+
+
+def rows_of(rows: Any, params: Params, before: list[str]) -> dict[str, Indices]:
+    """What `rows` says, by the path of each parameter.
+
+    **Arguments:**
+
+    - `rows`: a mapping from selectors to indices, or to a mapping from axes to indices.
+    - `params`: the new parameters.
+    - `before`: the paths of the old ones.
+    """
+    if not isinstance(rows, Mapping):
+        raise TypeError(
+            f"`rows` must be a mapping from selectors to indices, got a {type(rows).__name__}. "
+            'Write `rows={sl.where.path("embedding.weight"): index}`.'
+        )
+    given = {f"{n}": (as_where(where), index) for n, (where, index) in enumerate(rows.items())}
+    cases = Cases(tuple((where, n) for n, (where, _) in given.items()))
+    check_matches(cases, params)
+    found = {}
+    chosen = zip(leaf_paths(params), labels(cases, params), jax.tree.leaves(params), strict=True)
+    for path, n, x in chosen:
+        if n is None:
+            continue
+        if path not in before:
+            raise ValueError(
+                f"`rows` selects '{path}', which is a new parameter. Its state has no old rows."
+            )
+        _, index = given[str(n)]
+        of_axes = index if isinstance(index, Mapping) else {0: index}
+        found[path] = {axis: _index(path, x, axis, of_axes[axis]) for axis in of_axes}
+    return found
+
+
+def _index(path: str, x: Any, axis: Any, given: Any) -> Int[Array, " rows"]:
+    index = jnp.asarray(given) if np.size(given) else jnp.zeros(0, jnp.int32)
+    if index.ndim != 1 or not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(
+            f"The index of `rows` for '{path}' must be a vector of integers, the old entry of each "
+            f"new one and -1 for a new one, got an array of shape {index.shape} and dtype "
+            f"{index.dtype}."
+        )
+    if not isinstance(axis, int) or not 0 <= axis < x.ndim:
+        raise ValueError(f"`rows` moves axis {axis!r} of '{path}', which has the shape {x.shape}.")
+    if index.shape[0] != x.shape[axis]:
+        raise ValueError(
+            f"The index of `rows` for '{path}' has {index.shape[0]} entries, but the new parameter "
+            f"has {x.shape[axis]} along axis {axis}. Give an entry for each of these."
+        )
+    if not isinstance(index, Tracer) and int(np.min(index, initial=0)) < -1:
+        raise ValueError(
+            f"The index of `rows` for '{path}' has a negative entry other than -1, which makes a "
+            "new one. Entries count from 0."
+        )
+    return index

@@ -9,20 +9,31 @@ import shutil
 import sys
 from pathlib import Path
 
+from jaxlib.version import __version_info__ as JAXLIB
+
 # Before JAX and Slalom are imported: they read these once.
 # A run on more devices repeats what has been checked.
 os.environ["SLALOM_TYPECHECK"] = "0" if "SLALOM_TEST_DEVICES" in os.environ else "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count="
-    + os.environ.get("SLALOM_TEST_DEVICES", "4")
+# Compiling takes most of the time of the tests, and a third of it with XLA's older emitters and
+# without LLVM's optimizations. Tests of bits need those of users: see `as_users`. XLA ends a
+# process that passes an unknown flag, as this one may be in later versions.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=" + os.environ.get("SLALOM_TEST_DEVICES", "4"),
+        ""
+        if "SLALOM_TEST_AS_USERS" in os.environ or JAXLIB >= (0, 11)
+        else "--xla_cpu_use_fusion_emitters=false",
+    ]
 )
 
 import jax
 import jaxtyping
 import pytest
 from jaxtyping import config as jaxtyping_config
+
+AS_USERS = "fusion_emitters" not in os.environ["XLA_FLAGS"]
 
 # Programs that another worker or an earlier run has compiled are read instead of compiled again.
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "jax"
@@ -31,8 +42,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Runs on more devices look at placement and bytes, which LLVM's optimizations do not change.
-jax.config.update("jax_disable_most_optimizations", "SLALOM_TEST_DEVICES" in os.environ)
+jax.config.update("jax_disable_most_optimizations", not AS_USERS)
 
 apply_checks = jaxtyping.jaxtyped
 checks_of = {}
@@ -76,9 +86,26 @@ def pytest_configure(config):
         shutil.rmtree(PROGRAMS)
 
 
+def pytest_collection():
+    """Turns the checks of types off while modules of tests are imported, but not before Slalom is.
+
+    What is imported without them stays unchecked.
+    """
+    import slalom  # noqa: F401
+
+    jaxtyping_config.update("jaxtyping_disable", True)
+
+
 def pytest_collection_finish():
     """Lets every Python that a test starts be a user's: with checks, the import takes seconds."""
     os.environ["SLALOM_TYPECHECK"] = "0"
+
+
+@pytest.fixture
+def as_users():
+    """Skips a test of bits unless programs are compiled as users compile them."""
+    if not AS_USERS:
+        pytest.skip("XLA's older emitters round in other places: set SLALOM_TEST_AS_USERS=1")
 
 
 @pytest.fixture

@@ -142,21 +142,6 @@ def slalom_trajectory(tx, model, grads, **known):
 
 
 @contextlib.contextmanager
-def unoptimized():
-    """Compiles without LLVM's optimizations, which saves a third of the time.
-
-    XLA's own passes stay. Bits depend on how LLVM vectorizes and contracts. So tests of bits that
-    users see compile what users run, and those that compare two programs compile without LLVM.
-    """
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
-
-
-@contextlib.contextmanager
 def unchecked():
     """Without checks of types, which take most of the time of tracing."""
     before = jaxtyping_config.jaxtyping_disable

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 import slalom as sl
-from helpers import assert_same_bits, kind_of, transforms_in, unoptimized
+from helpers import assert_same_bits, kind_of, transforms_in
 from table import BUT_RECIPES, PER_EXAMPLE, rows
 
 STEPS = 5
@@ -59,7 +59,6 @@ def steps(step, model, opt, start):
 
 
 @rows(0, ROWS, everyday=("EveryK", "AddNoise"), ci=("Drive", "nested", *PER_EXAMPLE))
-@unoptimized()
 def test_a_row_resumes_bit_for_bit(row, tmp_path):
     step = sl.train_step(loss_for(row.tx), donate=False)
     start = sl.Optimizer(row.tx, MODEL)

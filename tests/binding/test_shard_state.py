@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import known, unoptimized
+from helpers import known
 from table import BUT_RECIPES, rows
 
 DEVICES = jax.device_count()
@@ -99,7 +99,6 @@ def test_dimensions_that_are_partitioned_already_stay_so():
 
 
 @rows(2, BUT_RECIPES, everyday=("ScaleByTrustRatio",))
-@unoptimized()
 def test_steps_are_those_of_one_device_and_keep_the_shardings(row):
     noise = 0.1 * jax.random.normal(jax.random.key(0), (2, 8, 8)) + hadamard(8)[None]
     start = {"w": jnp.linspace(-1, 1, 64).reshape(8, 8), "b": jnp.ones(8), "odd": jnp.ones(3)}

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import slalom as sl
-from helpers import known, sampled, slow_except, unoptimized
+from helpers import known, sampled, slow_except
 from table import GRADIENT_ROWS, rows
 
 AXES = {
@@ -325,7 +325,6 @@ def test_steps_keep_memory_and_sharding_and_compile_once(step, home):
 
 @creates_on_host
 @rows(0, GRADIENT_ROWS, everyday=())
-@unoptimized()
 def test_every_rule_keeps_the_memory_of_its_state(row):
     params = put(make_params(), HOMES["mesh"])
     opt = sl.Optimizer(row.tx, params)

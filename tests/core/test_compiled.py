@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from helpers import kernels, sampled, slow_except, transforms_in, unoptimized
+from helpers import kernels, sampled, slow_except, transforms_in
 
 SHAPE = (256, 512)
 LEAVES = 3
@@ -24,9 +24,7 @@ def compiled(tx, verb="step", params=params):
     step = jax.jit(
         lambda params, opt, grads: getattr(opt, verb)(params, grads), donate_argnums=(0, 1)
     )
-    # LLVM does not change what XLA has fused and where it puts its buffers.
-    with unoptimized():
-        return step.lower(params, opt, params).compile()
+    return step.lower(params, opt, params).compile()
 
 
 def is_parameter(text):
@@ -240,8 +238,7 @@ def test_leaves_share_the_kernel_and_the_corrections_of_the_bias():
 
 def test_leaves_with_norms_of_their_own_share_kernels():
     # One for each leaf would read its own entry of the norms, or compute all of them again.
-    with unoptimized():
-        assert kernels(sl.lamb(1e-3), [(16, 64)] * 4) == kernels(sl.lamb(1e-3), [(16, 64)] * 2)
+    assert kernels(sl.lamb(1e-3), [(16, 64)] * 4) == kernels(sl.lamb(1e-3), [(16, 64)] * 2)
 
 
 def test_leaves_of_equal_shape_share_one_trace_of_the_rule():

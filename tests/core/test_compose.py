@@ -8,7 +8,7 @@ import pytest
 from test_chains import B, W, grads, params
 
 import slalom as sl
-from helpers import assert_close, assert_same_bits, sampled, unoptimized
+from helpers import assert_close, assert_same_bits, sampled
 
 CLIP, LINEAR = sl.ClipByGlobalNorm(1.0), sl.schedules.linear(0.1, 0.0, 10)
 
@@ -110,7 +110,6 @@ CONTROL = (CLIP | sl.adamw(LINEAR, weight_decay=0.1, decay_where=W)).partition(
 )
 
 
-@unoptimized()
 def test_a_scan_and_the_functional_core_take_the_same_steps():
     def step(carry, grads):
         model, opt = carry
@@ -132,7 +131,6 @@ def test_a_scan_and_the_functional_core_take_the_same_steps():
     np.testing.assert_allclose(rates, LINEAR.values(3), rtol=1e-6)
 
 
-@unoptimized()
 def test_an_optimizer_goes_through_cond():
     opt = sl.Optimizer(CONTROL, params())
 
@@ -194,7 +192,6 @@ WRITES = [
 @pytest.mark.parametrize("case", sampled(WRITES, *WRITES[:5]), ids=lambda case: repr(case[0]))
 @pytest.mark.filterwarnings("ignore:'every_k' returns zeros")
 @pytest.mark.filterwarnings("ignore:'clip_by_global_norm' comes after")
-@unoptimized()
 def test_has_updated_says_whether_a_parameter_was_written(case):
     tx, expected = case
     opt = sl.Optimizer(tx, params())

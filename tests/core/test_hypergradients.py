@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import unoptimized
 from slalom._core.fields.declare import hyperparameter_fields
 from slalom._core.protocol.parts import CHECK
 from table import RULES, rows
@@ -104,7 +103,6 @@ def differences(side):
 
 
 @rows(0, SMOOTH, everyday=("ScaleByRss, from zero", "Ema"))
-@unoptimized()
 def test_derivatives_are_those_of_finite_differences(row, x64):
     tx, params = row.tx, jnp.asarray(PARAMS)
     points = list(points_of(tx))
@@ -159,7 +157,6 @@ NUMBERS_AT_ZERO = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NUMBERS_AT_ZERO)
-@unoptimized()
 def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(name, x64):
     grads = [jnp.asarray(g) for g in ([0.3, -1.0], [-0.2, 0.7], [0.4, 0.1])]
 
@@ -177,7 +174,6 @@ def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(name, x64)
     np.testing.assert_allclose(jax.jit(jax.grad(total))(0.0), one_sided, rtol=1e-6, atol=1e-8)
 
 
-@unoptimized()
 def test_bias_correction_has_the_right_derivative(x64):
     decay = np.array([0.0, 0.1, 0.5, 0.9])[:, None]
     age = np.array([1, 2, 1_000, 2**31 - 2])
@@ -191,7 +187,6 @@ def test_bias_correction_has_the_right_derivative(x64):
 
 @pytest.mark.parametrize("name", ["ScaleByMomo", "ScaleByMomoAdam"])
 @pytest.mark.parametrize("size", [0.0, 1e-25])
-@unoptimized()
 def test_step_sizes_from_the_loss_have_derivatives_where_gradients_are_tiny(name, size):
     grads = jnp.full(3, size)
 

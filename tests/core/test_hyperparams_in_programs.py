@@ -11,7 +11,7 @@ import pytest
 from test_hyperparams import EVERYTHING, grads, params, trained
 
 import slalom as sl
-from helpers import assert_close, assert_same_bits, slow_except, unoptimized
+from helpers import assert_close, assert_same_bits, slow_except
 
 
 class Counted:
@@ -130,7 +130,6 @@ def final_loss(rate):
     return sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(model))
 
 
-@unoptimized()
 def test_a_sweep_is_one_program_and_the_loss_is_differentiable_in_the_rate():
     h = 1e-2
     rates = jnp.array([1e-3, 1e-2, 0.05 - h, 0.05 + h])
@@ -150,7 +149,6 @@ def test_a_sweep_is_one_program_and_the_loss_is_differentiable_in_the_rate():
     ],
     ids=["lamb", "adafactor"],
 )
-@unoptimized()
 def test_the_rates_gradient_is_right_where_parameters_get_no_gradient(tx_of, x64):
     model = {"trained": jnp.array([[1.0, 2.0], [0.5, 3.0]]), "unused": jnp.zeros(2)}
 
@@ -169,7 +167,6 @@ def test_the_rates_gradient_is_right_where_parameters_get_no_gradient(tx_of, x64
     np.testing.assert_allclose(slope, difference, rtol=1e-5)
 
 
-@unoptimized()
 def test_gradients_reach_every_hyperparameter_of_an_optimizer():
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), params())
 
@@ -213,7 +210,6 @@ def grads_at(n, params=PARAMS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 9.0])
-@unoptimized()
 def test_a_piecewise_interpolated_b1_and_a_b2_changed_by_hand(factor, x64):
     # The example of the public page has the factor 1, which interpolates nothing.
     params = jax.tree.map(lambda p: p.astype(jnp.float64), PARAMS)
@@ -242,7 +238,6 @@ RISING = sl.schedules.linear(0.9, 0.999, 20)
 
 
 @pytest.mark.parametrize("b2", slow_except([RISING, sl.schedules.constant(0.999), 0.999], RISING))
-@unoptimized()
 def test_all_bfloat16_adam_updates_as_in_float32(b2):
     # bfloat16(0.999) is 1: in the parameters' dtype the bias correction would be infinite.
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)

@@ -8,7 +8,7 @@ import pytest
 from jaxtyping import Array, Float, PyTree
 
 import slalom as sl
-from helpers import slow_except, unoptimized
+from helpers import slow_except
 
 params = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(2), "c": jnp.zeros(3)}
 sizes = {"a": 6, "b": 2, "c": 3}
@@ -69,7 +69,6 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", slow_except(VARIANTS, "only some", "stored master"))
-@unoptimized()
 def test_finish_sees_the_sums_of_the_old_and_of_the_new_state(variant):
     tx, names = VARIANTS[variant]
     opt, new = sl.Optimizer(tx, params), params
@@ -79,7 +78,6 @@ def test_finish_sees_the_sums_of_the_old_and_of_the_new_state(variant):
         np.testing.assert_array_equal(new[name], want)
 
 
-@unoptimized()
 def test_each_group_of_a_partition_has_its_own_sums():
     vectors = sl.where.ndim(1)
     opt = sl.Optimizer(Counting().partition({vectors: Counting()}), params)
@@ -187,7 +185,6 @@ class NormsOfMatrices(Norms):
     over = "matrix"
 
 
-@unoptimized()
 def test_norms_are_those_of_gradients_of_any_size():
     for rule in (Norms(), NormsOfMatrices()):
 
@@ -206,7 +203,6 @@ def test_norms_are_those_of_gradients_of_any_size():
                 np.testing.assert_allclose(np.asarray(found, float), expected, rtol=1e-6)
 
 
-@unoptimized()
 def test_norms_of_gradients_that_are_not_finite_are_nan():
     @jax.jit
     def updates_of(bad):
@@ -219,7 +215,6 @@ def test_norms_of_gradients_that_are_not_finite_are_nan():
         np.testing.assert_allclose(updates["b"], [[jnp.nan, 2], [4, 2]])
 
 
-@unoptimized()
 def test_norms_of_leaves_in_two_precisions(x64):
     rule, grads = Norms(), {"a": jnp.full((2, 2), 1e-30, "float32"), "b": jnp.zeros((2, 2))}
     updates, _ = jax.jit(lambda grads: rule.update(grads, rule.init(grads)))(grads)

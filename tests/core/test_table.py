@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import assert_same_bits, kind_of, known, transforms_in, unchecked, unoptimized
+from helpers import assert_same_bits, kind_of, known, transforms_in, unchecked
 from table import BUT_RECIPES, EVERYTHING, ONE_OF_EACH_KIND, PER_EXAMPLE, WRAPPERS, rows
 from table.row import COMPLEX, make_grads, make_params, pointers
 
@@ -188,7 +188,6 @@ def test_update_then_add_is_step(row):
 
 
 @rows(1, BUT_RECIPES, everyday=())
-@unoptimized()
 def test_update_then_add_is_step_outside_of_jit_and_without_donation(row):
     if not row.returns_updates:
         pytest.skip("`opt.update` is refused, as `test_writing.py` tests")
@@ -202,7 +201,6 @@ def test_update_then_add_is_step_outside_of_jit_and_without_donation(row):
 
 
 @rows(2, BUT_RECIPES, everyday=())
-@unoptimized()
 def test_a_scan_takes_the_same_steps(row):
     params, opt = row.params, row.opt
     grads = make_grads(params)
@@ -240,7 +238,6 @@ mesh = Mesh(np.array(jax.devices()), ("data",))
 
 
 @rows(1, everyday=(), ci=ONE_OF_EACH_KIND)
-@unoptimized()
 def test_step_leaves_everything_where_it_lies_on_a_mesh(row):
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
@@ -251,7 +248,6 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(row):
 
 
 @rows(2, BUT_RECIPES, everyday=())
-@unoptimized()
 def test_vmap_over_runs_equals_the_runs(row):
     grads = make_grads(make_params())
     scales = jnp.array([1.0, 2.0])

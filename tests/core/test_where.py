@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import drawn, mlp, params_of, unoptimized
+from helpers import drawn, mlp, params_of
 from slalom.where.resolve import mask
 
 LAYERS = ("layers.1.weight", "layers.12.weight", "layers.2.norm.bias", "layers.2.weight")
@@ -305,7 +305,6 @@ def test_functions_see_the_whole_tree_of_shapes():
     }
 
 
-@unoptimized()
 def test_functions_are_asked_once():
     calls = []
 
@@ -343,7 +342,6 @@ def test_dtypes_are_those_of_parameters_not_of_updates():
         tx.update(updates, state)
 
 
-@unoptimized()
 def test_filter_specs_over_the_whole_model():
     # As Equinox's documentation builds them. Activations are leaves of the specification too.
     model = mlp()
@@ -360,7 +358,6 @@ def test_filter_specs_over_the_whole_model():
         assert eqx.tree_equal(eqx.tree_at(head, new, head(model)), model)
 
 
-@unoptimized()
 def test_callable_modules_are_trees():
     # Both masks and labels have a `__call__`; neither may be called.
     model = mlp()
@@ -380,7 +377,6 @@ def test_callable_modules_are_trees():
 # --- trainable --------------------------------------------------------------------------------
 
 
-@unoptimized()
 def test_trainable_takes_what_where_takes():
     model = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
     for trainable in (
@@ -399,7 +395,6 @@ def test_trainable_takes_what_where_takes():
     assert jnp.array_equal(new["b"], model["b"])
 
 
-@unoptimized()
 def test_globs_are_checked_against_the_whole_tree():
     # Each glob sees one group only, and matches in the whole.
     model = {"a": jnp.ones(2), "b": jnp.ones(2)}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, sampled, slow_except, unoptimized
+from helpers import assert_same_bits, sampled, slow_except
 
 PARAMS = {"w": jnp.linspace(-1, 1, 8192).reshape(64, 128), "b": jnp.ones(5)}
 
@@ -44,7 +44,6 @@ CASES = [(*pair, complex) for pair in PAIRS for complex in (False, True)]
 
 
 @pytest.mark.parametrize("case", sampled(CASES, ("plain", "int8", False)), ids=repr)
-@unoptimized()
 def test_a_load_into_another_storage_is_what_rebind_makes(case, path):
     *pair, complex = case
     w = PARAMS["w"]
@@ -62,7 +61,6 @@ def test_a_load_into_another_storage_is_what_rebind_makes(case, path):
 
 
 @pytest.mark.parametrize("outer", slow_except(["every_k", "average"], "average"))
-@unoptimized()
 def test_storage_changes_together_with_a_wrapper(outer, path):
     opt = saved(path, sl.adam(0.1))
     stored = sl.adam(0.1).store("int8")
@@ -80,7 +78,6 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("codec", slow_except(["int8", "dynamic8", "int4"], "int8"))
-@unoptimized()
 def test_arrays_of_an_encoded_leaf_are_taken_together_or_not_at_all(codec, path):
     tx = sl.adam(0.1).store(codec, min_size=1)
     opt, fresh = saved(path, tx), sl.Optimizer(tx, PARAMS)

@@ -22,7 +22,6 @@ from helpers import (
     slalom_trajectory,
     slow_except,
     trajectory,
-    unoptimized,
 )
 from slalom.interop import from_optax
 
@@ -145,7 +144,6 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("name", slow_except(WRAPPED, "mask"))
-@unoptimized()
 def test_wrappers_treat_it_as_a_transform_of_slalom(name):
     grads = gradients(params, 4)
     # Both compute the same in every bit.

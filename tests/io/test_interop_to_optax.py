@@ -21,7 +21,6 @@ from helpers import (
     mlp,
     slow_except,
     transforms_in,
-    unoptimized,
 )
 from slalom.interop import to_optax
 from table import GRADIENT_ROWS, PER_EXAMPLE, WITH_GRADIENT, rows
@@ -59,7 +58,6 @@ GRADIENT_ROWS = [name for name in GRADIENT_ROWS if name in WITH_GRADIENT]
 
 
 @rows(1, GRADIENT_ROWS, everyday=("ScaleByAdam", "Average"))
-@unoptimized()
 def test_every_transform_updates_as_an_optimizer_does(row):
     tx = to_optax(row.tx)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import known, sampled, transforms_in, unoptimized
+from helpers import known, sampled, transforms_in
 from slalom.where.layout import as_layout
 from table import EVERYTHING, RECIPES, WITH_GRADIENT, rows
 
@@ -65,7 +65,6 @@ def apart(tx):
 
 
 @rows(0, NAMES, everyday=(), ci=("muon", "norm_muon", "scion", "adafactor", "dog", "dion"))
-@unoptimized()
 def test_a_stack_is_its_layers(row):
     if row.name in OF_A_LEAF | OF_ALL | DRAWN:
         assert apart(row.tx) > 1e-3
@@ -78,7 +77,7 @@ WITH_LAYOUT = {
     type(part).__name__: part
     for tx in EVERYTHING.values()
     for part in transforms_in(tx)
-    if hasattr(part, "layout") and not isinstance(part, sl.contrib.QKClip)
+    if "layout" in vars(part) and not isinstance(part, sl.contrib.QKClip)
 }
 
 
@@ -90,7 +89,6 @@ def reading(rule, layout):
 
 
 @pytest.mark.parametrize("name", sampled(WITH_LAYOUT, "ScaleByGalore", "Orthogonalize"))
-@unoptimized()
 def test_unequal_blocks_are_matrices_of_their_own_or_one_matrix_as_equal_ones_are(name):
     random = np.random.default_rng(0)
     w, g = (jnp.asarray(random.standard_normal((12, 5)), jnp.float32) for _ in range(2))

@@ -17,7 +17,6 @@ from helpers import (
     nested_dict,
     params_of,
     slow_except,
-    unoptimized,
 )
 
 P = sl.projections
@@ -64,7 +63,6 @@ def as_vector(tree):
     return np.concatenate([np.zeros(0), *leaves])
 
 
-@unoptimized()
 def projected(x, names=ALL, of=lambda fn: fn):
     """What each projection makes of a tree, by one program."""
     return jax.jit(lambda x: {name: of(ALL[name][0])(x) for name in names})(x)
@@ -82,7 +80,6 @@ POINTS = np.concatenate(
 ).astype(np.float32)
 
 
-@unoptimized()
 def each_point(fns, points):
     """The points that functions of trees give, as rows, by one program."""
 

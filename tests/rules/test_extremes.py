@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import known, sampled, slalom_trajectory, unchecked, unoptimized
+from helpers import known, sampled, slalom_trajectory, unchecked
 from table import BUT_RECIPES, rows
 
 SECOND = {"ordinary": 0.5, "huge": 1e20, "nan": float("nan"), "infinite": float("inf")}
@@ -42,7 +42,7 @@ def after_steps(tx):
 @pytest.fixture(scope="session")
 def ends(row):
     # It is set up before the fixture that turns the checks off.
-    with unchecked(), unoptimized():
+    with unchecked():
         return after_steps(row.tx)
 
 

@@ -19,7 +19,6 @@ from helpers import (
     params_of,
     public,
     slalom_trajectory,
-    unoptimized,
 )
 
 STEPS = 50
@@ -400,8 +399,7 @@ def both_trajectories(row, model):
         theirs, _ = optax_trajectory(row.theirs, model, grads, **known)
         return ours, theirs
 
-    with unoptimized():
-        return params_of(model), *run(opt, grads)
+    return params_of(model), *run(opt, grads)
 
 
 @with_rows(lambda i, name: () if name in EVERYDAY else SLOW)

@@ -25,7 +25,6 @@ from helpers import (
     sampled,
     slow_except,
     trajectory,
-    unoptimized,
 )
 from refusals.messages import refused
 from table import PER_EXAMPLE
@@ -195,7 +194,6 @@ def make(dtypes):
 
 
 @pytest.mark.parametrize("case", sampled([*itertools.product(PER_EXAMPLE, (MIXED, COMPLEX))]))
-@unoptimized()
 def test_step_returns_what_it_was_given_and_compiles_once(case):
     name, dtypes = case
     params, grads = make(dtypes)

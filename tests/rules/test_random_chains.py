@@ -25,7 +25,6 @@ from helpers import (
     params_of,
     slalom_trajectory,
     transforms_in,
-    unoptimized,
 )
 
 
@@ -108,7 +107,6 @@ def filled(model, seed):
 TIERS = [2, pytest.param(20, marks=SLOW), pytest.param(60, marks=EXHAUSTIVE)]
 
 
-@unoptimized()
 def assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed):
     ours = sl.chain(*(row.ours for row in rows))
     theirs = optax.with_extra_args_support(optax.chain(*(row.theirs for row in rows)))

@@ -8,7 +8,7 @@ import pytest
 from test_schedules import ALL, CYCLES, values_of
 
 import slalom as sl
-from helpers import kind_of, unoptimized
+from helpers import kind_of
 
 S = sl.schedules
 
@@ -33,7 +33,6 @@ def bound(schedule):
 
 
 @pytest.mark.slow
-@unoptimized()
 def test_all_numbers_are_leaves():
     # One program for all numbers, over a batch of schedules too, and differentiable.
     traces = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import loss_of_any, transforms_in, unoptimized
+from helpers import loss_of_any, transforms_in
 from table import GRADIENT_ROWS, rows
 
 STEPS = 3
@@ -92,16 +92,16 @@ WAYS = {
 def assert_changes_no_bit(tx, ways):
     if stores(tx) or writes(tx):
         pytest.skip("this row has a codec or a policy of its own")
-    with unoptimized():
-        alone = trained(tx)
-        for how in ways:
-            scales = any(transforms_in(tx, sl.wrappers.ScaleLoss))
-            if how != "record" or not scales:  # which would show gradients that are scaled
-                roundings = STEPS if any(transforms_in(tx, CONTRACTED)) else 0
-                assert_same_bits(trained(WAYS[how](tx)), alone, roundings)
+    alone = trained(tx)
+    for how in ways:
+        scales = any(transforms_in(tx, sl.wrappers.ScaleLoss))
+        if how != "record" or not scales:  # which would show gradients that are scaled
+            roundings = STEPS if any(transforms_in(tx, CONTRACTED)) else 0
+            assert_same_bits(trained(WAYS[how](tx)), alone, roundings)
 
 
 @rows(0, GRADIENT_ROWS, everyday=("ScaleByAdam",))
+@pytest.mark.usefixtures("as_users")
 def test_ways_to_store_and_observers_change_no_bit(row):
     # Two of them for each row, so that each way has rows of each kind.
     first = GRADIENT_ROWS.index(row.name)
@@ -110,6 +110,7 @@ def test_ways_to_store_and_observers_change_no_bit(row):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("row", GRADIENT_ROWS, indirect=True)
+@pytest.mark.usefixtures("as_users")
 def test_no_way_to_store_and_no_observer_changes_a_bit(row):
     assert_changes_no_bit(row.tx, WAYS)
 
@@ -129,8 +130,7 @@ def test_half_precision_parameters_with_master_weights_follow_single_precision(r
         pytest.skip("the loss is that of the model, whose parameters are rounded")
     if any(transforms_in(tx, sl.Stateless | sl.StatelessPerLeaf)):
         pytest.skip("the user's function sees gradients in the dtype that they have")
-    with unoptimized():
-        follow_single_precision(tx)
+    follow_single_precision(tx)
 
 
 def follow_single_precision(row):

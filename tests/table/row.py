@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import slalom as sl
-from helpers import kind_of, known, transforms_in, unoptimized
+from helpers import kind_of, known, transforms_in
 
 from . import EVERYTHING, PER_EXAMPLE
 
@@ -95,5 +95,4 @@ class Row:
         del params["empty"]
         if self.name in COMPLEX:
             params["z"] = jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64)
-        with unoptimized():
-            return TwoSteps(self.tx, params, updates=self.returns_updates, donate=True)
+        return TwoSteps(self.tx, params, updates=self.returns_updates, donate=True)

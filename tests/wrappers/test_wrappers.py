@@ -24,7 +24,6 @@ from helpers import (
     sampled,
     trajectory,
     transforms_in,
-    unoptimized,
 )
 from table import RULES
 
@@ -283,7 +282,6 @@ def assert_is_its_plain_form(row, wrappers, verb):
 
 
 @pytest.mark.parametrize(("row", "pair"), list(pairs()))
-@unoptimized()
 def test_a_pair_of_wrappers_is_its_plain_form(row, pair):
     assert_is_its_plain_form(row, pair, ("step", "update")[sum(map(NAMES.index, pair)) // 2 % 2])
 
@@ -299,7 +297,6 @@ ALONE = [
 
 
 @pytest.mark.parametrize("case", sampled(ALONE), ids=" of ".join)
-@unoptimized()
 def test_a_wrapped_rule_is_its_plain_form(case):
     wrapper, row = case
     assert_is_its_plain_form(row, (wrapper,), ("step", "update")[MORE_ROWS.index(row) % 2])

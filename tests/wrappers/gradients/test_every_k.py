@@ -20,7 +20,6 @@ from helpers import (
     slalom_trajectory,
     slow_except,
     transforms_in,
-    unoptimized,
 )
 from slalom.wrappers.gradients.every_k import WINDOW
 from table import EVERYTHING, halving
@@ -68,7 +67,6 @@ def test_same_path_as_optax(mean, x64):
     ("k", "mean"),
     [(3, True), (1, True), pytest.param(3, False, marks=pytest.mark.slow)],
 )
-@unoptimized()
 def test_same_path_as_the_inner_transform_on_whole_windows(k, mean):
     tx = sl.adam(sl.schedules.linear(0.1, 0.01, 5))
     grads = gradients(MODEL, 12)
@@ -248,7 +246,6 @@ WRITES = {
 }
 
 
-@unoptimized()
 def test_has_updated_says_whether_anything_was_written():
     start = (jnp.zeros(2), jnp.zeros(2))
 

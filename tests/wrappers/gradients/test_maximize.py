@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, unoptimized
+from helpers import assert_same_bits
 from table import GRADIENT_ROWS, rows
 
 model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.linspace(0.5, 1, 3)}
@@ -38,7 +38,6 @@ def three_steps(tx, sign):
 
 @pytest.mark.filterwarnings("ignore:A step of this optimizer ascends")
 @rows(2, GRADIENT_ROWS, everyday=("ScaleByAdam", "Average", "EveryK, skip", "ScaleByPolyak"))
-@unoptimized()
 def test_to_maximize_is_to_minimize_the_negative(row):
     expected, descended = three_steps(row.tx, -1)
     path, opt = three_steps(row.tx.maximize(), 1)

@@ -18,7 +18,6 @@ from helpers import (
     nested_dict,
     transforms_in,
     unchecked,
-    unoptimized,
 )
 from table import RULES
 
@@ -67,7 +66,6 @@ def test_every_rule_that_acts_on_single_numbers_or_sums_over_all_says_so():
 
 
 @pytest.mark.slow
-@unoptimized()
 def test_every_rule_gives_in_buffers_what_it_gives_in_leaves():
     model, grads = nested_dict(KEY), gradients(nested_dict(KEY), 3)
     allowed = ELEMENTWISE | BY_SUMS
@@ -134,7 +132,7 @@ def test_a_buffer_holds_a_bounded_number_of_leaves():
     # XLA compiles a concatenation in a time that grows with the square of its operands.
     params = {f"w{i:03}": jnp.full(2, i, jnp.float32) for i in range(600)}
     tx = sl.Trace(0.9).flatten()
-    with unchecked(), unoptimized():
+    with unchecked():
         updates, state = jax.jit(lambda p: tx.update(p, tx.init(p)))(params)
     assert shapes_in(state.inner.trace) == {
         "float32": ("float32", (512,)),

@@ -342,7 +342,11 @@ CLOCKED = {
 }
 
 
-@pytest.mark.parametrize("rule", [sl.adam(FALLING), sl.sgd(FALLING)], ids=["adam", "sgd"])
+@pytest.mark.parametrize(
+    "rule",
+    [sl.adam(FALLING), pytest.param(sl.sgd(FALLING), marks=pytest.mark.slow)],
+    ids=["adam", "sgd"],
+)
 @pytest.mark.parametrize("name", slow_except(CLOCKED, "none"))
 def test_schedules_go_on_where_they_were_in_any_wrapper(name, rule, tmp_path):
     model, opt = steps(sl.Optimizer(CLOCKED[name](rule), MODEL), MODEL, 6)

@@ -90,7 +90,11 @@ def test_a_clip_after_the_learning_rate():
 LINKS = [sl.ScaleByAdam(), sl.Scale(0.5), sl.SubtractDecayedWeights(0.1)]
 
 
-@pytest.mark.parametrize("constraint", [sl.KeepInitialNorm(), sl.KeepParamsNonnegative()], ids=repr)
+@pytest.mark.parametrize(
+    "constraint",
+    [sl.KeepInitialNorm(), pytest.param(sl.KeepParamsNonnegative(), marks=pytest.mark.slow)],
+    ids=repr,
+)
 def test_a_link_that_undoes_a_constraint(constraint):
     params = {"b": jnp.ones(2), "w": jnp.ones((3, 2))}
     w, b = sl.where.path("w"), sl.where.path("b")

@@ -53,7 +53,8 @@ AVERAGES = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(AVERAGES, "uniform"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AVERAGES)
 def test_an_average_of_parameters_does_not_drift(name):
     # The sum of two products would drift by more than 1e-4.
     constant, alternating = average_errors(*AVERAGES[name], (0.0, 0.1))

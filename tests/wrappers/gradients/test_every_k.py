@@ -65,7 +65,7 @@ def test_same_path_as_optax(mean, x64):
 
 @pytest.mark.parametrize(
     ("k", "mean"),
-    [(3, True), (1, True), pytest.param(3, False, marks=pytest.mark.slow)],
+    [(3, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, True), (3, False)])],
 )
 def test_same_path_as_the_inner_transform_on_whole_windows(k, mean):
     tx = sl.adam(sl.schedules.linear(0.1, 0.01, 5))

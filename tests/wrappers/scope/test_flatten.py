@@ -128,6 +128,7 @@ def test_dtypes_are_kept_and_each_has_one_buffer_beside_large_leaves(max_size):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_buffer_holds_a_bounded_number_of_leaves():
     # XLA compiles a concatenation in a time that grows with the square of its operands.
     params = {f"w{i:03}": jnp.full(2, i, jnp.float32) for i in range(600)}

@@ -1,6 +1,7 @@
 """`sl.interop.to_optax`: the same bits as `opt.update`, in code for Optax, at the same cost."""
 
 import dataclasses
+import itertools
 import re
 import sys
 
@@ -341,7 +342,8 @@ def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(row):
 
 def fields_with_other_shapes(state):
     """Those with arrays of other shapes for each parameter, as keys of a path."""
-    other = [dict(sl.fields.per_param(spread=spread).metadata) for spread in (False, True)]
+    kinds = itertools.product((False, True), (None, "reduced", "copy"))
+    other = [dict(sl.fields.per_param(spread=a, stored=b).metadata) for a, b in kinds]
     nodes = transforms_in(state, eqx.Module)
     fields = [field for node in nodes for field in dataclasses.fields(node)]
     return {GetAttrKey(field.name) for field in fields if dict(field.metadata) in other}

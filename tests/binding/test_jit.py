@@ -364,6 +364,55 @@ def sum_of(model):
     return jnp.sum(model)
 
 
+def sum_of_entries(model, *functions):
+    return jnp.sum(model["w"])
+
+
+START = {"w": jnp.ones(2)}
+
+
+def step_with(model, *functions, take=lambda step, *args: step(*args), **options):
+    step = sl.train_step(sum_of_entries, **options)
+    take(step, model, sl.Optimizer(sl.sgd(0.1), model), *functions)
+
+
+CAPTURED = {
+    "step": lambda f: sl.Optimizer(sl.sgd(0.1), START).step(START, START, value_fn=f),
+    "model": lambda f: sl.Optimizer(sl.sgd(0.1), START | {"f": f}).update(
+        START | {"f": f}, START | {"f": None}
+    ),
+    "keep_best": lambda f: sl.KeepBest(START | {"f": f}).update(START | {"f": f}, 1.0),
+    "train_step, model": lambda f: step_with(START | {"f": f}),
+    "train_step, argument": lambda f: step_with(START, f),
+    "train_step, option": lambda f: step_with(START, transform_grads=lambda g: (f(g), g)[1]),
+    "scan": lambda f: step_with(START, f, take=lambda step, *args: step.scan(*args, length=2)),
+    "minimize": lambda f: sl.minimize(f, sl.sgd(0.1), START, max_steps=1),
+    "minimize, stop": lambda f: sl.minimize(
+        sum_of_entries, sl.sgd(0.1), START, max_steps=1, stop=lambda m, loss: f(m) < 0
+    ),
+    "minimize, callback": lambda f: sl.minimize(
+        sum_of_entries, sl.sgd(0.1), START, max_steps=1, callback=lambda *_: f(START)
+    ),
+}
+
+
+def capturing(data):
+    return lambda model: jnp.sum(model["w"] * data)
+
+
+EVERYDAY = "step", "keep_best", "train_step, argument", "minimize, callback"
+
+
+@pytest.mark.parametrize("who", slow_except(CAPTURED, *EVERYDAY))
+def test_programs_keep_no_function_and_nothing_that_it_captured(who):
+    data = np.ones(2)
+    CAPTURED[who](capturing(data))
+    kept = weakref.ref(data)
+    del data
+    gc.collect()
+    assert kept() is None
+
+
 def test_a_training_step_is_pickled_as_its_loss_and_options():
     step = pickle.loads(pickle.dumps(sl.train_step(sum_of, donate=False)))
     assert repr(step) == "sl.train_step(sum_of, donate=False)"

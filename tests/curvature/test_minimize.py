@@ -91,3 +91,31 @@ def test_steps_that_change_nothing_do_not_meet_the_tolerance():
     found = sl.minimize(bowl, sl.sgd(0.1).every_k(2), jnp.zeros(2), max_steps=200, rtol=1e-3)
     assert found.reason == "change"
     assert found.loss < 1.01
+
+
+def test_an_exception_of_a_callback_ends_the_loop_as_it_was_raised():
+    class OutOfTime(Exception):
+        pass
+
+    traced = []
+
+    def slope(p):
+        traced.append(p)
+        return jnp.sum(p)
+
+    def minimize(callback):
+        reports = {"callback": callback, "every": 1, "progress": False}
+        return sl.minimize(slope, sl.sgd(0.1), jnp.zeros(2), max_steps=10**7, tol=1e-9, **reports)
+
+    def give_up(step, loss):
+        raise OutOfTime(step)
+
+    def interrupt(step, loss):
+        raise KeyboardInterrupt
+
+    with pytest.raises(OutOfTime, match=r"^0$"):
+        minimize(give_up)
+    number = len(traced)
+    with pytest.raises(KeyboardInterrupt):
+        minimize(interrupt)
+    assert len(traced) == number, "another callback compiles nothing"

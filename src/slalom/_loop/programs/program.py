@@ -7,45 +7,31 @@ which leaves of the arguments get new values, which we need to donate them, to k
 and to return all other leaves as the same objects.
 
 Here a call flattens its arguments once. Everything that follows from their structure is worked out
-once per structure and kept in a `Signature`, which is also the static argument of the compiled
-function. A program with runtime checks is the exception: `eqx.filter_jit` compiles it, since there
-the wait is what turns a failed check into Equinox's own error.
+once per structure and kept in a `Signature`, together with the function that is compiled for it. A
+program with runtime checks is the exception: `eqx.filter_jit` compiles it, since there the wait is
+what turns a failed check into Equinox's own error.
+
+A signature dies with the functions among its arguments. Otherwise a program would keep every lambda
+that was ever passed to it, with the data in its closure.
 """
 
+import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic
 
 import equinox as eqx
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from ...tree.memory import is_on_host, to_device, to_host
 from ...tree.paths import dotted
 from ...tree.types import Tracer, under_jit
 from ..binding.arrays import is_deleted
 from ..binding.model import strong
-from ..sharding.mesh import constrain, may_be_at, mesh_sharding
+from ..sharding.mesh import mesh_sharding
 from .interrupts import compiling
-
-Leaves: TypeAlias = list[Any]
-"""Leaves of the arguments: arrays, tracers and static values."""
-
-Structure: TypeAlias = Any
-"""A `jax.tree_util.PyTreeDef`, which type checkers see as a variable."""
-
-Positions: TypeAlias = tuple[int, ...]
-
-Homes: TypeAlias = tuple[NamedSharding | None, ...]
-
-Arguments = TypeVar("Arguments")
-"""The type of all arguments of a program together, such as a named tuple: one tree."""
-
-Other = TypeVar("Other")
-
-Body: TypeAlias = Callable[[Arguments], tuple[Leaves, Other]]
-"""From the arguments to the new values of the carried leaves, in order, and any other tree."""
+from .references import identity
+from .signature import Arguments, Body, Homes, Leaves, Other, Positions, Signature, Structure
 
 MOST_SIGNATURES = 512
 _STATIC, _CONCRETE, _TRACED = 0, 1, 2
@@ -61,81 +47,6 @@ or disable donation, which needs memory for a copy:
 
 UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is static and must be \
 hashable, but it is not. Pass an array instead, or mark the field that holds it as static."""
-
-
-class Signature:
-    """Everything that follows from the structure of the arguments.
-
-    **Arguments:**
-
-    - `structure`: the structure of the arguments.
-    - `statics`: the static leaves, by position.
-    - `carried`: the positions of the leaves that get new values.
-    - `donated`: those of them that are donated.
-    - `shardings`: for each carried leaf its sharding on a mesh, or `None`; empty without a mesh.
-    """
-
-    def __init__(
-        self,
-        structure: Structure,
-        statics: dict[int, Any],
-        carried: Positions,
-        donated: Positions,
-        shardings: Homes,
-    ):
-        self.structure = structure
-        self.statics = statics
-        self.carried = carried
-        self.donated = donated
-        self.shardings = shardings
-        self.has_runtime_checks = False
-        self.calls: list[int] | None = None
-        """The number of calls, if it is counted."""
-        others = {*donated, *statics}
-        self.kept = tuple(i for i in range(structure.num_leaves) if i not in others)
-        # JAX gives a donated buffer to the first result of its type. Results for donated leaves
-        # come first, or new parameters would be written where a moment is still to be read.
-        donated_set = set(donated)
-        self._order = sorted(range(len(carried)), key=lambda k: carried[k] not in donated_set)
-        self.results = tuple(carried[k] for k in self._order)
-        """The carried positions in the order of the compiled program's results."""
-
-    def separate(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        """The arrays to donate among the leaves, and the other arrays."""
-        return [leaves[i] for i in self.donated], [leaves[i] for i in self.kept]
-
-    def arguments(self, donated: Leaves, kept: Leaves) -> PyTree:
-        """Undoes `separate`: the arguments as the caller passed them."""
-        leaves = [self.statics.get(i) for i in range(self.structure.num_leaves)]
-        for positions, arrays in ((self.donated, donated), (self.kept, kept)):
-            for i, array in zip(positions, arrays, strict=True):
-                leaves[i] = array
-        return self.structure.unflatten(leaves)
-
-    def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[Leaves, PyTree]:
-        """Calls the body, and returns its results where the carried leaves were.
-
-        Carried leaves in the memory of the host are copied to the device, where all is computed.
-        New values have the shardings and memories of the old ones. Otherwise the partitioner may
-        choose other shardings, and the next call would recompile.
-        """
-        leaves, structure = jax.tree.flatten(arguments)
-        on_host = [is_on_host(leaves[i]) for i in self.carried]
-        # Arrays that were moved to another mesh since then are not moved back.
-        pairs = zip(self.carried, homes, strict=True) if homes else ()
-        homes = tuple(home if may_be_at(leaves[i], home) else None for i, home in pairs)
-        for i in self.carried:
-            leaves[i] = to_device(leaves[i])
-        new, other = body(structure.unflatten(leaves))
-        if shardings := self.shardings or homes:
-            pairs = zip(new, shardings, strict=True)
-            new = [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
-        new = [to_host(x) if host else x for x, host in zip(new, on_host, strict=True)]
-        return new, other
-
-    def ordered(self, new: Leaves) -> Leaves:
-        """New values of the carried leaves in the order of `results`."""
-        return [new[k] for k in self._order]
 
 
 class Packed:
@@ -210,28 +121,7 @@ class Program(Generic[Arguments, Other]):
         self._carried = carried
         self._homes = homes
         self._donated = donated
-        self._signatures: dict[Hashable, Signature] = {}
-
-        def program(signature: Signature, donated: Leaves, kept: Leaves) -> Packed:
-            compiling()
-
-            # Traced here and inlined below, so that the body runs once and its program can be
-            # searched for runtime checks before it is compiled.
-            def finished(donated: Leaves, kept: Leaves) -> Packed:
-                new, other = signature.run(body, signature.arguments(donated, kept))
-                return pack((signature.ordered(new), other))
-
-            inner = jax.jit(finished, inline=True)
-            if _has_runtime_checks(inner.trace(donated, kept).jaxpr.jaxpr):
-                raise _HasRuntimeChecks
-            return inner(donated, kept)
-
-        program.__name__ = program.__qualname__ = body.__name__.strip("_")
-        self._nested: Any = jax.jit(program, static_argnums=0)
-        self._compiled: Any = self._nested
-        if donated is not None:
-            self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1)
-        self._checked = eqx.filter_jit(lambda signature, arguments: signature.run(body, arguments))
+        self._signatures = _Signatures()
 
     def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
         """The arguments with new values of the carried leaves, and the body's other result."""
@@ -252,7 +142,7 @@ class Program(Generic[Arguments, Other]):
         """The lowered program for these arguments, to see what is compiled."""
         leaves, structure = jax.tree.flatten(arguments)
         signature = self._signature(arguments, leaves, structure, [_leaf_kind(x) for x in leaves])
-        return self._compiled.lower(signature, *signature.separate(leaves))
+        return signature.compiled.lower(*signature.separate(leaves))
 
     def _run(
         self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
@@ -265,7 +155,7 @@ class Program(Generic[Arguments, Other]):
                 signature.calls = self._watch(text)
             signature.calls[0] += 1
         if signature.has_runtime_checks:
-            return carried, self._checked(signature, arguments)
+            return carried, signature.checked(*signature.separate(leaves))
         # A donated tree lost all its buffers at once, so two of them are enough to tell.
         if any(is_deleted(leaves[i]) for i in carried[:1] + carried[-1:]):
             raise ValueError(_donated_earlier(arguments))
@@ -274,12 +164,10 @@ class Program(Generic[Arguments, Other]):
             leaves = [strong(x) if i in carried else x for i, x in enumerate(leaves)]
         donated, kept = signature.separate(leaves)
         try:
-            return signature.results, unpack(
-                self._compiled(signature, _unshared(donated, kept), kept)
-            )
+            return signature.results, unpack(signature.compiled(_unshared(donated, kept), kept))
         except _HasRuntimeChecks:
             signature.has_runtime_checks = True
-            return carried, self._checked(signature, arguments)
+            return carried, signature.checked(donated, kept)
         except (RuntimeError, ValueError):
             # This call deletes all arrays that it donates, or none, and no others.
             lost = [x.is_deleted() for x in donated]
@@ -295,12 +183,13 @@ class Program(Generic[Arguments, Other]):
         if all(map(under_jit, traced)):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
-            signature = self._make_signature(arguments, structure, statics)
+            parts = self._parts(arguments, structure, statics)
+            signature = Signature(*parts, forget=lambda dead: None)
             return signature.carried, signature.run(self._body, arguments, self._homes(arguments))
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         signature = self._signature(arguments, leaves, structure, kinds)
         try:
-            return signature.results, unpack(self._nested(signature, *signature.separate(leaves)))
+            return signature.results, unpack(signature.nested(*signature.separate(leaves)))
         except _HasRuntimeChecks:
             return signature.carried, signature.run(self._body, arguments)
 
@@ -315,47 +204,87 @@ class Program(Generic[Arguments, Other]):
         key = _key(arguments, statics, structure)
         signature = self._signatures.get(key)
         if signature is None:
-            self._limit_signatures()
-            signature = self._signatures[key] = self._make_signature(arguments, structure, statics)
+            # Signatures with static leaves that no reference can be made to would never be freed.
+            if len(self._signatures) >= MOST_SIGNATURES:
+                self._signatures.clear()
+            parts = self._parts(arguments, structure, statics)
+            signature = self._signatures[key] = self._with_programs(parts, key)
         if not signature.carried or mesh_sharding(leaves[signature.carried[0]]) is None:
             return signature
         shardings = tuple(mesh_sharding(leaves[i]) for i in signature.carried)
-        key = (signature, shardings)
+        key = (key, shardings)
         on_mesh = self._signatures.get(key)
         if on_mesh is None:
-            on_mesh = self._signatures[key] = Signature(
-                structure, statics, signature.carried, signature.donated, shardings
-            )
+            parts = (structure, statics, signature.carried, signature.donated, shardings)
+            on_mesh = self._signatures[key] = self._with_programs(parts, key)
         return on_mesh
 
-    def _limit_signatures(self) -> None:
-        """Drops all programs once there are many, as when every call passes a new lambda.
+    def _parts(
+        self, arguments: Arguments, structure: Structure, statics: dict[int, Any]
+    ) -> tuple[Any, ...]:
+        """The parts of a signature without a mesh."""
 
-        Otherwise these programs and functions would never be freed.
-        """
-        if len(self._signatures) >= MOST_SIGNATURES:
-            self._signatures.clear()
-            self._compiled.clear_cache()
-            self._nested.clear_cache()
-
-    def _make_signature(
-        self,
-        arguments: Arguments,
-        structure: Structure,
-        statics: dict[int, Any],
-    ) -> Signature:
         def positions(flagged):
             flags = structure.flatten_up_to(flagged(arguments))
             return tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
 
         carried = positions(self._carried)
         donated = () if self._donated is None else positions(self._donated)
-        return Signature(structure, statics, carried, donated, ())
+        return structure, statics, carried, donated, ()
+
+    def _with_programs(self, parts: tuple[Any, ...], key: Hashable) -> Signature:
+        """A signature of these arguments, with its functions to compile."""
+        signatures = weakref.ref(self._signatures)
+
+        def forget(dead: Any) -> None:
+            known = signatures()
+            if known is not None:
+                known.pop(key, None)
+
+        signature = Signature(*parts, forget=forget)
+        # The signature holds the functions, which must not hold it: without a cycle, all of it is
+        # freed at once. It is alive while they are traced, as that is within a call.
+        of_this = weakref.ref(signature)
+        body = self._body
+
+        def run(donated: Leaves, kept: Leaves) -> tuple[Leaves, Any]:
+            now = of_this()
+            assert now is not None
+            return now.run(body, now.arguments(donated, kept))
+
+        def program(donated: Leaves, kept: Leaves) -> Packed:
+            compiling()
+
+            # Traced here and inlined below, so that the body runs once and its program can be
+            # searched for runtime checks before it is compiled.
+            def finished(donated: Leaves, kept: Leaves) -> Packed:
+                now = of_this()
+                assert now is not None
+                new, other = run(donated, kept)
+                return pack((now.ordered(new), other))
+
+            inner = jax.jit(finished, inline=True)
+            if _has_runtime_checks(inner.trace(donated, kept).jaxpr.jaxpr):
+                raise _HasRuntimeChecks
+            return inner(donated, kept)
+
+        program.__name__ = program.__qualname__ = body.__name__.strip("_")
+        signature.nested = signature.compiled = jax.jit(program)
+        if self._donated is not None:
+            signature.compiled = jax.jit(program, donate_argnums=0)
+        signature.checked = eqx.filter_jit(run)
+        return signature
+
+
+class _Signatures(dict[Hashable, Signature]):
+    """The signatures of a program, by the structure and the static leaves of its arguments."""
+
+    __slots__ = ("__weakref__",)
 
 
 def _key(arguments: PyTree, statics: dict[int, Any], structure: Structure) -> Hashable:
     # With the types: 1 == True == 1.0 would otherwise share a program.
-    key = (structure, tuple((i, type(x), x) for i, x in statics.items()))
+    key = (structure, tuple((i, type(x), identity(x)) for i, x in statics.items()))
     try:
         hash(key)
     except TypeError:

@@ -1,6 +1,5 @@
 """Full-batch problems, solved to a tolerance in one compiled loop."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,10 +18,14 @@ from ...tree.types import PyTree, Scalar, Tracer
 from ...where.resolve import WhereLike
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
+from ..programs.callables import as_tree
+from ..programs.compiled import carried, homes
+from ..programs.program import Program
 from ..residual_losses import AbstractCurvatureLoss
 from ..training.loss import checked_loss
 from ..training.options import check_steps
-from .progress import progress_bar
+from .progress import progress_bar, shows_progress
+from .receivers import receiver, send
 
 REASONS = ("max_steps", "gradient", "change", "function", "not_finite", "stuck")
 
@@ -62,13 +65,21 @@ class MinimizeResult(eqx.Module):
         return REASONS[int(self.code)]
 
 
-class _Options(NamedTuple):
-    """What is static."""
+class _Inputs(NamedTuple):
+    """What a call of `minimize` passes to its program."""
 
-    max_steps: int
-    stop: Callable[..., Any] | None
-    report: Callable[..., None] | None
+    args: tuple[Any, ...]
     every: int
+    loss: Any
+    """The loss as a tree."""
+    max_steps: int
+    model: PyTree
+    opt: Optimizer
+    receiver: Array | None
+    """The number of the function that takes the reports, or `None` for no reports."""
+    stop: Any
+    """The function `stop` as a tree, or `None`."""
+    tolerances: dict[str, Array]
 
 
 class _Carry(NamedTuple):
@@ -160,34 +171,43 @@ def minimize(
             f"`{name}` of `sl.minimize` runs on the host, so it does not work under `vmap`, `jit` "
             f"or `grad`. Remove `{name}`."
         )
-    with progress_bar(max_steps, False if traced else progress, "minimize") as bar:
+    inputs = _Inputs(
+        args=args,
+        every=every,
+        loss=as_tree(loss_fn),
+        max_steps=max_steps,
+        model=model,
+        opt=opt,
+        receiver=None,
+        stop=None if stop is None else as_tree(stop),
+        tolerances=tolerances,
+    )
+    if traced or (callback is None and not shows_progress(progress)):
+        return _result(inputs)
+    with progress_bar(max_steps, progress, "minimize") as bar:
 
         def report(step: Any, loss: Any) -> None:
             bar(f"loss {float(loss):.4g}", every)
             if callback is not None:
                 callback(int(step), float(loss))
 
-        shown = not traced and (sys.stderr.isatty() if progress is None else progress)
-        told = report if shown or callback is not None else None
-        options = _Options(max_steps, stop, told, every)
-        found = _minimize(loss_fn, opt, model, args, tolerances, options)
-        if told is not None:
-            jax.effects_barrier()
-    return found
+        with receiver(report) as number:
+            return _result(inputs._replace(receiver=number))
 
 
-@eqx.filter_jit
-def _minimize(
-    loss_fn: Any,
-    opt: Optimizer,
-    model: PyTree,
-    args: tuple[Any, ...],
-    tolerances: dict[str, Array],
-    options: _Options,
-) -> MinimizeResult:
+def _result(inputs: _Inputs) -> MinimizeResult:
+    after, (loss, steps, code, losses) = _program(inputs)
+    converged = [REASONS.index(name) for name in ("gradient", "change", "function")]
+    stopped = jnp.isin(code, np.asarray(converged, np.int32))
+    return MinimizeResult(after.model, after.opt, loss, steps, stopped, code, losses)
+
+
+def _minimize(inputs: _Inputs) -> tuple[list[Array], tuple[Array, ...]]:
+    """The traced loop: the new parameters and the state, and the other results."""
+    loss_fn, opt, model, args = inputs.loss, inputs.opt, inputs.model, inputs.args
+    tolerances, most = inputs.tolerances, inputs.max_steps
     whole: Split = split(model, opt.binding.trainable)
     residuals = loss_fn.on(*args) if isinstance(loss_fn, AbstractCurvatureLoss) else None
-    most = options.max_steps
 
     def value_of(params: list[Array]) -> Scalar:
         return checked_loss(loss_fn(whole.join(params), *args), False, False).loss
@@ -203,8 +223,8 @@ def _minimize(
         """The position of the reason to stop, or −1."""
         norm = tree.global_norm(c.grads).astype(canonical_float())
         met = [(c.idle >= MOST_IDLE, "stuck"), (~jnp.isfinite(c.value), "not_finite")]
-        if options.stop is not None:
-            given = options.stop(whole.join(c.params), c.value)
+        if inputs.stop is not None:
+            given = inputs.stop(whole.join(c.params), c.value)
             met.append((jnp.asarray(given, bool), "function"))
         if before is not None:
             change = jnp.abs(before - c.value)
@@ -222,14 +242,9 @@ def _minimize(
         losses = jax.lax.dynamic_update_index_in_dim(
             c.losses, c.value.astype(c.losses.dtype), step, 0
         )
-        if options.report is not None:
-            due = step % options.every == 0
-            report = options.report
-
-            def tell() -> None:
-                jax.debug.callback(report, step, c.value)
-
-            jax.lax.cond(due, tell, lambda: None)
+        if inputs.receiver is not None:
+            due, number = step % inputs.every == 0, inputs.receiver
+            jax.lax.cond(due, lambda: send(number, step, c.value), lambda: None)
         here = whole.join(c.params)
         structure = jax.tree.structure(whole.params)
         grads = structure.unflatten(c.grads)
@@ -252,14 +267,9 @@ def _minimize(
     steps, end = jax.lax.while_loop(
         lambda carry: (carry[0] < most) & (carry[1].code < 0), body, (zero, start)
     )
+    state = end.opt.arrays[end.opt.binding.rules :]
     code = jnp.maximum(end.code, 0)
-    converged = [REASONS.index(name) for name in ("gradient", "change", "function")]
-    return MinimizeResult(
-        whole.join(end.params),
-        end.opt,
-        end.value,
-        steps,
-        jnp.isin(code, np.asarray(converged, np.int32)),
-        code,
-        end.losses,
-    )
+    return [*end.params, *state], (end.value, steps, code, end.losses)
+
+
+_program = Program(_minimize, carried, homes=homes)

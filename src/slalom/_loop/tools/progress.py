@@ -5,6 +5,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 
+def shows_progress(progress: bool | None) -> bool:
+    """Whether to show a progress bar. `None` shows it in a terminal."""
+    return sys.stderr.isatty() if progress is None else progress
+
+
 @contextlib.contextmanager
 def progress_bar(
     total: int, progress: bool | None, description: str
@@ -17,8 +22,7 @@ def progress_bar(
     - `progress`: whether to show it. `None` shows it in a terminal, if tqdm is installed.
     - `description`: what is in progress.
     """
-    wanted = sys.stderr.isatty() if progress is None else progress
-    if not wanted:
+    if not shows_progress(progress):
         yield lambda note, steps: None
         return
     try:

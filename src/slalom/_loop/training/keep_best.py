@@ -1,7 +1,7 @@
 """The best model so far, and when to stop."""
 
 import math
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -19,6 +19,18 @@ from ..binding.model import strong
 from ..programs.program import Program
 
 Model = TypeVar("Model")
+
+
+class _Inputs(NamedTuple):
+    """What an update passes to its program. The model is not in it, so that no program keeps it."""
+
+    best: list[Any]
+    best_value: Scalar
+    stale: Int[Array, "*runs"]
+    min_delta: float
+    minimize: bool
+    new: list[Any]
+    value: Any
 
 
 class KeepBest(AbstractPrinted, Generic[Model]):
@@ -118,9 +130,18 @@ class KeepBest(AbstractPrinted, Generic[Model]):
         scalar.
         """
         value = _checked_value(value)
-        leaves = self._checked_leaves(model)
-        after, _ = _program({"best": self, "new": leaves, "value": value})
-        return after["best"]
+        inputs = _Inputs(
+            best=jax.tree.leaves(self.arrays),
+            best_value=self.value,
+            stale=self.stale,
+            min_delta=self.min_delta,
+            minimize=self.minimize,
+            new=self._checked_leaves(model),
+            value=value,
+        )
+        after, _ = _program(inputs)
+        new = self._with_holes(after.best), after.best_value, after.stale
+        return eqx.tree_at(lambda best: (best.arrays, best.value, best.stale), self, new)
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -195,23 +216,24 @@ def _restored(model: Any, options: dict[str, Any], value: Array, stale: Array) -
     return best
 
 
-def _update(arguments: Any) -> tuple[list[Any], None]:
-    best, new, value = arguments["best"], arguments["new"], arguments["value"]
-    value = jnp.asarray(value, best.value.dtype)
-    margin = jnp.asarray(best.min_delta, value.dtype)
-    lower = value < best.value - margin if best.minimize else value > best.value + margin
+def _update(inputs: _Inputs) -> tuple[list[Any], None]:
+    old, best = inputs.best, inputs.best_value
+    value = jnp.asarray(inputs.value, best.dtype)
+    margin = jnp.asarray(inputs.min_delta, value.dtype)
+    lower = value < best - margin if inputs.minimize else value > best + margin
     is_better = jnp.isfinite(value) & lower
-    old = jax.tree.leaves(best.arrays)
-    new = [x.astype(y.dtype) if x.dtype != y.dtype else x for x, y in zip(new, old, strict=True)]
+    pairs = zip(inputs.new, old, strict=True)
+    new = [x.astype(y.dtype) if x.dtype != y.dtype else x for x, y in pairs]
     # A conditional leaves the model alone where a selection would read and write all of it.
     arrays = jax.lax.cond(is_better, lambda new, _: new, lambda _, old: old, to_device(new), old)
-    stale = jnp.where(is_better, 0, tree.increment(best.stale))
-    return [*arrays, jnp.where(is_better, value, best.value), stale], None
+    stale = jnp.where(is_better, 0, tree.increment(inputs.stale))
+    return [*arrays, jnp.where(is_better, value, best), stale], None
 
 
-def _carried(arguments: Any) -> Any:
-    flags = jax.tree.map(lambda _: False, arguments)
-    return flags | {"best": jax.tree.map(lambda _: True, arguments["best"])}
+def _carried(inputs: _Inputs) -> Any:
+    flags = jax.tree.map(lambda _: False, inputs)
+    changes = jax.tree.map(lambda _: True, inputs.best)
+    return flags._replace(best=changes, best_value=True, stale=True)
 
 
 _program = Program(_update, _carried)

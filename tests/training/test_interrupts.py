@@ -1,9 +1,12 @@
-"""Ctrl-C during a training step: the caller keeps the old model and optimizer, or gets the new."""
+"""Signals during a training step: the caller keeps the old model and optimizer, or gets the new."""
 
+import functools
+import gc
 import itertools
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import jax
@@ -12,20 +15,31 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, slow_except, unchecked
+from slalom._loop.programs.interrupts import HeldSignals
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
+
+
+class Preempted(Exception):
+    pass
+
+
+def end(number, frame):
+    raise Preempted
 
 
 @pytest.fixture(autouse=True)
 def interruptible():
     """Tests that a shell has started in the background ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def interrupt():
-    signal.raise_signal(signal.SIGINT)
+def interrupt(number=signal.SIGINT):
+    signal.raise_signal(number)
 
 
 def make(donate="opt"):
@@ -93,6 +107,41 @@ def test_a_signal_without_a_handler_is_left_alone():
         assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_all_signals_that_wait_are_delivered_once_even_if_their_handlers_raise():
+    with HeldSignals(()) as held:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            interrupt(number)
+        assert set(held.waiting) == {signal.SIGTERM, signal.SIGINT}
+    with pytest.raises((KeyboardInterrupt, Preempted)) as caught:
+        held.deliver()
+    assert {type(caught.value), type(caught.value.__context__)} == {KeyboardInterrupt, Preempted}
+    assert not held.waiting
+
+
+def test_threads_that_step_at_once_keep_no_batch():
+    both, kept = threading.Barrier(2), []
+
+    def loss_fn(model, x):
+        both.wait(30)  # so that each begins before the other ends
+        return jnp.sum(model["b"] * x)
+
+    def train(step):
+        _, model, opt = make()
+        x = jnp.ones(3)
+        kept.append(weakref.ref(x))
+        step(model, opt, x)
+        both.wait(30)
+
+    steps = [sl.train_step(functools.partial(loss_fn)), sl.train_step(lambda *a: loss_fn(*a))]
+    threads = [threading.Thread(target=train, args=(step,)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert [x() for x in kept] == [None, None]
+
+
 def test_other_threads_may_step():
     step, model, opt = make()
     found = []
@@ -107,27 +156,27 @@ def test_other_threads_may_step():
 SOURCE = str(Path(sl.__file__).parent)
 
 
-def interrupting(number):
-    """A trace function that sends the signal before the line of Slalom with this number."""
+def interrupting(number, sent):
+    """A trace function that sends a signal before the line of Slalom with this number."""
     lines = itertools.count(1)
 
     def trace(frame, event, argument):
         if not frame.f_code.co_filename.startswith(SOURCE):
             return None
         if event == "line" and next(lines) == number:
-            interrupt()
+            interrupt(sent)
         return trace
 
     return trace
 
 
-def is_interrupted(call, number):
+def is_interrupted(call, number, sent=signal.SIGINT):
     """Calls, and says whether it was interrupted at this line, or was over before."""
     before = sys.gettrace()
-    sys.settrace(interrupting(number))
+    sys.settrace(interrupting(number, sent))
     try:
         call()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Preempted):
         return True
     finally:
         sys.settrace(before)
@@ -138,15 +187,24 @@ def copies(*trees):
     return jax.tree.map(jnp.copy, trees)
 
 
+@pytest.fixture
+def two_signals(monkeypatch):
+    """Leaves out the others, for which a loop has a line each."""
+    numbers = [int(signal.SIGINT), int(signal.SIGTERM)]
+    monkeypatch.setattr("slalom._loop.programs.interrupts._SIGNALS", numbers)
+
+
 @pytest.mark.parametrize("donate", slow_except(["opt", "all", False], "all"))
-def test_a_signal_at_any_line_loses_nothing(donate):
+@pytest.mark.parametrize("sent", slow_except([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
+@pytest.mark.usefixtures("two_signals")
+def test_a_signal_at_any_line_loses_nothing(donate, sent):
     step, model, opt = make(donate)
     with unchecked():
         expected = step(*copies(model, opt), 1.0)[:2]
         kept = 0
         for number in itertools.count(1):
             given = copies(model, opt)
-            if not is_interrupted(lambda given=given: step(*given, 1.0), number):
+            if not is_interrupted(lambda given=given: step(*given, 1.0), number, sent):
                 break
             if any(x.is_deleted() for x in jax.tree.leaves(given)):
                 assert_same_bits(step.last[:2], expected)
@@ -155,6 +213,7 @@ def test_a_signal_at_any_line_loses_nothing(donate):
     assert number > kept + 5
 
 
+@pytest.mark.usefixtures("two_signals")
 def test_a_handler_that_does_not_raise_gets_the_signal_and_the_caller_the_results():
     seen, found = [], []
 

@@ -1,13 +1,14 @@
-"""Ctrl-C during a call that donates its arguments.
+"""Signals during a call that donates its arguments, such as Ctrl-C or the SIGTERM of a scheduler.
 
 Python runs the handler of a signal between two instructions. If that is after a program has taken
-the memory of its arguments, and before the caller has its results, neither exist for the caller any
-more. So the handler waits in between.
+the memory of its arguments, and before the caller has its results, a handler that raises loses
+both. So the handlers wait in between.
 """
 
 import importlib
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -18,15 +19,24 @@ from ..binding.arrays import is_deleted
 
 # What the module `signal` wraps in enums, which would make every step 20 µs longer.
 _c: Any = importlib.import_module("_signal")
-_SIGINT, _MAIN = int(signal.SIGINT), threading.main_thread()
+_MAIN = threading.main_thread()
 
 
-class HeldInterrupts:
-    """A context in which Ctrl-C waits, except while a program is traced and compiled.
+def _numbers() -> list[int]:
+    """The signals that may have a handler."""
+    never = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
+    return [int(number) for number in signal.valid_signals() if number not in never]
 
-    That takes long, and nothing is donated before it ends. Any other call takes a moment, and an
-    exception inside JAX's own callbacks would be ignored or become another one. Other threads
-    than the main one are never interrupted.
+
+_SIGNALS = _numbers()
+
+
+class HeldSignals:
+    """A context in which the handlers of signals wait, except while a program is compiled.
+
+    Tracing and compiling takes long, and nothing is donated before it ends. Any other call takes a
+    moment, and an exception inside JAX's own callbacks would be ignored or become another one.
+    Python runs handlers in the main thread only, so in other threads the context does nothing.
 
     **Arguments:**
 
@@ -35,56 +45,67 @@ class HeldInterrupts:
 
     def __init__(self, arguments: PyTree):
         self._arguments = arguments
-        self._outer: HeldInterrupts | None = None
-        self._handler: Any = None
-        self._frame: FrameType | None = None
+        self._handlers: dict[int, Callable[..., Any]] = {}
         self._is_compiling = False
-        self.has_waited = False
-        """Whether there was an interrupt that waits."""
+        self.waiting: dict[int, FrameType | None] = {}
+        """The signals that wait, with the frames that they came in."""
 
-    def __enter__(self) -> "HeldInterrupts":
-        global _innermost
-        self._outer, _innermost = _innermost, self
+    def __enter__(self) -> "HeldSignals":
         if threading.get_ident() == _MAIN.ident:
-            handler = _c.getsignal(_SIGINT)
-            # Otherwise the signal is ignored, ends the process, or is not Python's.
-            if callable(handler):
-                self._handler = handler
-                _c.signal(_SIGINT, self._handle)
+            try:
+                self._hold()
+            except BaseException:  # of a handler that does not wait yet
+                self._restore()
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        global _innermost
-        _innermost = self._outer
-        if self._handler is not None:
-            _c.signal(_SIGINT, self._handler)
+        self._restore()
+
+    def _hold(self) -> None:
+        for number in _SIGNALS:
+            handler = _c.getsignal(number)
+            # Otherwise the signal is ignored, ends the process, or is not Python's.
+            if callable(handler):
+                self._handlers[number] = handler
+                _c.signal(number, self._handle)
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            if _c.getsignal(number) == self._handle:
+                _c.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._is_compiling or any(map(is_deleted, jax.tree.leaves(self._arguments))):
-            self.has_waited, self._frame = True, frame
-        else:
-            # It usually raises, and if it does so in `__enter__`, there is no `__exit__`.
-            _c.signal(_SIGINT, self._handler)
-            self._handler(number, frame)
-            _c.signal(_SIGINT, self._handle)
+            self.waiting[number] = frame
+            return
+        handler = self._handlers[number]
+        _c.signal(number, handler)
+        handler(number, frame)
+        if _c.getsignal(number) is handler:  # it may have installed another one
+            _c.signal(number, self._handle)
 
     def let_through(self) -> None:
-        """Lets interrupts through, since a program is about to be compiled."""
+        """Lets signals through, since a program is about to be compiled."""
         self._is_compiling = True
-        if self.has_waited:
-            self.has_waited = False
-            self._handle(_SIGINT, self._frame)
+        self.deliver()
 
-    def interrupt(self) -> None:
-        """Calls the handler of the interrupt that waited, which usually raises
-        `KeyboardInterrupt`."""
-        self._handler(_SIGINT, self._frame)
-
-
-_innermost: HeldInterrupts | None = None
+    def deliver(self) -> None:
+        """Calls the handlers of the signals that wait, all of them, even if some raise."""
+        while self.waiting:
+            number, frame = self.waiting.popitem()
+            try:
+                self._handlers[number](number, frame)
+            finally:
+                self.deliver()
 
 
 def compiling() -> None:
     """Says that a program is being traced, and will be compiled."""
-    if _innermost is not None and threading.get_ident() == _MAIN.ident:
-        _innermost.let_through()
+    if threading.get_ident() != _MAIN.ident:
+        return
+    for number in _SIGNALS:
+        held = getattr(_c.getsignal(number), "__self__", None)
+        if isinstance(held, HeldSignals):
+            held.let_through()
+            return

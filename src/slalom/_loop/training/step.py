@@ -16,7 +16,7 @@ from ..binding.optimizer import Optimizer
 from ..binding.stepping import as_keywords, check_one_run
 from ..programs.callables import as_tree, without_function
 from ..programs.compiled import carried, check_guards, homes
-from ..programs.interrupts import HeldInterrupts
+from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
 from ..programs.recompiled import watch
 from .gradient import TrainingInputs, training_step
@@ -37,8 +37,9 @@ class TrainStep(Generic[P, R]):
     """
 
     last: tuple[Any, ...] | None
-    """The results of the last call that donated its optimizer, until the next call. If Ctrl-C comes
-    before they are assigned, they are here. Set it to `None` to free their memory."""
+    """The results of the last call that donated its optimizer, until the next call. If Ctrl-C, or
+    another signal whose handler raises, comes before they are assigned, they are here. Set it to
+    `None` to free their memory."""
 
     def __init__(self, loss_fn: Callable[..., Any], options: Options):
         self.last = None
@@ -203,15 +204,14 @@ class TrainStep(Generic[P, R]):
         count = inputs.opt.arrays.leaves[-1]
         if not is_deleted(count):  # otherwise the caller has yet to fetch the results
             self.last = None
-        with HeldInterrupts(inputs) as held:
+        with HeldSignals(inputs) as held:
             after, other = program(inputs)
             results = (after.model, after.opt, *chosen(other))
-            # Whatever the caller does next, an interrupt may come before the assignment. Under an
+            # Whatever the caller does next, a signal may come before the assignment. Under an
             # outer transformation nothing was donated, and tracers must not be kept.
             if is_deleted(count):
                 self.last = results
-        if held.has_waited:
-            held.interrupt()
+        held.deliver()
         return results, other
 
     def _inputs(

@@ -186,7 +186,7 @@ def train_step(
         state; the optimizer that was passed cannot be used again. `"all"`: that of the trainable
         parameters too, so that the model cannot be used again either. `False`: none. Frozen leaves,
         hyperparameters, keys and the batch are never donated. `step.last` holds the results of
-        the last call, so that Ctrl-C cannot lose them.
+        the last call, so that a signal such as Ctrl-C cannot lose them.
     - `microbatches`: the number of parts in which the batch is differentiated, an int ≥ 1 that
         divides the number of examples. `"split"`: the batch comes split, and every array in it has
         the parts along its leading axis and the examples along its second one.

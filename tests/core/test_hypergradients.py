@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import slow_except
 from slalom._core.fields.declare import hyperparameter_fields
 from slalom._core.protocol.parts import CHECK
 from table import RULES, rows
@@ -202,3 +203,37 @@ def test_step_sizes_from_the_loss_have_derivatives_where_gradients_are_tiny(name
         return total
 
     assert jnp.isfinite(slope(0.1))
+
+
+def loss_of(p):
+    return jnp.sum(p**4) + jnp.sum((p - 1) ** 2)
+
+
+def terms_of(p):
+    return {"a": jnp.sum(p**4), "b": jnp.sum((p - 1) ** 2)}
+
+
+RESIDUALS = sl.LeastSquares(lambda p: jnp.concatenate([p**2, p - 1]), per_example=False)
+LOOPS = {
+    "ScaleByZoomLinesearch": (sl.lbfgs(), loss_of),
+    "ScaleByGaussNewton": (sl.gauss_newton(), RESIDUALS),
+    "ScaleByLevenbergMarquardt": (sl.levenberg_marquardt(), RESIDUALS),
+    "MGDA": (sl.sgd(0.1).combine(sl.combine.MGDA(), ["a", "b"]), terms_of),
+    "UPGrad": (sl.sgd(0.1).combine(sl.combine.UPGrad(), ["a", "b"]), terms_of),
+    "`sl.minimize`": (sl.sgd(0.1), loss_of),
+}
+
+
+@pytest.mark.parametrize("who", slow_except(LOOPS, "`sl.minimize`"))
+def test_loops_of_unknown_length_pass_derivatives_forward_and_refuse_others_by_name(who):
+    tx, loss_fn = LOOPS[who]
+
+    def end(p):
+        if "minimize" in who:
+            return jnp.sum(sl.minimize(loss_fn, tx, p, max_steps=2).model)
+        return jnp.sum(sl.train_step(loss_fn)(p, sl.Optimizer(tx, p))[0])
+
+    start = jnp.array([0.3, 2.0, -1.0])
+    with pytest.raises(ValueError, match=f"passes through {who}: .* with `jax.jvp`"):
+        jax.grad(end)(start)
+    assert jnp.isfinite(jax.jvp(end, (start,), (jnp.ones(3),))[1])

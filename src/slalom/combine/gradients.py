@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from .._core.fields.declare import Hyperparameter, count_field, hyperparameter
 from .._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..tree import while_loop
 from ._combination import AbstractCombination, Terms, normalized
 
 
@@ -92,7 +93,7 @@ class MGDA(AbstractCombination):
             return (n < self.max_steps) & (share >= now.tol)
 
         start = (jnp.int32(0), jnp.full(number, 1 / number, gram.dtype), jnp.ones((), gram.dtype))
-        return jax.lax.while_loop(goes_on, improve, start)[1], state
+        return while_loop(type(self).__name__, goes_on, improve, start)[1], state
 
 
 class PCGradState(eqx.Module):
@@ -189,4 +190,4 @@ def _nonnegative_minimum(
         return ~done & (n < 10 * number)
 
     start = (jnp.int32(0), jnp.zeros_like(linear), jnp.zeros(number, bool), jnp.array(False))
-    return jax.lax.while_loop(goes_on, improve, start)[1]
+    return while_loop("UPGrad", goes_on, improve, start)[1]

@@ -44,6 +44,7 @@ from .leaves import (
     once_known as once_known,
     scale as scale,
 )
+from .loops import while_loop as while_loop
 from .means import (
     bias_correction as bias_correction,
     increment as increment,

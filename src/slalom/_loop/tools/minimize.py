@@ -264,8 +264,8 @@ def _minimize(inputs: _Inputs) -> tuple[list[Array], tuple[Array, ...]]:
     losses = jnp.full(most, jnp.nan, value.dtype)
     start = _Carry(params, opt, value, grads, losses, zero, zero)
     start = start._replace(code=criteria(start, None, None))
-    steps, end = jax.lax.while_loop(
-        lambda carry: (carry[0] < most) & (carry[1].code < 0), body, (zero, start)
+    steps, end = tree.while_loop(
+        "`sl.minimize`", lambda carry: (carry[0] < most) & (carry[1].code < 0), body, (zero, start)
     )
     state = end.opt.arrays[end.opt.binding.rules :]
     code = jnp.maximum(end.code, 0)

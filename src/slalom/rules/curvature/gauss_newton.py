@@ -158,7 +158,8 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             damping = jnp.maximum(10 * damping, floor)
             return tried + 1, damping, solve(damping)
 
-        failures, damping, direction = jax.lax.while_loop(
+        failures, damping, direction = tree.while_loop(
+            type(self).__name__,
             lambda carry: failed(carry[2]) & (carry[0] < MOST_TRIES) & jnp.isfinite(trace),
             again,
             (jnp.zeros((), state.num_failures.dtype), damping, solve(damping)),

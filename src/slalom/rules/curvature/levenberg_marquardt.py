@@ -207,7 +207,8 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
                 return self._with_radius(system, outcome, t, first)
             return self._with_damping(system, outcome, t, limit)
 
-        end = jax.lax.while_loop(
+        end = tree.while_loop(
+            type(self).__name__,
             lambda t: ~t.accepted & (t.tried < self.max_tries),
             body,
             _Try(

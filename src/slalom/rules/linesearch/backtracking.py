@@ -147,7 +147,8 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
             again = (t.error > now.atol) & (t.tried <= self.max_backtracking_steps)
             return along.descends & again
 
-        end = jax.lax.while_loop(
+        end = tree.while_loop(
+            type(self).__name__,
             unmet,
             shorten,
             _Trial(

@@ -162,7 +162,8 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         guess = state.guess if self.initial_guess_strategy == "keep" else zero + 1
         start = _Point(zero, along.value, along.slope)
 
-        end = jax.lax.while_loop(
+        end = tree.while_loop(
+            type(self).__name__,
             lambda search: search.on,
             lambda search: self._try(search, along, now, guess),
             _Search(

@@ -98,9 +98,6 @@ def test_a_decay_before_the_learning_rate_of_the_same_parameters_is_not_warned_o
         sl.Optimizer(tx, model)
 
 
-# --- names of arrays --------------------------------------------------------------------------
-
-
 def names(opt):
     found = jax.tree_util.tree_leaves_with_path(opt)
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]

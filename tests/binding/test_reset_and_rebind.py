@@ -74,8 +74,6 @@ def test_reset_makes_anew_what_belongs_to_parameters_and_rebinding_keeps_all_but
         assert is_new or np.array_equal(start, fresh), slot.name
 
 
-# --- reset ----------------------------------------------------------------------------------
-
 ALONE = {
     "adam": sl.adam(0.1),
     "radam": sl.radam(0.1),
@@ -155,9 +153,6 @@ def test_reset_refuses_what_it_cannot_do():
         opt.reset(MODEL, where=sl.where.path("heads.**"))
     with pytest.raises(ValueError, match="trainable parameters of this model differ"):
         opt.reset({"w": MODEL["w"]})
-
-
-# --- rebind ---------------------------------------------------------------------------------
 
 
 def test_unfrozen_layers_start_with_an_age_of_their_own():

@@ -251,8 +251,6 @@ def test_codes_along_explicit_axes_are_those_along_automatic_ones():
         np.testing.assert_array_equal(a, b)
 
 
-# --- in the memory of the host ------------------------------------------------------------------
-
 HOMES = {
     "mesh": NamedSharding(MESH, P("data"), memory_kind="pinned_host"),
     "device": SingleDeviceSharding(jax.devices()[1], memory_kind="pinned_host"),

@@ -21,8 +21,6 @@ def grads(step=0):
     return jax.tree.map(lambda p: 0.5 * p + 0.25 * (1 + step), params())
 
 
-# --- chains -----------------------------------------------------------------------------------
-
 CLIP, ADAM, RATE = sl.ClipByGlobalNorm(1.0), sl.ScaleByAdam(), sl.ScaleByLearningRate(0.1)
 
 
@@ -84,9 +82,6 @@ def test_states_are_reached_by_path_and_class():
     assert opt.state_of("trace").trace["w"] is None
     with pytest.raises(KeyError, match=r"'partition[.]bias[.]every_k[.]trace'"):
         opt.state_of(sl.ScaleByLion)
-
-
-# --- transforms of users ----------------------------------------------------------------------
 
 
 class AverageState(eqx.Module):
@@ -170,8 +165,6 @@ def test_per_param_trees_are_cut_with_masks():
     model, _ = sl.Optimizer(tx, params()).step(params(), grads(), per_param={"factor": factor})
     np.testing.assert_allclose(model["b"], params()["b"] - factor["b"] * grads()["b"], rtol=1e-6)
 
-
-# --- any tree, any chain ----------------------------------------------------------------------
 
 LEAVES = st.sampled_from(
     [((), "float32"), ((2,), "float32"), ((0,), "float32"), ((2, 1), "bfloat16"), ((1,), "float16")]

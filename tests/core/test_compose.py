@@ -13,9 +13,6 @@ from helpers import assert_close, assert_same_bits, sampled
 CLIP, LINEAR = sl.ClipByGlobalNorm(1.0), sl.schedules.linear(0.1, 0.0, 10)
 
 
-# --- masks and partitions ---------------------------------------------------------------------
-
-
 def test_labels_and_cases_say_the_same():
     def stepped(tx):
         """The parameters after two steps in the functional core."""
@@ -102,8 +99,6 @@ def test_prefix_labels_over_a_pair_of_models():
     assert_same_bits(new_critic.weight, critic.weight - 0.5)
     assert new_generator.activation is generator.activation
 
-
-# --- transformations of JAX -------------------------------------------------------------------
 
 CONTROL = (CLIP | sl.adamw(LINEAR, weight_decay=0.1, decay_where=W)).partition(
     {B: sl.sgd(0.1, 0.9)}
@@ -233,9 +228,6 @@ def test_every_name_stands_in_the_program():
         "scale_by_learning_rate/",
     ):
         assert scope in text, scope
-
-
-# --- inspection -------------------------------------------------------------------------------
 
 
 def test_describe_says_what_happens_to_each_parameter():

@@ -26,8 +26,6 @@ def trained(opt, steps=5, model=None):
     return model, opt
 
 
-# --- reading ----------------------------------------------------------------------------------
-
 DEEP = sl.ClipByGlobalNorm(2.0) | sl.adamw(1e-2, weight_decay=0.1, decay_where=~B).partition(
     {B: sl.sgd(1e-3, momentum=0.8).every_k(2)}, names=("bias",)
 ).every_k(2)
@@ -103,9 +101,6 @@ def test_hyperparams_are_what_the_next_step_uses():
         assert (outer, inner) == (schedule(n), schedule(n // 2))
         np.testing.assert_allclose(before["w"] - model["w"], outer, rtol=1e-5)
         np.testing.assert_allclose(before["b"] - model["b"], n % 2 * inner, rtol=1e-5)
-
-
-# --- changing ---------------------------------------------------------------------------------
 
 
 def test_any_number_becomes_the_old_leafs_kind():
@@ -204,8 +199,6 @@ def test_numbers_inside_a_schedule_have_paths():
     fresh = sl.Optimizer(sl.sgd(sl.schedules.linear(0.5, 0.0, 5)), params())
     assert_same_bits(trained(new), trained(fresh))
 
-
-# --- kinds of leaves --------------------------------------------------------------------------
 
 EVERYTHING = (
     sl.named_chain(clip=sl.ClipByGlobalNorm(1))

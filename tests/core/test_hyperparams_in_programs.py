@@ -54,9 +54,6 @@ def test_a_number_and_a_schedule_have_one_state():
     assert_close(trained(schedule)[0], trained(number)[0], rtol=1e-6)
 
 
-# --- one program ------------------------------------------------------------------------------
-
-
 def test_train_step_traces_once_for_any_values():
     loss = Counted()
     step = sl.train_step(loss, donate=False)
@@ -120,9 +117,6 @@ def test_traced_and_constant_numbers_give_the_same_bits():
     arrays, floats = sl.adam(jnp.array(0.1), b2=jnp.array(0.9999)), sl.adam(0.1, b2=0.9999)
     models = [trained(sl.Optimizer(tx, params()))[0] for tx in (arrays, floats)]
     assert_same_bits(*models)
-
-
-# --- transformations --------------------------------------------------------------------------
 
 
 def final_loss(rate):
@@ -198,8 +192,6 @@ def test_an_optimizer_is_its_leaves():
     assert_same_bits(loaded, (model, opt))
     assert_same_bits(trained(loaded[1], 2, loaded[0]), expected)
 
-
-# --- uses of `optax.inject_hyperparams` -----------------------------------------------------------
 
 PARAMS = {"w": jnp.array([1.0, -2.0, 3.0]), "s": jnp.array(0.5)}
 

@@ -35,9 +35,6 @@ def test_no_public_transform_is_missing_from_the_table():
     assert public - rows == set()
 
 
-# --- without a program --------------------------------------------------------------------------
-
-
 @rows(0, everyday=EVERYTHING)
 def test_a_traced_step_returns_what_it_was_given(row):
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
@@ -146,9 +143,6 @@ def test_a_leaf_may_have_more_entries_than_an_int_counts(row):
         assert jax.eval_shape(step, params) == params
 
 
-# --- with the program of the row ----------------------------------------------------------------
-
-
 def assert_added_is_stepped(params, updated, stepped):
     (updates, by_update), (after, by_step) = updated, stepped
     for added, p in zip(
@@ -182,9 +176,6 @@ def test_update_then_add_is_step(row):
     if not row.returns_updates:
         pytest.skip("`opt.update` is refused, as `test_writing.py` tests")
     assert_added_is_stepped(row.mixed.start, row.mixed.updated, row.mixed.stepped)
-
-
-# --- with programs of their own -----------------------------------------------------------------
 
 
 @rows(1, BUT_RECIPES, everyday=())

@@ -39,9 +39,6 @@ def selected(where, params):
     return {dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(held)}
 
 
-# --- paths ------------------------------------------------------------------------------------
-
-
 GLOBS = {
     "bias": {"bias"},
     "*": {"bias"},
@@ -95,8 +92,6 @@ def test_paths_of_tuples_lists_modules_and_a_single_array():
         assert selected(sl.where.path(where), jnp.ones(2)) == matches
     assert selected(sl.where.everything(), jnp.ones(2)) == {""}
 
-
-# --- what a leaf is ---------------------------------------------------------------------------
 
 SHAPES = {"scalar": (), "vector": (2,), "matrix": (2, 2), "kernel": (2, 2, 2), "empty": (0,)}
 
@@ -168,9 +163,6 @@ def test_types_select_everything_below_or_the_fields_of_their_own():
         f"blocks.{i}.{name}" for i in (0, 1) for name in ("scale", "extras.shift.0")
     }
     assert selected(sl.where.type(Net, owner=True), params) == set()
-
-
-# --- algebra ----------------------------------------------------------------------------------
 
 
 def test_precedence_nesting_and_what_joins_with_selectors():
@@ -285,9 +277,6 @@ def test_ints_and_bools_in_trees_stay_apart():
         selected({"b": 1}, params)
 
 
-# --- functions and trees ----------------------------------------------------------------------
-
-
 def test_functions_see_the_whole_tree_of_shapes():
     seen = []
 
@@ -372,9 +361,6 @@ def test_callable_modules_are_trees():
     new, _ = sl.Optimizer(tx, model).step(model, jax.tree.map(jnp.ones_like, params))
     assert jnp.array_equal(new.layers[0].weight, model.layers[0].weight - 1)
     assert jnp.array_equal(new.layers[0].bias, model.layers[0].bias)
-
-
-# --- trainable --------------------------------------------------------------------------------
 
 
 def test_trainable_takes_what_where_takes():

@@ -11,8 +11,6 @@ import scipy.optimize
 import slalom as sl
 from helpers import sampled
 
-# --- problems: a loss of one vector, where it starts, and its bounds -----------------------------
-
 
 def rosenbrock(x):
     return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
@@ -137,9 +135,6 @@ def test_bounded_problems_take_as_few_evaluations_as_with_scipy(x64, name):
     assert evaluations[np.argmax(reached)] <= known.nfev
     first = np.max(np.abs(both(jnp.asarray(start))[1]))
     assert rest[-1] <= 1e-6 * max(1, first)
-
-
-# --- how bounds are given -----------------------------------------------------------------------
 
 
 def distance(p):

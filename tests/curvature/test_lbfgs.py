@@ -12,8 +12,6 @@ from test_linesearch import all_problems, rosenbrock, run, run_optax
 import slalom as sl
 from helpers import assert_close
 
-# --- where it arrives -------------------------------------------------------------------------
-
 
 @pytest.mark.slow
 def test_lbfgs_arrives_by_the_path_of_optax(x64):
@@ -59,9 +57,6 @@ def test_lbfgs_is_the_dense_formula(x64):
         params = params - 0.3 * update
 
 
-# --- on some of the parameters ----------------------------------------------------------------
-
-
 def bowl(p):
     return rosenbrock(jnp.stack([p["a"][0], p["b"]])) + jnp.sum(p["a"][1] ** 2) + p["c"] ** 4
 
@@ -101,9 +96,6 @@ def test_two_groups_search_each_by_itself():
     history, _, _ = run(bowl, BOWL, others.partition({FIRST: SHORT}), 1)
     assert_close(history["a"], jax.tree.map(lambda x: x[:1], alone()), rtol=1e-6)
     assert history["c"][0] != BOWL["c"]
-
-
-# --- its memory ---------------------------------------------------------------------------------
 
 
 @jax.jit

@@ -77,9 +77,6 @@ def run_optax(function, params, tx, steps=STEPS):
         return trajectory(step, (params, tried(state)), state, (jnp.arange(steps),))[0]
 
 
-# --- where they arrive, and how ---------------------------------------------------------------
-
-
 def all_problems(run, tx, steps=STEPS):
     """Every problem with one compiled program: which one is an argument, all have six numbers."""
     functions = [
@@ -145,9 +142,6 @@ SEARCHES = {
     "backtracking": sl.ScaleByBacktrackingLinesearch(40, store_grad=True),
 }
 searches = pytest.mark.parametrize("name", SEARCHES)
-
-
-# --- ways to step -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -234,9 +228,6 @@ def test_a_loss_with_its_data_as_a_partial_function_compiles_once():
     assert len(traces) == 1
 
 
-# --- complex parameters -----------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lbfgs", "backtracking"])
 def test_complex_parameters_are_pairs_of_real_ones(name, x64):
@@ -256,9 +247,6 @@ def test_complex_parameters_are_pairs_of_real_ones(name, x64):
     assert opt.metrics["num_linesearch_steps"] == real.metrics["num_linesearch_steps"]
     held = opt.state[-1].grad
     np.testing.assert_allclose(held, jnp.conj(jax.grad(of_complex)(path[-1])), rtol=1e-9)
-
-
-# --- what they step back from -----------------------------------------------------------------
 
 
 def hill(x):
@@ -355,9 +343,6 @@ def test_a_search_that_failed_does_not_end_the_later_ones(name):
     assert metrics["learning_rate"][0] == 0
     np.testing.assert_array_equal(history[0], [1.0, 1.0])
     assert steep(history[-1]) < 1.0
-
-
-# --- what is held and reported ----------------------------------------------------------------
 
 
 def test_metrics_have_their_names_from_the_start():

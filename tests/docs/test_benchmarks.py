@@ -263,8 +263,6 @@ def test_saving_and_loading_are_timed(tmp_path):
     assert all(len(seconds) == 8 for seconds in found.values())
 
 
-# --- what the programs look like ------------------------------------------------------------
-
 HLO = """
 %fused_computation (param_0: f32[4,8]) -> f32[4,8] {
   ROOT %copy.1 = f32[4,8]{1,0} copy(%param_0), metadata={op_name="a fusion("}
@@ -304,9 +302,6 @@ def test_windows_and_idle_steps_are_told_apart():
     assert measure.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == {"median": 3, "low": 2.5, "high": 3.5}
 
 
-# --- another day ----------------------------------------------------------------------------
-
-
 def made_up(ratio, scratch=0, row="AdamW"):
     cost = {"scratch_bytes": scratch, "trace_s": 1.0, "compile_s": 2.0, "fusions": 3, "copies": 0}
     entry = {"shape": "tree", "row": row, "parameters": 100, "parameter_bytes": 400}
@@ -336,9 +331,6 @@ def test_results_of_two_days_are_compared():
         report.compare(before | {"schema": 0}, before)
 
 
-# --- what is asked for ----------------------------------------------------------------------
-
-
 def test_shapes_have_the_leaves_they_are_named_for():
     shapes = (FULL | QUICK | TINY).items()
     leaves = {key: jax.tree.leaves(jax.eval_shape(shape.make)) for key, shape in shapes}
@@ -348,9 +340,6 @@ def test_shapes_have_the_leaves_they_are_named_for():
     assert sum(x.size for x in leaves["gpt2"]) == 124_439_808
     asked = {row for shape in FULL.values() for row in shape.rows or ()}
     assert asked <= {*ROWS, "flatten(AdamW)"}
-
-
-# --- bits ---------------------------------------------------------------------------------------
 
 
 def test_bits_are_compared_row_by_row(tmp_path, capsys):

@@ -191,9 +191,6 @@ def test_each_task_has_a_finite_score_at_the_start(name):
         assert 0.1 < float(task.evaluate(task.model(jax.random.key(0)))) < 10
 
 
-# --- widths -------------------------------------------------------------------------------------
-
-
 def test_the_best_rate_is_the_lowest_point_of_a_parabola():
     rates = 2.0 ** np.arange(-8, 0)
     losses = {float(rate): 1 + (np.log2(rate) + 4.3) ** 2 for rate in rates}

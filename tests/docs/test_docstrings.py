@@ -20,9 +20,6 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 FENCE = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
-# --- the examples ---------------------------------------------------------------------------
-
-
 def documented(node, name):
     """(name, docstring, line) of every module, class and function below a syntax node."""
     docstring = ast.get_docstring(node)
@@ -61,9 +58,6 @@ def test_example_runs(name):
     report = []
     doctest.DocTestRunner(verbose=False, optionflags=FLAGS).run(example, out=report.append)
     assert not report, "".join(report)
-
-
-# --- what every public name says ------------------------------------------------------------
 
 
 SCHEDULES = (sl.schedules.AbstractSchedule, sl.schedules.AbstractStatefulSchedule)

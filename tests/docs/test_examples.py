@@ -66,9 +66,6 @@ def test_help_names_the_options_and_the_command():
             assert text in shown, name
 
 
-# --- what short runs reach ------------------------------------------------------------------------
-
-
 # A number that each script prints, what it reaches with `--quick`, and what it must stay below.
 BELOW = {
     "transformer": (r"held-out loss ([\d.]+)", 2.72, 3.2),  # the frequencies of characters: 3.2
@@ -140,9 +137,6 @@ def test_digits_reaches_97_percent(tmp_path):
     assert done.returncode == 0, done.stderr
     (accuracy,) = re.findall(ABOVE["digits"][0], done.stdout)
     assert float(accuracy) >= 97
-
-
-# --- several processes --------------------------------------------------------------------------
 
 
 HEARTBEAT = 10  # seconds, as the example states

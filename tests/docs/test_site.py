@@ -33,9 +33,6 @@ def tool(name):
     return module
 
 
-# --- the API reference ----------------------------------------------------------------------
-
-
 def public_names():
     modules = [sl, *(getattr(sl, name) for name in MODULES)]
     for module in modules:
@@ -91,9 +88,6 @@ def test_every_method_of_an_optimizer_is_listed():
     assert listed == public - {*dir(eqx.Module), "binding", "arrays"}
 
 
-# --- the navigation -------------------------------------------------------------------------
-
-
 def test_every_page_is_in_the_navigation_once_by_its_title():
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     listed = Counter(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
@@ -104,9 +98,6 @@ def test_every_page_is_in_the_navigation_once_by_its_title():
         title = re.search(r"^# (.*)$", (docs / page).read_text(), re.MULTILINE)
         assert title, f"{page} has no title"
         assert title[1] == label, page
-
-
-# --- formulas -------------------------------------------------------------------------------
 
 
 FORMULAS = {
@@ -132,9 +123,6 @@ def test_formulas_become_mathml():
     assert made == FORMULAS
 
 
-# --- names and errors -----------------------------------------------------------------------
-
-
 NAME = "<code>sl.schedules.linear(1.0, 0.0, 10)</code>"
 LINK = f'<autoref identifier="slalom.schedules.linear" optional>{NAME}</autoref>'
 
@@ -156,8 +144,6 @@ def test_the_hooks_link_public_names_and_let_lines_break():
     assert "wrapped" in convert(block.format("ValueError: a long line"))
     assert "wrapped" not in convert(block.format("path  dtype  shape"))
 
-
-# --- the check of a built site --------------------------------------------------------------
 
 GOOD = {
     "index.html": '<h1 id="top">A</h1><a href="b/#here">b</a><a href=".">home</a>'
@@ -211,9 +197,6 @@ def test_every_schedule_has_a_curve():
     page = (ROOT / "docs/api/schedules.md").read_text()
     for name in re.findall(r"^::: slalom\.schedules\.([a-z_]+)$", page, re.MULTILINE):
         assert name in drawn or name == "join"
-
-
-# --- notebooks and pictures -----------------------------------------------------------------
 
 
 NOTEBOOK = """# %%

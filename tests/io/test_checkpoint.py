@@ -17,8 +17,6 @@ import slalom as sl
 from helpers import assert_same_bits, kind_of, mlp
 from slalom.checkpoint import _rolling
 
-# --- what is saved --------------------------------------------------------------------------
-
 
 def test_a_model_and_its_optimizer_come_back_by_name(path):
     model, fresh = mlp(), mlp(1)
@@ -214,9 +212,6 @@ def test_a_batch_of_runs_comes_back_by_name(path):
         sl.checkpoint.load(path, opt=make(0.1))
 
 
-# --- where arrays are put -------------------------------------------------------------------
-
-
 def test_arrays_are_put_where_those_of_the_program_are(path, adam):
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))
@@ -252,9 +247,6 @@ def test_abstract_trees_are_filled(path, adam):
     like = {"w": MODEL["w"], "new": jax.ShapeDtypeStruct((3,), jnp.float32)}
     with pytest.raises(sl.checkpoint.MismatchError, match=r"'model[.]new'.*it is abstract"):
         sl.checkpoint.load(path, model=like, strict=False)
-
-
-# --- the last few -----------------------------------------------------------------------------
 
 
 def test_rolling_keeps_the_last_ones_and_finds_the_newest_whole_one(tmp_path):
@@ -324,9 +316,6 @@ def test_a_reader_finds_the_newest_file_while_a_trainer_replaces_it(where, tmp_p
         assert rolling.load(n=0)["n"] == 3
 
 
-# --- as a dict ------------------------------------------------------------------------------
-
-
 def test_a_dict_goes_there_and_back(adam):
     trees = {"model": adam.model, "opt": adam.opt, "key": jax.random.key(1), "epoch": 3}
     items = sl.checkpoint.to_dict(**trees)
@@ -339,9 +328,6 @@ def test_a_dict_goes_there_and_back(adam):
     del items["model.w"]
     with pytest.raises(sl.checkpoint.MismatchError, match=r"in the program: model[.]w"):
         sl.checkpoint.from_dict(items, model=MODEL)
-
-
-# --- refusals -------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_saved_is_refused_by_name(path):

@@ -7,8 +7,6 @@ from trained import MODEL, after_steps
 import slalom as sl
 from helpers import assert_same_bits, sampled
 
-# --- differences ----------------------------------------------------------------------------
-
 
 def test_every_difference_is_reported_by_path(path):
     tree = dict.fromkeys(("same", "grown", "cast", "old"), jnp.ones(2))
@@ -109,9 +107,6 @@ def test_moments_of_another_dtype_are_converted(adam):
     loaded = sl.checkpoint.load(adam.path, opt=sl.Optimizer(tx, MODEL))
     assert loaded.report.recoded == ("opt.scale_by_adam.mu.b", "opt.scale_by_adam.mu.w")
     assert_same_bits(loaded["opt"], adam.opt.rebind(MODEL, tx=tx)[0])
-
-
-# --- hyperparameters ------------------------------------------------------------------------
 
 
 def test_hyperparameters_are_those_of_the_program_with_a_warning(path):

@@ -74,9 +74,6 @@ def small(path, n=1.0):
     return model, opt
 
 
-# --- killed ---------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_process_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path):
     path, moment = tmp_path / "run.safetensors", random.Random(0)
@@ -201,9 +198,6 @@ def test_files_are_written_and_read_without_jax(tmp_path):
     assert_same_bits(arrays, {f"model.{name}": np.asarray(x) for name, x in tree.items()})
 
 
-# --- damaged --------------------------------------------------------------------------------
-
-
 def refused(call, *args, error=sl.checkpoint.DamagedError, **known):
     """The message of the error of a call."""
     with pytest.raises(error) as caught:
@@ -273,9 +267,6 @@ def test_a_file_of_a_newer_format_is_refused(path, monkeypatch):
         f"'{path}' has format version 2, but this version of Slalom reads up to 1. Upgrade Slalom "
         "to load it."
     )
-
-
-# --- paths ----------------------------------------------------------------------------------
 
 
 def test_paths_that_lead_to_no_file(tmp_path):

@@ -22,8 +22,6 @@ from trained import blank
 import slalom as sl
 from slalom.checkpoint import _file, _format, _replace
 
-# --- what no reader would accept ------------------------------------------------------------
-
 
 def test_names_that_no_file_can_have_are_refused_before_anything_is_written(path):
     for trees, message in (
@@ -129,9 +127,6 @@ def test_no_leaf_is_left_out_in_silence(remedy, path):
             sl.checkpoint.save(path, model=in_model)
     else:
         sl.checkpoint.save(path, model=in_model, functions=[jnp.tanh, jnp.float32, object()])
-
-
-# --- malformed headers ----------------------------------------------------------------------
 
 
 def forged(path, change=None, raw=None):
@@ -251,9 +246,6 @@ def test_ages_without_an_entry_for_each_parameter_are_refused(path):
         sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
 
 
-# --- older files ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", range(1, _format.VERSION + 1))
 def test_a_file_of_each_version_is_read(version, path):
     model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3, "bfloat16")}
@@ -336,9 +328,6 @@ def test_an_older_file_stays_until_the_new_one_is_known_to_be_whole(tmp_path, mo
     assert rolling.steps == (1, 2)
     with pytest.warns(UserWarning, match="It is skipped"):
         assert rolling.latest().name == "step-00000001.safetensors"
-
-
-# --- names of files -------------------------------------------------------------------------
 
 
 def test_every_name_that_a_file_may_have_can_be_saved_to(tmp_path):

@@ -131,9 +131,6 @@ def test_state_that_starts_anew_with_another_is_no_difference_of_its_own(path):
     assert "restarted:   opt.scale_by_adam.age" in repr(loaded.report).splitlines()
 
 
-# --- the same optimizer ---------------------------------------------------------------------
-
-
 def test_an_optimizer_whose_paths_collide_loads_into_itself(path):
     params = {"a": {"b": jnp.ones(2)}, "a.b": jnp.zeros(2)}
     _, opt = sl.Optimizer(sl.adam(0.1), params).step(params, params)

@@ -113,9 +113,6 @@ def test_half_precision_steps_as_in_optax(dtype):
     assert_close(*wide, rtol=float(jnp.finfo(dtype).eps))
 
 
-# --- what Slalom adds -----------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_training_step_takes_a_whole_model_and_passes_what_a_line_search_needs():
     search = from_optax(optax.lbfgs())
@@ -190,9 +187,6 @@ def test_extra_arguments_are_declared_by_name_or_by_the_signature():
         sl.Optimizer(from_optax(gt), params).update(params, ones)
 
 
-# --- hyperparameters ------------------------------------------------------------------------
-
-
 def test_injected_hyperparameters_are_live():
     gt = optax.inject_hyperparams(optax.adam)(0.1, b1=optax.linear_schedule(0.9, 0.8, 4))
     opt = sl.Optimizer(sl.Clip(1.0) | from_optax(gt), params)
@@ -214,9 +208,6 @@ def test_injected_hyperparameters_are_live():
     opt = opt.with_hyperparams(learning_rate=sl.schedules.linear(1.0, 0.0, 4))
     _, opt = opt.update(params, ones)
     np.testing.assert_allclose(opt.update(params, ones)[0]["w"], -0.75)
-
-
-# --- state ----------------------------------------------------------------------------------
 
 
 def fresh(gt, **options):
@@ -304,9 +295,6 @@ def test_both_directions_undo_each_other():
     right, _ = slalom_trajectory(sl.adamw(0.1), params, grads)
     assert_close(left, right, rtol=1e-6)
     assert sl.interop.hyperparams(opt.state)["learning_rate"] == np.float32(0.1)
-
-
-# --- printing and refusals ------------------------------------------------------------------
 
 
 def test_it_prints_the_names_of_what_it_wraps():

@@ -23,9 +23,6 @@ def usual_rules():
         yield
 
 
-# --- flax nnx -------------------------------------------------------------------------------
-
-
 def nnx_model():
     nnx = pytest.importorskip("flax.nnx", reason="needs flax: pip install flax")
 
@@ -91,9 +88,6 @@ def test_an_nnx_optimizer_steps_as_an_optimizer_of_slalom():
     optax.apply_updates(params, updates)
 
 
-# --- flax linen -----------------------------------------------------------------------------
-
-
 def train_state(tx):
     linen = pytest.importorskip("flax.linen", reason="needs flax: pip install flax")
     from flax.training.train_state import TrainState
@@ -151,9 +145,6 @@ def test_orbax_saves_and_restores_the_state(tmp_path):
         checkpointer.wait_until_finished()
         restored = checkpointer.restore(tmp_path / "state", tx.init(params))
     assert_same_bits(restored, state)
-
-
-# --- optimistix and numpyro -----------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -101,9 +101,6 @@ def test_updates_of_a_model_have_its_dtype_and_structure():
     assert jax.tree.structure(updates) == jax.tree.structure(arrays)
 
 
-# --- without parameters ---------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "Flatten", "EveryK, skip"])
 def test_parameters_may_be_left_out_where_no_link_needs_them(name):
@@ -123,9 +120,6 @@ def test_missing_parameters_are_named():
         tx = to_optax(tx)
         with pytest.raises(TypeError, match=message + r".*`tx.update\(grads, state, params\)`"):
             tx.update(ones, tx.init(params))
-
-
-# --- extra arguments ------------------------------------------------------------------------
 
 
 class ScaleByLoss(sl.AbstractStatelessTransform):
@@ -175,9 +169,6 @@ def test_declared_extra_arguments_are_passed_and_others_dropped():
     with lenient():
         tx = optax.chain(tx, optax.scale(1.0), optax.polyak_sgd(), to_optax(sl.sgd(0.1)))
         jax.eval_shape(lambda: tx.update(ones, tx.init(params), params, **known)[0])
-
-
-# --- hyperparameters ------------------------------------------------------------------------
 
 
 def test_hyperparameters_are_live():
@@ -235,9 +226,6 @@ def test_unknown_names_invalid_values_and_another_structure_are_refused():
         state.hyperparams["b1"] = 0.5
 
 
-# --- arrays, which belong to `to_optax` -----------------------------------------------------
-
-
 def test_inject_hyperparams_sets_what_it_injects():
     injected = optax.inject_hyperparams(lambda rate: to_optax(sl.adam(rate)))(rate=0.1)
     state = injected.init(params)
@@ -287,9 +275,6 @@ def test_functions_inside_of_a_transform_are_part_of_the_structure():
     assert jax.tree.structure(after) == jax.tree.structure(state)
     expected, _ = sl.Optimizer(Learned(mlp()) | sl.sgd(0.1), params).update(params, ones)
     np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-6)
-
-
-# --- Optax's own wrappers -------------------------------------------------------------------
 
 
 def test_chains_partitions_and_masks():
@@ -392,9 +377,6 @@ def test_optax_code_can_sweep_and_donate_and_compiles_once():
     assert step._cache_size() == 1
 
 
-# --- cost -----------------------------------------------------------------------------------
-
-
 large = {f"layer{i}": jnp.full((256, 512), 0.1 * (i + 1)) for i in range(3)}
 COSTS = {
     "adamw": sl.adamw(1e-3),
@@ -423,9 +405,6 @@ def test_an_update_compiles_to_the_program_of_an_optimizer(name):
     (kernels, scratch), (usual, usual_scratch) = costs
     assert kernels == usual > 0
     assert scratch <= usual_scratch
-
-
-# --- refusals -------------------------------------------------------------------------------
 
 
 def test_what_is_no_transform_is_refused():

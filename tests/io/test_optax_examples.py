@@ -50,8 +50,6 @@ def assert_moves_as(original, start, params):
         np.testing.assert_allclose(ours, theirs, rtol=2.4e-7, atol=2e-5 * distance)
 
 
-# --- whole trajectories -----------------------------------------------------------------------
-
 NET = {"linear": {"w": jnp.full((3, 2), 2.0), "b": jnp.ones(2)}, "norm": {"scale": jnp.ones(3)}}
 LAYERS = {
     "dense": {"weight": jnp.ones((2, 3)), "bias": jnp.zeros(3)},
@@ -170,9 +168,6 @@ def test_an_example_moves_as_the_original(name):
     assert_moves_as(moved, params, by_function(forms[0], params, grads))
     for tx in forms:
         assert_moves_as(moved, params, slalom_trajectory(tx, params, grads)[0])
-
-
-# --- what else the pages show -----------------------------------------------------------------
 
 
 def test_a_prefix_of_labels_over_a_pair_of_models():

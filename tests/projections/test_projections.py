@@ -68,8 +68,6 @@ def projected(x, names=ALL, of=lambda fn: fn):
     return jax.jit(lambda x: {name: of(ALL[name][0])(x) for name in names})(x)
 
 
-# --- what they return ---------------------------------------------------------------------------
-
 _random = np.random.default_rng(0)
 POINTS = np.concatenate(
     [
@@ -146,9 +144,6 @@ def test_norms_neither_overflow_nor_underflow_and_trees_inside_of_a_ball_keep_ev
         np.testing.assert_allclose(inside, jnp.array([3.0, 4.0]) * min(size, 1.0), rtol=1e-6)
     for fn in (P.l1_ball(100.0), P.l2_ball(100.0), P.linf_ball(100.0), P.box(-9, 9)):
         assert_same_bits(fn(MODEL), MODEL)
-
-
-# --- kinds of trees -----------------------------------------------------------------------------
 
 
 DTYPES = ("bfloat16, float64", "bfloat16", "float16", "float64")
@@ -252,9 +247,6 @@ def test_equal_projections_are_equal_and_print_as_code():
 def test_every_projection_of_optax_has_its_counterpart():
     names = {name.removeprefix("projection_") for name in dir(op) if name[:11] == "projection_"}
     assert names <= set(P.__all__)
-
-
-# --- `.project` ---------------------------------------------------------------------------------
 
 
 def at(i):

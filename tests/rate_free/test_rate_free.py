@@ -97,9 +97,6 @@ def test_thirty_steps_are_those_of_optax(name, x64):
     assert_close(run(ours, 30, start)[0], run_optax(theirs, 30, start), rtol=1e-9, atol=1e-12)
 
 
-# --- against the authors' code ------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_prodigy_is_that_of_its_authors(x64):
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
@@ -118,9 +115,6 @@ def test_prodigy_is_that_of_its_authors(x64):
         ours, opt = step(ours, opt)
     np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12)
     assert float(opt.metrics["estim_lr"]) > 1e-2
-
-
-# --- closed forms -------------------------------------------------------------------------------
 
 
 def by_hand(tx, grads, params):
@@ -189,8 +183,6 @@ def test_cocob_bets_as_the_paper_says(x64):
         np.testing.assert_allclose(ours, w, rtol=1e-12)
 
 
-# --- the way gone, over the gradients seen ------------------------------------------------------
-
 DESCENT = sl.ScaleByDistanceOverGradients(0.5) | sl.Scale(-1.0)
 
 
@@ -221,8 +213,6 @@ def test_complex_distances_are_those_of_absolute_values_and_a_negative_scale_des
     made, _ = tx.update({"w": jnp.array([2j], jnp.complex64)}, tx.init(params), params)
     np.testing.assert_allclose(made["w"], [3j], rtol=1e-6)
 
-
-# --- what all of them keep ----------------------------------------------------------------------
 
 ALL = {
     "prodigy": sl.prodigy(estim_lr0=1e-2),
@@ -319,9 +309,6 @@ def test_scratch_is_at_most_that_of_optax(name):
     size = sum(p.nbytes for p in params.values())
     # Optax needs 2 copies of the parameters for MoMo-Adam and 1.4 for COCOB.
     assert memory.temp_size_in_bytes <= LEAN[name] * size
-
-
-# --- Mechanic: the learned scale of another rule ------------------------------------------------
 
 
 @pytest.mark.slow

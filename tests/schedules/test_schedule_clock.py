@@ -161,9 +161,6 @@ def test_functional_use_must_be_told_the_time():
     assert float(updates) == -0.75
 
 
-# --- plain functions ------------------------------------------------------------------------
-
-
 def test_a_function_is_a_schedule():
     opt = sl.Optimizer(sl.sgd(lambda n: 1 / (n + 1)), jnp.ones(()))
     for rate in (1, 1 / 2, 1 / 3):

@@ -24,9 +24,6 @@ def test_schedules_print_as_the_code_that_makes_them():
     assert repr(sl.Optimizer(tx, jnp.ones(())).transform) == repr(tx)
 
 
-# --- traced ---------------------------------------------------------------------------------
-
-
 def bound(schedule):
     """A schedule whose numbers are arrays, as in an optimizer."""
     return sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(())).transform.step_size
@@ -66,9 +63,6 @@ def test_all_numbers_are_leaves():
         close = {"rtol": 2e-6, "atol": 1e-7, "err_msg": name}
         np.testing.assert_allclose(batched[name][0], first[name], **close)
         assert all(np.isfinite(slope[0]) for slope in jax.tree.leaves(slopes[name])), name
-
-
-# --- changed in an optimizer ----------------------------------------------------------------
 
 
 UP, DOWN, FLAT = S.linear(0.0, 1.0, 4), S.linear(1.0, 0.0, 4), S.constant(0.5)

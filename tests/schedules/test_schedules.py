@@ -12,8 +12,6 @@ from helpers import lenient
 
 S = sl.schedules
 
-# --- values ---------------------------------------------------------------------------------
-
 CYCLES = [
     {"init_value": 0.0, "peak_value": 0.9, "warmup_steps": 5, "decay_steps": 20},
     {"init_value": 0.1, "peak_value": 0.5, "warmup_steps": 0, "decay_steps": 30, "end_value": 0.1},
@@ -277,9 +275,6 @@ def test_one_compiled_function_for_all_steps():
         np.testing.assert_allclose(values, together[name][::9], **close, err_msg=name)
         # Eagerly, of a Python int, too.
         np.testing.assert_allclose(schedule(27), values[3], **close, err_msg=name)
-
-
-# --- arithmetic -----------------------------------------------------------------------------
 
 
 # As they are printed.

@@ -94,8 +94,6 @@ def test_a_mark_holds_through_rebinding_and_copies_of_the_model():
     assert again.binding.params == opt.binding.params
 
 
-# --- with the real paramax ------------------------------------------------------------------
-
 TRANSFORMS = {
     "adamw": sl.adamw(0.1, weight_decay=0.1),
     "fromage": sl.fromage(0.1),

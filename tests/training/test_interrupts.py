@@ -151,8 +151,6 @@ def test_other_threads_may_step():
     assert found[0][1].count == 1
 
 
-# --- at every moment --------------------------------------------------------------------------
-
 SOURCE = str(Path(sl.__file__).parent)
 
 

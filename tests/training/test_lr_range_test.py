@@ -26,9 +26,6 @@ def result(losses, diverged=False):
     return sl.LRRangeTestResult(np.geomspace(1e-4, 1.0, len(losses)), losses, diverged)
 
 
-# --- the run ----------------------------------------------------------------------------------
-
-
 def by_hand(tx, learning_rates):
     """The losses of steps with these learning rates."""
     trained, opt, losses = mlp(), sl.Optimizer(tx, mlp()), []
@@ -126,9 +123,6 @@ def test_the_state_of_a_model_is_carried():
     np.testing.assert_allclose(found.losses, 1 + 0.1 * np.arange(10), rtol=1e-5)
 
 
-# --- the suggestion ---------------------------------------------------------------------------
-
-
 def test_the_suggestion_is_where_the_loss_falls_fastest():
     steps = np.linspace(-1, 1, 101)
     falling = 1 / (1 + np.exp(20 * (steps - 0.2)))  # steepest at step 60
@@ -163,9 +157,6 @@ def test_a_run_finds_a_learning_rate_that_works():
     for _ in range(20):
         trained, opt, loss = step(trained, opt, *BATCHES[0])
     assert loss < 0.2 * mean_square(mlp(), *BATCHES[0])
-
-
-# --- the picture and the progress bar ---------------------------------------------------------
 
 
 def test_the_plot_shows_losses_and_suggestion():

@@ -36,9 +36,6 @@ def in_parts(loss_fn, *args, number=3, batch_args=None, **options):
     return whole, parts
 
 
-# --- equal to the whole batch ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", slow_except([1, 3], 3))
 def test_equal_to_the_whole_batch(number):
     (_, opt, loss), (_, by_parts, mean) = in_parts(mean_square, X, Y, number=number)
@@ -230,9 +227,6 @@ def test_scratch_is_one_accumulator_and_the_gradient_of_a_part():
     assert scratch(microbatches=8) <= 2.1 * size
 
 
-# --- random numbers ---------------------------------------------------------------------------
-
-
 def noisy(model, x, y, key, scale=1.0):
     """A loss with dropout of the inputs, which also returns what was dropped."""
     keep = jax.random.bernoulli(key, 0.5, x.shape)
@@ -266,9 +260,6 @@ def test_each_microbatch_draws_from_a_key_of_its_own():
     keys = jax.random.split(key, 12)
     (_, _, loss), (_, _, mean) = in_parts(of_keys, X, Y, keys)
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
-
-
-# --- what the transforms are told, and what is between gradient and update ------------------
 
 
 class ScaleByTemperature(sl.AbstractTransform):
@@ -341,8 +332,6 @@ def test_other_values_of_the_context_do_not_compile_again():
         _, opt, _ = step(MODEL, opt, X, Y, context={"weight": weight})
     assert traces == 1
 
-
-# --- what is refused ------------------------------------------------------------------------
 
 NAME_THEM = (
     " Name the arguments that hold the batch: `sl.train_step(loss_fn, ..., batch_args=('x', 'y'))`."

@@ -87,9 +87,6 @@ def test_it_donates_what_a_step_donates(donate):
     assert moment.is_deleted()
 
 
-# --- arguments ------------------------------------------------------------------------------
-
-
 def noise(model, x, key, scale=1.0):
     return jnp.sum(model["w"] * 0) + scale * jax.random.normal(key)
 
@@ -160,9 +157,6 @@ def test_a_key_for_the_transforms_is_split_too():
     new, _, _ = quiet.scan(model, opt, length=3, context={"key": key})
     draws = jax.vmap(lambda k: jax.random.normal(k, (1,)))(jax.random.split(key, 3))
     np.testing.assert_allclose(new["w"], draws.sum(0), rtol=1e-5)
-
-
-# --- inside of other transformations, and errors ---------------------------------------------
 
 
 def test_under_jit_and_vmap():

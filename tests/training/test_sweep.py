@@ -52,9 +52,6 @@ def result(final):
     return sl.SweepResult(grid, np.stack([np.full_like(final, 9.0), final], axis=-1))
 
 
-# --- the runs ---------------------------------------------------------------------------------
-
-
 TX = (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.5)).every_k(2)
 
 
@@ -145,9 +142,6 @@ def test_a_loss_with_aux_keys_and_the_state_of_a_model():
     np.testing.assert_allclose(found.losses, [1 + 0.1 * n, 0.64**n + 0.1 * n], rtol=1e-5)
 
 
-# --- memory -----------------------------------------------------------------------------------
-
-
 class Full:
     """A program of a device on which only a few runs fit."""
 
@@ -191,9 +185,6 @@ def test_a_chunk_that_was_asked_for_is_not_made_smaller(full):
     assert len(full) == len(full[0].tried) == 1
 
 
-# --- the result -------------------------------------------------------------------------------
-
-
 def test_the_best_run_has_the_lowest_final_loss():
     found = result([[3.0, 2.0, 5.0], [4.0, 1.0, 6.0]])
     assert found.best_index == (1, 1)
@@ -220,9 +211,6 @@ def test_a_diverging_run_leaves_the_others_alone():
     assert found.best == {"learning_rate": 0.1}
     values = {"learning_rate": 0.1}
     np.testing.assert_allclose(found.losses[0], by_hand(sl.sgd(0.1), values), rtol=1e-5)
-
-
-# --- the picture and the progress bar ---------------------------------------------------------
 
 
 def test_the_plot_of_one_hyperparameter_is_a_line():

@@ -24,8 +24,6 @@ def aux_fn(model: Model, x: Float[Array, " 3"]) -> tuple[Array, Array]:
     return loss_fn(model, x), x
 
 
-# --- optimizers ---------------------------------------------------------------------------
-
 schedule = sl.schedules.warmup_cosine_decay(0.0, 1e-3, warmup_steps=10, decay_steps=100)
 tx = sl.ClipByGlobalNorm(1.0) | sl.adamw(schedule, weight_decay=0.1).every_k(2).if_finite()
 grouped = sl.adam(1e-3).partition({sl.where.path("b"): sl.sgd(0.1)}).mask(sl.where.everything())
@@ -47,8 +45,6 @@ rate = opt.hyperparams["learning_rate"]
 metrics = opt.metrics.to_dict()
 state = opt.state_of(sl.ScaleByAdam)
 
-# --- training steps -----------------------------------------------------------------------
-
 step = sl.train_step(loss_fn, donate="all", microbatches=None)
 model, opt, loss = step(model, opt, x)
 number = float(loss)
@@ -69,16 +65,12 @@ def weighted(model: Model, x: Float[Array, " 3"]) -> tuple[Array, Array]:
 model, opt, loss = decorated(model, opt, x)
 model, opt, (loss, weight) = weighted(model, opt, x)
 
-# --- checkpoints and tools ----------------------------------------------------------------
-
 sl.checkpoint.save("run.slalom", model=model, opt=opt)
 loaded = sl.checkpoint.load("run.slalom", model=model, opt=opt)
 found = sl.sweep(loss_fn, tx, model, [(x,)], {"learning_rate": [1e-3, 1e-2]}, steps=1)
 losses = found.losses
 tested = sl.lr_range_test(loss_fn, tx, model, [(x,)])
 print(tested)
-
-# --- a transform of the user --------------------------------------------------------------
 
 
 class LastState(eqx.Module):

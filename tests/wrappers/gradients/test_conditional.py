@@ -108,9 +108,6 @@ def test_under_vmap_each_run_has_its_own_condition(name):
         assert opt.loss_scale.tolist() == [2.0**15, 2.0**14]
 
 
-# --- if_finite --------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 2])
 def test_if_finite_is_apply_if_finite_also_around_the_limit(limit, x64):
@@ -232,9 +229,6 @@ def test_asking_takes_nothing_to_the_device_and_leaves_donation_to_others():
     step(model, opt)
     with pytest.raises(ValueError, match="was donated"):
         step(model, opt)
-
-
-# --- when -------------------------------------------------------------------------------------
 
 
 def test_updates_pass_through_when_the_condition_does_not_hold():

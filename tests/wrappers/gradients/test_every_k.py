@@ -33,8 +33,6 @@ def windows(grads, k, reduce=jnp.mean):
     return jax.tree.map(lambda x: reduce(x.reshape(-1, k, *x.shape[1:]), axis=1), grads)
 
 
-# --- against others -------------------------------------------------------------------------
-
 KS = jnp.array([1, 2, 3, 3, 3, 3, 3, 3, 3])
 ADAMW = sl.adamw(0.05, weight_decay=0.1), optax.adamw(0.05, weight_decay=0.1)
 REFERENCES = {
@@ -78,9 +76,6 @@ def test_same_path_as_the_inner_transform_on_whole_windows(k, mean):
     started = jax.tree.map(lambda p, x: jnp.concatenate([p[None], x]), MODEL, path)
     for offset in range(1, k):
         assert_same_bits(*(jax.tree.map(lambda x, o=o: x[o:-1:k], started) for o in (0, offset)))
-
-
-# --- weights and values ---------------------------------------------------------------------
 
 
 class Recorder(sl.AbstractTransform):
@@ -222,8 +217,6 @@ def test_the_inner_transform_sees_the_mean_value_and_the_total_weight(name):
     np.testing.assert_allclose(mean_value[2::3], [11 / 4, 48 / 4], rtol=1e-6)
 
 
-# --- windows --------------------------------------------------------------------------------
-
 HALVED = sl.sgd(0.1).every_k(2) | sl.Scale(0.5).mask(sl.where.path("0"))
 WRITES = {
     "every 4": (sl.adam(0.1).every_k(4), [3, 7, 11]),
@@ -301,8 +294,6 @@ def test_hyperparams_inside_show_what_the_next_emitted_update_uses():
     assert shown["scale_by_schedule.step_size"].tolist() == [1, 0.75, 0.5, 0.25, 0, 0, 0]
 
 
-# --- dtypes ---------------------------------------------------------------------------------
-
 DTYPES = ("float32", "bfloat16", "float16")
 # A leaf for each pair of a parameter's dtype and its gradient's.
 PAIRS = {f"{p}, {g}": (p, g) for p in DTYPES for g in DTYPES}
@@ -348,9 +339,6 @@ def test_accumulator_dtype_as_asked_for(x64):
     assert dtypes() == {"wide": "float64", "half": "float32"}
     assert dtypes(accumulator_dtype=jnp.float32) == {"wide": "float32", "half": "float32"}
     assert dtypes(accumulator_dtype="bfloat16") == {"wide": "bfloat16", "half": "bfloat16"}
-
-
-# --- where it may stand ---------------------------------------------------------------------
 
 
 WEIGHTS = jnp.asarray(np.random.default_rng(2).uniform(0.1, 3.0, 12), jnp.float32)
@@ -410,8 +398,6 @@ def test_a_batch_of_optimizers_tells_of_each_whether_it_wrote():
         assert opts.has_updated.tolist() == [False] * 3, wrap(sl.sgd(0.1))
 
 
-# --- links after it -------------------------------------------------------------------------
-
 DECAY, PACED = sl.SubtractDecayedWeights(0.1), sl.adam(0.1).every_k(4)
 SUMS = sl.adam(0.1).every_k(4, mean=False)
 INSIDE = (sl.ClipByGlobalNorm(1.0) | (PACED.only(WEIGHT) | DECAY)).every_k(2)
@@ -445,9 +431,6 @@ def test_links_that_keep_zeros_or_stand_before_are_not_warned_of():
         sl.ApplyEvery(2) | sl.adam(0.1),
     ):
         sl.Optimizer(tx, MODEL)
-
-
-# --- infinities and the length of the window ------------------------------------------------
 
 
 def test_the_mean_of_infinite_gradients_is_infinite_and_of_opposite_ones_no_number():

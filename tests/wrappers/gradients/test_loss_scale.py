@@ -25,9 +25,6 @@ def scaled(grads, opt):
 step = jax.jit(lambda params, opt, grads: opt.step(params, scaled(grads, opt)))
 
 
-# --- the rule -----------------------------------------------------------------------------------
-
-
 def torch_scales(initial, interval, finite):
     """The scale after each step, by `torch.amp.GradScaler` on the CPU."""
     torch = pytest.importorskip("torch", reason="the reference is torch.amp.GradScaler")
@@ -164,9 +161,6 @@ def test_the_scale_is_1_without_the_wrapper():
         np.testing.assert_array_equal(opt.loss_scale, ones)
 
 
-# --- in a training step -------------------------------------------------------------------------
-
-
 class Uses(sl.AbstractTransform):
     """Records what the context holds."""
 
@@ -247,9 +241,6 @@ def test_calls_of_a_training_step_compile_once():
     assert traces == 1
     assert opt.metrics.to_dict()["scale_loss.total_notfinite"] == 1
     assert loss.dtype == jnp.float32
-
-
-# --- with others --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -53,9 +53,6 @@ def test_to_maximize_is_to_minimize_the_negative(row):
             assert_same_bits(ours, theirs)
 
 
-# --- compositions ---------------------------------------------------------------------------
-
-
 def saddle(model):
     return 0.5 * jnp.sum((model["w"] - 1) ** 2) - 0.5 * jnp.sum((model["b"] - 2) ** 2)
 

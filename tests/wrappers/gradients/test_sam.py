@@ -147,9 +147,6 @@ def test_gradients_passed_by_hand_and_the_place_are_checked():
         sl.sgd(0.1).sam().every_k(2)
 
 
-# --- with a scaled loss -------------------------------------------------------------------------
-
-
 def test_by_hand_the_second_gradient_is_that_of_the_loss_itself():
     def loss_fn(w):
         return jnp.sum(w**2) / 2

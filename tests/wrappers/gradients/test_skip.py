@@ -182,8 +182,6 @@ def test_conditions_print_as_the_code_that_makes_them():
     assert repr(joined) == "theirs_both | sl.SkipNotFinite() | theirs_both"
 
 
-# --- what is refused ------------------------------------------------------------------------
-
 MUST = (
     "The `skip` of every_k must return a pair: a bool scalar, and a dict of scalars by name, "
     "which may be empty. condition returned "

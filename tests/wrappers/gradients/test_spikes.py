@@ -106,9 +106,6 @@ def test_it_compares_what_it_is_told_to(by):
     assert metrics["z"][:8].max() == 0
 
 
-# --- ZClip ----------------------------------------------------------------------------------
-
-
 def zclip(norms, threshold=2.5, decay=0.97, warmup_steps=25, eps=1e-6):
     """The norms after the clip, by the equations of the paper."""
     first, out, mean, var = [], [], 0.0, 0.0

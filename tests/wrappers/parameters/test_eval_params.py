@@ -125,9 +125,6 @@ def test_a_half_precision_average_does_not_stall():
     np.testing.assert_allclose(np.asarray(evaluated, np.float32), 1 - 0.999**3000, rtol=4e-3)
 
 
-# --- one place to evaluate ------------------------------------------------------------------
-
-
 def test_without_a_writer_the_model_itself_is_evaluated():
     model = mlp()
     for tx in (sl.adam(0.1), sl.adam(0.1).every_k(2), sl.lion(0.1)):
@@ -154,9 +151,6 @@ def test_only_the_leaves_of_a_writer_are_replaced():
         assert evaluated.activation is model.activation
         assert not jnp.array_equal(evaluated.layers[0].weight, after.layers[0].weight)
         assert evaluated.layers[0].bias is after.layers[0].bias
-
-
-# --- what is refused ------------------------------------------------------------------------
 
 
 FOLLOWED = "writes the parameters itself, so nothing may follow it: make it the last link of the "

@@ -83,8 +83,6 @@ def test_a_master_copy_changes_no_slow_weight():
     np.testing.assert_allclose(held.astype("bfloat16"), full["w"][7], rtol=1e-2)
 
 
-# --- DiLoCo: replicas that train apart, as the guide on sharding writes it -----------------------
-
 EVERY = 3
 
 

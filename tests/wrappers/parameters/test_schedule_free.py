@@ -132,9 +132,6 @@ def test_a_reset_parameter_begins_its_average_again():
     np.testing.assert_allclose(x, MODEL["dense"]["weight"], rtol=1e-6)
 
 
-# --- references -----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("which", "r"), [("sgd", 2.0), ("adamw", 0.0)])
 def test_the_authors_package_takes_the_same_steps(which, r, x64):
@@ -158,9 +155,6 @@ def test_the_authors_package_takes_the_same_steps(which, r, x64):
     optimizer.eval()
     x = opt.eval_params(ours[-1])
     np.testing.assert_allclose(theirs.detach().numpy(), x, rtol=1e-12, atol=1e-13)
-
-
-# --- refusals -------------------------------------------------------------------------------
 
 
 TWO_RATES = sl.sgd(0.1) | sl.ScaleByLearningRate(0.5, flip_sign=False)
@@ -189,9 +183,6 @@ def test_a_warmup_of_a_schedule_is_refused():
         sl.schedule_free_sgd(halving, warmup_steps=2)
     with pytest.raises(ValueError, match="warmup_steps must be in"):
         sl.schedule_free_sgd(0.1, warmup_steps=0)
-
-
-# --- Schedule-Free+ ---------------------------------------------------------------------------
 
 
 def plus_by_the_book(y, loss_and_grad, decay, steps, *, beta, r, polyak_beta, after):

@@ -23,9 +23,6 @@ def norm(tree):
     return np.sqrt(sum(np.sum(np.square(np.asarray(x, np.float64))) for x in jax.tree.leaves(tree)))
 
 
-# --- the mapping ----------------------------------------------------------------------------
-
-
 def test_metrics_are_a_flat_dict_that_takes_suffixes():
     opt = sl.Optimizer((sl.Clip(1.0) | sl.sgd(0.1)).record(), MODEL)
     metrics = opt.metrics
@@ -75,9 +72,6 @@ def test_what_was_read_from_an_optimizer_outlives_its_donation():
         _ = opt.loss_scale
 
 
-# --- record ---------------------------------------------------------------------------------
-
-
 def test_record_measures_what_comes_in_what_goes_out_and_the_parameters():
     tx = (sl.ClipByGlobalNorm(0.5) | sl.sgd(0.1)).record()
     stepped, opt = sl.Optimizer(tx, MODEL).step(MODEL, at(GRADS, 0))
@@ -113,9 +107,6 @@ def test_record_of_an_idle_step_is_zero_and_needs_no_buffer_of_its_own():
     for tx in (sl.adam(0.1).record(), paced):
         memory = compiled_step(tx, model).memory_analysis()
         assert memory.temp_size_in_bytes <= 2.01 * model["w"].nbytes
-
-
-# --- monitors -------------------------------------------------------------------------------
 
 
 def too_long(updates):

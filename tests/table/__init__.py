@@ -8,36 +8,10 @@ import pytest
 
 from helpers import EXHAUSTIVE, SLOW, transforms_in
 
-from . import (
-    adam_like,
-    around,
-    attention,
-    averaged,
-    catalogue,
-    curvature,
-    loss_scale,
-    matrices,
-    preconditioners,
-    rate_free,
-    storage,
-    writing,
-)
+from . import adaptive, catalogue, losses, matrices, storage
 from .catalogue import PER_EXAMPLE as PER_EXAMPLE, halving as halving
 
-_PARTS = (
-    catalogue,
-    matrices,
-    preconditioners,
-    storage,
-    writing,
-    loss_scale,
-    adam_like,
-    around,
-    rate_free,
-    averaged,
-    curvature,
-    attention,
-)
+_PARTS = (catalogue, matrices, storage, adaptive, losses)
 
 
 def _joined(which):

@@ -1,8 +1,10 @@
-"""How the state of a transform is stored."""
+"""How state is stored, how updates are written to half-precision parameters, scaled losses."""
 
 from typing import Any
 
 import slalom as sl
+
+from .catalogue import halving
 
 matrices = sl.where.ndim(min=2)
 clip = sl.ClipByGlobalNorm(1.0)
@@ -26,4 +28,17 @@ WRAPPERS: dict[str, Any] = {
     "Store, lamb": sl.lamb(0.1).store("int8", min_size=1),
     "Store, adafactor": sl.adafactor(0.1, momentum=0.9).store("int8", min_size=1),
     "Store, record": sl.adam(0.1).store("int8", min_size=1).record(),
+    "Write": (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1)).write("kahan"),
+    "Write, master": sl.adamw(0.1).write("master").every_k(2),
+    "Write, ecc": sl.adamw(0.1).every_k(2).lookahead(1, 0.5).write("ecc"),
+    "Write, stochastic": sl.adam(0.1).average(0.9).write("stochastic", key=3).if_finite(),
+    "Write, nearest": sl.adam(0.1).write("nearest"),
+    "Write in Partition": sl.adam(0.1)
+    .write("kahan")
+    .partition({sl.where.ndim(2): sl.sgd(0.1).project(sl.projections.l2_ball(1.0)).write("master")})
+    .record(),
+    "ScaleLoss": (sl.ClipByGlobalNorm(1.0) | sl.adam(halving)).scale_loss(),
+    "ScaleLoss in EveryK": sl.adam(0.1).scale_loss(4.0, growth_interval=2).every_k(2),
+    "EveryK in ScaleLoss": sl.adam(0.1).every_k(2).scale_loss(4.0, growth_interval=2),
+    "ScaleLoss, averaged": sl.adam(0.1).partition({matrices: sl.sgd(0.1)}).scale_loss().average(),
 }

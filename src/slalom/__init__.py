@@ -68,6 +68,7 @@ with _checked:
     from ._loop.tools.plots import plot_metrics as plot_metrics
     from ._loop.tools.sweep import sweep as sweep
     from ._loop.tools.sweep_result import SweepResult as SweepResult
+    from ._loop.tools.versions import show_versions as show_versions
     from ._loop.training.keep_best import KeepBest as KeepBest
     from ._loop.training.train_step import train_step as train_step
     from .rules.adaptive.adam import (

@@ -93,7 +93,7 @@ def carry(
     before, after = Side.of(*old), Side.of(*new)
     whole = before
     if rows:
-        before = before._replace(leaves=moved(before.places, before.leaves, rows))
+        before = before._replace(leaves=moved(before.places, before.leaves, before.params, rows))
     found = transfer(before, after, _fits)
     leaves = list(after.leaves)
     clocks = found.clocks

@@ -339,13 +339,13 @@ CLOCKED = {
 }
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [sl.adam(FALLING), pytest.param(sl.sgd(FALLING), marks=pytest.mark.slow)],
-    ids=["adam", "sgd"],
-)
-@pytest.mark.parametrize("name", slow_except(CLOCKED, "none"))
-def test_schedules_go_on_where_they_were_in_any_wrapper(name, rule, tmp_path):
+RULES = {"adam": sl.adam(FALLING), "sgd": sl.sgd(FALLING)}
+CLOCKS = {f"{rule}, {name}": (RULES[rule], name) for rule in RULES for name in CLOCKED}
+
+
+@pytest.mark.parametrize("case", sampled(CLOCKS, "adam, none"))
+def test_schedules_go_on_where_they_were_in_any_wrapper(case, tmp_path):
+    rule, name = CLOCKS[case]
     model, opt = steps(sl.Optimizer(CLOCKED[name](rule), MODEL), MODEL, 6)
     now = float(opt.hyperparams["learning_rate"])
     assert now < 1.0

@@ -64,7 +64,7 @@ def scan_four(params, opt, grads, check=lambda before, after: None):
     return jax.lax.scan(body, (params, opt), length=4)[0]
 
 
-@rows(1, ci=EVERYTHING)
+@rows(1)
 def test_types_hold_where_scan_and_cond_carry_an_optimizer_in_double_precision(
     row, x64, typechecked
 ):

@@ -141,6 +141,17 @@ def test_map_params_maps_the_others_too():
     assert mapped[0].age == "other"
 
 
+def test_map_params_maps_optimizers():
+    opt = sl.Optimizer(sl.adam(0.1).store("bfloat16"), params())
+    ones = sl.map_params(jnp.ones_like, {"opt": opt})["opt"]
+    assert (ones.state_of("scale_by_adam").mu["w"] == 1).all()
+    ones.step(params(), grads())
+    specs = {"b": "b", "w": "w"}
+    mapped = sl.map_params(lambda leaf, spec: spec, opt, specs, other=lambda leaf: "other")
+    assert {*mapped.arrays} == {"b", "w", "other"}
+    assert jax.tree.structure(mapped) == jax.tree.structure(opt)
+
+
 def test_declared_keywords_reach_nested_transforms():
     tx = ScaleByTemperature() | sl.sgd(1.0)
     for wrapped in (tx, tx.every_k(1), tx.only(W | B)):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pickle
 import re
 import sys
 
@@ -23,7 +24,9 @@ from helpers import (
     slow_except,
     transforms_in,
 )
+from slalom._core.state.marks import marks
 from slalom.interop import to_optax
+from slalom.interop._named import without_names
 from table import GRADIENT_ROWS, PER_EXAMPLE, WITH_GRADIENT, rows
 
 matrices = sl.where.ndim(min=2)
@@ -324,6 +327,14 @@ def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(row):
     others = fields_with_other_shapes(state)
     assert all(any(key in others for key in path) for path in theirs - ours)
 
+    # Optax finds each field by its name.
+    parts = [node for node in transforms_in(state.inner_state, eqx.Module) if marks(node)]
+    for name in {name for node in parts for name in marks(node)}:
+        values = [getattr(node, name) for node in parts if name in marks(node)]
+        found = [without_names(x) for _, x in optax.tree.get_all_with_path(state, name)]
+        assert list(map(id, jax.tree.leaves(found))) == list(map(id, jax.tree.leaves(values)))
+    assert any(x is state.count for _, x in optax.tree.get_all_with_path(state, "count"))
+
 
 def fields_with_other_shapes(state):
     """Those with arrays of other shapes for each parameter, as keys of a path."""
@@ -332,6 +343,19 @@ def fields_with_other_shapes(state):
     nodes = transforms_in(state, eqx.Module)
     fields = [field for node in nodes for field in dataclasses.fields(node)]
     return {GetAttrKey(field.name) for field in fields if dict(field.metadata) in other}
+
+
+def test_optax_reads_and_sets_the_state_by_names():
+    tx = to_optax(sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1))
+    _, state = tx.update(params, tx.init(params), params)
+    assert int(optax.tree.get(state, "count")) == 1
+    zeros = jax.tree.map(jnp.zeros_like, optax.tree.get(state, "mu"))
+    after = optax.tree.set(optax.tree.set(state, mu=zeros), count=jnp.int32(5))
+    assert_same_bits(after.inner_state[1].mu, zeros)
+    assert_same_bits(after.inner_state[1].nu, optax.tree.get(state, "ScaleByAdamState").nu)
+    assert int(after.count) == 5
+    assert_same_bits(pickle.loads(pickle.dumps(after)), after)
+    assert int(optax.tree.get(tx.update(params, after, params)[1], "count")) == 6
 
 
 def test_optax_maps_the_parameters_of_chains_groups_and_large_leaves():

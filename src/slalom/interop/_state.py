@@ -20,6 +20,7 @@ from .._loop.reports.readings import Readings
 from ..tree.types import PyTree
 from ..wrappers.scope.flatten import Joined
 from ._flax import pure
+from ._named import Fields, with_names, without_names
 
 State = TypeVar("State")
 
@@ -34,16 +35,26 @@ class ToOptaxState(eqx.Module):
     """The state of a transform that `sl.interop.to_optax` made for Optax.
 
     All of its leaves are arrays. Read and change it with the functions of `sl.interop`.
+    `optax.tree.get(state, "count")` and `optax.tree.get(state, "mu")` find the number of updates
+    and the fields of rules.
     """
 
     transform: Any
     """The transform, with its hyperparameters as arrays."""
-    inner_state: Any
-    """The state of the transform."""
-    count: Int[Array, "*runs"]
-    """The number of calls of `update` so far."""
+    fields: Fields
+    """The number of calls of `update` so far, and the state of the transform."""
     given: tuple[str, ...] = eqx.field(static=True)
     """The paths of what was given to `to_optax` as arrays: each call of `to_optax` sets them."""
+
+    @property
+    def count(self) -> Int[Array, "*runs"]:
+        """The number of calls of `update` so far."""
+        return self.fields.count
+
+    @property
+    def inner_state(self) -> Any:
+        """The state of the transform."""
+        return without_names(self.fields.inner_state)
 
     @property
     def hyperparams(self) -> Readings:
@@ -61,7 +72,7 @@ def as_state(
     transform, inner_state = jax.tree.map(
         lambda x: x if tree.is_array(x) else Constant(x), (transform, inner_state)
     )
-    return ToOptaxState(transform, inner_state, count, given)
+    return ToOptaxState(transform, Fields(count, with_names(inner_state)), given)
 
 
 def as_optimizer(state: ToOptaxState, structure: Any = None) -> Optimizer:

@@ -142,11 +142,12 @@ def map_params(
 
     - `function`: called as `function(leaf, *rest_leaves)` at each leaf of every field that was
         declared with `sl.fields.param_like()`.
-    - `state`: the state of any transform, or any tree that contains states.
+    - `state`: the state of any transform, an optimizer, or any tree that contains some.
     - `rest`: further trees of the parameters' structure, for `function`.
-    - `other`: applied to every other leaf of the state. Defaults to keeping them.
+    - `other`: applied to every other leaf, in an optimizer also to its hyperparameters and count.
+        Defaults to keeping them.
 
-    **Returns:** the state with those leaves replaced.
+    **Returns:** the same tree with those leaves replaced.
 
     ```python
     >>> params = {"w": jnp.ones(3), "b": jnp.ones(())}
@@ -158,9 +159,11 @@ def map_params(
     """
 
     def has_marks(node: Any) -> bool:
-        return bool(params_like_fields(node))
+        return bool(params_like_fields(node)) or hasattr(type(node), "_map_state")
 
     def rebuild(node: Any) -> Any:
+        if hasattr(type(node), "_map_state"):
+            return node._map_state(lambda own: map_params(function, own, *rest, other=other), other)
         marked = params_like_fields(node)
         if not marked:
             return node if other is None else other(node)

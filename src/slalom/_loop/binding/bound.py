@@ -16,6 +16,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.walk import find
 from ..._core.text.advice import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
+from ...tree.dtypes import is_array
 from ...tree.memory import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer
 from ..programs.compiled import check_readable
@@ -199,6 +200,18 @@ class AbstractBound(AbstractPrinted):
         check_readable(self)
         params = new(self.transform, to_device(self.state), to_device(whole.params))
         return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
+
+    def _map_state(
+        self, function: Callable[[Any], Any], other: Callable[[Any], Any] | None
+    ) -> "AbstractBound":
+        """This optimizer with another state, and with `other` at all other arrays."""
+        arrays, structure = jax.tree.flatten(self.state)
+        mapped = zip(arrays, structure.flatten_up_to(function(self.state)), strict=True)
+        *rules, count = (*self.arrays[: self.binding.rules], self.arrays[-1])
+        if other is not None:
+            *rules, count = map(other, (*rules, count))
+        leaves = (*rules, *(new for x, new in mapped if is_array(x)), count)
+        return made(type(self), leaves, self.binding)
 
     # --- inspection -------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from known_matrix import GRADS, START, drawn_matrix
 
 import slalom as sl
-from helpers import EXHAUSTIVE, SLOW, public, slalom_trajectory, updates_of
+from helpers import EXHAUSTIVE, SLOW, public, slalom_trajectory, slow_except, updates_of
 
 
 def cautious(updates, grads, **options):
@@ -187,13 +187,39 @@ def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
     np.testing.assert_allclose(splus_updates(grads, f), wanted, atol=1e-9)
 
 
-@pytest.mark.slow
-def test_splus_does_not_step_along_rounding_errors():
+IN_EIGENBASES = {
+    "soap": sl.ScaleBySoap(),
+    "soap each step": sl.ScaleBySoap(precondition_frequency=1),
+    "soap of one side": sl.ScaleBySoap(max_size=10),
+    "kl_soap": sl.contrib.ScaleByKlSoap(),
+    "splus": sl.contrib.ScaleBySplus(precondition_frequency=5),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(IN_EIGENBASES, "soap each step"))
+def test_rules_in_eigenbases_stay_in_the_span_of_collinear_inputs(name, x64):
     random = np.random.default_rng(0)
-    g = random.standard_normal((16, 2)) @ random.standard_normal((2, 8))  # of rank 2
-    u = splus_updates(np.stack([g, g]).astype(np.float32), 1)[1]
-    lengths = np.linalg.svd(12 * u)[1]
-    np.testing.assert_allclose(lengths, [1, 1, 0, 0, 0, 0, 0, 0], atol=1e-5)
+    basis = random.standard_normal((2, 8))
+    inputs, targets = random.standard_normal((30, 2)) @ basis, random.standard_normal((30, 16))
+    complement = np.eye(8) - np.linalg.pinv(basis) @ basis
+
+    def trained(dtype):
+        x, y = jnp.asarray(inputs, dtype), jnp.asarray(targets, dtype)
+        w = jnp.zeros((16, 8), dtype)
+        opt = sl.Optimizer(IN_EIGENBASES[name] | sl.Scale(-0.02), w)
+
+        def step(carry, _):
+            w, opt = carry
+            return opt.step(w, jax.grad(lambda w: jnp.mean((x @ w.T - y) ** 2))(w)), None
+
+        return np.asarray(jax.lax.scan(step, (w, opt), length=60)[0][0], np.float64)
+
+    single, double = trained(jnp.float32), trained(jnp.float64)
+    outside, least = (np.linalg.norm(w @ complement) for w in (single, double))
+    # The first step of SPlus takes signs in no basis, which leaves the span.
+    assert least < 1e-6 or name == "splus"
+    assert outside < least + 1e-5 * np.linalg.norm(single)
+    assert np.linalg.norm(single) > 0.1
 
 
 def dense_kron(start, grads, noise, *, probability, max_size, rate=0.1):

@@ -76,7 +76,8 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     Follows the code of a record of modded-nanogpt, which refreshes in each step and gives matrices
     the norm that they started with; M and V are not corrected for their start at zero there, which
-    a trust ratio hides:
+    a trust ratio hides. Entries of G' and M that are not above the rounding error of the largest
+    one count as 0, as in `ScaleBySoap`:
 
     ```python
     >>> hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.018) | sl.KeepInitialNorm()

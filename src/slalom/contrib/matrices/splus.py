@@ -21,6 +21,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
 from ...rules.matrices._kronecker import (
+    above_rounding,
     bounded_entries,
     first_eigenvectors,
     frequency_at,
@@ -34,9 +35,6 @@ from ...rules.matrices._kronecker import (
 from ...rules.momentum.momentum import first_moment
 from ...tree.types import Params
 from ...where.layout import LayoutLike
-
-_ROUNDING = 16.0
-"""How many times the rounding of the largest entry in the basis counts as zero."""
 
 
 class ScaleBySplusState(eqx.Module):
@@ -138,7 +136,7 @@ class ScaleBySplus(AbstractRule[ScaleBySplusState]):
         state.since = jnp.where(follows, 1, tree.increment(state.since))
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2
         # In the first basis, the identity, nothing is rounded.
-        now.rounding = jnp.where(state.age == 0, 0.0, _ROUNDING)
+        now.is_exact = state.age == 0
         state.age = tree.increment(state.age)
 
     def refresh(self, now, g, leaf):
@@ -156,9 +154,7 @@ class ScaleBySplus(AbstractRule[ScaleBySplusState]):
 
     def direction(self, now, g, leaf):
         x = into_basis(leaf.mu, leaf.basis, self.max_size)
-        size = jnp.abs(x)
-        least = now.rounding * float(jnp.finfo(x.dtype).eps) * jnp.max(size, initial=0)
-        sign = jnp.where(size <= least, 0, jnp.sign(x))
+        sign = jnp.where(now.is_exact | above_rounding(x, self.max_size), jnp.sign(x), 0)
         return out_of_basis(sign * (2 / max(sum(g.shape), 1)), leaf.basis, self.max_size)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Int
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from ... import tree
 from ..._core.engine.matrices import matrices_or_none
@@ -111,6 +111,50 @@ def out_of_basis(
     left, right = by_side(x.shape, max_size, basis)
     x = x if left is None else left @ x
     return x if right is None else times_adjoint(x, right)
+
+
+_ROUNDING = 16.0
+"""How many units of rounding, relative to the largest entry, a change of basis may leave."""
+_UNITS = 8.0
+"""How many units of rounding, relative to the largest eigenvalue, the error of a factor has."""
+
+
+def above_rounding(x: Inexact[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
+    """Where an entry in the basis is more than the rounding error of the largest one.
+
+    A rule that normalizes its entries would otherwise make full steps of what is exactly zero, as
+    outside of the span of collinear inputs. Only the sides that have a basis are summed over.
+    """
+    summed = tuple(axis for axis, size in enumerate(x.shape) if size <= max_size)
+    if not summed:
+        return jnp.ones(x.shape, bool)
+    size = jnp.abs(x)
+    unit = _ROUNDING * float(jnp.finfo(x.dtype).eps)
+    return size > unit * jnp.max(size, summed, keepdims=True, initial=0)
+
+
+def determined(nu: Float[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
+    """Which entries belong to eigenvectors that are not a mixture of rounding errors.
+
+    A factor with the largest eigenvalue 1 has an error of about a unit of rounding ε. So no vector
+    is known whose eigenvalue is below ε, and those of the null space are tilted by ε/λ towards the
+    vector of the smallest eigenvalue λ that is known. Gradients are about √λ along that one, and so
+    ε/√λ along what should be the null space.
+
+    **Arguments:**
+
+    - `nu`: the mean of squares in the basis, whose largest entries stand for the eigenvalues.
+    - `max_size`: the longest side that has a basis.
+    """
+    least = _UNITS * float(jnp.finfo(nu.dtype).eps)
+    keep = jnp.ones(nu.shape, bool)
+    for axis, size in enumerate(nu.shape):
+        if size <= max_size:
+            values = jnp.max(nu, 1 - axis, keepdims=True, initial=0)
+            values = values / tree.positive(jnp.max(values, initial=0))
+            smallest = jnp.min(jnp.where(values > least, values, 1), initial=1)
+            keep = keep & (values > least * (least / smallest))
+    return keep
 
 
 def toward_products(

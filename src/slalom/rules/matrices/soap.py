@@ -30,8 +30,10 @@ from ...where.resolve import WhereLike
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import (
+    above_rounding,
     bounded_entries,
     by_side,
+    determined,
     first_eigenvectors,
     frequency_at,
     frequency_field,
@@ -87,7 +89,11 @@ class AbstractInEigenbasis(AbstractRule[State]):
     def direction(self, now, g, leaf):
         del g
         divisor = tree.root(tree.positive(leaf.rotated_nu) * now.nu_scale) + now.eps
-        return out_of_basis(leaf.rotated_mu * now.mu_scale / divisor, leaf.basis, self.max_size)
+        # The mean is rounded again whenever it turns.
+        keep = above_rounding(leaf.rotated_mu, self.max_size)
+        keep = keep & determined(leaf.rotated_nu, self.max_size)
+        mu = jnp.where(keep, leaf.rotated_mu, 0) * now.mu_scale
+        return out_of_basis(mu / divisor, leaf.basis, self.max_size)
 
     def zeros(self, rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
         """The factors of a matrix before the first step."""
@@ -132,6 +138,7 @@ class AbstractInEigenbasis(AbstractRule[State]):
 
     def moments(self, now: Any, rotated: Array, leaf: Any) -> None:
         """Advances the moments by a gradient in the basis."""
+        rotated = jnp.where(above_rounding(rotated, self.max_size), rotated, 0)
         leaf.rotated_mu = now.b1 * leaf.rotated_mu + now.c1 * rotated
         leaf.rotated_nu = now.b2 * leaf.rotated_nu + now.c2 * tree.bounded_square(rotated)
 
@@ -172,7 +179,9 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
 
     Follows the authors' code where the paper leaves a choice: the first step only initializes, and
     a step uses the basis of the previous step. It differs from both in where ε is added: as in
-    `ScaleByAdam`, after the correction of the bias.
+    `ScaleByAdam`, after the correction of the bias. An entry of G' or M that is not above the
+    rounding error of the largest one counts as 0: where inputs are collinear, the authors' code
+    makes full steps of rounding errors, out of the span of the inputs.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. A side that is
     longer than `max_size` keeps the identity as its basis. L, R, Q_L and Q_R have 2·(n² + m²)

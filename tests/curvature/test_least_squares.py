@@ -54,25 +54,24 @@ def dense(model, data, weights=(1.0, 5.0)):
 def test_the_linearization_is_that_of_all_residuals_at_once(x64):
     model, data = model_of(), batch(jnp.float64)
     params = eqx.filter(model, eqx.is_inexact_array)
-    linear = BLOCKS.on(data).of(lambda p: eqx.combine(p, model)).at(params)
+    residuals = BLOCKS.on(data).of(lambda p: eqx.combine(p, model))
     rho, jacobian = dense(model, data)
     v, y = np.linspace(-1, 1, jacobian.shape[1]), np.linspace(-1, 1, rho.size)
     close = {"rtol": 1e-11, "atol": 1e-12}
     np.testing.assert_allclose(BLOCKS(model, data), rho @ rho / 2, rtol=1e-14)
-    np.testing.assert_allclose(linear.value, rho @ rho / 2, **close)
-    np.testing.assert_allclose(linear.vector, rho, **close)
-    np.testing.assert_allclose(linear.gradient, jacobian.T @ rho, **close)
-    np.testing.assert_allclose(linear.push(jnp.asarray(v)), jacobian @ v, **close)
-    np.testing.assert_allclose(linear.pull(jnp.asarray(y)), jacobian.T @ y, **close)
-    np.testing.assert_allclose(linear.product(jnp.asarray(v)), jacobian.T @ jacobian @ v, **close)
     for chunk in (None, 1, 2, 7):
-        np.testing.assert_allclose(linear.jacobian(chunk), jacobian, **close)
-        np.testing.assert_allclose(linear.kernel(chunk), jacobian @ jacobian.T, **close)
+        linear = residuals.at(params, chunk)
+        np.testing.assert_allclose(linear.value, rho @ rho / 2, **close)
+        np.testing.assert_allclose(linear.vector, rho, **close)
+        np.testing.assert_allclose(linear.gradient, jacobian.T @ rho, **close)
+        np.testing.assert_allclose(linear.push(jnp.asarray(v)), jacobian @ v, **close)
+        np.testing.assert_allclose(linear.pull(jnp.asarray(y)), jacobian.T @ y, **close)
+        np.testing.assert_allclose(linear.jacobian(), jacobian, **close)
+        np.testing.assert_allclose(linear.kernel(), jacobian @ jacobian.T, **close)
         gram, rhs = linear.fold(
             lambda carry, rows, part: (carry[0] + rows.T @ rows, carry[1] + rows.T @ part),
             (jnp.zeros((v.size, v.size)), jnp.zeros(v.size)),
             linear.vector,
-            chunk,
         )
         np.testing.assert_allclose(gram, jacobian.T @ jacobian, **close)
         np.testing.assert_allclose(rhs, jacobian.T @ rho, **close)
@@ -180,3 +179,48 @@ def test_per_example_gradients_of_one_block_are_those_of_its_examples():
     )
     np.testing.assert_allclose(loss, same, rtol=1e-6)
     np.testing.assert_allclose(model.layers[0].weight, plain.layers[0].weight, rtol=1e-5)
+
+
+@jax.custom_vjp
+def _by_reverse_mode(u):
+    return jnp.exp(u)
+
+
+_by_reverse_mode.defvjp(lambda u: (jnp.exp(u),) * 2, lambda e, y: (e * y,))
+
+
+def _by_forward_mode(u):
+    """The series of exp, in a loop that has no reverse mode."""
+
+    def body(carry):
+        n, term, total = carry
+        return n + 1, term * u / n, total + term
+
+    start = (jnp.ones_like(u), jnp.ones_like(u), jnp.zeros_like(u))
+    return jax.lax.while_loop(lambda carry: carry[0] < 30, body, start)[2]
+
+
+RULES = {
+    "lm": sl.levenberg_marquardt(),
+    "lm in chunks": sl.levenberg_marquardt(chunk=3),
+    "gauss_newton": sl.gauss_newton(),
+    "natural_gradient": sl.natural_gradient(0.7, 1e-9),
+}
+MODES = {"reverse": _by_reverse_mode, "forward": _by_forward_mode}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("mode", MODES)
+def test_residuals_may_have_one_mode_of_differentiation(x64, rule, mode):
+    exp = MODES[mode]
+    loss_fn = sl.LeastSquares(lambda p, x, y: p["a"] * exp(p["b"] * x) - y)
+    p, x = {"a": jnp.array(1.0), "b": jnp.array(0.0)}, jnp.linspace(0, 1, 7)
+    found = sl.minimize(loss_fn, RULES[rule], p, x, 2 * jnp.exp(-x), max_steps=60)
+    assert found.converged
+    step = sl.train_step(loss_fn)
+    opt = sl.Optimizer(RULES[rule], p)
+    for _ in range(20):
+        p, opt, _ = step(p, opt, x, 2 * jnp.exp(-x))
+    for fitted in (found.model, p):
+        np.testing.assert_allclose([fitted["a"], fitted["b"]], [2, -1], rtol=1e-5)

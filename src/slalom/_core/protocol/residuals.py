@@ -10,10 +10,12 @@ all of them.
 """
 
 import abc
+import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -24,6 +26,7 @@ from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
 from ...tree.dtypes import sum_dtype
+from ...tree.jaxprs import equations
 from ...tree.types import Scalar, Updates
 
 
@@ -33,9 +36,13 @@ class Local(NamedTuple):
     value: Scalar
     cotangents: Float[Array, "examples outputs"]
     """The derivative of the value with respect to the outputs."""
-    factors: Float[Array, " examples"] | Float[Array, "examples outputs outputs"]
-    """What multiplies the Jacobian of the outputs of each example: a number, or a symmetric
-    matrix."""
+    factors: (
+        Float[Array, " examples"]
+        | Float[Array, "examples outputs"]
+        | Float[Array, "examples outputs outputs"]
+    )
+    """What multiplies the Jacobian of the outputs of each example: a number, a number for each
+    output, or a symmetric matrix."""
     vector: Float[Array, "examples outputs"] | None
     """ρ, or `None` if the gradient is not known to be of the form Jᵀρ."""
 
@@ -81,47 +88,80 @@ class Residuals(eqx.Module):
     outward: tuple[Callable[[Any], Any], ...] = eqx.field(default=(), static=True)
     searchable: bool = eqx.field(default=True, static=True)
     """Whether `value` is the loss at other parameters too."""
+    known: "Linearization | None" = eqx.field(default=None, static=True)
+    """The linearization at parameters where it has been computed."""
 
     def of(self, outward: Callable[[Any], Any]) -> "Residuals":
         """The same loss as a function of parameters that `outward` maps to these."""
-        return Residuals(self.blocks, (outward, *self.outward), self.searchable)
+        return dataclasses.replace(self, outward=(outward, *self.outward))
+
+    def with_known(self, linear: "Linearization") -> "Residuals":
+        """The same loss, whose linearization at some parameters is known."""
+        return dataclasses.replace(self, known=linear)
 
     def value(self, params: PyTree) -> Scalar:
         """The loss."""
-        return self.at(params, linear=False).value
+        return self.outputs_at(params).value
 
-    def at(self, params: PyTree, *, linear: bool = True) -> "Linearization":
+    def outputs_at(self, params: PyTree) -> "Linearization":
+        """The outputs and the loss at these parameters, without a Jacobian."""
+        return Linearization(self, params, None, linear=False)
+
+    def at(self, params: PyTree, chunk: int | None = None) -> "Linearization":
         """The linearization at these parameters.
 
         **Arguments:**
 
         - `params`: the parameters.
-        - `linear`: whether it is used for more than its value and vector.
+        - `chunk`: the number of examples that are differentiated at a time. Defaults to all, and
+            the Jacobian is then kept.
         """
-        return Linearization(self, params, linear)
+        known = self.known
+        if known is not None and known.chunk == chunk and known.is_at(params):
+            return known
+        return Linearization(self, params, chunk)
 
 
 class Linearization:
     """The loss near some parameters. All its vectors and matrices are real, in at least float32."""
 
-    def __init__(self, residuals: Residuals, params: PyTree, linear: bool = True):
+    def __init__(
+        self, residuals: Residuals, params: PyTree, chunk: int | None, linear: bool = True
+    ):
         self.params = params
         self.blocks = residuals.blocks
+        self.chunk = chunk
+        """The number of examples that are differentiated at a time, or `None` for all."""
         self._outward = residuals.outward
         leaves = [x for x in jax.tree.leaves(params) if tree.is_inexact(x)]
         self.dtype = sum_dtype(leaves)
         """The dtype of all its arrays."""
         self.num_params = sum(real_size(x) for x in leaves)
         """P, the number of real parameters."""
-        self._pullback = None
-        if linear:
-            outputs, self._pullback = jax.vjp(self._outputs, params)
+        derivatives = None
+        if linear and chunk is None:
+            pairs = [self._differentiated(block, block.rows) for block in self.blocks]
+            outputs, derivatives = zip(*pairs, strict=True)
         else:
             outputs = self._outputs(params)
-        self.outputs: list[Array] = outputs
+        self.outputs: list[Array] = list(outputs)
         self._local = [b.local(z) for b, z in zip(self.blocks, outputs, strict=True)]
         self.num_rows = sum(math.prod(z.shape) for z in outputs)
         """N, the number of rows."""
+        self._jacobian: Array | None = None
+        if derivatives is not None:
+            parts = zip(self.blocks, self._local, derivatives, strict=True)
+            sums = [jnp.einsum("ni,nip->p", x.cotangents, d) for _, x, d in parts]
+            self._gradient = functools.reduce(operator.add, sums)
+            parts = zip(self.blocks, self._local, derivatives, strict=True)
+            rows = [_multiplied(x.factors, _centred(b, d)) for b, x, d in parts]
+            self._jacobian = jnp.concatenate([x.reshape(-1, self.num_params) for x in rows])
+
+    def is_at(self, params: PyTree) -> bool:
+        """Whether this is the linearization at the same arrays."""
+        leaves, structure = jax.tree.flatten(params)
+        own, own_structure = jax.tree.flatten(self.params)
+        return structure == own_structure and all(map(operator.is_, leaves, own))
 
     @property
     def value(self) -> Scalar:
@@ -138,54 +178,78 @@ class Linearization:
     @property
     def gradient(self) -> Float[Array, " params"]:
         """∇f."""
-        return self._pull([x.cotangents for x in self._local])
+        if self._jacobian is not None:
+            return self._gradient
+        ways = [lambda: self._pull([x.cotangents for x in self._local])]
+        vector = self.vector
+        if vector is not None:
+            ways.append(lambda: self._pulled_by_rows(vector))
+        return first_possible(*ways)
 
     def push(self, v: Float[Array, " params"]) -> Float[Array, " rows"]:
         """J·v."""
-        _, tangents = jax.jvp(self._outputs, (self.params,), (from_vector(v, self.params),))
-        return self._rows(tangents)
+        if self._jacobian is not None:
+            return self._jacobian @ v
 
-    def push_twice(
-        self, v: Float[Array, " params"]
-    ) -> tuple[Float[Array, " rows"], Float[Array, " rows"]]:
-        """J·v, and the second derivative of ρ along v.
+        def forward() -> Array:
+            tangent = (from_vector(v, self.params),)
+            return self._rows(jax.jvp(self._outputs, (self.params,), tangent)[1])
 
-        For a loss of outputs, what multiplies their derivatives in J is held fixed.
+        return first_possible(forward, lambda: self._against(v[None])[:, 0])
+
+    def bend(self, v: Float[Array, " params"]) -> Float[Array, " rows"]:
+        """The second derivative of ρ along v.
+
+        For a loss of outputs, what multiplies their derivatives in J is held fixed. Without a
+        forward mode it is a difference, which is 0 where it would be rounding.
         """
         tangent = from_vector(v, self.params)
 
-        def first(params: PyTree) -> list[Array]:
-            return jax.jvp(self._outputs, (params,), (tangent,))[1]
+        def forward() -> Array:
+            def first(params: PyTree) -> list[Array]:
+                return jax.jvp(self._outputs, (params,), (tangent,))[1]
 
-        once, twice = jax.jvp(first, (self.params,), (tangent,))
-        return self._rows(once), self._rows(twice)
+            return self._rows(jax.jvp(first, (self.params,), (tangent,))[1])
+
+        def difference() -> Array:
+            h = 0.1
+            there = tree.add(self.params, from_vector(h * v, tree.widened(self.params)))
+            moved = [new - old for new, old in zip(self._outputs(there), self.outputs, strict=True)]
+            found = 2 / h * (self._rows(moved) / h - self.push(v))
+            rounding = jnp.finfo(self.dtype).eps * jnp.linalg.norm(self._rows(self.outputs))
+            return jnp.where(jnp.linalg.norm(found) > 8 / h**2 * rounding, found, 0)
+
+        return first_possible(forward, difference)
 
     def pull(self, y: Float[Array, " rows"]) -> Float[Array, " params"]:
         """Jᵀ·y."""
-        parts = []
-        for b, x, part in zip(self.blocks, self._local, self._split(y), strict=True):
-            part = _multiplied(x.factors, part)
-            parts.append(part - jnp.mean(part, 0, keepdims=True) if b.centred else part)
-        return self._pull(parts)
+        if self._jacobian is not None:
+            return y @ self._jacobian
 
-    def product(self, v: Float[Array, " params"]) -> Float[Array, " params"]:
-        """Jᵀ·J·v, without J."""
-        return self.pull(self.push(v))
+        def reverse() -> Array:
+            parts = zip(self.blocks, self._local, self._split(y), strict=True)
+            return self._pull([_centred(b, _multiplied(x.factors, part)) for b, x, part in parts])
 
-    def jacobian(self, chunk: int | None = None) -> Float[Array, "rows params"]:
-        """J.
+        return first_possible(reverse, lambda: self._pulled_by_rows(y))
+
+    def rounding(self, params: Float[Array, " params"]) -> Float[Array, " params"]:
+        """The gradient by each parameter that rounding all of them makes: ε·‖Jⱼ‖·‖J·diag(w)‖.
 
         **Arguments:**
 
-        - `chunk`: the number of examples that are differentiated at a time. Defaults to all.
+        - `params`: the parameters w as a vector.
         """
+        norms = jnp.linalg.norm(self.jacobian(), axis=0)
+        return jnp.finfo(self.dtype).eps * norms * jnp.linalg.norm(norms * params)
+
+    def jacobian(self) -> Float[Array, "rows params"]:
+        """J."""
+        if self._jacobian is not None:
+            return self._jacobian
         parts = []
         for i in range(len(self.blocks)):
-            starts, read = self._chunks(i, chunk)
-            if len(starts) == 1:
-                parts.append(read(starts[0])[0])
-                continue
-            stacked = jax.lax.map(lambda at, read=read: read(at)[0], jnp.asarray(starts))
+            starts, read = self._chunks(i)
+            stacked = jax.lax.map(lambda at, read=read: read(at)[0], starts)
             parts.append(stacked.reshape(-1, self.num_params)[: self.outputs[i].size])
         return jnp.concatenate(parts)
 
@@ -194,65 +258,69 @@ class Linearization:
         body: Callable[[Any, Any, Any], Any],
         start: Any,
         vector: Float[Array, " rows"],
-        chunk: int | None = None,
     ) -> Any:
         """`body(carry, rows, part)` over the rows of J and the entries of a vector, `chunk`
         examples at a time.
 
         Rows that fill up the last chunk of a block are zero, and so are the entries there.
         """
+        if self._jacobian is not None:
+            return body(start, self._jacobian, vector)
         carry = start
         for i, part in enumerate(self._split(vector)):
-            starts, read = self._chunks(i, chunk)
+            starts, read = self._chunks(i)
 
             def one(carry: Any, at: Any, read: Any = read, part: Any = part) -> tuple[Any, None]:
                 rows, take = read(at)
                 return body(carry, rows, take(part).reshape(-1)), None
 
-            if len(starts) == 1:
-                carry, _ = one(carry, starts[0])
-            else:
-                carry, _ = jax.lax.scan(one, carry, jnp.asarray(starts))
+            carry, _ = jax.lax.scan(one, carry, starts)
         return carry
 
-    def kernel(self, chunk: int | None = None) -> Float[Array, "rows rows"]:
+    def kernel(self) -> Float[Array, "rows rows"]:
         """J·Jᵀ, from the Jacobian, or with `chunk` from the Jacobians of pairs of chunks."""
-        if chunk is None or all(b.size <= chunk for b in self.blocks):
-            jacobian = self.jacobian()
-            return jacobian @ jacobian.T
+        if self._jacobian is not None:
+            return self._jacobian @ self._jacobian.T
         number = self.num_rows
-        out = jnp.zeros((number + self._padding(chunk), number), self.dtype)
+        out = jnp.zeros((number + self._padding(), number), self.dtype)
         start = 0
         for i in range(len(self.blocks)):
-            starts, read = self._chunks(i, chunk)
+            starts, read = self._chunks(i)
             width = self.outputs[i].shape[1]
 
             def columns(out: Any, at: Any, read: Any = read, start: int = start, w: int = width):
                 rows, _ = read(at)
-                found = self._against(rows, chunk)
+                found = self._against(rows)
                 place = (start + at * w, jnp.zeros((), at.dtype))
                 return jax.lax.dynamic_update_slice(out, found.T, place), None
 
-            out, _ = jax.lax.scan(columns, out, jnp.asarray(starts))
+            out, _ = jax.lax.scan(columns, out, starts)
             start += self.outputs[i].size
         return out[:number]
 
-    def _against(self, rows: Array, chunk: int) -> Array:
+    def _against(self, rows: Array) -> Array:
         """J·rowsᵀ, some examples at a time."""
         parts = []
         for i in range(len(self.blocks)):
-            starts, read = self._chunks(i, chunk)
-            found = jax.lax.map(lambda at, read=read: read(at)[0] @ rows.T, jnp.asarray(starts))
+            starts, read = self._chunks(i)
+            found = jax.lax.map(lambda at, read=read: read(at)[0] @ rows.T, starts)
             parts.append(found.reshape(-1, rows.shape[0])[: self.outputs[i].size])
         return jnp.concatenate(parts)
 
-    def _padding(self, chunk: int) -> int:
+    def _pulled_by_rows(self, y: Array) -> Array:
+        zeros = jnp.zeros(self.num_params, self.dtype)
+        return self.fold(lambda total, rows, part: total + part @ rows, zeros, y)
+
+    def _length(self, block: AbstractBlock) -> int:
+        """The number of examples in a chunk of a block."""
+        if self.chunk is None or block.rows is None:
+            return block.size
+        return min(self.chunk, block.size)
+
+    def _padding(self) -> int:
         """The most rows by which the last chunk of a block reaches beyond the block."""
-        widths = (
-            (-b.size) % min(chunk, b.size) * z.shape[1]
-            for b, z in zip(self.blocks, self.outputs, strict=True)
-        )
-        return max(widths)
+        blocks = zip(self.blocks, self.outputs, strict=True)
+        return max((-b.size) % self._length(b) * z.shape[1] for b, z in blocks)
 
     def updates(self, direction: Float[Array, " params"]) -> Updates:
         """A vector as a tree like the parameters, in the accumulation dtype."""
@@ -279,17 +347,14 @@ class Linearization:
         return found
 
     def _pull(self, cotangents: list[Array]) -> Array:
-        assert self._pullback is not None
-        (found,) = self._pullback([tree.cast(c, self.dtype) for c in cotangents])
+        _, pullback = jax.vjp(self._outputs, self.params)
+        (found,) = pullback([tree.cast(c, self.dtype) for c in cotangents])
         return _covector(found, self.dtype)
 
     def _rows(self, tangents: list[Array]) -> Array:
         """From derivatives of the outputs to those of ρ."""
-        rows = [
-            _multiplied(x.factors, z - jnp.mean(z, 0, keepdims=True) if b.centred else z)
-            for b, x, z in zip(self.blocks, self._local, tangents, strict=True)
-        ]
-        return self._joined(rows)
+        parts = zip(self.blocks, self._local, tangents, strict=True)
+        return self._joined([_multiplied(x.factors, _centred(b, z)) for b, x, z in parts])
 
     def _joined(self, parts: list[Array]) -> Array:
         return jnp.concatenate([tree.cast(x, self.dtype).reshape(-1) for x in parts])
@@ -302,12 +367,11 @@ class Linearization:
             start += z.size
         return parts
 
-    def _chunks(self, i: int, chunk: int | None) -> tuple[list[int], Callable[[Any], Any]]:
+    def _chunks(self, i: int) -> tuple[Array, Callable[[Any], Any]]:
         """Where the chunks of a block start, and a function from there to the rows of J and to
         the way to read the same entries of an array."""
         block, local, outputs = self.blocks[i], self._local[i], self.outputs[i]
-        size = block.size
-        length = size if chunk is None or block.rows is None else min(chunk, size)
+        size, length = block.size, self._length(block)
         mean = None
         if block.centred:
             ones = jnp.eye(outputs.shape[1], dtype=self.dtype) / size
@@ -320,28 +384,17 @@ class Linearization:
             at = jnp.minimum(at, size - 1)
 
             def take(part: Array) -> Array:
-                if length == size:
-                    return part
                 return jnp.where(inside[:, None], part[at], 0)
 
-            rows, factors = block.rows, local.factors
-            if length != size:
-                rows = jax.tree.map(lambda x: _whole(x)[at], rows)
-                factors = factors[at]
-            one = self._row_of(block)
-            jacobian = one(None)[None] if rows is None else jax.vmap(one)(rows)
-            jacobian = _whole(jacobian)
+            rows = jax.tree.map(lambda x: _whole(x)[at], block.rows)
+            _, jacobian = self._differentiated(block, rows)
             if mean is not None:
                 jacobian = jacobian - mean[None]
-            if factors.ndim == 1:
-                jacobian = jacobian * factors[:, None, None]
-            else:
-                jacobian = jnp.einsum("nij,njp->nip", factors, jacobian)
-            if length != size:
-                jacobian = jnp.where(inside[:, None, None], jacobian, 0)
+            jacobian = _multiplied(local.factors[at], jacobian)
+            jacobian = jnp.where(inside[:, None, None], jacobian, 0)
             return jacobian.reshape(-1, self.num_params), take
 
-        return list(range(0, size, length)), read
+        return jnp.arange(0, size, length), read
 
     def _of_block(self, i: int, weights: Array) -> Array:
         """The sum over the examples of a block of the derivative of their weighted outputs."""
@@ -349,25 +402,61 @@ class Linearization:
         zeros[i] = jnp.broadcast_to(weights, self.outputs[i].shape)
         return self._pull(zeros)
 
-    def _row_of(self, block: AbstractBlock) -> Callable[[Any], Array]:
-        """From one example to the Jacobian of its outputs, by the shorter side."""
+    def _differentiated(self, block: AbstractBlock, rows: PyTree) -> tuple[Array, Array]:
+        """The outputs for these examples, and their derivatives by all parameters."""
+        if block.rows is None:
+            found = self._one_differentiated(block, None)
+            found = jax.tree.map(lambda x: x[None], found)
+        else:
+            found = jax.vmap(functools.partial(self._one_differentiated, block))(rows)
+        return jax.tree.map(_whole, found)
 
-        def one(row: Any) -> Array:
-            def of_params(params: PyTree) -> Array:
-                return tree.cast(block.outputs(self._model(params), row), self.dtype)
+    def _one_differentiated(self, block: AbstractBlock, row: PyTree) -> tuple[Array, Array]:
+        """The outputs for one example and their Jacobian, by the mode that takes fewer passes, or
+        by the other one where there is no such mode."""
 
-            width = jax.eval_shape(of_params, self.params).shape[0]
-            if width <= self.num_params:
-                _, pullback = jax.vjp(of_params, self.params)
-                unit = jnp.eye(width, dtype=self.dtype)
-                return jax.vmap(lambda y: _covector(pullback(y)[0], self.dtype))(unit)
+        def outputs(params: PyTree) -> Array:
+            return tree.cast(block.outputs(self._model(params), row), self.dtype)
 
-            def push(v: Array) -> Array:
-                return jax.jvp(of_params, (self.params,), (from_vector(v, self.params),))[1]
+        def reverse() -> tuple[Array, Array]:
+            z, pullback = jax.vjp(outputs, self.params)
+            unit = jnp.eye(len(z), dtype=self.dtype)
+            return z, jax.vmap(lambda y: _covector(pullback(y)[0], self.dtype))(unit)
 
-            return jax.vmap(push, out_axes=1)(jnp.eye(self.num_params, dtype=self.dtype))
+        def forward() -> tuple[Array, Array]:
+            def push(v: Array) -> tuple[Array, Array]:
+                return jax.jvp(outputs, (self.params,), (from_vector(v, self.params),))
 
-        return one
+            return jax.vmap(push, out_axes=(None, 1))(jnp.eye(self.num_params, dtype=self.dtype))
+
+        width = jax.eval_shape(outputs, self.params).shape[0]
+        if width <= self.num_params:
+            return first_possible(reverse, forward)
+        return first_possible(forward, reverse)
+
+
+Result = TypeVar("Result")
+
+
+def first_possible(*ways: Callable[[], Result]) -> Result:
+    """The result of the first function that can be traced.
+
+    Some residuals have only one mode of differentiation, which shows when it is tried: a
+    `while_loop` has no reverse mode, and a `custom_vjp` no forward mode.
+    """
+    errors = []
+    for way in ways:
+        traced = jax.jit(way, inline=True)
+        try:
+            # The missing forward mode of a `custom_vjp` is an error only when it is compiled.
+            known = equations(traced.trace().jaxpr.jaxpr)
+            if all(x.primitive.name != "custom_lin" for x in known):
+                return traced()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return ways[0]()
 
 
 def to_vector(params: PyTree, dtype: np.dtype) -> Float[Array, " params"]:
@@ -414,9 +503,14 @@ def _flat(params: PyTree, dtype: np.dtype, sign: int) -> Array:
 
 
 def _multiplied(factors: Array, x: Array) -> Array:
-    if factors.ndim == 1:
-        return factors[:, None] * x
-    return jnp.einsum("nij,nj->ni", factors, x)
+    """Factors times outputs, or times their derivatives, which have one axis more."""
+    if factors.ndim < 3:
+        return factors.reshape(*factors.shape, *(1,) * (x.ndim - factors.ndim)) * x
+    return jnp.einsum("nij,nj...->ni...", factors, x)
+
+
+def _centred(block: AbstractBlock, x: Array) -> Array:
+    return x - jnp.mean(x, 0, keepdims=True) if block.centred else x
 
 
 def real_size(x: Inexact[Any, "..."]) -> int:

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ...tree.jaxprs import equations
 from ...tree.paths import dotted
 from ...tree.types import Tracer, under_jit
 from ..binding.arrays import is_deleted
@@ -337,15 +338,10 @@ def _donated_earlier(arguments: PyTree) -> str:
 
 def _has_runtime_checks(jaxpr: Any) -> bool:
     """Whether a program contains `eqx.error_if`, which calls back to the host to raise."""
-    for equation in jaxpr.eqns:
+    for equation in equations(jaxpr):
         if equation.primitive.name == "pure_callback":
             callback = equation.params.get("callback")
             function = getattr(callback, "callback_func", callback)
             if getattr(function, "__module__", "") == eqx.error_if.__module__:
                 return True
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns") and _has_runtime_checks(inner):
-                    return True
     return False

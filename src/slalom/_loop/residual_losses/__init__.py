@@ -2,6 +2,7 @@
 
 from ._loss import (
     AbstractCurvatureLoss as AbstractCurvatureLoss,
+    linearized as linearized,
     residual_loss as residual_loss,
 )
 from .least_squares import LeastSquares as LeastSquares

@@ -11,8 +11,9 @@ from jaxtyping import PyTree
 
 from ... import tree
 from ..._core.protocol.loss import Loss
-from ..._core.protocol.residuals import Residuals
+from ..._core.protocol.residuals import Linearization, Residuals
 from ...tree.types import Scalar
+from ..binding.model import Split
 
 WHOLE = ""
 """The label of what has no axis of examples."""
@@ -115,3 +116,18 @@ def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureL
             "`sl.OutputLoss`."
         )
     return known
+
+
+def linearized(
+    source: AbstractCurvatureLoss,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    model: Split,
+    loss: Loss,
+) -> tuple[Residuals, Linearization]:
+    """The loss on these data, and its linearization, which the rules then share."""
+    chunks = [getattr(part.module, "chunk", None) for part in loss.askers("residuals")]
+    residuals = source.on(*args, **kwargs)
+    inside = residuals.of(lambda params: model.join(jax.tree.leaves(params)))
+    linear = inside.at(model.params, chunks[0])
+    return residuals.with_known(linear), linear

@@ -71,6 +71,11 @@ class LeastSquares(AbstractCurvatureLoss):
     - `per_example`: whether a residual is a function of one example. With `False` it gets whole
         arrays, as for a trajectory, and its Jacobian is taken at once, by forward or reverse mode,
         whichever is shorter. A bool, or a dict of them.
+    - `loss`: `"linear"` for squares, or a loss that outliers hardly affect: `"soft_l1"`, `"huber"`,
+        `"cauchy"` or `"arctan"`, as in `scipy.optimize.least_squares`. It replaces |r|² by
+        C²·ρ(|r|²/C²), for every number of a residual.
+    - `scale`: C, > 0, the size of residuals from which they count as outliers. Another one does not
+        recompile. Defaults to 1.
     - `in_axes`: for each argument after the model, 0 if its arrays have an axis of examples, or
         `None` if they are the same for all, as keys and coefficients are. A tuple, or a dict of
         tuples. Defaults to 0 for all.
@@ -83,6 +88,8 @@ class LeastSquares(AbstractCurvatureLoss):
     weights: dict[str, Float[Array, ""]]
     per_example: tuple[bool, ...] = eqx.field(static=True)
     in_axes: tuple[tuple[bool, ...] | None, ...] = eqx.field(static=True)
+    loss: str = eqx.field(static=True)
+    scale: Float[Array, ""]
 
     def __init__(
         self,
@@ -90,6 +97,9 @@ class LeastSquares(AbstractCurvatureLoss):
         weights: Mapping[str, Any] | Any = None,
         per_example: Mapping[str, bool] | bool = True,
         in_axes: Mapping[str, Any] | tuple[int | None, ...] | None = None,
+        *,
+        loss: str = "linear",
+        scale: Any = 1.0,
     ):
         self.residuals = dict(residuals) if isinstance(residuals, Mapping) else residuals
         names = self._names
@@ -111,6 +121,13 @@ class LeastSquares(AbstractCurvatureLoss):
                     f"{self._label(name)}."
                 )
         self.per_example = tuple(flags.values())
+        if loss not in LOSSES:
+            raise ValueError(
+                f"LeastSquares.loss must be one of {', '.join(map(repr, LOSSES))}, got {loss!r}."
+            )
+        self.loss, self.scale = loss, as_canonical(scale)
+        if not isinstance(scale, Tracer) and not float(scale) > 0:
+            raise ValueError(f"LeastSquares.scale must be positive, got {float(scale)!r}.")
         axes = self._by_name("in_axes", in_axes, None)
         self.in_axes = tuple(_as_axes(self._label(name), x) for name, x in axes.items())
 
@@ -155,7 +172,8 @@ class LeastSquares(AbstractCurvatureLoss):
                 rows, shared = divided(label, arguments, self._axes_of(i, arguments))
             else:
                 rows, shared = None, arguments
-            block = _Squares(rows, shared, function, self.weights[name], omega, label)
+            robust = None if self.loss == "linear" else (self.loss, self.scale)
+            block = _Squares(rows, shared, function, self.weights[name], omega, robust, label)
             if omega is not None:
                 _check_example_weights(label, omega, block)
             blocks.append(block)
@@ -236,6 +254,39 @@ class LeastSquares(AbstractCurvatureLoss):
                 raise ValueError(f"{what} {name!r}, which is no block. Blocks: {known}.")
 
 
+def _soft_l1(z: Array) -> tuple[Array, Array, Array]:
+    root = jnp.sqrt(1 + z)
+    return 2 * z / (1 + root), 1 / root, -0.5 / root**3
+
+
+def _huber(z: Array) -> tuple[Array, Array, Array]:
+    root = jnp.sqrt(jnp.where(z <= 1, 1, z))
+    return (
+        jnp.where(z <= 1, z, 2 * root - 1),
+        1 / root,
+        jnp.where(z <= 1, 0, -0.5 / root**3),
+    )
+
+
+def _cauchy(z: Array) -> tuple[Array, Array, Array]:
+    return jnp.log1p(z), 1 / (1 + z), -1 / (1 + z) ** 2
+
+
+def _arctan(z: Array) -> tuple[Array, Array, Array]:
+    inverse = 1 / (1 + z**2)
+    return jnp.arctan(z), inverse, -2 * z * inverse**2
+
+
+LOSSES = {
+    "linear": None,
+    "soft_l1": _soft_l1,
+    "huber": _huber,
+    "cauchy": _cauchy,
+    "arctan": _arctan,
+}
+"""ρ and its first two derivatives."""
+
+
 class _Squares(AbstractBlock):
     """w·Σ ω·|r|² / n, with outputs r / √entries of one example."""
 
@@ -244,6 +295,8 @@ class _Squares(AbstractBlock):
     residual: Callable[..., Any]
     weight: Float[Array, ""]
     example_weights: Float[Array, " examples"] | None
+    robust: tuple[str, Float[Array, ""]] | None
+    """The name of another loss than squares, and its scale."""
     label: str = eqx.field(static=True)
 
     def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
@@ -269,10 +322,25 @@ class _Squares(AbstractBlock):
         if self.example_weights is not None:
             each = each * jnp.asarray(self.example_weights, outputs.dtype)
         each = each * jnp.asarray(self.weight, outputs.dtype)
+        if self.robust is not None:
+            return self._robust(outputs, each[:, None])
         value = jnp.sum(each[:, None] * outputs**2)
         factors = jnp.sqrt(2 * each)
         vector = factors[:, None] * outputs
         return Local(value, factors[:, None] * vector, factors, vector)
+
+    def _robust(self, outputs: Array, each: Array) -> Local:
+        """With the curvature of the loss as far as it is positive, as SciPy and Ceres have it."""
+        assert self.robust is not None
+        name, scale = self.robust
+        size = scale.astype(outputs.dtype) ** 2 / outputs.shape[1]
+        rho, slope, bend = LOSSES[name](outputs**2 / size)
+        cotangents = 2 * each * slope * outputs
+        curved = slope + 2 * bend * outputs**2 / size
+        factors = jnp.sqrt(2 * each * jnp.maximum(curved, jnp.finfo(outputs.dtype).eps))
+        # An example without weight has neither.
+        safe = jnp.where(factors > 0, factors, 1)
+        return Local(jnp.sum(each * size * rho), cotangents, factors, cotangents / safe)
 
 
 def _like(data: Any, labels: Any) -> Any:

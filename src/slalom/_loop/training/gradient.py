@@ -26,7 +26,7 @@ from ..binding.sampling import sampled_params
 from ..programs.callables import with_function
 from ..programs.compiled import advance
 from ..programs.program import Packed, pack, unpack
-from ..residual_losses import residual_loss
+from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
 from .loss import (
@@ -102,6 +102,7 @@ def training_step(
                 'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
                 "scale."
             )
+        source = residual_loss(batch_loss.loss_fn, loss)
         weight = inputs.context.get("weight")
 
         def ask_again(result: LossResult, **known: Any) -> Loss:
@@ -115,6 +116,8 @@ def training_step(
             gradient = _per_example_gradient(batch_loss, loss.askers("single examples")[0])
         elif options.reuse_linesearch:
             gradient = _recalled_gradient(batch_loss, loss, opt.transform)
+        elif source is not None and batch_loss.is_whole:
+            gradient = _linearized_gradient(batch_loss, source, loss)
         else:
             gradient = _batch_gradient(batch_loss)
 
@@ -123,9 +126,8 @@ def training_step(
         if loss.askers("max_logits"):
             stacked = (options.microbatches is not None) + bool(loss.askers("single examples"))
             known.setdefault("max_logits", result.max_logits(stacked))
-        source = residual_loss(batch_loss.loss_fn, loss)
         if source is not None:
-            known["residuals"] = source.on(*batch_loss.args, **batch_loss.kwargs)
+            known.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
         if options.has_weight:
             known["weight"] = result.weight
         if loss.askers("grad"):
@@ -162,6 +164,12 @@ class BatchLoss(NamedTuple):
     def at(self, model: PyTree, opt: Optimizer) -> "BatchLoss":
         """The loss of another model on the same batch, to differentiate there."""
         return self._replace(model=split(model, opt.binding.trainable))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the loss is evaluated once, on the whole batch, and returns nothing else."""
+        options = self.options
+        return options.microbatches is None and not (options.has_aux or options.has_weight)
 
     @property
     def trained(self) -> list[Array]:
@@ -260,6 +268,19 @@ def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     if batch_loss.options.transform_grads is not None:
         grads = batch_loss.options.transform_grads(grads)
     return Gradient(grads, grads, result)
+
+
+def _linearized_gradient(
+    batch_loss: BatchLoss, source: AbstractCurvatureLoss, loss: Loss
+) -> Gradient:
+    """The gradient from the Jacobian of the residuals, which the rules need in any case."""
+    args, kwargs = batch_loss.args, batch_loss.kwargs
+    residuals, linear = linearized(source, args, kwargs, batch_loss.model, loss)
+    grads = cast_like(linear.updates(linear.gradient), batch_loss.model.params)
+    if batch_loss.options.transform_grads is not None:
+        grads = batch_loss.options.transform_grads(grads)
+    result = checked_loss(linear.value, False, False)
+    return Gradient(grads, grads, result, {"residuals": residuals})
 
 
 def _combined_gradient(

@@ -42,7 +42,6 @@ class System:
     - `vector`: what Jx approximates, or `None` if only the gradient is known.
     - `gradient`: g, which is Jᵀ·vector if there is one.
     - `form`, `solver`: `"residuals"` or `"parameters"`, and `"cholesky"`, `"qr"` or a function.
-    - `chunk`: the number of examples at a time.
     - `diagonal`: D, only for `"parameters"`. Defaults to 1.
     """
 
@@ -53,7 +52,6 @@ class System:
         gradient: Float[Array, " params"],
         form: str,
         solver: Any,
-        chunk: int | None,
         diagonal: Float[Array, " params"] | None = None,
     ):
         self.linear, self.vector, self.gradient = linear, vector, gradient
@@ -61,13 +59,13 @@ class System:
         ones = jnp.ones(linear.num_params, linear.dtype)
         self.diagonal = ones if diagonal is None else diagonal
         if solver == "qr":
-            self._reduce(chunk)
+            self._reduce()
             self.trace = jnp.sum(self._triangle**2)
         else:
-            self._gram = linear.kernel(chunk) if form == "residuals" else _gram(linear, chunk)
+            self._gram = linear.kernel() if form == "residuals" else _gram(linear)
             self.trace = jnp.trace(self._gram)
 
-    def _reduce(self, chunk: int | None) -> None:
+    def _reduce(self) -> None:
         """J as an orthogonal matrix times a small one, on either side."""
         linear = self.linear
         if self.form == "residuals":
@@ -82,7 +80,7 @@ class System:
             new = jnp.concatenate([rows, part[:, None]], axis=1)
             return jnp.linalg.qr(jnp.concatenate([triangle, new]), mode="r")
 
-        joined = linear.fold(body, jnp.zeros((size, size), linear.dtype), vector, chunk)
+        joined = linear.fold(body, jnp.zeros((size, size), linear.dtype), vector)
         self._triangle, self._projected = joined[:-1, :-1], joined[:-1, -1]
 
     def solve(self, damping: Scalar) -> Solution:
@@ -152,11 +150,11 @@ class System:
         return (self.gradient - inside) / damping
 
 
-def _gram(linear: Linearization, chunk: int | None) -> Float[Array, "params params"]:
+def _gram(linear: Linearization) -> Float[Array, "params params"]:
     size = linear.num_params
     zeros = jnp.zeros((size, size), linear.dtype)
     vector = jnp.zeros(linear.num_rows, linear.dtype)
-    return linear.fold(lambda total, rows, _: total + rows.T @ rows, zeros, vector, chunk)
+    return linear.fold(lambda total, rows, _: total + rows.T @ rows, zeros, vector)
 
 
 def chosen_form(who: str, form: str, linear: Linearization) -> str:
@@ -196,14 +194,19 @@ def system_bytes(params: Params) -> int:
     return size**2 * dtype.itemsize
 
 
-def check_qr(who: str, solver: Any, form: str, vector: Any, chunk: int | None) -> None:
+def check_qr(who: str, solver: Any, form: str, linear: Linearization) -> None:
     """Raises an error where QR would need a matrix that is not there."""
-    if solver == "qr" and form == "residuals" and (chunk is not None or vector is None):
-        reason = "`chunk`" if chunk is not None else "a loss of outputs"
+    if solver == "qr" and not may_be_qr(form, linear):
+        reason = "`chunk`" if linear.chunk is not None else "a loss of outputs"
         raise ValueError(
             f'{who}(solver="qr") with {reason} needs `form="parameters"`. In the form of the '
             'residuals, use `solver="cholesky"`.'
         )
+
+
+def may_be_qr(form: str, linear: Linearization) -> bool:
+    """Whether the matrix of the system has a QR decomposition that fits in memory."""
+    return form == "parameters" or (linear.vector is not None and linear.chunk is None)
 
 
 def by_condition(
@@ -211,24 +214,22 @@ def by_condition(
     vector: Float[Array, " rows"] | None,
     gradient: Float[Array, " params"],
     form: str,
-    chunk: int | None,
 ) -> tuple[Callable[[Scalar], Float[Array, " params"]], Scalar]:
     """From a damping to x, by Cholesky where it has enough digits, else by QR; and the trace of
     JᵀJ.
 
     The Gram matrix has half the digits of J: the relative error of x is about ε·trace/λ.
     """
-    fast = System(linear, vector, gradient, form, "cholesky", chunk)
+    fast = System(linear, vector, gradient, form, "cholesky")
     least = 1e3 * jnp.finfo(linear.dtype).eps * fast.trace
-    exact = form == "parameters" or (vector is not None and chunk is None)
 
     def by_cholesky(damping: Scalar) -> Array:
         return fast.solve(damping).x
 
     def by_qr(damping: Scalar) -> Array:
-        return System(linear, vector, gradient, form, "qr", chunk).solve(damping).x
+        return System(linear, vector, gradient, form, "qr").solve(damping).x
 
     def solve(damping: Scalar) -> Array:
         return jax.lax.cond(damping >= least, by_cholesky, by_qr, damping)
 
-    return solve if exact else by_cholesky, fast.trace
+    return solve if may_be_qr(form, linear) else by_cholesky, fast.trace

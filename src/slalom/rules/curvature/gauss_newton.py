@@ -128,7 +128,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         residuals: Residuals = self.demand("residuals", context and context.residuals)
         if not jax.tree.leaves(params):
             return updates, state
-        now, linear = self.at(context), residuals.at(params)
+        now, linear = self.at(context), residuals.at(params, self.chunk)
         dtype = linear.dtype
         stuck = same(params, state.params) & jnp.any(state.age > 0)
 
@@ -185,9 +185,9 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         """From a damping to the direction; and the trace of JᵀJ."""
         form = chosen_form("ScaleByGaussNewton", self.form, linear)
         if self.solver == "auto":
-            return by_condition(linear, vector, gradient, form, self.chunk)
-        check_qr("ScaleByGaussNewton", self.solver, form, vector, self.chunk)
-        system = System(linear, vector, gradient, form, self.solver, self.chunk)
+            return by_condition(linear, vector, gradient, form)
+        check_qr("ScaleByGaussNewton", self.solver, form, linear)
+        system = System(linear, vector, gradient, form, self.solver)
         return lambda damping: system.solve(damping).x, system.trace
 
     def metrics(self, state: ScaleByGaussNewtonState) -> dict[str, Array]:
@@ -253,7 +253,7 @@ def gauss_newton(
 def natural_gradient(
     learning_rate: Hyperparameter,
     damping: Hyperparameter = 1e-3,
-    momentum: Hyperparameter | None = 0.99,
+    momentum: Hyperparameter | None = 0.9,
     *,
     max_norm: Hyperparameter | None = None,
     form: str = "auto",
@@ -272,7 +272,8 @@ def natural_gradient(
 
     - `learning_rate`: η.
     - `damping`: λ, ≥ 0.
-    - `momentum`: μ, in [0, 1). `None` is minSR, or energy natural gradient descent.
+    - `momentum`: μ, in [0, 1). `None` is minSR, or energy natural gradient descent. The paper uses
+        0.99, together with `max_norm`, without which it diverges for wave functions.
     - `max_norm`: the largest norm of a step, ≥ 0. The paper uses √1e-3 for wave functions. Defaults
         to none.
     - `form`, `solver`, `chunk`: as in `ScaleByGaussNewton`.

@@ -20,7 +20,7 @@ from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 from ._fields import chunk_field, solver_field
 from ._radius import bounded
-from ._system import FORMS, System, check_qr, chosen_form, system_bytes
+from ._system import FORMS, System, check_qr, chosen_form, may_be_qr, system_bytes
 
 ACCEPTED = 1e-4
 """The ratio of the actual to the predicted decrease from which a step is accepted."""
@@ -174,7 +174,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             )
         if not jax.tree.leaves(params):
             return updates, state
-        linear = residuals.at(params)
+        linear = residuals.at(params, self.chunk)
         dtype, first = linear.dtype, jnp.all(state.age == 0)
         scale = self._scale(linear, state)
         system = self._system(linear, scale)
@@ -249,7 +249,6 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             lambda total, rows, _: total + jnp.sum(rows**2, axis=0),
             jnp.zeros(linear.num_params, linear.dtype),
             jnp.zeros(linear.num_rows, linear.dtype),
-            self.chunk,
         )
         return jnp.maximum(to_vector(state.scale, linear.dtype), jnp.sqrt(squares))
 
@@ -259,13 +258,12 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             form = "parameters"
             scale = jnp.where(scale > 0, scale, 1)
         form = chosen_form("ScaleByLevenbergMarquardt", form, linear)
-        vector = linear.vector
-        exact = form == "parameters" or (vector is not None and self.chunk is None)
         if solver == "auto":
             narrow = jnp.finfo(linear.dtype).bits < 64
-            solver = "qr" if exact and (narrow or scale is not None) else "cholesky"
-        check_qr("ScaleByLevenbergMarquardt", solver, form, vector, self.chunk)
-        return System(linear, vector, linear.gradient, form, solver, self.chunk, scale)
+            exact = may_be_qr(form, linear) and (narrow or scale is not None)
+            solver = "qr" if exact else "cholesky"
+        check_qr("ScaleByLevenbergMarquardt", solver, form, linear)
+        return System(linear, linear.vector, linear.gradient, form, solver, scale)
 
     def _with_damping(
         self, system: System, outcome: Callable[..., _Outcome], t: _Try, limit: Scalar | None
@@ -274,11 +272,9 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         solution = system.solve(t.damping)
         direction = step = -solution.x
         straight: Any = True
-        if limit is None:
-            along = system.linear.push(direction)
-        else:
-            along, bend = system.linear.push_twice(direction)
-            turn = -solution.from_rows(bend)
+        along = system.linear.push(direction)
+        if limit is not None:
+            turn = -solution.from_rows(system.linear.bend(direction))
             # Some residuals have no second derivative.
             turn = jnp.where(jnp.all(jnp.isfinite(turn)), turn, 0)
             length = jnp.asarray(limit, turn.dtype) * jnp.linalg.norm(direction)
@@ -319,6 +315,9 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
 
     def has_updated(self, state: ScaleByLevenbergMarquardtState) -> Bool[Array, "*runs"]:
         return state.accepted
+
+    def num_evaluations(self, state: ScaleByLevenbergMarquardtState) -> Int[Array, "*runs"]:
+        return state.num_rejected + state.accepted.astype(state.num_rejected.dtype)
 
     def metrics(self, state: ScaleByLevenbergMarquardtState) -> dict[str, Array]:
         return {

@@ -185,6 +185,9 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
         return state.value, state.grad, known
 
+    def num_evaluations(self, state: ScaleByBacktrackingLinesearchState) -> Int[Array, "*runs"]:
+        return state.num_linesearch_steps
+
     def metrics(self, state: ScaleByBacktrackingLinesearchState) -> dict[str, Array]:
         return {
             "learning_rate": state.learning_rate,

@@ -269,6 +269,9 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
         return state.value, state.grad, known
 
+    def num_evaluations(self, state: ScaleByZoomLinesearchState) -> Int[Array, "*runs"]:
+        return state.num_linesearch_steps
+
     def metrics(self, state: ScaleByZoomLinesearchState) -> dict[str, Array]:
         return {
             "learning_rate": state.learning_rate,

@@ -93,7 +93,7 @@ def fit(starts, x, y, steps):
     @eqx.filter_jit
     @jax.vmap
     def solve(start):
-        return sl.minimize(loss_fn, tx, start, x, y, max_steps=steps, rtol=1e-6)
+        return sl.minimize(loss_fn, tx, start, x, y, max_steps=steps)
 
     return solve(starts)
 

@@ -162,5 +162,5 @@ def test_a_fit_with_tiny_gradients_goes_on():
     def loss(x):
         return 1e-22 * jnp.sum((x - 1) ** 2)
 
-    result = sl.minimize(loss, sl.sgd(1e21), jnp.zeros(3), max_steps=3, tol=0.0)
+    result = sl.minimize(loss, sl.sgd(1e21), jnp.zeros(3), max_steps=3, gtol=0.0)
     np.testing.assert_allclose(result.model, 1 - 0.8**3, rtol=1e-5)

@@ -21,34 +21,88 @@ def test_it_takes_the_steps_of_a_loop():
         losses.append(loss)
     np.testing.assert_allclose(found.model, p, rtol=1e-6)
     np.testing.assert_allclose(found.losses, losses, rtol=1e-6)
-    assert (int(found.steps), found.reason, bool(found.stopped)) == (5, "max_steps", False)
+    assert (int(found.steps), found.reason, bool(found.converged)) == (5, "max_steps", False)
     assert int(found.opt.count) == 5
 
 
 REASONS = {
-    "gradient": {"tol": 1e-2},
-    "change": {"rtol": 1e-3},
+    "gradient": {"gtol": 1e-2},
+    "change": {"ftol": 1e-3, "gtol": 0.0},
+    "step": {"xtol": 1e-2, "gtol": 0.0},
     "function": {"stop": lambda p, loss: loss < 5},
 }
 
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_minimize_says_why_it_stops(reason):
-    found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=100, **REASONS[reason])
+    found = sl.minimize(bowl, sl.sgd(0.3), jnp.zeros(2), max_steps=100, **REASONS[reason])
     assert found.reason == reason
-    assert found.stopped
+    assert bool(found.converged) == (reason != "function")
     steps = int(found.steps)
     assert 0 < steps < 100
     assert jnp.all(jnp.isfinite(found.losses[:steps]))
     assert jnp.all(jnp.isnan(found.losses[steps:]))
     np.testing.assert_allclose(found.loss, bowl(found.model), rtol=1e-6)
+    np.testing.assert_allclose(found.grad_norm, jnp.linalg.norm(jax.grad(bowl)(found.model)))
+
+
+def test_it_prints_values_and_lists_the_reasons_of_several_runs():
+    def run(start):
+        return sl.minimize(bowl, sl.lbfgs(), start, max_steps=9)
+
+    one = run(jnp.zeros(2))
+    lines = repr(one).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("converged (gradient)")
+    assert "loss 1, gradient" in lines[1]
+    assert "3." in lines[2]
+    several = jax.vmap(run)(jnp.array([[0.0, 1.0], [3.0, 3.0]]))
+    assert several.reason == ["gradient", "gradient"]
+    assert repr(several).startswith("2 of 2 runs converged")
 
 
 def test_a_loss_that_is_not_finite_and_one_that_cannot_be_lowered():
     blown = sl.minimize(lambda p: jnp.sum(p**4), sl.sgd(1.0), 100.0 * jnp.ones(1), max_steps=50)
-    assert (blown.reason, bool(blown.stopped)) == ("not_finite", False)
+    assert (blown.reason, bool(blown.converged)) == ("not_finite", False)
+    flat = sl.minimize(lambda p: jnp.inf + 0 * jnp.sum(p), sl.sgd(1.0), jnp.ones(1), max_steps=50)
+    assert flat.reason == "not_finite"
     idle = sl.minimize(bowl, sl.SetToZero(), jnp.zeros(1), max_steps=100)
-    assert (idle.reason, bool(idle.stopped), int(idle.steps)) == ("stuck", False, 40)
+    assert (idle.reason, bool(idle.converged), int(idle.steps)) == ("stuck", False, 40)
+
+
+def test_short_steps_do_not_pass_for_convergence():
+    found = sl.minimize(bowl, sl.sgd(1e-6), jnp.zeros(2), max_steps=50)
+    assert found.reason == "max_steps"
+
+
+SETS = {
+    "a bound": (sl.lbfgs(bounds=(None, 2.0)), [2, 2]),
+    "a ball": (sl.sgd(0.05).project(sl.projections.l2_ball(1.0)), [0.5**0.5, 0.5**0.5]),
+    "a function": (sl.sgd(0.3).project(lambda p: jnp.minimum(p, 2)), [2, 2]),
+    "a group": (sl.sgd(0.3).project(sl.projections.box(0.0, 2.0)).partition({}), [2, 2]),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_gradient_along_a_set_decides(name):
+    tx, expected = SETS[name]
+    found = sl.minimize(bowl, tx, jnp.array([0.1, 0.7]), max_steps=100)
+    assert found.converged
+    np.testing.assert_allclose(found.model, expected, atol=1e-2)
+    assert found.grad_norm < 0.1
+
+
+def test_evaluations_are_counted_and_none_is_made_twice():
+    calls = []
+
+    def rosenbrock(p):
+        jax.debug.callback(lambda: calls.append(1))
+        return 100 * (p[1] - p[0] ** 2) ** 2 + (1 - p[0]) ** 2
+
+    found = sl.minimize(rosenbrock, sl.lbfgs(), jnp.array([-1.2, 1.0]), max_steps=100)
+    jax.effects_barrier()
+    assert found.converged
+    assert int(found.evaluations) == len(calls)
 
 
 @pytest.mark.slow
@@ -58,7 +112,7 @@ def test_residuals_are_passed_and_it_can_be_continued():
     start = {"a": jnp.array(0.0)}
     tx = sl.levenberg_marquardt()
     first = sl.minimize(loss_fn, tx, start, x, jnp.exp(2 * x), max_steps=2)
-    rest = sl.minimize(loss_fn, first.opt, first.model, x, jnp.exp(2 * x), max_steps=30, tol=1e-3)
+    rest = sl.minimize(loss_fn, first.opt, first.model, x, jnp.exp(2 * x), max_steps=30)
     assert int(rest.opt.count) == int(first.steps + rest.steps)
     np.testing.assert_allclose(rest.model["a"], 2, rtol=1e-4)
 
@@ -66,7 +120,7 @@ def test_residuals_are_passed_and_it_can_be_continued():
 @pytest.mark.slow
 def test_restarts_under_vmap_stop_at_their_own_steps():
     def run(start):
-        return sl.minimize(bowl, sl.sgd(0.1), start, max_steps=100, tol=1e-2)
+        return sl.minimize(bowl, sl.sgd(0.1), start, max_steps=100, gtol=1e-2)
 
     starts = jnp.array([[0.0], [2.9], [3.0]])
     together = jax.vmap(run)(starts)
@@ -88,7 +142,7 @@ def test_steps_that_change_nothing_do_not_meet_the_tolerance():
     def bowl(p):
         return jnp.sum((p - 3) ** 2) + 1
 
-    found = sl.minimize(bowl, sl.sgd(0.1).every_k(2), jnp.zeros(2), max_steps=200, rtol=1e-3)
+    found = sl.minimize(bowl, sl.sgd(0.3).every_k(2), jnp.zeros(2), max_steps=200, gtol=0.0)
     assert found.reason == "change"
     assert found.loss < 1.01
 
@@ -105,7 +159,7 @@ def test_an_exception_of_a_callback_ends_the_loop_as_it_was_raised():
 
     def minimize(callback):
         reports = {"callback": callback, "every": 1, "progress": False}
-        return sl.minimize(slope, sl.sgd(0.1), jnp.zeros(2), max_steps=10**7, tol=1e-9, **reports)
+        return sl.minimize(slope, sl.sgd(0.1), jnp.zeros(2), max_steps=10**7, gtol=0.0, **reports)
 
     def give_up(step, loss):
         raise OutOfTime(step)

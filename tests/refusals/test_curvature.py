@@ -41,6 +41,10 @@ def test_least_squares():
         "0 and None, one for each argument after the model",
     ):
         sl.LeastSquares(residual, in_axes=(1,))
+    with refused(ValueError, "LeastSquares.loss … got 'l1'", "one of … 'huber'"):
+        sl.LeastSquares(residual, loss="l1")
+    with refused(ValueError, "LeastSquares.scale … got 0.0", "positive"):
+        sl.LeastSquares(residual, loss="huber", scale=0.0)
 
 
 def test_data_and_examples():
@@ -183,6 +187,11 @@ def test_minimize_and_broyden():
         ValueError, "`callback` of `sl.minimize` … `vmap`, `jit` or `grad`", "Remove `callback`"
     ):
         jax.vmap(lambda p: sl.minimize(jnp.square, sl.sgd(0.1), p, max_steps=2, callback=print))(x)
+    found = sl.minimize(jnp.square, sl.sgd(0.1), jnp.ones(()), max_steps=1)
+    with refused(
+        TypeError, "covariance … got <PjitFunction …>", "`sl.LeastSquares` … found.covariance(…)"
+    ):
+        found.covariance(jnp.square, x)
     with refused(
         ValueError, "ScaleBySelfScaledBroyden.family … got 'dfp'", "'broyden', 'bfgs' or 'plain'"
     ):

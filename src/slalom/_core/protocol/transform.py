@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, overload
 
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from ... import tree
 from ...tree.types import Gradients, Params, Updates
@@ -185,6 +185,11 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
                 )
             loss = loss.request("single examples", here)
         return loss.inside(here)
+
+    def num_evaluations(self, state: State) -> Int[Array, "*runs"] | int:
+        """How often the last step evaluated the loss at other parameters, for `sl.minimize`."""
+        del state
+        return 0
 
     def skipped(self, state: State) -> State:
         """The state after a step that a wrapper such as `.if_finite` has skipped.

@@ -9,29 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ... import tree
 from ..._core.fields.declare import check_number
+from ..._core.protocol.residuals import from_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import canonical_float
-from ...tree.types import PyTree, Scalar, Tracer
+from ...tree.types import PyTree, Tracer
 from ...where.resolve import WhereLike
-from ..binding.model import Split, split, strong
+from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..programs.callables import as_tree
 from ..programs.compiled import carried, homes
 from ..programs.program import Program
-from ..residual_losses import AbstractCurvatureLoss
-from ..training.loss import checked_loss
 from ..training.options import check_steps
+from .covariance import covariance
 from .progress import progress_bar, shows_progress
 from .receivers import receiver, send
-
-REASONS = ("max_steps", "gradient", "change", "function", "not_finite", "stuck")
-
-MOST_IDLE = 40
-"""After how many steps that change no parameter the loop ends: a damping that is raised tenfold
-each time has then covered all that a float holds."""
+from .solving import CONVERGED, REASONS, Solver
 
 
 class MinimizeResult(eqx.Module):
@@ -44,8 +38,10 @@ class MinimizeResult(eqx.Module):
     - `model`: the model, at the parameters where the loop stopped.
     - `opt`: its optimizer, to continue with or to save.
     - `loss`: the loss of the model.
+    - `grad_norm`: the norm of its gradient; with bounds or `.project`, of the part along the set.
     - `steps`: the number of steps.
-    - `stopped`: whether the loop stopped by `tol`, `rtol` or `stop`.
+    - `evaluations`: how often the loss was evaluated, with or without its gradient. The Jacobians
+        of residuals, one for each step, do not count.
     - `code`: the reason as a number.
     - `losses`: the loss before each step, an array of `max_steps`; NaN after the last step.
     """
@@ -53,16 +49,83 @@ class MinimizeResult(eqx.Module):
     model: PyTree
     opt: Optimizer
     loss: Float[Array, "*runs"]
+    grad_norm: Float[Array, "*runs"]
     steps: Int[Array, "*runs"]
-    stopped: Bool[Array, "*runs"]
+    evaluations: Int[Array, "*runs"]
     code: Int[Array, "*runs"]
     losses: Float[Array, "*runs_and_steps"]
 
     @property
-    def reason(self) -> str:
-        """Why the loop ended: `"max_steps"`, `"gradient"`, `"change"`, `"function"`,
-        `"not_finite"` or `"stuck"`."""
-        return REASONS[int(self.code)]
+    def converged(self) -> Bool[Array, "*runs"]:
+        """Whether the loop ended at a minimum to within a tolerance, with `"gradient"`, `"change"`
+        or `"step"`."""
+        codes = [list(REASONS).index(name) for name in CONVERGED]
+        return jnp.isin(self.code, np.asarray(codes, np.int32))
+
+    @property
+    def reason(self) -> Any:
+        """Why the loop ended: `"gradient"`, `"change"`, `"step"`, `"function"`, `"max_steps"`,
+        `"not_finite"` or `"stuck"`. Of several runs a list."""
+        names = np.array(list(REASONS), object)
+        return names[np.asarray(self.code)].tolist() if np.ndim(self.code) else names[self.code]
+
+    def covariance(
+        self,
+        loss_fn: Any,
+        *args: Any,
+        example_weights: Any = None,
+        absolute_sigma: bool = False,
+    ) -> Float[Array, "params params"]:
+        """The covariance of the fitted parameters, as `scipy.optimize.curve_fit` estimates it.
+
+        With the Jacobian J of the residuals, weighted as in the loss, it is (JᵀJ)⁻¹·σ², where σ²
+        is the mean square of the weighted residuals over the N − P degrees of freedom.
+
+        **Arguments:**
+
+        - `loss_fn`: the `sl.LeastSquares` that was minimized.
+        - `args`, `example_weights`: its data, as for `sl.minimize`.
+        - `absolute_sigma`: whether the residuals times the square root of their weight ω have unit
+            variance, as with `1 / sigma**2` for known deviations. Otherwise they are scaled such
+            that the residuals of the fit agree with it.
+
+        **Returns:** a matrix over the numbers of the trained parameters, in the order of
+        `jax.tree.leaves`. It is infinite where the data do not determine the parameters.
+        """
+        weights = {} if example_weights is None else {"example_weights": example_weights}
+        model = split(self.model, self.opt.binding.trainable)
+        return covariance(loss_fn, model, args, weights, absolute_sigma)
+
+    def standard_errors(self, loss_fn: Any, *args: Any, **options: Any) -> PyTree:
+        """The standard errors of the fitted parameters: the roots of the diagonal of
+        `covariance`, which has the same arguments.
+
+        **Returns:** a tree like the model, with `None` in place of what is not trained.
+        """
+        squares = jnp.diagonal(self.covariance(loss_fn, *args, **options))
+        like = split(self.model, self.opt.binding.trainable).params
+        return from_vector(jnp.sqrt(squares), like)
+
+    def __repr__(self) -> str:
+        if any(isinstance(x, Tracer) for x in (self.loss, self.code)):
+            return super().__repr__()
+        if np.ndim(self.code):
+            ended = f"{int(np.sum(self.converged))} of {self.code.size} runs converged"
+        else:
+            verb = "converged" if self.converged else "not converged"
+            ended = f"{verb} ({self.reason}): {REASONS[self.reason]}"
+        values = f"loss {_shown(self.loss)}, gradient {_shown(self.grad_norm)}"
+        counts = f"{_shown(self.steps)} steps, {_shown(self.evaluations)} evaluations"
+        leaves = jax.tree.leaves(eqx.filter(self.model, eqx.is_array))
+        small = sum(x.size for x in leaves) <= 12
+        model = self.model if small else eqx.tree_pformat(self.model, width=10**6)
+        return f"{ended}\n{values}, {counts}\n{model}"
+
+
+def _shown(x: Array) -> str:
+    """A number, or the range of several."""
+    ends = [f"{end:.4g}" for end in (np.min(x), np.max(x))]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 class _Inputs(NamedTuple):
@@ -70,6 +133,7 @@ class _Inputs(NamedTuple):
 
     args: tuple[Any, ...]
     every: int
+    kwargs: dict[str, Any]
     loss: Any
     """The loss as a tree."""
     max_steps: int
@@ -82,16 +146,6 @@ class _Inputs(NamedTuple):
     tolerances: dict[str, Array]
 
 
-class _Carry(NamedTuple):
-    params: list[Array]
-    opt: Optimizer
-    value: Scalar
-    grads: list[Array]
-    losses: Array
-    idle: Array
-    code: Array
-
-
 @advise_keywords
 def minimize(
     loss_fn: Callable[..., Any],
@@ -99,9 +153,11 @@ def minimize(
     model: PyTree,
     *args: Any,
     max_steps: int,
-    tol: float = 0.0,
-    rtol: float = 0.0,
-    stop: Callable[[PyTree, Scalar], Any] | None = None,
+    ftol: float | None = None,
+    xtol: float | None = None,
+    gtol: float | None = None,
+    stop: Callable[[PyTree, Array], Any] | None = None,
+    example_weights: Any = None,
     trainable: WhereLike | None = None,
     progress: bool | None = None,
     callback: Callable[[int, float], None] | None = None,
@@ -113,20 +169,30 @@ def minimize(
     >>> def rosenbrock(p):
     ...     return 100 * (p["y"] - p["x"] ** 2) ** 2 + (1 - p["x"]) ** 2
     >>> start = {"x": jnp.array(0.0), "y": jnp.array(0.0)}
-    >>> found = sl.minimize(rosenbrock, sl.lbfgs(), start, max_steps=100, tol=1e-3)
-    >>> found.reason, bool(found.loss < 1e-6)
-    ('gradient', True)
+    >>> found = sl.minimize(rosenbrock, sl.lbfgs(), start, max_steps=100)
+    >>> bool(found.converged), bool(found.loss < 1e-8)
+    (True, True)
 
     ```
+
+    It stops where nothing is left to gain, whatever the units of the loss f and of the parameters
+    w: after a step s, with the gradient g along the set of `.project` or of bounds, if
+
+    - the change of the loss and half of the slope along s are at most `ftol`·|f| (`"change"`),
+    - every |sᵢ| is at most `xtol` times the largest |wᵢ| so far (`"step"`), or
+    - every |gᵢ| times the largest |wᵢ| so far is at most `gtol`·|f| (`"gradient"`).
+
+    The first two need a step that changes the slope along itself by half: a shorter one, as with a
+    small learning rate or a large damping, says nothing about the distance to the minimum.
 
     It works for every rule, and under `jax.vmap` for restarts from many points:
 
     ```python
     >>> def restart(x):
     ...     start = {"x": x, "y": jnp.array(0.0)}
-    ...     return sl.minimize(rosenbrock, sl.lbfgs(), start, max_steps=100, tol=1e-3)
+    ...     return sl.minimize(rosenbrock, sl.lbfgs(), start, max_steps=100)
     >>> found = jax.vmap(restart)(jnp.array([-1.0, 0.5, 2.0]))
-    >>> found.stopped
+    >>> found.converged
     Array([ True,  True,  True], dtype=bool)
 
     ```
@@ -141,27 +207,29 @@ def minimize(
     - `model`: where to start.
     - `args`: the data of the loss.
     - `max_steps`: the largest number of steps, an int ≥ 1.
-    - `tol`: stop if the norm of the gradient is at most this, ≥ 0.
-    - `rtol`: stop if a step changes the loss by at most this share of it, ≥ 0. Steps that change no
-        parameter, such as rejected ones, do not count. 0 never stops.
+    - `ftol`, `xtol`, `gtol`: the tolerances, ≥ 0. A negative...
     - `stop`: a function `stop(model, loss)` that returns a bool scalar, called before each step.
+    - `example_weights`: the weights of examples of an `sl.LeastSquares`. For standard deviations
+        sigma of the data, pass `1 / sigma**2`.
     - `trainable`: as in `sl.Optimizer`.
     - `progress`: whether to show a progress bar, with tqdm. Defaults to whether the error stream is
         a terminal.
     - `callback`: called as `callback(step, loss)` with Python numbers, every `every` steps.
     - `every`: the number of steps between two reports, an int ≥ 1.
 
-    **Returns:** the model, the optimizer, the losses, and whether and why it stopped. It also
-    stops, with `"not_finite"`, at a loss that is not finite, and with `"stuck"` after 40 steps in a
-    row that change no parameter.
+    **Returns:** the model, the optimizer, the losses, and whether it converged and why it stopped.
+    It also stops, with `"not_finite"`, at a loss or a gradient that is not finite, and with
+    `"stuck"` after 40 steps in a row that change no parameter.
 
     **Raises:** `ValueError` for `progress=True` or a callback under `vmap`, `jit` or `grad`.
     """
     check_steps(max_steps, "sl.minimize", 1, "max_steps")
     check_steps(every, "sl.minimize", 1, "every")
+    tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     tolerances = {
         name: jnp.asarray(check_number(f"minimize.{name}", x, "[0, inf)"), canonical_float())
-        for name, x in {"tol": tol, "rtol": rtol}.items()
+        for name, x in tolerances.items()
+        if x is not None
     }
     opt = tx if isinstance(tx, Optimizer) else Optimizer(tx, model, trainable=trainable)
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((model, args, opt, loss_fn)))
@@ -174,6 +242,7 @@ def minimize(
     inputs = _Inputs(
         args=args,
         every=every,
+        kwargs={} if example_weights is None else {"example_weights": example_weights},
         loss=as_tree(loss_fn),
         max_steps=max_steps,
         model=model,
@@ -196,80 +265,32 @@ def minimize(
 
 
 def _result(inputs: _Inputs) -> MinimizeResult:
-    after, (loss, steps, code, losses) = _program(inputs)
-    converged = [REASONS.index(name) for name in ("gradient", "change", "function")]
-    stopped = jnp.isin(code, np.asarray(converged, np.int32))
-    return MinimizeResult(after.model, after.opt, loss, steps, stopped, code, losses)
+    after, others = _program(inputs)
+    return MinimizeResult(after.model, after.opt, *others)
 
 
 def _minimize(inputs: _Inputs) -> tuple[list[Array], tuple[Array, ...]]:
     """The traced loop: the new parameters and the state, and the other results."""
-    loss_fn, opt, model, args = inputs.loss, inputs.opt, inputs.model, inputs.args
-    tolerances, most = inputs.tolerances, inputs.max_steps
-    whole: Split = split(model, opt.binding.trainable)
-    residuals = loss_fn.on(*args) if isinstance(loss_fn, AbstractCurvatureLoss) else None
+    opt, number = inputs.opt, inputs.receiver
 
-    def value_of(params: list[Array]) -> Scalar:
-        return checked_loss(loss_fn(whole.join(params), *args), False, False).loss
+    def report(step: Any, loss: Array) -> None:
+        if number is None:
+            return
+        to = number
+        jax.lax.cond(step % inputs.every == 0, lambda: send(to, step, loss), lambda: None)
 
-    def loss_of(model: PyTree) -> Scalar:
-        return loss_fn(model, *args)
-
-    def evaluate(params: list[Array]) -> tuple[Scalar, list[Array]]:
-        value, grads = jax.value_and_grad(value_of)(params)
-        return value, [jnp.conj(g) for g in grads]
-
-    def criteria(c: _Carry, before: Scalar | None, moved: Any) -> Array:
-        """The position of the reason to stop, or −1."""
-        norm = tree.global_norm(c.grads).astype(canonical_float())
-        met = [(c.idle >= MOST_IDLE, "stuck"), (~jnp.isfinite(c.value), "not_finite")]
-        if inputs.stop is not None:
-            given = inputs.stop(whole.join(c.params), c.value)
-            met.append((jnp.asarray(given, bool), "function"))
-        if before is not None:
-            change = jnp.abs(before - c.value)
-            bound = tolerances["rtol"].astype(change.dtype) * jnp.abs(before)
-            small = (change <= bound) & moved & (tolerances["rtol"] > 0)
-            met.append((small, "change"))
-        met.append((norm <= tolerances["tol"], "gradient"))
-        code = jnp.full((), -1, jnp.int32)
-        for flag, name in met:
-            code = jnp.where(flag, REASONS.index(name), code)
-        return code
-
-    def body(carry: tuple[Array, _Carry]) -> tuple[Array, _Carry]:
-        step, c = carry
-        losses = jax.lax.dynamic_update_index_in_dim(
-            c.losses, c.value.astype(c.losses.dtype), step, 0
-        )
-        if inputs.receiver is not None:
-            due, number = step % inputs.every == 0, inputs.receiver
-            jax.lax.cond(due, lambda: send(number, step, c.value), lambda: None)
-        here = whole.join(c.params)
-        structure = jax.tree.structure(whole.params)
-        grads = structure.unflatten(c.grads)
-        known: dict[str, Any] = {} if residuals is None else {"residuals": residuals}
-        after, opt = c.opt.step(here, grads, value=c.value, grad=grads, value_fn=loss_of, **known)
-        params = jax.tree.leaves(split(after, opt.binding.trainable).params)
-        same = [jnp.all(a == b) for a, b in zip(params, c.params, strict=True)]
-        moved = ~jnp.all(jnp.stack(same))
-        value, new = evaluate(params)
-        idle = jnp.where(moved, 0, c.idle + 1)
-        c, before = _Carry(params, opt, value, new, losses, idle, c.code), c.value
-        return step + 1, c._replace(code=criteria(c, before, moved))
-
-    params = [strong(x) for x in jax.tree.leaves(whole.params)]
-    value, grads = evaluate(params)
-    zero = jnp.zeros((), jnp.int32)
-    losses = jnp.full(most, jnp.nan, value.dtype)
-    start = _Carry(params, opt, value, grads, losses, zero, zero)
-    start = start._replace(code=criteria(start, None, None))
-    steps, end = tree.while_loop(
-        "`sl.minimize`", lambda carry: (carry[0] < most) & (carry[1].code < 0), body, (zero, start)
-    )
-    state = end.opt.arrays[end.opt.binding.rules :]
-    code = jnp.maximum(end.code, 0)
-    return [*end.params, *state], (end.value, steps, code, end.losses)
+    end = Solver(
+        loss_fn=inputs.loss,
+        args=inputs.args,
+        kwargs=inputs.kwargs,
+        whole=split(inputs.model, opt.binding.trainable),
+        tolerances=inputs.tolerances,
+        stop=inputs.stop,
+        max_steps=inputs.max_steps,
+        report=report,
+    ).solve(opt)
+    state = end.opt.arrays[opt.binding.rules :]
+    return [*end.params, *state], tuple(end[2:])
 
 
 _program = Program(_minimize, carried, homes=homes)

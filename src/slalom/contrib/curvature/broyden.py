@@ -189,7 +189,7 @@ def ss_broyden(
     >>> def rosenbrock(p):
     ...     return 100 * (p["y"] - p["x"] ** 2) ** 2 + (1 - p["x"]) ** 2
     >>> params = {"x": jnp.array(0.0), "y": jnp.array(0.0)}
-    >>> found = sl.minimize(rosenbrock, sl.contrib.ss_broyden(), params, max_steps=50, tol=1e-3)
+    >>> found = sl.minimize(rosenbrock, sl.contrib.ss_broyden(), params, max_steps=50)
     >>> bool(found.loss < 1e-6)
     True
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from ... import tree
 from ..._core.protocol.context import Context
@@ -208,6 +208,29 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
         seen = seen.replace(constrain=constrain)
         return self.inner_part(here._replace(context=seen)), updates, projected
+
+    def stationary(self, here: Part, grads: Updates) -> Updates:
+        """The gradient without what leads out of the set, which is 0 where the loss is minimal.
+
+        **Arguments:**
+
+        - `here`: this transform with what it sees.
+        - `grads`: the gradient, a tree like its parameters.
+        """
+        params, context = here.params, here.context
+        if self._sees_tangent:
+            return self._turned(params, self._along(params, self._turned(params, grads), context))
+        if not self._is_box:
+            short = tree.map_leaves(lambda _, p, g: p - g, (params, grads))
+            there = tree.widened(self._projected(short, context))
+            return tree.map_leaves(lambda _, p, q: p - q, (params, there))
+
+        def inside(_: Any, p: Array, g: Array, lower: Array, upper: Array) -> Array:
+            if jnp.iscomplexobj(p):
+                return g  # which has no bounds
+            return jnp.where(((p <= lower) & (g > 0)) | ((p >= upper) & (g < 0)), 0, g)
+
+        return tree.map_leaves(inside, (params, grads, *self._bounds(params, context)))
 
     def _bounds(self, params: Params, context: Context) -> tuple[Params, Params]:
         """The bounds of the box, and of those around it. What is not selected has none."""

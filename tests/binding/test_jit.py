@@ -360,6 +360,39 @@ def test_programs_that_pile_up_are_forgotten(monkeypatch):
     assert traced == ["a", "b", "c", "a"]
 
 
+class Tensor:
+    """An array of another library."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        if self.values is None:
+            raise TypeError("it is on another device.")
+        return np.asarray(self.values, dtype)
+
+
+@pytest.mark.parametrize("how", ["step", "scan", "lower"])
+def test_tensors_of_other_libraries_are_arrays(how):
+    traced = []
+
+    @functools.partial(sl.train_step, donate=False)
+    def step(model, x):
+        traced.append(x.shape)
+        return jnp.sum(model["w"] * x)
+
+    opt = sl.Optimizer(sl.sgd(0.1), START)
+    call = step if how == "step" else getattr(step, how)
+    for scale in (1, 2, 3):
+        values = np.full((1, 2) if how == "scan" else 2, scale, np.float32)
+        found, expected = call(START, opt, Tensor(values)), call(START, opt, values)
+        if how != "lower":
+            np.testing.assert_array_equal(found[0]["w"], expected[0]["w"])
+    assert traced == [(2,)]
+    with pytest.raises(TypeError, match=r"'args.0' of type .*Tensor .* it is on another device\."):
+        call(START, opt, Tensor(None))
+
+
 def sum_of(model):
     return jnp.sum(model)
 

@@ -56,6 +56,21 @@ def test_an_optimizer_with_a_new_schedule_in_a_loop(name):
     ]
 
 
+@pytest.mark.parametrize(
+    ("number", "path"),
+    [(float, "'args.0'"), (lambda i: [float(i), i / 2, 0.5], "'args.0.0' and 1 more")],
+)
+def test_a_number_that_differs_in_each_step(number, path):
+    trained, opt = model(), sl.Optimizer(sl.sgd(0.1), model())
+    step = sl.train_step(lambda model, x: total(model) * jnp.sum(jnp.asarray(x)), donate=False)
+    numbers = iter(range(9))
+    assert compiled_in_a_loop(lambda: step(trained, opt, number(next(numbers))), times=4) == [
+        "`sl.train_step` was compiled three times for Python numbers with other values, and each "
+        f"program ran once: {path} is a number, which is static. Pass an array in place of the "
+        "number, or of the list of numbers: `jnp.asarray(x)`."
+    ]
+
+
 def test_programs_that_are_used_again_are_no_mistake():
     def make_and_use():
         step = sl.train_step(lambda model: 2 * total(model))

@@ -139,6 +139,13 @@ def test_needs_and_names():
         "`opt.step(model, grads, temperature=...)`",
     ):
         bound(ScaleByTemperature() | sl.sgd(0.1)).step(params(), params())
+    with refused(
+        TypeError,
+        "ScaleByTemperature ('scale_by_temperature') needs 'temperature'",
+        '`step(model, opt, ..., context={"temperature": ...})`',
+    ):
+        opt = bound(ScaleByTemperature() | sl.sgd(0.1))
+        sl.train_step(lambda model: jnp.sum(model["w"]))(params(), opt)
     with refused(TypeError, "No transform uses 'temprature'", ACCEPTED):
         bound().step(params(), params(), temprature=1.0)
     with refused(

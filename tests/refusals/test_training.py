@@ -175,6 +175,13 @@ def test_many_steps_in_one_call():
         "by keyword what is the same in every step",
     ):
         scan(jnp.ones(()), length=2)
+    for batches in ([(jnp.ones(3), jnp.ones(3))] * 2, [jnp.ones(3)]):
+        with refused(
+            TypeError,
+            f"positional argument 0 of `step.scan` is a list of {len(batches)} alike",
+            "`step.scan(model, opt, *jax.tree.map(lambda *x: jnp.stack(x), *batches))` … a tuple",
+        ):
+            scan(batches)
     with refused(ValueError, "`unroll` of `step.scan` … got 0", "at least 1"):
         scan(length=2, unroll=0)
     with refused(TypeError, "`length` of `step.scan` … got 2.0", "an int"):

@@ -350,9 +350,11 @@ _HOW = {
 }
 
 
-def missing(who: str, name: str) -> str:
+def missing(who: str, name: str, *, in_training_step: bool = False) -> str:
     """The message for an input that a transform needs and did not get."""
     how = _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`")
+    if in_training_step and "train_step" not in how:
+        how = f'pass it: `step(model, opt, ..., context={{"{name}": ...}})`'
     itself = " `sl.train_step` passes value, grad and value_fn itself."
     by_step = ("value", "grad", "value_fn", "grad_fn")
     return f"{who} needs '{name}': {how}." + itself * (name in by_step)

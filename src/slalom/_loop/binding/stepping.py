@@ -47,6 +47,7 @@ def run(
     sees_params: bool = True,
     gathered: tuple[PyTree, int] | None = None,
     shardings: tuple[Any, ...] = (),
+    in_training_step: bool = False,
 ) -> tuple[PyTree, list[Array]]:
     """Makes one step.
 
@@ -63,6 +64,7 @@ def run(
         gradients take the place of the model.
     - `gathered`: where `grads` are sums that the first link has gathered, as in `Context`.
     - `shardings`: where the parameters are, or their state if it is elsewhere.
+    - `in_training_step`: whether this is a step of `sl.train_step`, for messages.
 
     **Returns:** the new parameters or the updates, in the dtypes of the parameters, and the leaves
     of the new state and count.
@@ -71,7 +73,7 @@ def run(
     check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, bound)
     grads = model.align(grads, examples=gathered is None and first_link(transform).per_example)
-    context = _context(transform, count, model, grads, dict(keywords))
+    context = _context(transform, count, model, grads, dict(keywords), in_training_step)
     context = context.replace(gathered=gathered, shardings=shardings)
     _check_shapes(transform, state, params)
     if write is ADD:
@@ -114,7 +116,12 @@ def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context(
-    transform: AbstractTransform, count: Any, model: Split, grads: Any, keywords: dict[str, Any]
+    transform: AbstractTransform,
+    count: Any,
+    model: Split,
+    grads: Any,
+    keywords: dict[str, Any],
+    in_training_step: bool,
 ) -> Context:
     """The context of one step, checked against the inputs that the transform needs."""
     for name in ("value", "weight"):
@@ -158,7 +165,8 @@ def _context(
     for part in transforms(transform):
         for name in part.module.needs:
             if name != "params" and not context.has(name):
-                raise TypeError(missing(f"{type(part.module).__name__} ('{part.name}')", name))
+                who = f"{type(part.module).__name__} ('{part.name}')"
+                raise TypeError(missing(who, name, in_training_step=in_training_step))
     for name in (*extra, *functions):
         if name not in declared and name != "value_fn":
             own = sorted(declared - {*ALWAYS, "params", "step"})

@@ -85,6 +85,8 @@ def advance(
     keywords: Mapping[str, Any],
     write: Writer = ADD,
     gathered: Any = None,
+    *,
+    in_training_step: bool = False,
 ) -> tuple[PyTree, list[Array]]:
     """One step of an optimizer on traced arrays, as in `run`."""
     rule, (state, count) = opt._tree
@@ -95,7 +97,7 @@ def advance(
     if sharding is not None and (gathered is not None or not first_link(rule).per_example):
         grads = sharding.constrain_grads(model.align(grads))
     bound = opt.binding.params
-    known = {"gathered": gathered, "shardings": places}
+    known = {"gathered": gathered, "shardings": places, "in_training_step": in_training_step}
     result, new = run(write, rule, state, count, bound, model, grads, keywords, **known)
     if sharding is not None:
         result, new = sharding.constrain_params(result), sharding.constrain_state(new)

@@ -35,7 +35,7 @@ from .references import identity
 from .signature import Arguments, Body, Homes, Leaves, Other, Positions, Signature, Structure
 
 MOST_SIGNATURES = 512
-_STATIC, _CONCRETE, _TRACED = 0, 1, 2
+_STATIC, _CONCRETE, _TRACED, _FOREIGN = 0, 1, 2, 3
 _kinds: dict[type, int] = {}
 
 DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
@@ -104,8 +104,9 @@ class Program(Generic[Arguments, Other]):
         show them.
     - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
         Defaults to none.
-    - `watch`: called with the structure and the static values of the arguments when they are new;
-        returns a list in which calls are counted, to warn of functions that are new each time.
+    - `watch`: called with the structure, the static leaves and the shardings of the arguments when
+        they are new; returns a list in which calls are counted, to warn of functions that are new
+        and of numbers that differ each time.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Program(Generic[Arguments, Other]):
         *,
         homes: Callable[[Arguments], Homes] = lambda arguments: (),
         donated: Callable[[Arguments], PyTree[bool]] | None = None,
-        watch: Callable[[Any], list[int]] | None = None,
+        watch: Callable[..., list[int]] | None = None,
     ):
         self._body = body
         self._watch = watch
@@ -127,22 +128,25 @@ class Program(Generic[Arguments, Other]):
     def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
         """The arguments with new values of the carried leaves, and the body's other result."""
         leaves, structure = jax.tree.flatten(arguments)
+        given = leaves
         try:
             kinds = [_kinds[type(x)] for x in leaves]
         except KeyError:
             kinds = [_leaf_kind(x) for x in leaves]
+        if _FOREIGN in kinds:
+            leaves, kinds, arguments = _with_arrays(arguments)
         if _TRACED in kinds:
             positions, (new, other) = self._inline(arguments, leaves, structure, kinds)
         else:
             positions, (new, other) = self._run(arguments, leaves, structure, kinds)
         for i, array in zip(positions, new, strict=True):
-            leaves[i] = array
-        return structure.unflatten(leaves), other
+            given[i] = array
+        return structure.unflatten(given), other
 
     def lower(self, arguments: Arguments) -> jax.stages.Lowered:
         """The lowered program for these arguments, to see what is compiled."""
-        leaves, structure = jax.tree.flatten(arguments)
-        signature = self._signature(arguments, leaves, structure, [_leaf_kind(x) for x in leaves])
+        leaves, kinds, arguments = _with_arrays(arguments)
+        signature = self._signature(arguments, leaves, jax.tree.structure(arguments), kinds)
         return signature.compiled.lower(*signature.separate(leaves))
 
     def _run(
@@ -152,8 +156,7 @@ class Program(Generic[Arguments, Other]):
         carried = signature.carried
         if self._watch is not None:
             if signature.calls is None:
-                text = (structure, signature.statics, signature.shardings)
-                signature.calls = self._watch(text)
+                signature.calls = self._watch(structure, signature.statics, signature.shardings)
             signature.calls[0] += 1
         if signature.has_runtime_checks:
             return carried, signature.checked(*signature.separate(leaves))
@@ -299,14 +302,34 @@ def _key(arguments: PyTree, statics: dict[int, Any], structure: Structure) -> Ha
     return key
 
 
+def _with_arrays(arguments: Arguments) -> tuple[Leaves, list[int], Arguments]:
+    """The leaves, their kinds, and the arguments, with tensors of other libraries as arrays."""
+    named, structure = jax.tree_util.tree_flatten_with_path(arguments)
+    leaves = [_as_array(path, x) if _leaf_kind(x) == _FOREIGN else x for path, x in named]
+    return leaves, list(map(_leaf_kind, leaves)), structure.unflatten(leaves)
+
+
+def _as_array(path: Any, x: Any) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except (RuntimeError, TypeError, ValueError) as error:
+        kind = f"{type(x).__module__.partition('.')[0]}.{type(x).__name__}"
+        raise TypeError(
+            f"The leaf '{dotted(path)}' of type {kind} cannot be converted to an array: {error} "
+            "Convert it first. For PyTorch, write `jnp.asarray(x.detach().cpu().numpy())`."
+        ) from error
+
+
 def _leaf_kind(x: object) -> int:
-    """Whether a leaf is static, an array, or a tracer. Cached by type."""
+    """Whether a leaf is static, an array, a tracer, or becomes an array. Cached by type."""
     kind = _kinds.get(type(x))
     if kind is None:
         if isinstance(x, Tracer):
             kind = _TRACED
         elif isinstance(x, jax.Array | np.ndarray | np.generic):
             kind = _CONCRETE
+        elif hasattr(type(x), "__array__"):
+            kind = _FOREIGN
         else:
             kind = _STATIC
         _kinds[type(x)] = kind

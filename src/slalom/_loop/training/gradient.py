@@ -140,7 +140,8 @@ def training_step(
             known["sampled_grad_fn"] = functools.partial(
                 _sampled_gradient, batch_loss, inputs.sampled_loss, opt
             )
-        params, state = advance(opt, model, gradient.grads, known, gathered=gradient.gathered)
+        how: dict[str, Any] = {"gathered": gradient.gathered, "in_training_step": True}
+        params, state = advance(opt, model, gradient.grads, known, **how)
         return jax.tree.leaves(params) + state, options.returned(
             result.loss, result.weight, result.aux
         )

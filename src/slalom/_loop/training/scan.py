@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from ..._core.state.walk import transforms
@@ -160,8 +161,18 @@ def check_guarded(opt: Any, guarded: list[Any], results: Any) -> None:
             raise
 
 
-def check_scan(options: Options, scan: dict[str, Any], model_state: PyTree) -> None:
-    """Raises an error for options that a scan cannot have."""
+def check_scan(
+    options: Options, scan: dict[str, Any], model_state: PyTree, batches: tuple[Any, ...]
+) -> None:
+    """Raises an error for options that a scan cannot have, and for a list of batches."""
+    for i, batch in enumerate(batches):
+        if _is_list_of_batches(batch):
+            raise TypeError(
+                f"The positional argument {i} of `step.scan` is a list of {len(batch)} alike, and "
+                "its arrays would be divided along their first axis. To take a step with each "
+                "entry, stack them: `step.scan(model, opt, *jax.tree.map(lambda *x: jnp.stack(x), "
+                "*batches))`. If the loss takes a list, pass a tuple."
+            )
     for name, least in (("length", 0), ("unroll", 1)):
         if scan[name] is not None or name != "length":
             check_steps(scan[name], "step.scan", least, name)
@@ -177,6 +188,14 @@ def check_scan(options: Options, scan: dict[str, Any], model_state: PyTree) -> N
             "`sl.train_step(loss_fn, has_aux=True)`, and return (loss, model_state)."
         )
     check_model_state(options.microbatches)
+
+
+def _is_list_of_batches(x: Any) -> bool:
+    if not isinstance(x, list) or not x:
+        return False
+    structures = [jax.tree.structure(entry) for entry in x]
+    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(entry)] for entry in x]
+    return structures.count(structures[0]) == len(x) == shapes.count(shapes[0]) and shapes[0] != []
 
 
 def _check_state(new: PyTree, old: PyTree) -> None:

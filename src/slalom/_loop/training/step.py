@@ -181,7 +181,7 @@ class TrainStep(Generic[P, R]):
         all steps, with what the scan returns in `error.results`.
         """
         scan = {"length": length, "unroll": unroll, "with_metrics": with_metrics}
-        check_scan(self.options, scan, model_state)
+        check_scan(self.options, scan, model_state, batches)
         inputs = self._inputs(model, opt, batches, same, context)
         inputs = inputs._replace(model_state=model_state, scan=scan)
         results, (*_, guarded) = self._results(

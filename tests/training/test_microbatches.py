@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
 from helpers import assert_close, distance, mean_square, mlp, params_of, slow_except
+from refusals.messages import refused
 
 random = np.random.default_rng(0)
 X = jnp.asarray(random.standard_normal((12, 2)), jnp.float32)
@@ -429,3 +430,48 @@ def test_a_batch_may_come_split():
     np.testing.assert_allclose(loss, same, rtol=1e-6)
     with pytest.raises(ValueError, match=r"has 4 entries and that of .* has 3"):
         step(w, sl.Optimizer(sl.sgd(0.1), w), x[:3], jax.random.split(jax.random.key(0), 4))
+
+
+def normed_loss(net, state, x, y, weight=None):
+    predict = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    predicted, state = predict(x, state)
+    loss = jnp.mean((predicted - y) ** 2)
+    return (loss, state) if weight is None else (loss, jnp.sum(weight), {"state": state})
+
+
+@pytest.mark.parametrize("has_weight", slow_except([False, True], True))
+def test_a_state_of_the_model_goes_from_one_microbatch_to_the_next(has_weight):
+    net, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
+    x = jax.random.normal(jax.random.key(0), (8, 2)) + 3
+    batch = (x, jnp.sin(x), jnp.tile(jnp.array([1.0, 0.0]), 4))  # all padding is in one part
+    batch = batch if has_weight else batch[:2]
+    step = sl.train_step(normed_loss, has_aux=True, has_weight=has_weight, microbatches=2)
+    _, _, (*_, aux) = step(net, sl.Optimizer(sl.sgd(0.1), net), state, *batch)
+    expected = state
+    for part in range(1 if has_weight else 2):
+        expected = normed_loss(net, expected, batch[0][part::2], batch[1][part::2])[1]
+    assert_close(aux["state"] if has_weight else aux, expected)
+
+    stateful = sl.train_step(normed_loss, has_aux=True, microbatches=2)
+    stacked = [jnp.stack([a, a]) for a in batch[:2]]
+    opt = sl.Optimizer(sl.sgd(0.1), net)
+    (_, _, (losses, last)) = stateful.scan(net, opt, *stacked, model_state=state)
+    assert losses.shape == (2,)
+    assert jax.tree.structure(last) == jax.tree.structure(state)
+
+
+def test_states_that_cannot_be_carried():
+    net, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
+    x = jnp.ones((8, 2))
+
+    def twice(net, state, x, y):
+        loss, state = normed_loss(net, state, x, y)
+        return loss, (state, state)
+
+    step = sl.train_step(twice, has_aux=True, microbatches=2)
+    with refused(ValueError, "takes 1 `eqx.nn.State` and returns 2", "Return each that it takes"):
+        step(net, sl.Optimizer(sl.sgd(0.1), net), state, x, x)
+    tx = sl.DifferentiallyPrivateAggregate(1.0, 1.0, 0) | sl.sgd(0.1)
+    step = sl.train_step(normed_loss, has_aux=True)
+    with refused(ValueError, "`eqx.nn.State` … each example", "`eqx.nn.GroupNorm`"):
+        step(net, sl.Optimizer(tx, net), state, x, x)

@@ -185,7 +185,7 @@ def lr_range_test(
         raise ValueError(f"`stop_factor` must be larger than 1, got {stop_factor!r}.")
     step = step_of_runs(
         loss_fn,
-        model_state is not None,
+        model_state,
         has_aux=has_aux,
         has_weight=has_weight,
         microbatches=microbatches,

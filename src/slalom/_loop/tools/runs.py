@@ -18,18 +18,19 @@ class Run(NamedTuple):
 
 
 def step_of_runs(
-    loss_fn: Callable[..., Any], has_state: bool, **options: Any
+    loss_fn: Callable[..., Any], model_state: PyTree, **options: Any
 ) -> Callable[[Run, tuple[Any, ...]], tuple[Run, Scalar]]:
     """A training step from a run and a batch to the run and the loss.
 
     **Arguments:**
 
     - `loss_fn`, `options`: as for `sl.train_step`.
-    - `has_state`: whether the loss takes the state of the model after it, and returns the new one
-        in the place of `aux`.
+    - `model_state`: the state of the model, if it has one. The loss then takes it after the model,
+        and returns the new one in the place of `aux`.
     """
+    has_state = model_state is not None
     if has_state:
-        check_model_state(options["microbatches"])
+        check_model_state(options["microbatches"], model_state)
         options["has_aux"] = True
     step: Any = train_step(loss_fn, **options)
 

@@ -104,7 +104,7 @@ def sweep(
     axes = _checked(grid, base)
     advance = step_of_runs(
         loss_fn,
-        model_state is not None,
+        model_state,
         has_aux=has_aux,
         has_weight=has_weight,
         microbatches=microbatches,

@@ -12,6 +12,7 @@ from ...tree import is_array
 from ...tree.dtypes import is_key
 from ...tree.paths import candidates, dotted
 from ..residual_losses import AbstractCurvatureLoss
+from .model_states import is_state
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """The positional and the keyword arguments of a loss after the model."""
@@ -148,11 +149,14 @@ def batch_of(
                 "`batch_args`."
             )
         axes = jax.tree.leaves(loss_fn.axes(args, kwargs))
+    in_states = _in_states((args, kwargs))
     roles = []
     sizes: dict[str, tuple[int, str]] = {}
     for i, ((_, key, *rest), x) in enumerate(leaves):
         index: Any = getattr(key, "idx", getattr(key, "key", None))
         role = _role(x, index in keys if axes is None else bool(axes[i]))
+        if in_states[i]:
+            role = Role.WHOLE
         roles.append(role)
         if role is not Role.ROWS:
             continue
@@ -185,6 +189,14 @@ def batch_of(
         )
     different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
     return Batch([x for _, x in leaves], structure, tuple(roles), different)
+
+
+def _in_states(arguments: Arguments) -> list[bool]:
+    """Whether each leaf belongs to an `eqx.nn.State`."""
+    flags = jax.tree.map(
+        lambda x: jax.tree.map(lambda _: is_state(x), x), arguments, is_leaf=is_state
+    )
+    return jax.tree.leaves(flags)
 
 
 def _role(x: Any, holds_batch: bool) -> Role:

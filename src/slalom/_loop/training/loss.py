@@ -13,8 +13,10 @@ from ..._core.text.messages import place
 from ...tree import accumulation_dtype, cast, cast_like, is_array, map_leaves
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, PyTree, Scalar, Updates
+from ..binding.model import strong
 from ..programs.program import Packed, pack, unpack
 from .batch import Arguments, Batch
+from .model_states import PLACE, check_state, states_of, with_states
 
 LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], Packed]]
 """Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""
@@ -195,7 +197,14 @@ def map_examples(differentiate: LossGradient, batch: Batch) -> tuple[list[Array]
     grads, packed = jax.vmap(lambda rows: differentiate(batch.example(rows).arguments))(
         batch.arrays
     )
-    return grads, _mean_loss(unpack(packed))
+    result: LossResult = unpack(packed)
+    if states_of(result.aux):
+        raise ValueError(
+            "The loss returns an `eqx.nn.State`, and is computed for each example separately, so "
+            "there would be a state for each. Replace batch norm by a normalization without "
+            "statistics, such as `eqx.nn.GroupNorm`, or do not return the state."
+        )
+    return grads, _mean_loss(result)
 
 
 def _mean_loss(stacked: LossResult) -> LossResult:
@@ -226,9 +235,12 @@ def scan_microbatches(
     batch = batch.with_key_per_part(number)
 
     def body(carry: Any, i: Any) -> Any:
-        total, means = carry
-        new, packed = differentiate(batch.microbatch(i, number).arguments)
-        weight = jnp.asarray(unpack(packed).weight, total.dtype)
+        total, means, states = carry
+        arguments = with_states(batch.microbatch(i, number).arguments, states)
+        new, packed = differentiate(arguments)
+        result: LossResult = unpack(packed)
+        weight = jnp.asarray(result.weight, total.dtype)
+        states, packed = _carried_states(states, result, has_weight)
         total = total + weight
         share = weight / jnp.where(total == 0, 1, total)
 
@@ -239,19 +251,42 @@ def scan_microbatches(
 
         # A running mean instead of a sum, which would have to be divided into another buffer.
         means = map_leaves(rule, (means, new), SimpleNamespace(weight=weight, share=share))
-        return (total, means), packed
+        return (total, means, states), packed
 
     means = [jnp.zeros_like(x, accumulation_dtype(x.dtype)) for x in like]
-    start = (jnp.zeros((), canonical_float()), means)
-    (total, means), packed = jax.lax.scan(body, start, jnp.arange(number))
+    states = jax.tree.map(strong, states_of(batch.arguments))
+    start = (jnp.zeros((), canonical_float()), means, states)
+    (total, means, states), packed = jax.lax.scan(body, start, jnp.arange(number))
     stacked: LossResult = unpack(packed)
+    aux = with_states(stacked.aux, states)
     weights = jnp.asarray(stacked.weight, total.dtype)
     losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
     shares = jnp.asarray(weights / jnp.where(total == 0, 1, total), losses.dtype)
     loss = jnp.sum(jnp.where(weights == 0, 0, losses * shares))
     return means, LossResult(
-        jnp.asarray(loss, stacked.loss.dtype), total, stacked.aux, weights if has_weight else None
+        jnp.asarray(loss, stacked.loss.dtype), total, aux, weights if has_weight else None
     )
+
+
+def _carried_states(
+    states: list[Any], result: LossResult, has_weight: bool
+) -> tuple[list[Any], Packed]:
+    """The states of the model after a microbatch, and its results with places for them in `aux`."""
+    returned = states_of(result.aux)
+    if not returned:
+        return states, pack(result)
+    if len(returned) != len(states):
+        raise ValueError(
+            f"The loss takes {len(states)} `eqx.nn.State` and returns {len(returned)}, so they "
+            "cannot go from one microbatch to the next. Return each that it takes, in order."
+        )
+    for new, old in zip(returned, states, strict=True):
+        check_state(new, old, "the one that it takes")
+    if has_weight:  # a microbatch of padding alone changes nothing
+        is_padding = result.weight == 0
+        returned = jax.tree.map(lambda a, b: jnp.where(is_padding, a, b), states, returned)
+    aux = with_states(result.aux, [PLACE] * len(returned))
+    return returned, pack(result._replace(aux=aux))
 
 
 def gather_microbatches(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
+import equinox as eqx
 from jax.typing import DTypeLike
 
 from ..._core.protocol.loss import Loss
@@ -20,12 +21,12 @@ def check_steps(steps: Any, who: str, least: int, name: str = "steps") -> None:
         raise ValueError(f"`{name}` of `{who}` must be at least {least}, got {steps}.")
 
 
-def check_model_state(microbatches: int | str | None) -> None:
+def check_model_state(microbatches: int | str | None, model_state: Any) -> None:
     """Raises an error for a state of the model that several microbatches would start from."""
-    if microbatches is not None:
+    if microbatches is not None and not isinstance(model_state, eqx.nn.State):
         raise ValueError(
             "`model_state` cannot be combined with `microbatches`: every microbatch would start "
-            "from the same state. Leave out one of them."
+            "from the same state, unless it is an `eqx.nn.State`. Leave out one of them."
         )
 
 

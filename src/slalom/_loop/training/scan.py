@@ -10,13 +10,14 @@ from jaxtyping import Array
 
 from ..._core.state.walk import transforms
 from ...tree import is_array
-from ...tree.paths import dotted, first_difference
+from ...tree.paths import dotted
 from ...tree.types import PyTree
 from ..programs.compiled import carried
 from ..programs.program import pack, unpack
 from ..reports.describe import metrics
 from .batch import is_single_key
 from .gradient import TrainingInputs, training_step
+from .model_states import check_state
 from .options import Options, check_model_state, check_steps
 
 
@@ -56,7 +57,7 @@ def scanned_steps(
             new, returned = one_step(now)
             if start is not None:
                 *returned, model_state = returned
-                _check_state(model_state, start)
+                check_state(model_state, start, "`model_state`")
             opt = with_carried(new).opt
             measured = metrics(opt.transform, opt.state) if scan["with_metrics"] else None
             return (new, model_state), pack((returned, measured, _guarded(opt)))
@@ -187,7 +188,7 @@ def check_scan(
             "`model_state` is what the loss returns as its `aux`. Write "
             "`sl.train_step(loss_fn, has_aux=True)`, and return (loss, model_state)."
         )
-    check_model_state(options.microbatches)
+    check_model_state(options.microbatches, model_state)
 
 
 def _is_list_of_batches(x: Any) -> bool:
@@ -196,17 +197,3 @@ def _is_list_of_batches(x: Any) -> bool:
     structures = [jax.tree.structure(entry) for entry in x]
     shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(entry)] for entry in x]
     return structures.count(structures[0]) == len(x) == shapes.count(shapes[0]) and shapes[0] != []
-
-
-def _check_state(new: PyTree, old: PyTree) -> None:
-    if jax.tree.structure(new) != jax.tree.structure(old):
-        differ = first_difference(new, old, ("the state that the loss returned", "`model_state`"))
-        raise ValueError(f"The loss must return a state like `model_state`: {differ}.")
-    pairs = zip(jax.tree_util.tree_leaves_with_path(new), jax.tree.leaves(old), strict=True)
-    for (path, x), y in pairs:
-        a, b = jax.typeof(x), jax.typeof(y)
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            raise ValueError(
-                f"The loss must return a state like `model_state`, but '{dotted(path)}' was "
-                f"{b.str_short()} and is now {a.str_short()}."
-            )

@@ -209,13 +209,14 @@ def train_step(
         `sampled_loss_fn(model, key, *args, **kwargs)`, in the steps that make an estimate, and
         returns the mean of the loss over drawn labels, and the number of them.
 
-    **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns
-    `(model, opt, loss)`. With `has_aux` or `has_weight` the third result is the tuple that the loss
-    returned. With `microbatches`, or per-example gradients, the arrays of `aux` are stacked along
-    new first axes, and `weight` is the total. Arrays are traced. All other arguments are static,
-    and another value of one compiles another program. `context` is a dict of what `opt.step` takes
-    as keywords, for the transforms: `key`, `weight`, `per_param`, and what custom transforms
-    declare under `needs`.
+    **Returns:** `step(model, opt, *args, context=None, **kwargs)`, which returns `(model, opt,
+    loss)`. With `has_aux` or `has_weight` the third result is the tuple that the loss returned.
+    With `microbatches`, or per-example gradients, the arrays of `aux` are stacked along new first
+    axes, and `weight` is the total. An `eqx.nn.State` that the loss takes and returns in `aux` goes
+    from one microbatch to the next, and is returned as the last one left it. Arrays are traced. All
+    other arguments are static, and another value of one compiles another program. `context` is a
+    dict of what `opt.step` takes as keywords, for the transforms: `key`, `weight`, `per_param`, and
+    what custom transforms declare under `needs`.
     """
     if batch_args is not None:
         batch_args = (batch_args,) if isinstance(batch_args, int | str) else tuple(batch_args)

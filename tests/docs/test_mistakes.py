@@ -71,6 +71,23 @@ def test_a_number_that_differs_in_each_step(number, path):
     ]
 
 
+@pytest.mark.parametrize("kept", ["model", "optimizer", "both", "none"])
+def test_a_loop_that_keeps_one_result_of_a_step(kept):
+    line = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    now = {"model": line, "optimizer": sl.Optimizer(sl.sgd(0.1), line)}
+
+    def take():
+        new = now["optimizer"].step(now["model"], line)
+        results = dict(zip(now, new, strict=True))
+        now.update(results if kept == "both" else {k: v for k, v in results.items() if k == kept})
+
+    what = {"model": "optimizer, so its state", "optimizer": "model, so it"}.get(kept)
+    assert compiled_in_a_loop(take, times=5) == [
+        f"`opt.step` was called 3 times with the same {what} never changes. Assign both results: "
+        "`model, opt = opt.step(model, grads)`."
+    ] * (what is not None)
+
+
 def test_programs_that_are_used_again_are_no_mistake():
     def make_and_use():
         step = sl.train_step(lambda model: 2 * total(model))

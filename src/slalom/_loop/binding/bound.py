@@ -81,8 +81,10 @@ class AbstractBound(AbstractPrinted):
 
         **Returns:** its state.
 
-        **Raises:** `KeyError` for an unknown or ambiguous path, with the candidates.
+        **Raises:** `KeyError` for an unknown or ambiguous path, with the candidates; `ValueError`
+        for an optimizer that was donated.
         """
+        check_readable(self)
         return find(self.transform, which, self.state).state
 
     @property

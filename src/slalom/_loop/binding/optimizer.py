@@ -44,6 +44,7 @@ from .binding import (
 from .bound import AbstractBound, made
 from .model import Model, check_bound, checked_split, split, strong
 from .stepping import KEYWORDS, as_keywords, check_one_run
+from .thrown_away import watch_results
 
 _advise_positions = advise_positions(
     "An optimizer holds its state: write `model, opt = opt.step(model, grads)`. Name the others, "
@@ -183,6 +184,8 @@ class Optimizer(AbstractBound):
         check_guards(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
         after, _ = compiled_step(StepInputs(grads, keywords, model, self))
+        counts = self.arrays.leaves[-1], after.opt.arrays.leaves[-1]
+        watch_results(model, counts[0], after.model, counts[1])
         return after.model, after.opt
 
     @_advise_positions

@@ -160,13 +160,13 @@ def test_many_steps_in_one_call():
     with refused(
         ValueError,
         "`step.scan` … argument 0 has 3 … argument 1.x has 4",
-        obvious="pass as many steps of each",
+        "Pass by keyword what is the same … `step.scan(model, opt, length=10, x=x, y=y)`",
     ):
         scan(jnp.ones(3), {"x": jnp.ones((4, 2))})
     with refused(
         ValueError,
         "`step.scan` … `length` has 2 … argument 0 has 3",
-        obvious="pass as many steps of each",
+        "Pass by keyword what is the same … `step.scan(model, opt, length=10, x=x, y=y)`",
     ):
         scan(jnp.ones(3), length=2)
     with refused(

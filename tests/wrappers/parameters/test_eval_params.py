@@ -18,6 +18,7 @@ from helpers import (
     params_of,
     slalom_trajectory,
 )
+from slalom._core.protocol.parameter_writer import params_to_evaluate
 
 MODEL = nested_dict(jax.random.key(0))
 GRADS = gradients(MODEL, 12)
@@ -177,3 +178,21 @@ def test_bad_input_is_refused_by_name(make, message):
     with pytest.raises(TypeError if "an int" in message else ValueError) as caught:
         make()
     assert str(caught.value) == message
+
+
+def test_evaluation_runs_a_compiled_program(monkeypatch):
+    traced = []
+
+    def counted(*args, **options):
+        traced.append(args)
+        return params_to_evaluate(*args, **options)
+
+    monkeypatch.setattr("slalom._loop.programs.compiled.params_to_evaluate", counted)
+    model = {"counted": jnp.ones(3)}
+    opt = sl.Optimizer(sl.sgd(0.1).average(0.5), model)
+    for _ in range(3):
+        model, opt = opt.step(model, model)
+        evaluated = opt.eval_params(model)
+    expected = params_to_evaluate(opt.transform, opt.state, model)
+    assert len(traced) == 1
+    assert_close(evaluated, expected, rtol=1e-6)

@@ -1,6 +1,5 @@
 """What can be read from an optimizer."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,15 +10,15 @@ from jaxtyping import Array, Bool, Float, Int
 from ..._core.fields.hyperparams import read
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import loss_of
-from ..._core.protocol.parameter_writer import params_to_evaluate
+from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.walk import find
+from ..._core.state.walk import find, parts
 from ..._core.text.advice import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.dtypes import is_array
 from ...tree.memory import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer
-from ..programs.compiled import check_readable
+from ..programs.compiled import EvalInputs, check_readable, compiled_evaluation
 from ..reports.describe import Description, as_html, describe, metrics, summary
 from ..reports.readings import Readings
 from ..reports.schedule_plots import plot_schedules
@@ -156,8 +155,12 @@ class AbstractBound(AbstractPrinted):
 
         **Returns:** the model, every leaf in its own dtype unless `full_precision`.
         """
-        evaluated = functools.partial(params_to_evaluate, full_precision=full_precision)
-        return self._with_params(model, evaluated)
+        check_bound(split(model, self.binding.trainable).params, self.binding.params)
+        check_readable(self)
+        if not any(isinstance(p.module, AbstractParameterWriter) for p in parts(self.transform)):
+            return model
+        inputs = EvalInputs(full_precision, model, self)
+        return compiled_evaluation(inputs)[0].model
 
     def sample_params(self, model: Model, key: Any = None) -> Model:
         """Returns the model with parameters that are drawn from the posterior of `sl.contrib.ivon`.

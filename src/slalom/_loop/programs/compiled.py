@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from ..._core.protocol.chain import first_link
+from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import transforms
 from ...tree.memory import to_device
@@ -117,6 +118,36 @@ def _update(inputs: StepInputs) -> tuple[list[Array], Updates]:
     return state, updates
 
 
+class EvalInputs(NamedTuple):
+    """What a call of `opt.eval_params` passes to its program."""
+
+    full_precision: bool
+    model: PyTree
+    opt: Any
+    """The optimizer."""
+
+
+def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
+    opt = inputs.opt
+    params = split(inputs.model, opt.binding.trainable).params
+    state, full_precision = to_device(opt.state), inputs.full_precision
+    found = params_to_evaluate(opt.transform, state, params, full_precision=full_precision)
+    return jax.tree.leaves(found), None
+
+
+def _evaluated(inputs: EvalInputs) -> Any:
+    flags = jax.tree.map(lambda _: False, inputs)
+    return flags._replace(
+        model=split(inputs.model, inputs.opt.binding.trainable).flags(inputs.model)
+    )
+
+
+def _homes_of_params(inputs: EvalInputs) -> tuple[NamedSharding | None, ...]:
+    sharding = inputs.opt.binding.sharding
+    return () if sharding is None else tuple(sharding.params)
+
+
+compiled_evaluation = Program(_evaluate, _evaluated, homes=_homes_of_params)
 compiled_step = Program(
     _step, carried, homes=homes, watch=functools.partial(watch, "opt.step", lambda: None)
 )
